@@ -1,0 +1,26 @@
+"""A user's mistake, told in one line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Something the user can put right. The message is one line: what is wrong, the value, where.
+
+    The command line prints it and exits with status 2; nothing half written is left behind.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.split()))
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """The tail of an error message that names the closest valid thing, or all of them when few."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+    return f"valid: {shown}" if names else "there is none"

@@ -1,0 +1,9 @@
+"""Every architecture, by name."""
+
+from polyseme.families.bert import BERT
+from polyseme.families.family import Family
+from polyseme.families.gpt2 import GPT2
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (BERT, GPT2)}
+
+__all__ = ["FAMILIES", "Family"]

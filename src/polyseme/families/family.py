@@ -1,0 +1,73 @@
+"""What a family is: data, in a plain dataclass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from polyseme.errors import UserError, nearest
+from polyseme.parts.heads import HeadSpec
+from polyseme.parts.model import ModelSpec, TrunkSpec
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row of the two-way weight table: our name, the published name or names, and what lies between.
+
+    `same` copies, `transpose` turns a matrix (GPT-2 stores its linear layers the other way round), `stack` joins
+    several along their first axis. `{}` stands for the layer's number.
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    how: Literal["same", "transpose", "stack"] = "same"
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture: how its spec is made, the sizes its paper published, and how its weights are named elsewhere."""
+
+    name: str
+    paper: str
+    tokenizer: Literal["wordpiece", "bpe"]
+    objective: str  # what it was pre-trained with, in words
+    trunk: Callable[..., TrunkSpec]
+    sizes: dict[str, dict[str, int]]  # arguments of `trunk`
+    published: dict[str, int]  # parameters of the bare model at its published vocabulary
+    heads: Callable[[TrunkSpec], dict[str, HeadSpec]]  # the heads of pre-training
+    label_head: Callable[[str, tuple[str, ...], TrunkSpec], HeadSpec]  # "classify" or "tag" and its labels
+    # the folder that `transformers` reads and writes
+    to_config: Callable[[ModelSpec], dict[str, Any]]
+    from_config: Callable[[dict[str, Any]], TrunkSpec]
+    architectures: dict[str, tuple[str, ...]]  # class name there -> names of our heads
+    prefix: str  # the base model's prefix inside a model with a head
+    rules: tuple[Rule, ...]
+    head_rules: dict[str, tuple[Rule, ...]]
+    tied: dict[str, str] = field(default_factory=dict)  # published names that repeat another tensor
+    optional: tuple[str, ...] = ()  # our names that some published architectures lack
+    ignored: tuple[str, ...] = ()  # published names that hold no weight
+    departures: tuple[str, ...] = ()
+
+    def spec(self, size: str | None = None, *, heads: bool = True, **changes: Any) -> ModelSpec:
+        """The model's spec at a published size, any argument of `trunk` changed."""
+        if size is not None and size not in self.sizes:
+            raise UserError(f"{self.name} has no size {size!r}; {nearest(size, self.sizes)}")
+        trunk = self.trunk(**{**(self.sizes[size] if size else {}), **changes})
+        return ModelSpec(self.name, trunk, self.heads(trunk) if heads else {})
+
+
+def read_config(config: dict[str, Any], needed: dict[str, Any], fixed: dict[str, Any]) -> dict[str, Any]:
+    """Values of a published config by name; a setting that the family here does not have is an error, not a guess."""
+    for key, only in fixed.items():
+        if config.get(key, only[0]) not in only:
+            shown = " or ".join(map(repr, only))
+            raise UserError(f"config.json: {key} is {config[key]!r}, but only {shown} is supported")
+    if missing := [theirs for theirs in needed.values() if theirs not in config]:
+        raise UserError(f"config.json lacks {', '.join(missing)}")
+    return {ours: config[theirs] for ours, theirs in needed.items()}
+
+
+def both(ours: str, theirs: str, how: Literal["same", "transpose"] = "same") -> tuple[Rule, Rule]:
+    """The rules of a layer's weight and bias; only a weight is ever transposed."""
+    return Rule(f"{ours}.weight", (f"{theirs}.weight",), how), Rule(f"{ours}.bias", (f"{theirs}.bias",))

@@ -1,0 +1,174 @@
+"""GPT-2 (Radford et al. 2019): causal pre-norm Transformer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyseme.families.family import Family, Rule, both, read_config
+from polyseme.parts.attention import AttentionSpec
+from polyseme.parts.block import BlockSpec
+from polyseme.parts.embeddings import EmbeddingsSpec
+from polyseme.parts.feedforward import ActivationName, FeedForwardSpec
+from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
+from polyseme.parts.init import InitSpec
+from polyseme.parts.model import ModelSpec
+from polyseme.parts.norms import LayerNormSpec
+from polyseme.parts.trunk import PoolerSpec, TransformerSpec
+
+
+def trunk(
+    num_layers: int = 12,
+    dim: int = 768,
+    num_heads: int = 12,
+    ffn_dim: int = 0,
+    vocab_size: int = 50257,
+    max_len: int = 1024,
+    dropout: float = 0.1,
+    attention_dropout: float = 0.1,
+    embedding_dropout: float | None = None,
+    activation: ActivationName = "gelu_tanh",
+    eps: float = 1e-5,
+    init_std: float = 0.02,
+) -> TransformerSpec:
+    """Norms move to the input of each sublayer, one more after the last block (§2.3)."""
+    norm = LayerNormSpec(eps)
+    return TransformerSpec(
+        EmbeddingsSpec(
+            vocab_size, dim, max_len, dropout=dropout if embedding_dropout is None else embedding_dropout
+        ),
+        BlockSpec(
+            AttentionSpec(num_heads, attention_dropout, causal=True),
+            FeedForwardSpec(ffn_dim or 4 * dim, activation),
+            before=norm,
+            dropout=dropout,
+        ),
+        order=tuple(range(num_layers)),
+        final_norm=norm,
+        pooler=PoolerSpec("last"),
+        init=InitSpec(init_std, position_std=init_std / 2, scale_residuals=True),
+    )
+
+
+def heads(spec: TransformerSpec) -> dict[str, HeadSpec]:
+    return {"next": LanguageHeadSpec(spec.embeddings.vocab_size)}
+
+
+def label_head(name: str, labels: tuple[str, ...], spec: TransformerSpec) -> HeadSpec:
+    """As `transformers` has them: a bare matrix on the last token, or dropout and a linear layer on each token."""
+    if name == "tag":
+        return LabelHeadSpec(labels, "tokens", 0.1)
+    return LabelHeadSpec(labels, "pooled", bias=False)
+
+
+ACTIVATIONS: dict[ActivationName, str] = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
+
+
+def to_config(spec: ModelSpec) -> dict[str, Any]:
+    trunk, block = spec.trunk, spec.trunk.block
+    return {
+        "model_type": "gpt2",
+        "vocab_size": trunk.embeddings.vocab_size,
+        "n_embd": trunk.dim,
+        "n_layer": trunk.num_layers,
+        "n_head": block.attention.num_heads,
+        "n_inner": block.ffn.ffn_dim,
+        "n_positions": trunk.embeddings.max_len,
+        "n_ctx": trunk.embeddings.max_len,
+        "activation_function": ACTIVATIONS[block.ffn.activation],
+        "resid_pdrop": block.dropout,
+        "embd_pdrop": trunk.embeddings.dropout,
+        "attn_pdrop": block.attention.dropout,
+        "layer_norm_epsilon": block.before.eps if isinstance(block.before, LayerNormSpec) else 0,
+        "initializer_range": trunk.init.std,
+    }
+
+
+def from_config(config: dict[str, Any]) -> TransformerSpec:
+    names = {theirs: ours for ours, theirs in ACTIVATIONS.items()}
+    values = read_config(
+        config,
+        needed={
+            "num_layers": "n_layer",
+            "dim": "n_embd",
+            "num_heads": "n_head",
+            "vocab_size": "vocab_size",
+            "max_len": "n_positions",
+        },
+        fixed={
+            "activation_function": list(names),
+            "scale_attn_weights": [True],
+            "scale_attn_by_inverse_layer_idx": [False],
+            "add_cross_attention": [False],
+            "tie_word_embeddings": [True],
+        },
+    )
+    return trunk(
+        **values,
+        ffn_dim=config.get("n_inner") or 0,
+        dropout=config.get("resid_pdrop", 0.1),
+        attention_dropout=config.get("attn_pdrop", 0.1),
+        embedding_dropout=config.get("embd_pdrop", 0.1),
+        activation=names[config.get("activation_function", "gelu_new")],
+        eps=config.get("layer_norm_epsilon", 1e-5),
+        init_std=config.get("initializer_range", 0.02),
+    )
+
+
+def _layer(ours: str, theirs: str, turned: bool = True) -> tuple[Rule, Rule]:
+    how = "transpose" if turned else "same"
+    return both(f"trunk.blocks.{{}}.{ours}", f"transformer.h.{{}}.{theirs}", how)  # type: ignore[arg-type]
+
+
+GPT2 = Family(
+    name="gpt2",
+    paper="Radford et al. 2019, Language Models are Unsupervised Multitask Learners",
+    tokenizer="bpe",
+    objective="causal LM",
+    trunk=trunk,
+    sizes={
+        "tiny": {"num_layers": 2, "dim": 128, "num_heads": 2},
+        "mini": {"num_layers": 4, "dim": 256, "num_heads": 4},
+        "small": {"num_layers": 12, "dim": 768, "num_heads": 12},
+        "medium": {"num_layers": 24, "dim": 1024, "num_heads": 16},
+        "large": {"num_layers": 36, "dim": 1280, "num_heads": 20},
+        "xl": {"num_layers": 48, "dim": 1600, "num_heads": 25},
+    },
+    published={
+        "small": 124_439_808,
+        "medium": 354_823_168,
+        "large": 774_030_080,
+        "xl": 1_557_611_200,
+    },
+    heads=heads,
+    label_head=label_head,
+    to_config=to_config,
+    from_config=from_config,
+    architectures={
+        "GPT2LMHeadModel": ("next",),
+        "GPT2ForSequenceClassification": ("classify",),
+        "GPT2ForTokenClassification": ("tag",),
+        "GPT2Model": (),
+    },
+    prefix="transformer.",
+    rules=(
+        Rule("trunk.embeddings.tokens.weight", ("transformer.wte.weight",)),
+        Rule("trunk.embeddings.positions.weight", ("transformer.wpe.weight",)),
+        *_layer("attention_before", "ln_1", turned=False),
+        *_layer("attention.qkv", "attn.c_attn"),
+        *_layer("attention.out", "attn.c_proj"),
+        *_layer("ffn_before", "ln_2", turned=False),
+        *_layer("ffn.up", "mlp.c_fc"),
+        *_layer("ffn.down", "mlp.c_proj"),
+        *both("trunk.final_norm", "transformer.ln_f"),
+    ),
+    head_rules={
+        "next": (),
+        "classify": (Rule("heads.classify.linear.weight", ("score.weight",)),),
+        "tag": both("heads.tag.linear", "classifier"),
+    },
+    tied={"lm_head.weight": "transformer.wte.weight"},
+    ignored=(".attn.bias", ".attn.masked_bias"),
+    departures=(
+        "Documents are not run together: each packed sequence belongs to one document and sees nothing else.",
+    ),
+)

@@ -1,0 +1,50 @@
+"""What an objective hands to the trunk: a packed batch, and what is to be predicted where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from polyseme.parts.layout import Layout
+
+IGNORED = -100  # a target value that fills a fixed shape and never counts
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """The rows a term predicts and their true values.
+
+    `rows` index tokens (or sequences, for a term about whole sequences). `count` is the number of values that
+    count, known before the forward pass: the law of sums needs it.
+    """
+
+    rows: Tensor  # int64 [n]
+    values: Tensor  # int64 [n], IGNORED where it fills; float for regression
+    count: int
+
+    def to(self, device: str | torch.device) -> Targets:
+        return Targets(
+            self.rows.to(device, non_blocking=True), self.values.to(device, non_blocking=True), self.count
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One micro-batch. `num_tokens` leaves filler out."""
+
+    tokens: Tensor  # int64 [T]
+    layout: Layout
+    segments: Tensor | None = None  # int64 [T]
+    targets: dict[str, Targets] = field(default_factory=dict)
+    num_tokens: int = 0
+
+    def to(self, device: str | torch.device) -> Batch:
+        return Batch(
+            self.tokens.to(device, non_blocking=True),
+            self.layout.to(device),
+            None if self.segments is None else self.segments.to(device, non_blocking=True),
+            {name: target.to(device) for name, target in self.targets.items()},
+            self.num_tokens,
+        )

@@ -1,0 +1,103 @@
+"""Attention over packed sequences: one function, one body per backend. No T × T mask is ever made."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyseme.parts.layout import Layout
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, q_layout: Layout, k_layout: Layout, causal: bool = False, dropout: float = 0.0
+) -> Tensor:
+    """Softmax attention of each query to the keys of its own sequence.
+
+    q is [Tq, heads, head_dim], k and v [Tk, heads, head_dim]. With `causal`, query i of a sequence of n queries and
+    m keys sees keys 0 … m − n + i: aligned at the end, which is right for a cache.
+    """
+    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
+        return attend_varlen(q, k, v, q_layout, k_layout, causal, dropout)
+    return attend_runs(q, k, v, q_layout, k_layout, causal, dropout)
+
+
+def attend_varlen(
+    q: Tensor, k: Tensor, v: Tensor, q_layout: Layout, k_layout: Layout, causal: bool = False, dropout: float = 0.0
+) -> Tensor:
+    """CUDA in half precision: the variable-length flash kernel.
+
+    `torch.nn.attention.varlen.varlen_attn` wraps this operator without its dropout, which BERT needs.
+    """
+    return torch.ops.aten._flash_attention_forward(
+        q, k, v, q_layout.starts, k_layout.starts, q_layout.longest, k_layout.longest, dropout, causal, False
+    )[0]
+
+
+@torch.compiler.disable
+def attend_runs(
+    q: Tensor, k: Tensor, v: Tensor, q_layout: Layout, k_layout: Layout, causal: bool = False, dropout: float = 0.0
+) -> Tensor:
+    """CPU, or float32: neighbours of equal length are viewed as one dense batch.
+
+    The loader sorts a micro-batch by length, so there are few runs. Lengths change from batch to batch, so a
+    compiled model steps out of its graph here.
+    """
+    pairs = _paired_runs(q_layout, k_layout)
+    counts = [(n * rows, n * columns) for n, rows, columns in pairs]
+    heads, head_dim = q.shape[1:]
+    outputs = []
+    pieces = zip(
+        pairs,
+        q.split([rows for rows, _ in counts]),
+        k.split([columns for _, columns in counts]),
+        v.split([columns for _, columns in counts]),
+    )
+    for (n, rows, columns), qs, ks, vs in pieces:
+        mask = None
+        if causal and rows != columns and rows > 1:
+            mask = torch.ones(rows, columns, dtype=torch.bool, device=q.device).tril(columns - rows)
+        out = F.scaled_dot_product_attention(
+            qs.view(n, rows, heads, head_dim).transpose(1, 2),
+            ks.view(n, columns, heads, head_dim).transpose(1, 2),
+            vs.view(n, columns, heads, head_dim).transpose(1, 2),
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=causal and rows == columns,
+        )
+        outputs.append(out.transpose(1, 2).reshape(n * rows, heads, head_dim))
+    return torch.cat(outputs) if outputs else torch.zeros_like(q)
+
+
+def attention_weights(q: Tensor, k: Tensor, q_layout: Layout, k_layout: Layout, causal: bool = False) -> list[Tensor]:
+    """The probabilities themselves, [heads, queries, keys] for each sequence: for pictures and for tests."""
+    found = []
+    for qs, ks in zip(q.split(list(q_layout.lengths)), k.split(list(k_layout.lengths))):
+        scores = torch.einsum("ihd,jhd->hij", qs, ks) * q.shape[-1] ** -0.5
+        if causal:
+            seen = torch.ones(len(qs), len(ks), dtype=torch.bool, device=q.device).tril(len(ks) - len(qs))
+            scores = scores.masked_fill(~seen, float("-inf"))
+        found.append(scores.softmax(-1))
+    return found
+
+
+def attend_eager(
+    q: Tensor, k: Tensor, v: Tensor, q_layout: Layout, k_layout: Layout, causal: bool = False
+) -> Tensor:
+    """The definition, one sequence at a time: what the other bodies are tested against."""
+    weights = attention_weights(q, k, q_layout, k_layout, causal)
+    values = v.split(list(k_layout.lengths))
+    return torch.cat([torch.einsum("hij,jhd->ihd", w, x) for w, x in zip(weights, values)])
+
+
+def _paired_runs(q_layout: Layout, k_layout: Layout) -> list[tuple[int, int, int]]:
+    """(how many, queries each, keys each) for neighbours alike in both."""
+    if q_layout is k_layout:
+        return [(n, length, length) for n, length in q_layout.runs]
+    found: list[tuple[int, int, int]] = []
+    for rows, columns in zip(q_layout.lengths, k_layout.lengths):
+        if found and found[-1][1:] == (rows, columns):
+            found[-1] = (found[-1][0] + 1, rows, columns)
+        else:
+            found.append((1, rows, columns))
+    return [run for run in found if run[1]]

@@ -1,0 +1,51 @@
+"""Multi-head attention: projections around `attend`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyseme.parts.attend import attend, attention_weights
+from polyseme.parts.layout import Layout
+from polyseme.parts.memory import Cache
+from polyseme.parts.spec import Spec
+
+
+@dataclass(frozen=True)
+class AttentionSpec(Spec):
+    num_heads: int
+    dropout: float = 0.0  # on the probabilities
+    bias: bool = True
+    causal: bool = False
+
+    def build(self, dim: int) -> Attention:
+        return Attention(self, dim)
+
+
+class Attention(nn.Module):
+    """Query, key and value are one matrix `qkv`; what is read may be `x` itself or another `source`."""
+
+    def __init__(self, spec: AttentionSpec, dim: int):
+        super().__init__()
+        self.spec, self.dim = spec, dim
+        self.qkv = nn.Linear(dim, 3 * dim, bias=spec.bias)
+        self.out = nn.Linear(dim, dim, bias=spec.bias)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(x).view(x.shape[0], 3, self.spec.num_heads, -1).unbind(1)
+        return q, k, v
+
+    def forward(self, x: Tensor, layout: Layout, cache: Cache | None = None) -> Tensor:
+        q, k, v = self.project(x)
+        k_layout = layout
+        if cache is not None:
+            k, v, k_layout = cache.extend(k, v)
+        dropout = self.spec.dropout if self.training else 0.0
+        return self.out(attend(q, k, v, layout, k_layout, self.spec.causal, dropout).flatten(1))
+
+    def weights(self, x: Tensor, layout: Layout) -> list[Tensor]:
+        q, k, _ = self.project(x)
+        return attention_weights(q, k, layout, layout, self.spec.causal)

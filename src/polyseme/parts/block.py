@@ -1,0 +1,45 @@
+"""One Transformer layer. Each sublayer has two norm slots, one of them real: pre- and post-norm are data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from polyseme.parts.attention import AttentionSpec
+from polyseme.parts.feedforward import FeedForwardSpec
+from polyseme.parts.layout import Layout
+from polyseme.parts.memory import Cache
+from polyseme.parts.norms import NoNormSpec, NormSpec
+from polyseme.parts.spec import Spec
+
+
+@dataclass(frozen=True)
+class BlockSpec(Spec):
+    attention: AttentionSpec
+    ffn: FeedForwardSpec
+    before: NormSpec = field(default_factory=NoNormSpec)
+    after: NormSpec = field(default_factory=NoNormSpec)
+    dropout: float = 0.0  # on each sublayer's output, before the residual sum
+
+    def build(self, dim: int) -> Block:
+        return Block(self, dim)
+
+
+class Block(nn.Module):
+    def __init__(self, spec: BlockSpec, dim: int):
+        super().__init__()
+        self.attention_before = spec.before.build(dim)
+        self.attention = spec.attention.build(dim)
+        self.attention_after = spec.after.build(dim)
+        self.ffn_before = spec.before.build(dim)
+        self.ffn = spec.ffn.build(dim)
+        self.ffn_after = spec.after.build(dim)
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def forward(self, x: Tensor, layout: Layout, cache: Cache | None = None) -> Tensor:
+        x = self.attention_after(x + self.dropout(self.attention(self.attention_before(x), layout, cache)))
+        return self.ffn_after(x + self.dropout(self.ffn(self.ffn_before(x))))
+
+    def attention_weights(self, x: Tensor, layout: Layout) -> list[Tensor]:
+        return self.attention.weights(self.attention_before(x), layout)

@@ -1,0 +1,46 @@
+"""Token, position and segment vectors: the bottom of a trunk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyseme.errors import UserError
+from polyseme.parts.norms import NoNormSpec, NormSpec
+from polyseme.parts.spec import Spec
+
+
+@dataclass(frozen=True)
+class EmbeddingsSpec(Spec):
+    vocab_size: int
+    dim: int
+    max_len: int
+    num_segments: int = 0
+    norm: NormSpec = field(default_factory=NoNormSpec)
+    dropout: float = 0.0
+
+    def build(self) -> Embeddings:
+        return Embeddings(self)
+
+
+class Embeddings(nn.Module):
+    """The sum of what a token is, where it stands, and (if the family has segments) which part it belongs to."""
+
+    def __init__(self, spec: EmbeddingsSpec):
+        super().__init__()
+        self.spec = spec
+        self.tokens = nn.Embedding(spec.vocab_size, spec.dim)
+        self.positions = nn.Embedding(spec.max_len, spec.dim)
+        self.segments = nn.Embedding(spec.num_segments, spec.dim) if spec.num_segments else None
+        self.norm = spec.norm.build(spec.dim)
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def forward(self, tokens: Tensor, positions: Tensor, segments: Tensor | None, longest: int) -> Tensor:
+        if longest > self.spec.max_len:
+            raise UserError(f"a sequence of {longest} tokens is longer than the model reads ({self.spec.max_len})")
+        x = self.tokens(tokens) + self.positions(positions)
+        if self.segments is not None:
+            x = x + (self.segments.weight[0] if segments is None else F.embedding(segments, self.segments.weight))
+        return self.dropout(self.norm(x))

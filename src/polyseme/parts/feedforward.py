@@ -1,0 +1,42 @@
+"""The feed-forward sublayer, and the activations by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyseme.parts.spec import Spec
+
+ActivationName = Literal["gelu", "gelu_tanh", "relu", "tanh"]
+ACTIVATIONS = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "tanh": torch.tanh,
+}
+
+
+@dataclass(frozen=True)
+class FeedForwardSpec(Spec):
+    ffn_dim: int
+    activation: ActivationName = "gelu"
+    bias: bool = True
+
+    def build(self, dim: int) -> FeedForward:
+        return FeedForward(self, dim)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, spec: FeedForwardSpec, dim: int):
+        super().__init__()
+        self.activation = ACTIVATIONS[spec.activation]
+        self.up = nn.Linear(dim, spec.ffn_dim, bias=spec.bias)
+        self.down = nn.Linear(spec.ffn_dim, dim, bias=spec.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.activation(self.up(x)))

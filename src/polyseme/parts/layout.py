@@ -1,0 +1,90 @@
+"""Where each sequence starts and ends in a packed batch. There is no pad token inside a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """B sequences laid end to end in one flat list of T tokens.
+
+    `lengths` are Python ints, so that no body has to ask the device; `starts` and `positions` are the same facts
+    as tensors. A batch of one fixed shape (for `torch.compile`) has empty sequences at its end: `slots` says how
+    many rows `starts` has, and `longest` may be set above the longest length present.
+    """
+
+    lengths: tuple[int, ...]
+    longest: int
+    starts: Tensor = field(repr=False)  # int32 [slots + 1]
+    positions: Tensor = field(repr=False)  # int64 [T], counted from the start of each sequence
+
+    @classmethod
+    def of(
+        cls, lengths: Sequence[int] | np.ndarray, slots: int = 0, longest: int = 0, device: str | torch.device = "cpu"
+    ) -> Layout:
+        sizes = np.asarray(lengths, dtype=np.int64)
+        ends = np.cumsum(sizes)
+        total = int(ends[-1]) if len(ends) else 0
+        starts = np.full(max(slots, len(sizes)) + 1, total, dtype=np.int32)
+        starts[0] = 0
+        starts[1 : len(sizes) + 1] = ends
+        positions = np.arange(total) - np.repeat(ends - sizes, sizes)
+        return cls(
+            tuple(sizes.tolist()),
+            max(longest, int(sizes.max(initial=0))),
+            torch.from_numpy(starts).to(device),
+            torch.from_numpy(positions).to(device),
+        )
+
+    @property
+    def total(self) -> int:
+        return self.positions.shape[0]
+
+    @property
+    def first(self) -> Tensor:
+        """The flat index of each sequence's first token, int64 [slots]; of an empty slot, any valid index."""
+        return self.starts[:-1].long().clamp(max=self.total - 1)
+
+    @property
+    def last(self) -> Tensor:
+        """The flat index of each sequence's last token, int64 [slots]; of an empty slot, any valid index."""
+        return (self.starts[1:].long() - 1).clamp(min=0)
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int]]:
+        """Neighbours of equal length as (how many, length): each run can be viewed as a plain batch."""
+        found: list[tuple[int, int]] = []
+        for length in self.lengths:
+            if found and found[-1][1] == length:
+                found[-1] = (found[-1][0] + 1, length)
+            else:
+                found.append((1, length))
+        return [run for run in found if run[1]]
+
+    def to(self, device: str | torch.device) -> Layout:
+        move = {"device": device, "non_blocking": True}
+        return Layout(self.lengths, self.longest, self.starts.to(**move), self.positions.to(**move))
+
+    def pad(self, packed: Tensor, value: float = 0) -> Tensor:
+        """[T, …] to the padded view other tools use, [B, longest present, …]."""
+        longest = max(self.lengths, default=0)
+        padded = packed.new_full((len(self.lengths), longest, *packed.shape[1:]), value)
+        padded[self.mask()] = packed
+        return padded
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        """The inverse of `pad`."""
+        return padded[self.mask()]
+
+    def mask(self) -> Tensor:
+        """True where the padded view holds a token, bool [B, longest present]."""
+        longest = max(self.lengths, default=0)
+        lengths = torch.tensor(self.lengths, device=self.starts.device)
+        return torch.arange(longest, device=lengths.device)[None] < lengths[:, None]

@@ -1,0 +1,52 @@
+"""A model is one trunk and named heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from polyseme.parts.heads import HeadSpec
+from polyseme.parts.layout import Layout
+from polyseme.parts.spec import Spec
+from polyseme.parts.trunk import TransformerSpec
+
+TrunkSpec = TransformerSpec
+
+
+@dataclass(frozen=True)
+class ModelSpec(Spec):
+    family: str
+    trunk: TrunkSpec
+    heads: dict[str, HeadSpec] = field(default_factory=dict)
+
+    def build(self, seed: int | None = None) -> Model:
+        """The module, with weights drawn from `seed` (or torch's own generator)."""
+        model = Model(self)
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        model.initialise(generator)
+        return model
+
+
+class Model(nn.Module):
+    """Parameters are named `trunk.*` and `heads.<name>.*`."""
+
+    def __init__(self, spec: ModelSpec):
+        super().__init__()
+        self.spec = spec
+        self.trunk = spec.trunk.build()
+        self.heads = nn.ModuleDict({name: head.build(spec.trunk.dim) for name, head in spec.heads.items()})
+
+    def initialise(self, generator: torch.Generator | None = None) -> None:
+        self.trunk.initialise(generator)
+        for head in self.heads.values():
+            self.spec.trunk.init.apply(head, 1, generator)
+
+    def predict(self, head: str, last: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
+        """A head's scores from the trunk's last states: of every token or sequence, or of the `rows` asked for."""
+        module = self.heads[head]
+        states = self.trunk.pool(last, layout) if module.reads == "pooled" else last
+        if rows is not None:
+            states = states.index_select(0, rows)
+        return module(states, self.trunk.table)

@@ -1,0 +1,26 @@
+"""Norms. An absent norm is a neutral one, so that pre-norm and post-norm are data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from polyseme.parts.spec import Spec
+
+
+@dataclass(frozen=True)
+class LayerNormSpec(Spec):
+    eps: float = 1e-5
+
+    def build(self, dim: int) -> nn.Module:
+        return nn.LayerNorm(dim, self.eps)
+
+
+@dataclass(frozen=True)
+class NoNormSpec(Spec):
+    def build(self, dim: int) -> nn.Module:
+        return nn.Identity()
+
+
+NormSpec = LayerNormSpec | NoNormSpec

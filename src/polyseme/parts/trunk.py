@@ -1,0 +1,138 @@
+"""The trunk: reads a packed batch, returns hidden states and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from polyseme.parts.block import Block, BlockSpec
+from polyseme.parts.embeddings import EmbeddingsSpec
+from polyseme.parts.feedforward import ACTIVATIONS
+from polyseme.parts.init import InitSpec
+from polyseme.parts.layout import Layout
+from polyseme.parts.memory import Memory, close_caches, open_caches
+from polyseme.parts.norms import NoNormSpec, NormSpec
+from polyseme.parts.spec import Spec
+
+
+@dataclass(frozen=True)
+class PoolerSpec(Spec):
+    """One vector a sequence: its first or last token, through a dense layer and tanh if the family has one."""
+
+    place: Literal["first", "last"] = "first"
+    dense: bool = False
+
+    def build(self, dim: int) -> Pooler:
+        return Pooler(self, dim)
+
+
+class Pooler(nn.Module):
+    def __init__(self, spec: PoolerSpec, dim: int):
+        super().__init__()
+        self.spec = spec
+        self.dense = nn.Linear(dim, dim) if spec.dense else None
+
+    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+        x = hidden.index_select(0, layout.first if self.spec.place == "first" else layout.last)
+        return x if self.dense is None else ACTIVATIONS["tanh"](self.dense(x))
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a trunk makes of a batch. `layers` holds those asked for: 0 the embeddings, i the output of depth i."""
+
+    last: Tensor  # [T, dim]
+    layers: dict[int, Tensor]
+    memory: Memory | None = None
+
+
+@dataclass(frozen=True)
+class TransformerSpec(Spec):
+    """`order` names the block that runs at each depth, so that sharing blocks is data."""
+
+    embeddings: EmbeddingsSpec
+    block: BlockSpec
+    order: tuple[int, ...]
+    final_norm: NormSpec = field(default_factory=NoNormSpec)
+    pooler: PoolerSpec = field(default_factory=PoolerSpec)
+    init: InitSpec = field(default_factory=InitSpec)
+
+    @property
+    def dim(self) -> int:
+        return self.embeddings.dim
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.order)
+
+    @property
+    def causal(self) -> bool:
+        return self.block.attention.causal
+
+    def build(self) -> Transformer:
+        return Transformer(self)
+
+
+class Transformer(nn.Module):
+    def __init__(self, spec: TransformerSpec):
+        super().__init__()
+        self.spec = spec
+        self.embeddings = spec.embeddings.build()
+        self.blocks = nn.ModuleList(spec.block.build(spec.dim) for _ in range(max(spec.order) + 1))
+        self.final_norm = spec.final_norm.build(spec.dim)
+        self.pooler = spec.pooler.build(spec.dim)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        layout: Layout,
+        segments: Tensor | None = None,
+        *,
+        keep: Iterable[int] = (),
+        memory: Memory | None = None,
+        remember: bool = False,
+    ) -> Reading:
+        """Read a chunk. With `remember`, the reading carries the memory with which the next chunk is read."""
+        caches = open_caches(memory, layout, len(self.spec.order)) if remember or memory else None
+        positions, longest = layout.positions, layout.longest
+        if memory is not None:
+            lengths = torch.tensor(layout.lengths, device=tokens.device)
+            past = torch.tensor(memory.layout.lengths, device=tokens.device)
+            positions = positions + past.repeat_interleave(lengths, output_size=layout.total)
+            longest = max(p + n for p, n in zip(memory.layout.lengths, layout.lengths))
+        x = self.embeddings(tokens, positions, segments, longest)
+        wanted = set(keep)
+        layers = {0: x} if 0 in wanted else {}
+        for depth, block in enumerate(self.depths(), start=1):
+            x = block(x, layout, caches[depth - 1] if caches else None)
+            if depth == self.spec.num_layers:
+                x = self.final_norm(x)
+            if depth in wanted:
+                layers[depth] = x
+        return Reading(x, layers, close_caches(caches) if caches else None)
+
+    def depths(self) -> list[Block]:
+        """The block that runs at each depth, from input to output."""
+        return [self.blocks[i] for i in self.spec.order]  # type: ignore[misc]
+
+    def pool(self, hidden: Tensor, layout: Layout) -> Tensor:
+        """One vector a sequence, [slots, dim]."""
+        return self.pooler(hidden, layout)
+
+    @property
+    def table(self) -> Tensor:
+        """The token vectors, which tied language-model heads share."""
+        return self.embeddings.tokens.weight
+
+    def groups(self) -> list[list[nn.Parameter]]:
+        """Parameters from input to output, one group a layer: for freezing and for rates by depth."""
+        top = [*self.final_norm.parameters(), *self.pooler.parameters()]
+        found = [list(self.embeddings.parameters()), *(list(b.parameters()) for b in self.blocks)]
+        return [*found, top] if top else found
+
+    def initialise(self, generator: torch.Generator | None = None) -> None:
+        self.spec.init.apply(self, 2 * self.spec.num_layers, generator)

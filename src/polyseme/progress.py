@@ -1,0 +1,75 @@
+"""A progress bar with rate and time left; plain lines when the output is not a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Progress:
+    """Counts work done. `advance(n, note)` is cheap enough for an inner loop."""
+
+    def __init__(self, title: str, total: float | None, unit: str, every: float = 10.0):
+        self.title, self.total, self.unit, self.every = title, total, unit, every
+        self.done = 0.0
+        self.start = self.last = time.monotonic()
+        self.last_done = 0.0
+        self._bar = self._task = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}")]
+            self._bar = Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+            self._task = self._bar.add_task(title, total=total, note="")
+            self._bar.start()
+
+    def rate(self) -> str:
+        return f"{_short(self.done / max(time.monotonic() - self.start, 1e-9))} {self.unit}/s"
+
+    def advance(self, amount: float, note: str = "") -> None:
+        self.done += amount
+        now = time.monotonic()
+        if self._bar is not None:
+            text = f"{_short(self.done)} {self.unit}, {self.rate()}" + (f", {note}" if note else "")
+            self._bar.update(self._task, completed=self.done, note=text)
+        elif now - self.last >= self.every:
+            self.last = now
+            print(self.line(note), file=sys.stderr, flush=True)
+
+    def line(self, note: str = "") -> str:
+        of = f" of {_short(self.total)}" if self.total else ""
+        left = ""
+        if self.total and self.done:
+            seconds = (time.monotonic() - self.start) * max(self.total - self.done, 0) / self.done
+            left = f", {_clock(seconds)} left"
+        return f"{self.title}: {_short(self.done)}{of} {self.unit}, {self.rate()}{left}" + (f", {note}" if note else "")
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@contextmanager
+def progress(title: str, total: float | None, unit: str) -> Iterator[Progress]:
+    bar = Progress(title, total, unit)
+    try:
+        yield bar
+    finally:
+        bar.close()
+
+
+def _short(number: float) -> str:
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.3g}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,173 @@
+"""The model folder: the layout that `transformers` reads, plus `polyseme.json`.
+
+`config.json`, `model.safetensors` and the tokenizer's files are what any other tool expects; heads it has no name for
+lie in `polyseme.safetensors`. Weights are safetensors only: a pickle is refused, since opening one runs its code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from polyseme.errors import UserError, nearest
+from polyseme.families import FAMILIES, Family
+from polyseme.files import read_json, sha256, whole_folder, write_json
+from polyseme.parts.heads import HeadSpec, LabelHeadSpec
+from polyseme.parts.model import Model, ModelSpec
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.weights.table import to_ours, to_theirs
+
+FORMAT = 1
+
+
+@dataclass
+class ModelFolder:
+    """An opened folder: the model, its tokenizer, what `polyseme.json` says, and which weights are new."""
+
+    path: Path
+    model: Model
+    tokenizer: Tokenizer
+    notes: dict[str, Any] = field(default_factory=dict)
+    fresh: list[str] = field(default_factory=list)
+
+
+def save_model(path: Path, model: Model, tokenizer: Tokenizer, notes: dict[str, Any] | None = None) -> None:
+    """Write the folder whole or not at all. `notes` is kept as it is: recipe, provenance, results."""
+    family = FAMILIES[model.spec.family]
+    state = {name: t.detach().cpu().float() for name, t in model.state_dict().items()}
+    theirs, left = to_theirs(family, model.spec, state)
+    architecture = _architecture(family, model.spec)
+    if architecture is not None and not family.architectures[architecture]:
+        theirs = {name.removeprefix(family.prefix): t for name, t in theirs.items()}
+    with whole_folder(path) as folder:
+        save_file(theirs, folder / "model.safetensors", {"format": "pt"})
+        if left:
+            save_file({n: state[n].contiguous() for n in left}, folder / "polyseme.safetensors", {"format": "pt"})
+        write_json(folder / "config.json", _config(family, model.spec, architecture, tokenizer))
+        tokenizer.save(folder)
+        hashes = {p.name: sha256(p) for p in sorted(folder.glob("*.safetensors"))}
+        about = {"format": FORMAT, "spec": model.spec.to_json(), "sha256": hashes, "notes": notes or {}}
+        write_json(folder / "polyseme.json", about)
+
+
+def load_model(path: str | Path, heads: dict[str, HeadSpec] | None = None, seed: int = 0) -> ModelFolder:
+    """Open a folder written here or by `transformers`. Loading is strict; `heads` replaces the heads by new ones."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UserError(f"there is no model folder at {folder}")
+    spec, notes = read_spec(folder)
+    family = FAMILIES[spec.family]
+    with torch.device("meta"):
+        shapes = {name: t.shape for name, t in Model(spec).state_dict().items()}
+    extra = folder / "polyseme.safetensors"
+    state = _load(extra) if extra.exists() else {}
+    theirs = _read_tensors(folder)
+    state |= to_ours(family, spec, {n: s for n, s in shapes.items() if n not in state}, theirs, str(folder))
+    if heads is not None:
+        spec = spec.replace(heads=heads)
+        state = {name: t for name, t in state.items() if not name.startswith("heads.")}
+    with torch.device("meta"):
+        model = Model(spec)
+    model.to_empty(device="cpu")
+    fresh = sorted(set(model.state_dict()) - set(state))
+    if fresh:
+        allowed = (*family.optional, *(f"heads.{name}." for name in heads or {}))
+        if lacking := [name for name in fresh if not name.startswith(allowed)]:
+            raise UserError(f"{folder} lacks the tensor {lacking[0]!r}; {nearest(lacking[0], state)}")
+        model.initialise(torch.Generator().manual_seed(seed))
+    model.load_state_dict({n: t.float() for n, t in state.items()}, strict=False)
+    tokenizer = Tokenizer.load(folder)
+    vocabulary = spec.trunk.embeddings.vocab_size
+    if tokenizer.vocab_size > vocabulary:
+        raise UserError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} pieces, but the model knows {vocabulary}"
+        )
+    return ModelFolder(folder, model.eval(), tokenizer, notes, fresh)
+
+
+def read_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
+    """What the model is: from `polyseme.json` if it is there, else worked out from `config.json`."""
+    config = read_json(folder / "config.json")
+    kind = config.get("model_type", "")
+    if (folder / "polyseme.json").exists():
+        about = read_json(folder / "polyseme.json")
+        spec = ModelSpec.from_json(about.get("spec"), "spec")
+        if spec.family not in FAMILIES:
+            raise UserError(f"{folder}: unknown family {spec.family!r}; {nearest(spec.family, FAMILIES)}")
+        return spec, about.get("notes", {})
+    if kind not in FAMILIES:
+        raise UserError(f"{folder}/config.json: model_type {kind!r} is no family here; {nearest(str(kind), FAMILIES)}")
+    family = FAMILIES[kind]
+    name = (config.get("architectures") or [None])[0]
+    base = next(a for a, heads in family.architectures.items() if not heads)
+    if (name or base) not in family.architectures:
+        raise UserError(f"{folder}/config.json: architecture {name!r}; {nearest(str(name), family.architectures)}")
+    trunk = family.from_config(config)
+    pretraining = family.heads(trunk)
+    numbered = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    labels = tuple(numbered[i] for i in sorted(numbered, key=int))
+    chosen = {
+        head: pretraining[head] if head in pretraining else family.label_head(head, labels, trunk)
+        for head in family.architectures[name or base]
+    }
+    return ModelSpec(kind, trunk, chosen), {}
+
+
+def verify_model(folder: Path) -> None:
+    """Open everything strictly, and compare the hashes that were written beside the weights."""
+    load_model(folder)
+    about = read_json(folder / "polyseme.json") if (folder / "polyseme.json").exists() else {}
+    for name, expected in about.get("sha256", {}).items():
+        if sha256(folder / name) != expected:
+            raise UserError(f"{folder / name} is not what was saved: its hash differs from the one in polyseme.json")
+
+
+def _architecture(family: Family, spec: ModelSpec) -> str | None:
+    """The class whose heads are most of ours."""
+    fitting = [(len(heads), name) for name, heads in family.architectures.items() if set(heads) <= set(spec.heads)]
+    return max(fitting)[1] if fitting else None
+
+
+def _config(family: Family, spec: ModelSpec, architecture: str | None, tokenizer: Tokenizer) -> dict[str, Any]:
+    config = {"architectures": [architecture], **family.to_config(spec), "dtype": "float32"}
+    specials = tokenizer.specials
+    ids = {"pad_token_id": specials.pad, "bos_token_id": specials.bos, "eos_token_id": specials.eos}
+    config |= {key: value for key, value in ids.items() if value is not None}
+    for name in ("classify", "tag"):
+        head = spec.heads.get(name)
+        if isinstance(head, LabelHeadSpec):
+            config["id2label"] = {str(i): label for i, label in enumerate(head.labels)}
+            config["label2id"] = {label: i for i, label in enumerate(head.labels)}
+    return config
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.exists():
+        return _load(single)
+    if index.exists():
+        found: dict[str, Tensor] = {}
+        for name in sorted(set(read_json(index).get("weight_map", {}).values())):
+            if Path(name).name != name:
+                raise UserError(f"{index} names a file outside its folder: {name!r}")
+            found |= _load(folder / name)
+        return found
+    pickles = [p.name for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl")]
+    if pickles:
+        raise UserError(f"{folder / pickles[0]} is a pickle, which can run code when opened: save it as safetensors")
+    raise UserError(f"{folder} holds no model.safetensors")
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is not a whole safetensors file ({error})") from None

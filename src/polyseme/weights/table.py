@@ -1,0 +1,81 @@
+"""The two-way weight table at work: our tensors to published names and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from polyseme.errors import UserError, nearest
+from polyseme.families.family import Family, Rule
+from polyseme.parts.model import ModelSpec
+
+
+def expand(family: Family, spec: ModelSpec) -> Iterator[Rule]:
+    """The rules that hold for this spec, layer numbers filled in."""
+    num_blocks = max(spec.trunk.order) + 1
+    for rule in family.rules:
+        if "{}" not in rule.ours:
+            yield rule
+            continue
+        for i in range(num_blocks):
+            yield Rule(rule.ours.replace("{}", str(i)), tuple(t.replace("{}", str(i)) for t in rule.theirs), rule.how)
+    for head in spec.heads:
+        yield from family.head_rules.get(head, ())
+
+
+def to_theirs(family: Family, spec: ModelSpec, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], set[str]]:
+    """Tensors under their published names, and the names of ours that have none."""
+    found: dict[str, Tensor] = {}
+    left = set(state)
+    for rule in expand(family, spec):
+        if rule.ours not in state:
+            continue
+        if any(name in found for name in rule.theirs):
+            continue  # two heads of ours share one published name: the first keeps it
+        left.discard(rule.ours)
+        tensor = state[rule.ours]
+        if rule.how == "stack":
+            found.update(zip(rule.theirs, tensor.chunk(len(rule.theirs))))
+        else:
+            found[rule.theirs[0]] = tensor.t() if rule.how == "transpose" else tensor
+    return {name: t.contiguous() for name, t in found.items()}, left
+
+
+def to_ours(
+    family: Family, spec: ModelSpec, shapes: Mapping[str, torch.Size], theirs: Mapping[str, Tensor], where: str
+) -> dict[str, Tensor]:
+    """Published tensors under our names. Strict: a missing, extra or misshapen tensor is an error that names it.
+
+    The base prefix may be there or not, tied tensors may be absent, and `optional` parts may be absent whole.
+    """
+    present = {name: t for name, t in theirs.items() if not name.endswith(family.ignored)}
+    if not any(name.startswith(family.prefix) for name in present):
+        heads = {name for rules in family.head_rules.values() for rule in rules for name in rule.theirs}
+        heads |= set(family.tied)
+        present = {name if name in heads else family.prefix + name: t for name, t in present.items()}
+    found: dict[str, Tensor] = {}
+    used: set[str] = set()
+    for rule in expand(family, spec):
+        missing = [name for name in rule.theirs if name not in present]
+        if missing and rule.ours.startswith(family.optional):
+            continue
+        if missing:
+            raise UserError(f"{where} lacks the tensor {missing[0]!r}; {nearest(missing[0], set(present) - used)}")
+        parts = [present[name] for name in rule.theirs]
+        used.update(rule.theirs)
+        tensor = torch.cat(parts) if rule.how == "stack" else parts[0].t() if rule.how == "transpose" else parts[0]
+        if rule.ours in shapes and tensor.shape != shapes[rule.ours]:
+            raise UserError(
+                f"{where}: {rule.theirs[0]!r} has shape {tuple(parts[0].shape)}, which does not fit its config"
+            )
+        found[rule.ours] = tensor
+    for name, source in family.tied.items():
+        if name in present and source in present:
+            if not torch.equal(present[name], present[source]):
+                raise UserError(f"{where}: {name!r} differs from {source!r}, but the two are tied in {family.name}")
+            used.add(name)
+    if extra := sorted(set(present) - used):
+        raise UserError(f"{where} has a tensor {extra[0]!r} that {family.name} with these heads does not have")
+    return found
