@@ -15,7 +15,7 @@ class Progress:
         self.title, self.total, self.unit, self.every = title, total, unit, every
         self.done = 0.0
         self.start = self.last = time.monotonic()
-        self.last_done = 0.0
+        self.skipped = 0.0
         self._bar = self._task = None
         if sys.stderr.isatty():
             from rich.console import Console
@@ -28,7 +28,7 @@ class Progress:
             self._bar.start()
 
     def rate(self) -> str:
-        return f"{_short(self.done / max(time.monotonic() - self.start, 1e-9))} {self.unit}/s"
+        return f"{_short((self.done - self.skipped) / max(time.monotonic() - self.start, 1e-9))} {self.unit}/s"
 
     def advance(self, amount: float, note: str = "") -> None:
         self.done += amount
@@ -40,11 +40,17 @@ class Progress:
             self.last = now
             print(self.line(note), file=sys.stderr, flush=True)
 
+    def skip(self, amount: float) -> None:
+        """Work done earlier: it counts as done, but not towards the rate."""
+        self.done += amount
+        self.skipped += amount
+
     def line(self, note: str = "") -> str:
         of = f" of {_short(self.total)}" if self.total else ""
         left = ""
-        if self.total and self.done:
-            seconds = (time.monotonic() - self.start) * max(self.total - self.done, 0) / self.done
+        if self.total and self.done > self.skipped:
+            each = (time.monotonic() - self.start) / (self.done - self.skipped)
+            seconds = each * max(self.total - self.done, 0)
             left = f", {_clock(seconds)} left"
         return f"{self.title}: {_short(self.done)}{of} {self.unit}, {self.rate()}{left}" + (f", {note}" if note else "")
 

@@ -1,0 +1,25 @@
+"""Polyseme: from a folder of text to a pre-trained language model, and from that model to a measured task model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyseme.errors import UserError
+    from polyseme.language_model import LanguageModel, load
+
+__version__ = "0.1.0"
+__all__ = ["LanguageModel", "UserError", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """`import polyseme` is quick: torch is imported when a model is first asked for."""
+    if name in ("load", "LanguageModel"):
+        from polyseme import language_model
+
+        return getattr(language_model, name)
+    if name == "UserError":
+        from polyseme.errors import UserError
+
+        return UserError
+    raise AttributeError(f"module 'polyseme' has no attribute {name!r}")

@@ -1,0 +1,41 @@
+"""`polyseme embed`: vectors of texts, words or tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def embed(
+    model: Annotated[Path, typer.Argument(help="a model folder")],
+    data: Annotated[Path, typer.Option(help="a text file, one text a line")],
+    out: Annotated[Path, typer.Option(help="the .npz file to write")],
+    layers: Annotated[
+        str, typer.Option(help="embeddings, last, second-to-last, sum-last-4, concat-last-4, sum-all, all, or a depth")
+    ] = "last",
+    per: Annotated[str, typer.Option(help="token, word or text (the mean over its tokens)")] = "text",
+    truncate: Annotated[bool, typer.Option(help="cut texts that are longer than the model reads")] = False,
+) -> None:
+    """Write vectors to an .npz file: `vectors`, and for tokens or words `starts`, where each text begins."""
+    import numpy as np
+
+    import polyseme
+    from polyseme.cli.output import read_lines
+    from polyseme.errors import UserError
+    from polyseme.files import write_whole
+
+    if out.suffix != ".npz":
+        raise UserError(f"--out {out} does not end in .npz")
+    found = polyseme.load(model).embed(list(read_lines(data)), layers, per, truncate)  # type: ignore[arg-type]
+    arrays = {"vectors": found}
+    if isinstance(found, list):
+        arrays = {"vectors": np.concatenate(found), "starts": np.cumsum([0, *map(len, found)])}
+
+    def write(path: Path) -> None:
+        with open(path, "wb") as f:
+            np.savez(f, **arrays)  # type: ignore[arg-type]
+
+    write_whole(out, write)
+    print(f"{out}: " + ", ".join(f"{name} {np.shape(value)}" for name, value in arrays.items()))

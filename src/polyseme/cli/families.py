@@ -1,0 +1,23 @@
+"""`polyseme families`: every architecture with its sizes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def families(as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False) -> None:
+    """List the families, their sizes, and their parameters without heads."""
+    from polyseme.cli.output import print_json, print_table
+    from polyseme.families import FAMILIES
+    from polyseme.families.table import Row, rows
+
+    if as_json:
+        print_json([row._asdict() for row in rows()])
+        return
+    print_table(Row._fields, rows())
+    for family in FAMILIES.values():
+        print(f"\n{family.name}: {family.paper}; {family.tokenizer}; {family.objective}")
+        for departure in family.departures:
+            print(f"  departs: {departure}")

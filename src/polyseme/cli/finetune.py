@@ -1,0 +1,1 @@
+"""`polyseme finetune`."""

@@ -1,0 +1,72 @@
+"""The command line: one small file per verb; a mistake is one line and exit status 2."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import typer
+
+from polyseme.cli import (
+    corpus,
+    demo,
+    embed,
+    encode,
+    families,
+    fill,
+    finetune,
+    next_sentence,
+    predict,
+    pretrain,
+    score,
+    tokenizer,
+)
+from polyseme.errors import UserError
+
+app = typer.Typer(
+    help="From a folder of text to a pre-trained language model, and from that model to a measured task model.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(tokenizer.app, name="tokenizer")
+app.command("prepare")(corpus.prepare)
+app.command("verify")(corpus.verify)
+app.command("pretrain")(pretrain.pretrain)
+app.command("recipes")(pretrain.recipes)
+app.command("families")(families.families)
+app.command("finetune")(finetune.finetune)
+app.command("evaluate")(predict.evaluate)
+app.command("predict")(predict.predict)
+app.command("fill")(fill.fill)
+app.command("next")(next_sentence.next_sentence)
+app.command("score")(score.score)
+app.command("embed")(embed.embed)
+app.command("encode")(encode.encode)
+app.command("demo")(demo.demo)
+
+
+def main() -> None:
+    try:
+        status = app(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        status = 2
+    except click.ClickException as error:
+        print(f"error: {' '.join(error.format_message().split())}", file=sys.stderr)
+        status = 2
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        status = 2
+    except (KeyboardInterrupt, click.Abort):
+        print("interrupted", file=sys.stderr)
+        status = 130
+    except BrokenPipeError:  # the reader of our output left: not an error
+        sys.stderr.close()
+        status = 0
+    sys.exit(status or 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""How verbs speak: tables, JSON, and the check that nothing is overwritten."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyseme.errors import UserError
+
+
+def empty_or_new(out: Path) -> None:
+    """Refuse to write over what is there."""
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise UserError(f"{out} is already there: choose another --out, or remove it first")
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Columns lined up; numbers to the right."""
+    cells = [list(header)] + [[f"{c:,}" if type(c) is int else str(c) for c in row] for row in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
+    for row in cells:
+        print("  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right)).rstrip())
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a text file, each of them one text; an empty one is an error that names its line."""
+    from polyseme.corpus.sources import open_sources
+
+    for document in open_sources([str(path)], split="line"):
+        yield document.text

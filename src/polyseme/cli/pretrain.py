@@ -1,0 +1,49 @@
+"""`polyseme pretrain` and `polyseme recipes`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyseme.errors import UserError
+
+
+def pretrain(
+    recipe: Annotated[str, typer.Argument(help="a name from `polyseme recipes`, or a recipe.json")],
+    corpus: Annotated[Path, typer.Option(help="a corpus folder made by `polyseme prepare`")],
+    out: Annotated[Path, typer.Option(help="the run folder to write, or to go on with")],
+    set_: Annotated[list[str], typer.Option("--set", help="path=value, e.g. optim.rate=1e-4; may be repeated")] = [],  # noqa: B006
+    resume: Annotated[bool, typer.Option(help="go on with the run in --out")] = False,
+) -> None:
+    """Pre-train a model. Ctrl-C and SIGTERM save and leave; --resume goes on exactly."""
+    from polyseme.recipes import find_recipe
+    from polyseme.report import write_report
+    from polyseme.train.pretrain import Stopped
+    from polyseme.train.pretrain import pretrain as run
+
+    chosen = find_recipe(recipe)
+    for change in set_:
+        path, equals, value = change.partition("=")
+        if not equals:
+            raise UserError(f"--set {change!r} is not path=value")
+        chosen = chosen.at(path, value)
+    try:
+        results = run(chosen, corpus, out, resume)
+    except Stopped as stop:
+        print(stop)
+        raise typer.Exit(128 + stop.signum) from None
+    write_report(out)
+    for name, value in results["valid"].items():
+        print(f"valid {name}: {value:.4f}")
+    print(f"{out}/model: {results['parameters']:,} parameters, {results['tokens']:,} tokens; see {out}/report.html")
+
+
+def recipes() -> None:
+    """List the recipes with what each reproduces."""
+    from polyseme.cli.output import print_table
+    from polyseme.recipes import RECIPES
+
+    rows = [(name, make().family, (make.__doc__ or "").split("\n")[0]) for name, make in RECIPES.items()]
+    print_table(["recipe", "family", "what it is"], rows)

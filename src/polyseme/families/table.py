@@ -1,0 +1,44 @@
+"""The table of families, generated: what README and `polyseme families` show."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from polyseme.families import FAMILIES
+from polyseme.parts.model import Model
+
+
+class Row(NamedTuple):
+    family: str
+    size: str
+    layers: int
+    dim: int
+    heads: int
+    parameters: int
+    published: str
+
+
+def rows() -> list[Row]:
+    """One row a size, the parameters of the bare model counted on the meta device."""
+    found = []
+    for family in FAMILIES.values():
+        for size in family.sizes:
+            spec = family.spec(size, heads=False)
+            with torch.device("meta"):
+                count = sum(p.numel() for p in Model(spec).parameters())
+            published = f"{family.published[size]:,}" if size in family.published else ""
+            trunk = spec.trunk
+            heads = trunk.block.attention.num_heads
+            found.append(Row(family.name, size, trunk.num_layers, trunk.dim, heads, count, published))
+    return found
+
+
+def markdown() -> str:
+    """The README's table."""
+    lines = ["| family | paper | tokenizer | pre-trained by | sizes (parameters without heads) |", "|---|---|---|---|---|"]
+    for family in FAMILIES.values():
+        sizes = ", ".join(f"{r.size} {r.parameters:,}" for r in rows() if r.family == family.name)
+        lines.append(f"| `{family.name}` | {family.paper} | {family.tokenizer} | {family.objective} | {sizes} |")
+    return "\n".join(lines)

@@ -1,0 +1,267 @@
+"""`polyseme.load(folder)`: a model with its tokenizer, ready to be asked.
+
+    model = polyseme.load("runs/demo/model")
+    model.fill("the [MASK] of a function")
+    model.embed(["a text", "another"])
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyseme.errors import UserError, nearest
+from polyseme.parts.bins import Packed, pack_bins
+from polyseme.parts.model import Model
+from polyseme.weights.folder import ModelFolder, load_model
+
+LAYERS = ("embeddings", "last", "second-to-last", "sum-last-4", "concat-last-4", "sum-all", "all")
+Per = Literal["token", "word", "text"]
+
+
+@dataclass(frozen=True)
+class Guess:
+    """One way to fill a mask."""
+
+    piece: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely a text is. For a masked model each token is predicted from all others (pseudo-perplexity)."""
+
+    log_probability: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(-self.log_probability / max(self.tokens, 1))
+
+
+def load(folder: str | Path, device: str | None = None) -> LanguageModel:
+    """Open a model folder, written here or by `transformers`."""
+    return LanguageModel(load_model(folder), device)
+
+
+class LanguageModel:
+    """Every question one can ask a model. Texts are read packed, sorted by length, and answered in order."""
+
+    def __init__(self, folder: ModelFolder, device: str | None = None, bin_tokens: int = 0):
+        self.folder, self.tokenizer = folder, folder.tokenizer
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.model: Model = folder.model.to(self.device).eval()
+        self.bin_tokens = bin_tokens or (65536 if self.device.type == "cuda" else 2048)
+
+    @property
+    def max_len(self) -> int:
+        return self.model.spec.trunk.embeddings.max_len
+
+    def encode(self, text: str, pair: str | None = None) -> dict[str, Any]:
+        """Pieces, ids, segments and attention mask: the view that other tools use."""
+        ids, segments = self._sequence(text, pair)
+        mask = [1] * len(ids)
+        return {"pieces": self.tokenizer.pieces(ids), "ids": ids, "segments": segments, "attention_mask": mask}
+
+    @torch.inference_mode()
+    def fill(self, text: str, top: int = 5) -> list[list[Guess]]:
+        """The likeliest pieces for each mask in the text, best first."""
+        self._need("masked", "fill in masks")
+        mask = self.tokenizer.specials.mask
+        ids, segments = self._sequence(text)
+        rows = [i for i, token in enumerate(ids) if token == mask]
+        if not rows:
+            raise UserError(f"there is no {self.tokenizer.mask_token} in {text!r}")
+        last = self._read([ids], [segments])
+        chances = self._log_probabilities("masked", last, torch.tensor(rows)).exp()
+        best = chances.topk(min(top, chances.shape[-1]))
+        return [
+            [Guess(self.tokenizer.pieces([i])[0], p) for p, i in zip(values, index)]
+            for values, index in zip(best.values.tolist(), best.indices.tolist())
+        ]
+
+    @torch.inference_mode()
+    def next_sentence(self, first: str, second: str) -> float:
+        """The probability that the second text follows the first."""
+        self._need("pair", "judge whether one text follows another")
+        ids, segments = self._sequence(first, second)
+        packed = self._read([ids], [segments])
+        scores = self.model.predict("pair", packed[1], packed[0].layout)
+        return float(scores.float().softmax(-1)[0, 0])
+
+    @torch.inference_mode()
+    def score(self, texts: Sequence[str]) -> list[Score]:
+        """Log-probability of each text: of every token after those before it, or after all others if masked."""
+        if "next" in self.model.heads:
+            return self._score_causal(texts)
+        self._need("masked", "score a text")
+        return [self._score_masked(text) for text in texts]
+
+    def _score_causal(self, texts: Sequence[str]) -> list[Score]:
+        bos = self.tokenizer.specials.bos
+        found: list[Score | None] = [None] * len(texts)
+        ids = [np.array([bos, *self._sequence(text)[0]]) for text in texts]
+        for i, row in enumerate(ids):
+            self._check_length(len(row) - 1, texts[i])
+        # the last token has nothing left to predict, so it is not read
+        for packed in pack_bins([row[:-1] for row in ids], None, self.bin_tokens, self.device):
+            last = self.model.trunk(packed.tokens, packed.layout).last
+            targets = torch.from_numpy(np.concatenate([ids[i][1:] for i in packed.index])).to(self.device)
+            chances = torch.cat(
+                [
+                    self._log_probabilities("next", (packed, last), rows).gather(1, targets[rows][:, None])[:, 0]
+                    for rows in torch.arange(len(targets), device=self.device).split(1024)
+                ]
+            )
+            for i, part in zip(packed.index, chances.split(list(packed.layout.lengths))):
+                found[i] = Score(float(part.double().sum()), len(part))
+        return [score for score in found if score is not None]
+
+    def _score_masked(self, text: str) -> Score:
+        ids, segments = self._sequence(text)
+        specials = self.tokenizer.special_ids
+        places = [i for i, token in enumerate(ids) if token not in specials]
+        copies = []
+        for place in places:
+            copy = np.array(ids)
+            copy[place] = self.tokenizer.specials.mask
+            copies.append(copy)
+        total = 0.0
+        for packed in pack_bins(copies, [np.array(segments)] * len(copies), self.bin_tokens, self.device):
+            last = self.model.trunk(packed.tokens, packed.layout, packed.segments).last
+            which = torch.tensor([places[i] for i in packed.index], device=self.device)
+            chances = self._log_probabilities("masked", (packed, last), packed.layout.first + which)
+            targets = torch.tensor([ids[places[i]] for i in packed.index], device=self.device)
+            total += float(chances.gather(1, targets[:, None]).double().sum())
+        return Score(total, len(places))
+
+    @torch.inference_mode()
+    def embed(
+        self, texts: Sequence[str], layers: str | int = "last", per: Per = "text", truncate: bool = False
+    ) -> np.ndarray | list[np.ndarray]:
+        """Vectors: one a text (the mean over its tokens, special ones too), or one a word or token of each text.
+
+        `layers` is one of LAYERS or a depth (0 the embeddings). `all` keeps every layer on an axis of its own. Special
+        tokens written in a text are plain characters here; those that the family adds have vectors only per token.
+        """
+        if per not in ("token", "word", "text"):
+            raise UserError(f"per is {per!r}; {nearest(str(per), ('token', 'word', 'text'))}")
+        keep, combine = self._layer_choice(layers)
+        run = self.tokenizer.encode_run(list(texts))
+        ends = np.cumsum(run.lengths)
+        added = self.tokenizer.num_added()
+        ids, segments, words = [], [], []
+        for text, begin, end in zip(texts, ends - run.lengths, ends):
+            if begin == end:
+                raise UserError(f"there is nothing to read in {text!r}")
+            if truncate:
+                end = min(end, begin + self.max_len - added)
+            self._check_length(end - begin + added, text)
+            wrapped, parts = self.tokenizer.wrap(run.ids[begin:end].tolist())
+            ids.append(np.array(wrapped))
+            segments.append(np.array(parts))
+            words.append(np.flatnonzero(run.words[begin:end]))
+        lead = self.tokenizer.wrap([-1])[0].index(-1)
+        found: list[Any] = [None] * len(ids)
+        for packed in pack_bins(ids, segments, self.bin_tokens, self.device):
+            reading = self.model.trunk(
+                packed.tokens, packed.layout, packed.segments if self._has_segments else None, keep=keep
+            )
+            states = combine([reading.layers[k] for k in keep])
+            if per == "text":
+                means = _means(states, packed)
+                for i, vector in zip(packed.index, means):
+                    found[i] = vector
+                continue
+            for i, part in zip(packed.index, states.split(list(packed.layout.lengths))):
+                vectors = part.float().cpu().numpy()
+                inner = vectors[lead : len(vectors) - (added - lead)]
+                found[i] = vectors if per == "token" else _word_means(inner, words[i])
+        return np.stack(found) if per == "text" else found
+
+    def predict(self, examples: Sequence[Any]) -> list[Any]:
+        """Labels of a fine-tuned model, for texts, pairs of texts or lists of words."""
+        from polyseme.tasks.predict import as_examples, predict
+
+        return predict(self.folder, as_examples(examples, self.model))
+
+    @property
+    def _has_segments(self) -> bool:
+        return self.model.spec.trunk.embeddings.num_segments > 0
+
+    def _need(self, head: str, what: str) -> None:
+        if head not in self.model.heads:
+            has = ", ".join(self.model.heads) or "no head"
+            raise UserError(f"{self.folder.path} cannot {what}: it has {has}, and that needs the head {head!r}")
+
+    def _check_length(self, length: int, text: str) -> None:
+        if length > self.max_len:
+            shown = re.sub(r"\s+", " ", text[:40])
+            raise UserError(f"a text of {length} tokens is longer than the model reads ({self.max_len}): {shown!r}…")
+
+    def _sequence(self, text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
+        first = self.tokenizer.encode(text)
+        second = None if pair is None else self.tokenizer.encode(pair)
+        if not first or second == []:
+            raise UserError(f"there is nothing to read in {(text if not first else pair)!r}")
+        ids, segments = self.tokenizer.wrap(first, second)
+        self._check_length(len(ids), text)
+        return ids, segments
+
+    def _read(self, ids: list[list[int]], segments: list[list[int]]) -> tuple[Packed, Tensor]:
+        arrays = [np.array(i) for i in ids], [np.array(s) for s in segments]
+        packed = next(iter(pack_bins(*arrays, 1 << 60, self.device)))
+        parts = packed.segments if self._has_segments else None
+        return packed, self.model.trunk(packed.tokens, packed.layout, parts).last
+
+    def _log_probabilities(self, head: str, read: tuple[Packed, Tensor], rows: Tensor) -> Tensor:
+        packed, last = read
+        return self.model.predict(head, last, packed.layout, rows.to(self.device)).float().log_softmax(-1)
+
+    def _layer_choice(self, layers: str | int) -> tuple[list[int], Any]:
+        depth = self.model.spec.trunk.num_layers
+        every = list(range(depth + 1))
+        last4 = every[1:][-4:]
+
+        def total(states: list[Tensor]) -> Tensor:
+            return torch.stack(states).sum(0)
+
+        def stack(states: list[Tensor]) -> Tensor:
+            return torch.stack(states, dim=1)
+
+        named: dict[str, tuple[list[int], Any]] = {
+            "embeddings": ([0], total),
+            "last": ([depth], total),
+            "second-to-last": ([depth - 1], total),
+            "sum-last-4": (last4, total),
+            "concat-last-4": (last4, lambda states: torch.cat(states, dim=-1)),
+            "sum-all": (every[1:], total),
+            "all": (every, stack),
+        }
+        text = str(layers)
+        if text in named:
+            return named[text]
+        if text.isdigit() and int(text) <= depth:
+            return [int(text)], total
+        raise UserError(f"layers is {text!r}; expected {', '.join(LAYERS)} or a number from 0 to {depth}")
+
+
+def _word_means(vectors: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """The mean over each word's pieces."""
+    sizes = np.diff(np.append(begins, len(vectors)))
+    return np.add.reduceat(vectors, begins, axis=0) / sizes.reshape(-1, *[1] * (vectors.ndim - 1))
+
+
+def _means(states: Tensor, packed: Packed) -> Iterator[np.ndarray]:
+    """The mean over each sequence's tokens, a run of equal lengths at a time."""
+    parts = states.split([n * length for n, length in packed.layout.runs])
+    for (n, length), part in zip(packed.layout.runs, parts):
+        yield from part.view(n, length, *part.shape[1:]).float().mean(1).cpu().numpy()

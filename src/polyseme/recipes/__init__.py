@@ -1,0 +1,26 @@
+"""Recipes by name: plain functions that return a Recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from polyseme.errors import UserError, nearest
+from polyseme.files import read_json
+from polyseme.recipes import bert, demo, gpt2
+from polyseme.train.recipe import Recipe
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    make().name: make for make in (demo.demo, bert.tiny, bert.small, bert.base, bert.large, gpt2.tiny, gpt2.small)
+}
+
+
+def find_recipe(name: str) -> Recipe:
+    """A recipe by its name, or from a `recipe.json` (a run's too)."""
+    if name in RECIPES:
+        return RECIPES[name]()
+    path = Path(name)
+    if path.suffix == ".json" or path.exists():
+        data = read_json(path)
+        return Recipe.from_json(data["recipe"] if isinstance(data, dict) and "recipe" in data else data)
+    raise UserError(f"there is no recipe {name!r}; {nearest(name, RECIPES)}")

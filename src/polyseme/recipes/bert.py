@@ -1,0 +1,70 @@
+"""BERT's pre-training, and smaller runs of the same kind for one machine."""
+
+from __future__ import annotations
+
+from polyseme.objectives.specs import MaskedLM, MaskedPairs
+from polyseme.train.optim import OptimSpec
+from polyseme.train.recipe import BudgetSpec, Recipe
+from polyseme.train.schedule import ScheduleSpec
+
+
+def base() -> Recipe:
+    """BERT-base as in the paper: 256 × 512 tokens a step, a million steps.
+
+    Devlin et al. 2019, appendix A.2: Adam at 1e-4 with β₂ 0.999, decay 0.01, warm-up over 10,000 steps, linear decay,
+    dropout 0.1. The paper trains 90 % of the steps at length 128; here all are at 512.
+    """
+    return Recipe(
+        name="bert-base",
+        family="bert",
+        size="base",
+        objective=MaskedPairs(repeats=10),
+        max_len=512,
+        batch_tokens=131072,
+        bin_tokens=32768,
+        budget=BudgetSpec(steps=1_000_000),
+        optim=OptimSpec(rate=1e-4),
+        schedule=ScheduleSpec("linear", warmup=10_000),
+        compile=True,
+        eval_every=5000,
+        save_every=5000,
+        log_every=100,
+    )
+
+
+def large() -> Recipe:
+    """BERT-large as in the paper."""
+    return base().replace(name="bert-large", size="large", bin_tokens=16384)
+
+
+def small() -> Recipe:
+    """BERT-small (L4 H512) with masked words alone: a day's text on one GPU in an hour."""
+    return Recipe(
+        name="bert-small",
+        family="bert",
+        size="small",
+        objective=MaskedLM(unit="word"),
+        max_len=128,
+        batch_tokens=131072,
+        bin_tokens=65536,
+        budget=BudgetSpec(steps=20_000),
+        optim=OptimSpec(rate=1e-3, beta2=0.98),
+        schedule=ScheduleSpec("linear", warmup=1000),
+    )
+
+
+def tiny() -> Recipe:
+    """BERT-tiny (L2 H128): minutes on a CPU, to try things out."""
+    return Recipe(
+        name="bert-tiny",
+        family="bert",
+        size="tiny",
+        objective=MaskedPairs(),
+        max_len=128,
+        batch_tokens=8192,
+        bin_tokens=8192,
+        budget=BudgetSpec(steps=2000),
+        optim=OptimSpec(rate=2e-3, beta2=0.98),
+        eval_every=250,
+        save_every=250,
+    )

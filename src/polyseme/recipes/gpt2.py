@@ -1,0 +1,51 @@
+"""GPT-2's pre-training, and a small run of the same kind."""
+
+from __future__ import annotations
+
+from polyseme.objectives.specs import CausalLM
+from polyseme.train.optim import OptimSpec
+from polyseme.train.recipe import BudgetSpec, Recipe
+from polyseme.train.schedule import ScheduleSpec
+
+
+def small() -> Recipe:
+    """GPT-2 small: 512 × 1,024 tokens a step.
+
+    The batch is the paper's (§2.3); it gives no rate or length of training, so those follow GPT-3's table 2.1 for the
+    same size: 6e-4, cosine to a tenth, β₂ 0.95, decay 0.1.
+    """
+    return Recipe(
+        name="gpt2-small",
+        family="gpt2",
+        size="small",
+        objective=CausalLM(),
+        max_len=1024,
+        batch_tokens=524288,
+        bin_tokens=32768,
+        budget=BudgetSpec(tokens=10_000_000_000),
+        optim=OptimSpec(rate=6e-4, beta2=0.95, eps=1e-8, decay=0.1),
+        schedule=ScheduleSpec("cosine", warmup=700, floor=0.1),
+        compile=True,
+        eval_every=1000,
+        save_every=1000,
+        log_every=50,
+    )
+
+
+def tiny() -> Recipe:
+    """GPT-2 at L2 H128: minutes on a CPU, to try things out."""
+    return Recipe(
+        name="gpt2-tiny",
+        family="gpt2",
+        size="tiny",
+        model={"dropout": 0.0, "attention_dropout": 0.0},
+        objective=CausalLM(),
+        max_len=128,
+        batch_tokens=8192,
+        bin_tokens=8192,
+        budget=BudgetSpec(steps=1000),
+        optim=OptimSpec(rate=3e-3, beta2=0.98),
+        schedule=ScheduleSpec("cosine", warmup=100, floor=0.1),
+        eval_every=250,
+        save_every=250,
+    )

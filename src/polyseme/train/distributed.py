@@ -1,0 +1,62 @@
+"""The few collective operations the loop needs; all do nothing when there is one process."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def start() -> tuple[int, int]:
+    """(rank, world size), joining the group `torchrun` described, if any."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        return 0, 1
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    return dist.get_rank(), world
+
+
+def sum_counts(counts: dict[str, int], device: torch.device) -> dict[str, int]:
+    """Counts over every rank: one small all-reduce a step."""
+    if not dist.is_initialized():
+        return counts
+    names = sorted(counts)
+    total = torch.tensor([counts[n] for n in names], device=device)
+    dist.all_reduce(total)
+    return dict(zip(names, total.tolist()))
+
+
+def sum_gradients(model: nn.Module) -> None:
+    """Add every rank's gradients: losses are already divided by the step's counts, so a sum is the mean."""
+    if not dist.is_initialized():
+        return
+    gradients = []
+    for p in model.parameters():
+        if p.requires_grad:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            gradients.append(p.grad)
+    flat = torch.cat([g.flatten() for g in gradients])
+    dist.all_reduce(flat)
+    for g, part in zip(gradients, flat.split([g.numel() for g in gradients])):
+        g.copy_(part.view_as(g))
+
+
+def sum_values(values: torch.Tensor) -> torch.Tensor:
+    if dist.is_initialized():
+        dist.all_reduce(values)
+    return values
+
+
+def agree(flag: bool, device: torch.device) -> bool:
+    """True on every rank if it is on any: a signal that reached one process stops all at the same step."""
+    if not dist.is_initialized():
+        return flag
+    value = torch.tensor(int(flag), device=device)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return bool(value.item())

@@ -1,0 +1,82 @@
+"""AdamW with decay groups, and its state as plain named tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from polyseme.parts.spec import Spec
+
+
+@dataclass(frozen=True)
+class OptimSpec(Spec):
+    """AdamW. Decay touches matrices only, not biases and norms (BERT, appendix A.2).
+
+    `layer_decay` below 1 gives each layer that factor of the rate of the one above it.
+    """
+
+    rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-6
+    decay: float = 0.01
+    clip: float = 1.0
+    layer_decay: float = 1.0
+
+    def build(self, model: nn.Module, groups: list[list[nn.Parameter]]) -> torch.optim.AdamW:
+        """`groups` are the trunk's, from input to output; what is in none of them (the heads) comes last."""
+        depth = {id(p): i for i, group in enumerate(groups) for p in group}
+        top = len(groups)
+        split: dict[tuple[int, bool], list[nn.Parameter]] = {}
+        for p in model.parameters():
+            if p.requires_grad:
+                split.setdefault((depth.get(id(p), top), p.ndim >= 2), []).append(p)
+        if self.layer_decay == 1.0:
+            joined: dict[tuple[int, bool], list[nn.Parameter]] = {}
+            for (_, decays), group in split.items():
+                joined.setdefault((top, decays), []).extend(group)
+            split = joined
+        cuda = any(p.is_cuda for p in model.parameters())
+        return torch.optim.AdamW(
+            [
+                {
+                    "params": group,
+                    "weight_decay": self.decay if decays else 0.0,
+                    "scale": self.layer_decay ** (top - level),
+                }
+                for (level, decays), group in split.items()
+            ],
+            lr=self.rate,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+            fused=True if cuda or _fused_on_cpu() else None,
+        )
+
+
+def _fused_on_cpu() -> bool:
+    return torch.get_default_dtype() == torch.float32
+
+
+def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimiser.param_groups:
+        group["lr"] = rate * group.get("scale", 1.0)
+
+
+def optimiser_state(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """Moments and counts under `<parameter>/<what>`."""
+    return {
+        f"{name}/{key}": value
+        for name, p in model.named_parameters()
+        for key, value in optimiser.state.get(p, {}).items()
+    }
+
+
+def load_optimiser_state(optimiser: torch.optim.Optimizer, model: nn.Module, state: dict[str, Tensor]) -> None:
+    parameters = dict(model.named_parameters())
+    for name, value in state.items():
+        parameter, _, key = name.rpartition("/")
+        p = parameters[parameter]
+        # the step count stays where AdamW keeps it: on the device if fused on CUDA, else on the CPU
+        optimiser.state[p][key] = value.clone() if key == "step" and not p.is_cuda else value.to(p.device).clone()

@@ -1,0 +1,313 @@
+"""Pre-training: a recipe and a corpus to a run folder with a model in it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import platform
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyseme.corpus.order import Cursor, Order
+from polyseme.corpus.store import Corpus
+from polyseme.errors import UserError
+from polyseme.files import read_json, write_json, write_text
+from polyseme.objectives.batch import Batch
+from polyseme.objectives.packing import Bound, Shape, Vocabulary
+from polyseme.objectives.terms import losses, scores
+from polyseme.parts.model import Model
+from polyseme.progress import progress
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train import distributed
+from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from polyseme.train.cost import num_parameters
+from polyseme.train.loop import Report, Training, train
+from polyseme.train.optim import load_optimiser_state, optimiser_state
+from polyseme.train.recipe import Recipe
+from polyseme.weights.folder import save_model
+
+
+class Stopped(Exception):
+    """A signal asked the run to leave; everything done so far is saved."""
+
+    def __init__(self, signum: int, step: int):
+        super().__init__(f"stopped at step {step} and saved; go on with --resume")
+        self.signum = signum
+
+
+@dataclass
+class Data:
+    """A corpus read by an objective in the order of a recipe, for one rank."""
+
+    bound: Bound
+    order: Order
+    shape: Shape | None
+    rank: int = 0
+    world: int = 1
+
+    def steps(self, cursor: Cursor) -> Iterator[tuple[list[Batch], Cursor]]:
+        for bins, after in self.order.steps(cursor, self.rank, self.world):
+            yield [self.bound.batch(b.ids, b.epoch, self.shape) for b in bins], after
+
+
+def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False) -> dict[str, Any]:
+    """Run the recipe and return its results: losses, perplexity, cost. What is written is described in the design."""
+    rank, world = distributed.start()
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    torch.use_deterministic_algorithms(device.type == "cpu")
+    corpus = Corpus.open(corpus_path)
+    tokenizer = Tokenizer.load(corpus_path / "tokenizer")
+    if tokenizer.hash != corpus.tokenizer_hash:
+        raise UserError(f"{corpus_path}/tokenizer is not the tokenizer this corpus was made with")
+    recipe = recipe.check()
+    spec = recipe.model_spec(tokenizer.vocab_size)
+    kept, held = corpus.split(recipe.holdout)
+    vocabulary = _vocabulary(tokenizer)
+    bound = recipe.objective.bind(kept, vocabulary, recipe.max_len, recipe.seed)
+    shape = bound.shape(recipe.bin_tokens) if recipe.compile else None
+    bins = recipe.batch_tokens // recipe.bin_tokens
+    order = Order(bound, recipe.bin_tokens, bins, recipe.seed, bin_sequences=shape.samples if shape else 0)
+    data = Data(bound, order, shape, rank, world)
+    valid = recipe.objective.bind(held, vocabulary, recipe.max_len, recipe.seed) if held is not None else None
+
+    torch.manual_seed(recipe.seed + 1)
+    model = spec.build(recipe.seed).to(device)
+    precision = ("bf16" if device.type == "cuda" else "float32") if recipe.precision == "auto" else recipe.precision
+    run = Training(
+        model,
+        recipe.optim.build(model, model.trunk.groups()),
+        recipe.optim,
+        recipe.schedule,
+        total=0,
+        device=device,
+        precision=precision,
+        terms=compiled(losses) if recipe.compile else losses,
+    )
+    environment = {
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "world": world,
+        "compile": recipe.compile,
+        "precision": precision,
+    }
+    checkpoint = _open_run(out, recipe, corpus, resume)
+    cursor, spent = Cursor(), {"tokens": 0, "flops": 0, "seconds": 0.0}
+    if checkpoint is None:
+        run.total = _total_steps(recipe, run, data)
+    else:
+        cursor, spent = _restore(run, checkpoint, environment)
+    log = Log(out, run.start) if rank == 0 else None
+    results: dict[str, Any] = {}
+
+    def save(report: Report) -> None:
+        if rank == 0:
+            rng = {"cpu": torch.get_rng_state()}
+            if device.type == "cuda":
+                rng["cuda"] = torch.cuda.get_rng_state()
+            tensors = {
+                "model": model.state_dict(),
+                "optimiser": optimiser_state(run.optimiser, model),
+                "rng": rng,
+            }
+            state = {
+                "total": run.total,
+                "cursor": dataclasses.asdict(report.cursor),
+                "spent": spent,
+                "environment": environment,
+            }
+            save_checkpoint(out / "checkpoints", Checkpoint(report.step, tensors, state), recipe.keep)
+
+    with _signals() as caught, progress("pretrain", run.total * recipe.batch_tokens, "tokens") as bar:
+        bar.skip(run.start * recipe.batch_tokens)
+        for report in train(run, data.steps(cursor)):
+            spent["tokens"] += report.tokens
+            spent["flops"] += report.flops * world
+            spent["seconds"] += report.seconds
+            done = report.step == run.total
+            if log is not None:
+                log.add(report, every=recipe.log_every, last=done)
+            bar.advance(recipe.batch_tokens, ", ".join(f"{n} {v:.3f}" for n, v in report.loss.items()))
+            if valid is not None and (done or report.step % recipe.eval_every == 0):
+                results = evaluate(run, valid, recipe)
+                if log is not None:
+                    log.write({"step": report.step, "valid": results})
+            stop = distributed.agree(bool(caught), device)
+            if done or stop or report.step % recipe.save_every == 0:
+                save(report)
+            if stop and not done:
+                raise Stopped(caught[0] if caught else signal.SIGTERM, report.step)
+    results = {
+        "valid": results,
+        "steps": run.total,
+        "parameters": num_parameters(model),
+        "tokens": spent["tokens"],
+        "flops": spent["flops"],
+        "device_hours": spent["seconds"] * world / 3600,
+        "environment": environment,
+    }
+    if rank == 0:
+        notes = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash}
+        save_model(out / "model", model, tokenizer, notes)
+        write_json(out / "results.json", results)
+    return results
+
+
+@torch.no_grad()
+def evaluate(run: Training, bound: Bound, recipe: Recipe) -> dict[str, float]:
+    """Mean loss and accuracy of each term on held-out text, always on the same damage; perplexity of the words."""
+    order = Order(bound, recipe.bin_tokens)
+    sums: dict[str, list[float]] = {}
+    tokens = 0
+    run.model.eval()
+    for bins, after in order.steps(Cursor()):
+        batch = bound.batch(bins[0].ids, 0, None).to(run.device)
+        with run.autocast():
+            for name, parts in scores(run.model, batch).items():
+                sums[name] = [a + b for a, b in zip(sums.get(name, [0, 0, 0]), parts)]
+        tokens += batch.num_tokens
+        if tokens >= recipe.eval_tokens or after.epoch > 0:
+            break
+    run.model.train()
+    found = {}
+    for name, (loss, right, count) in sums.items():
+        found[name] = loss / max(count, 1)
+        found[f"{name}_accuracy"] = right / max(count, 1)
+        if name in ("masked", "next"):
+            found["perplexity"] = math.exp(min(found[name], 50.0))
+    return found
+
+
+def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    ids = tokenizer.specials
+    return Vocabulary(tokenizer.vocab_size, tokenizer.special_ids, ids.cls, ids.sep, ids.mask, ids.bos, ids.eos)
+
+
+def compiled(function: Callable[[Model, Batch], dict[str, Tensor]]) -> Callable[[Model, Batch], dict[str, Tensor]]:
+    """The function compiled, or, on a machine without a compiler, one line and the function itself."""
+    import sys
+
+    try:
+        torch.compile(lambda x: x * 2 + 1)(torch.ones(3))
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0][:120]
+        print(f"torch.compile does not work here ({reason}); going on without it", file=sys.stderr)
+        return function
+    return torch.compile(function)
+
+
+class Log:
+    """`log.jsonl` and TensorBoard events. A resumed run continues both where its checkpoint stood."""
+
+    def __init__(self, out: Path, start: int):
+        self.path = out / "log.jsonl"
+        rows = self.path.read_text(encoding="utf-8").splitlines() if start and self.path.exists() else []
+        kept = [row for row in rows if json.loads(row)["step"] <= start]
+        write_text(self.path, "".join(row + "\n" for row in kept))
+        self.began = time.time()
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(out / "tensorboard"), purge_step=start + 1 if start else None)
+        except ImportError:
+            self.board = None
+
+    def add(self, report: Report, every: int, last: bool) -> None:
+        if report.step % every == 0 or report.step == 1 or last:
+            row = {k: v for k, v in dataclasses.asdict(report).items() if k not in ("cursor", "flops")}
+            self.write(row | {"tokens_per_second": report.tokens / max(report.seconds, 1e-9)})
+
+    def write(self, row: dict[str, Any]) -> None:
+        with open(self.path, "a", encoding="utf-8") as f:
+            f.write(json.dumps(row) + "\n")
+        if self.board is not None:
+            for key, value in row.items():
+                flat = {f"{key}/{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+                for name, number in flat.items():
+                    self.board.add_scalar(name, number, row["step"])
+            self.board.flush()
+
+
+def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool) -> Checkpoint | None:
+    """Begin a run folder, or find where an earlier one stopped."""
+    saved = {"recipe": recipe.to_json(), "corpus": str(corpus.path), "corpus_hash": corpus.manifest_hash}
+    path = out / "recipe.json"
+    if not path.exists():
+        write_json(path, saved)
+        return None
+    if not resume:
+        raise UserError(f"{out} already holds a run: give --resume to go on with it, or another --out")
+    before = read_json(path)
+    if before["corpus_hash"] != saved["corpus_hash"]:
+        raise UserError(f"{out} was begun on another corpus ({before['corpus']})")
+    if before["recipe"] != saved["recipe"]:
+        key = next(k for k in saved["recipe"] if before["recipe"].get(k) != saved["recipe"][k])
+        old, new = before["recipe"].get(key), saved["recipe"][key]
+        raise UserError(f"{out} was begun with another recipe: {key} was {old!r}, now {new!r}")
+    return load_checkpoint(out / "checkpoints")
+
+
+def _restore(run: Training, checkpoint: Checkpoint, environment: dict[str, Any]) -> tuple[Cursor, dict[str, Any]]:
+    import sys
+
+    state = checkpoint.state
+    changed = {k: v for k, v in state["environment"].items() if environment.get(k) != v}
+    for key, was in changed.items():
+        print(f"note: {key} was {was}, now {environment.get(key)}: the result may differ in bits", file=sys.stderr)
+    run.model.load_state_dict(checkpoint.tensors["model"])
+    load_optimiser_state(run.optimiser, run.model, checkpoint.tensors["optimiser"])
+    torch.set_rng_state(checkpoint.tensors["rng"]["cpu"])
+    if "cuda" in checkpoint.tensors["rng"] and run.device.type == "cuda":
+        torch.cuda.set_rng_state(checkpoint.tensors["rng"]["cuda"])
+    run.start, run.total = checkpoint.step, state["total"]
+    return Cursor(**state["cursor"]), state["spent"]
+
+
+def _total_steps(recipe: Recipe, run: Training, data: Data) -> int:
+    """The budget as a number of steps; for minutes, by timing a few steps on a copy of the model."""
+    if recipe.budget.steps:
+        return recipe.budget.steps
+    if recipe.budget.tokens:
+        return math.ceil(recipe.budget.tokens / recipe.batch_tokens)
+    state = torch.get_rng_state()
+    trial_model = copy.deepcopy(run.model)
+    trial = dataclasses.replace(
+        run, model=trial_model, optimiser=run.optim.build(trial_model, trial_model.trunk.groups()), total=12
+    )
+    times = [(report.seconds, time.perf_counter()) for report in train(trial, data.steps(Cursor()))]
+    torch.set_rng_state(state)
+    each = (times[-1][1] - times[3][1]) / (len(times) - 4)
+    return max(int(recipe.budget.minutes * 60 / each), 1)
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM instead of dying; a second Ctrl-C interrupts at once."""
+    caught: list[int] = []
+
+    def note(signum: int, frame: Any) -> None:
+        if caught and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        caught.append(signum)
+
+    try:
+        before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: signals stay with whoever runs it
+        yield caught
+        return
+    try:
+        yield caught
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

@@ -1,0 +1,80 @@
+"""A Recipe says everything about one run; it is saved beside the run's result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from polyseme.errors import UserError, nearest
+from polyseme.families import FAMILIES
+from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs
+from polyseme.parts.model import ModelSpec
+from polyseme.parts.spec import Spec
+from polyseme.train.optim import OptimSpec
+from polyseme.train.schedule import ScheduleSpec
+
+
+@dataclass(frozen=True)
+class BudgetSpec(Spec):
+    """How long: the first of these that is not zero. Minutes become steps by a short calibration, once."""
+
+    steps: int = 0
+    tokens: int = 0
+    minutes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Recipe(Spec):
+    """One pre-training run. `model` holds arguments of the family's trunk; its vocabulary is the corpus's.
+
+    A step reads `batch_tokens`, in micro-batches of `bin_tokens`; what is held out for validation is the last
+    `holdout` share of the documents.
+    """
+
+    name: str
+    family: str
+    size: str = ""
+    model: dict[str, int | float | str] = field(default_factory=dict)
+    objective: MaskedLM | MaskedPairs | CausalLM = field(default_factory=MaskedLM)
+    max_len: int = 128
+    batch_tokens: int = 16384
+    bin_tokens: int = 16384
+    budget: BudgetSpec = field(default_factory=lambda: BudgetSpec(steps=1000))
+    optim: OptimSpec = field(default_factory=OptimSpec)
+    schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
+    seed: int = 0
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    compile: bool = False
+    holdout: float = 0.01
+    eval_every: int = 500
+    eval_tokens: int = 65536
+    save_every: int = 500
+    keep: int = 2
+    log_every: int = 10
+
+    def model_spec(self, vocab_size: int) -> ModelSpec:
+        """The model, its heads those that the objective trains."""
+        if self.family not in FAMILIES:
+            raise UserError(f"unknown family {self.family!r}; {nearest(self.family, FAMILIES)}")
+        family = FAMILIES[self.family]
+        arguments = family.trunk.__annotations__.keys() - {"return"}
+        for key in self.model:
+            if key not in arguments:
+                raise UserError(f"unknown key {key!r} in model; {nearest(key, arguments)}")
+        spec = family.spec(self.size or None, **{**self.model, "vocab_size": vocab_size})
+        if unfit := [name for name in self.objective.terms if name not in spec.heads]:
+            raise UserError(f"{type(self.objective).__name__} needs a head {unfit[0]!r}, which {self.family} has not")
+        if self.max_len > spec.trunk.embeddings.max_len:
+            limit = spec.trunk.embeddings.max_len
+            raise UserError(f"max_len {self.max_len} is longer than the model reads ({limit})")
+        return spec.replace(heads={name: spec.heads[name] for name in self.objective.terms})
+
+    def check(self) -> Recipe:
+        """Itself, if its numbers fit each other."""
+        if self.bin_tokens < self.max_len:
+            raise UserError(f"bin_tokens {self.bin_tokens} is smaller than max_len {self.max_len}")
+        if self.batch_tokens % self.bin_tokens:
+            raise UserError(f"batch_tokens {self.batch_tokens} is not a multiple of bin_tokens {self.bin_tokens}")
+        if not any((self.budget.steps, self.budget.tokens, self.budget.minutes)):
+            raise UserError("the budget is empty: set budget.steps, budget.tokens or budget.minutes")
+        return self

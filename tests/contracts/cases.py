@@ -1,0 +1,64 @@
+"""Every family as a tiny model, so that a law is written once and a new family gets it for free."""
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from polyseme.families import FAMILIES
+from polyseme.objectives.batch import Batch, Targets
+from polyseme.parts.heads import LanguageHeadSpec
+from polyseme.parts.layout import Layout
+from polyseme.parts.model import Model, ModelSpec
+
+VOCAB = 61
+NAMES = list(FAMILIES)
+CAUSAL = [name for name in NAMES if FAMILIES[name].spec().trunk.causal]
+DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
+
+
+def tiny_spec(family: str, dropout: float = 0.0) -> ModelSpec:
+    return FAMILIES[family].spec(
+        num_layers=3, dim=24, num_heads=3, ffn_dim=40, vocab_size=VOCAB, max_len=32, dropout=dropout,
+        attention_dropout=dropout,
+    )  # fmt: skip
+
+
+def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> Model:
+    """Weights far from their start, so that every bias and norm shows."""
+    model = tiny_spec(family).build(seed=1).to(dtype).eval()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=generator, dtype=torch.float64).to(dtype) * 0.2)
+    return model
+
+
+def sequences(lengths: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, VOCAB, (n,), generator=generator) for n in lengths]
+
+
+def segments_of(layout: Layout, family: str) -> torch.Tensor | None:
+    return (layout.positions >= 3).long() if FAMILIES[family].spec().trunk.embeddings.num_segments else None
+
+
+def training_batch(model: Model, rows: list[torch.Tensor], seed: int = 3) -> Batch:
+    """A batch with targets for each of the model's heads; the draw belongs to the sequence, not to the batch."""
+    layout = Layout.of([len(r) for r in rows])
+    begins = np.cumsum([0, *layout.lengths])
+    targets = {}
+    for name, head in model.spec.heads.items():
+        if isinstance(head, LanguageHeadSpec):
+            where = np.concatenate([b + np.arange(0, n, 2) for b, n in zip(begins, layout.lengths)])
+            what = np.concatenate([(r.numpy()[::2] * 7 + seed) % VOCAB for r in rows])
+        else:
+            where = np.arange(len(rows))
+            what = np.array([int(r.sum()) % len(head.labels) for r in rows])
+        targets[name] = Targets(torch.from_numpy(where), torch.from_numpy(what), len(where))
+    segments = segments_of(layout, model.spec.family)
+    return Batch(torch.cat(rows), layout, segments, targets, layout.total)
+
+
+def with_dropout(spec: ModelSpec, dropout: float) -> ModelSpec:
+    return dataclasses.replace(spec, trunk=tiny_spec(spec.family, dropout).trunk)

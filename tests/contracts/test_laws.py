@@ -1,0 +1,156 @@
+"""The laws of the design, over every family. Law 5 (resume) is in test_resume.py."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from polyseme.families import FAMILIES
+from polyseme.parts.layout import Layout
+from polyseme.parts.model import Model, ModelSpec
+from polyseme.train.loop import Training, train
+from polyseme.train.optim import OptimSpec
+from polyseme.train.schedule import ScheduleSpec
+from polyseme.weights.table import to_ours, to_theirs
+from tests.contracts import cases
+
+LENGTHS = (5, 9, 9, 1, 12, 5)
+
+
+@pytest.mark.parametrize("dtype,tolerance", cases.DTYPES)
+@pytest.mark.parametrize("family", cases.NAMES)
+def test_packing_alone_equals_among_neighbours(family, dtype, tolerance):
+    model = cases.tiny_model(family, dtype)
+    rows = cases.sequences(LENGTHS)
+    layout = Layout.of(LENGTHS)
+    with torch.no_grad():
+        together = model.trunk(torch.cat(rows), layout, cases.segments_of(layout, family)).last
+        pooled = model.trunk.pool(together, layout)
+        for i, (row, found) in enumerate(zip(rows, together.split(list(LENGTHS)))):
+            one = Layout.of([len(row)])
+            alone = model.trunk(row, one, cases.segments_of(one, family)).last
+            torch.testing.assert_close(found, alone, atol=tolerance, rtol=0)
+            torch.testing.assert_close(pooled[i : i + 1], model.trunk.pool(alone, one), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("family", cases.NAMES)
+def test_packing_of_a_fixed_shape_changes_nothing(family):
+    model = cases.tiny_model(family)
+    rows = cases.sequences(LENGTHS)
+    plain, filled = Layout.of(LENGTHS), Layout.of([*LENGTHS, 4], slots=11, longest=20)
+    with torch.no_grad():
+        expected = model.trunk(torch.cat(rows), plain).last
+        found = model.trunk(torch.cat([*rows, torch.zeros(4, dtype=torch.long)]), filled).last
+    torch.testing.assert_close(found[:-4], expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("dtype,tolerance", cases.DTYPES)
+@pytest.mark.parametrize("family", cases.CAUSAL)
+def test_memory_in_chunks_equals_at_once(family, dtype, tolerance):
+    model = cases.tiny_model(family, dtype)
+    rows = cases.sequences((7, 12, 4))
+    with torch.no_grad():
+        at_once = model.trunk(torch.cat(rows), Layout.of([7, 12, 4])).last.split([7, 12, 4])
+        memory, found = None, [[], [], []]
+        done = [0, 0, 0]
+        for sizes in ((3, 1, 2), (1, 6, 1), (3, 5, 1)):
+            chunk = [row[d : d + n] for row, d, n in zip(rows, done, sizes)]
+            reading = model.trunk(torch.cat(chunk), Layout.of(sizes), memory=memory, remember=True)
+            for i, part in enumerate(reading.last.split(list(sizes))):
+                found[i].append(part)
+            memory, done = reading.memory, [d + n for d, n in zip(done, sizes)]
+    for parts, expected in zip(found, at_once):
+        torch.testing.assert_close(torch.cat(parts), expected, atol=tolerance, rtol=0)
+
+
+def gradients(model: Model, batches: list) -> dict[str, torch.Tensor]:
+    """The gradients after one step of the real loop, clipping off."""
+    optim = OptimSpec(rate=0.0, clip=0.0)
+    run = Training(model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec(), 1, torch.device("cpu"))
+    list(train(run, [(batches, None)]))
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("dtype,tolerance", cases.DTYPES)
+@pytest.mark.parametrize("family", cases.NAMES)
+def test_sum_any_micro_batches_give_the_same_gradient(family, dtype, tolerance):
+    model = cases.tiny_model(family, dtype)
+    rows = cases.sequences(LENGTHS)
+    whole = gradients(model, [cases.training_batch(model, rows)])
+    for cut in ((1, 2, 3), (6,), (3, 3), (1, 1, 1, 1, 1, 1)):
+        parts, at = [], 0
+        for n in cut:
+            parts.append(cases.training_batch(model, rows[at : at + n]))
+            at += n
+        for name, found in gradients(model, parts).items():
+            torch.testing.assert_close(found, whole[name], atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("family", cases.NAMES)
+def test_sum_a_step_without_targets_is_zero_not_nan(family):
+    model = cases.tiny_model(family)
+    batch = cases.training_batch(model, cases.sequences((4, 3)))
+    for targets in batch.targets.values():
+        object.__setattr__(targets, "rows", targets.rows[:0])
+        object.__setattr__(targets, "values", targets.values[:0])
+        object.__setattr__(targets, "count", 0)
+    assert all((g == 0).all() for g in gradients(model, [batch]).values())
+
+
+def test_sum_two_ranks_give_the_same_gradient(tmp_path):
+    """Real processes under gloo, each with every other bin of the step, as the order hands them out."""
+    root = Path(__file__).parents[2]
+    environment = dict(os.environ, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="0", OMP_NUM_THREADS="1")
+    environment["PYTHONPATH"] = f"{root}{os.pathsep}{root / 'src'}"
+    environment["RENDEZVOUS"] = str(tmp_path / "store")
+    ranks = [
+        subprocess.Popen([sys.executable, str(Path(__file__).with_name("two_ranks.py")), str(tmp_path)],
+                         env=environment | {"RANK": str(rank)})
+        for rank in range(2)
+    ]  # fmt: skip
+    assert [process.wait(timeout=120) for process in ranks] == [0, 0]
+    for family in cases.NAMES:
+        model = cases.tiny_model(family)
+        rows = cases.sequences(LENGTHS)
+        expected = gradients(model, [cases.training_batch(model, [row]) for row in rows])
+        for rank in range(2):
+            found = torch.load(tmp_path / f"{family}-{rank}.pt")
+            for name, gradient in expected.items():
+                torch.testing.assert_close(found[name], gradient, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("family", cases.NAMES)
+def test_round_trip_of_specs(family):
+    for spec in (cases.tiny_spec(family), *(FAMILIES[family].spec(size) for size in FAMILIES[family].sizes)):
+        assert ModelSpec.from_json(spec.to_json()) == spec
+
+
+@pytest.mark.parametrize("family", cases.NAMES)
+def test_round_trip_of_weights(family):
+    model = cases.tiny_model(family)
+    state = model.state_dict()
+    theirs, left = to_theirs(FAMILIES[family], model.spec, state)
+    assert not left
+    shapes = {name: t.shape for name, t in state.items()}
+    back = to_ours(FAMILIES[family], model.spec, shapes, theirs, "test")
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize("dtype,tolerance", cases.DTYPES)
+@pytest.mark.parametrize("family", cases.NAMES)
+def test_causality(family, dtype, tolerance):
+    """A future token changes no past output of a causal trunk; it does change a bidirectional one."""
+    model = cases.tiny_model(family, dtype)
+    row = cases.sequences((10,))[0]
+    other = row.clone()
+    other[6] = (row[6] + 1) % cases.VOCAB
+    with torch.no_grad():
+        before, after = (model.trunk(r, Layout.of([10])).last[:6] for r in (row, other))
+    if model.spec.trunk.causal:
+        torch.testing.assert_close(before, after, atol=tolerance, rtol=0)
+    else:
+        assert ((before - after).abs().amax(-1) > 1e-6).all()
