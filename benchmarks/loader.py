@@ -1,0 +1,189 @@
+"""Tokens a second from the corpus to a masked batch, on one core, against `transformers`' collator.
+
+    python benchmarks/loader.py [--tokens 8000000] [--fixed]
+
+Ours is the whole path: order, gather from the memory-mapped shards, special tokens, pairs, masks, batch. The
+peer is `DataCollatorForLanguageModeling` alone, given samples that are already cut, shuffled, marked and in
+memory, in its fastest form (lists or arrays in, numpy or torch out), in the same run, on as many tokens.
+It has no sentence pairs, and its whole words need offsets: those rows are held against its plain masked LM.
+Its masking function alone, on a padded tensor that is ready, is printed below as the least it could take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from polyseme.corpus.order import Order
+from polyseme.objectives.packing import Bound, Vocabulary
+from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs, Objective
+
+if TYPE_CHECKING:
+    from polyseme.corpus.store import Corpus
+
+SIZE, SPECIALS, BIN = 30_522, 5, 16_384
+VOCABULARY = Vocabulary(SIZE, frozenset(range(SPECIALS)), cls=2, sep=3, mask=4, eos=1)
+AIM = 10e6
+ALONE = "masking alone"
+OBJECTIVES: dict[str, Objective] = {
+    "MLM": MaskedLM(),
+    "MLM, whole words": MaskedLM(unit="word"),
+    "MLM + NSP": MaskedPairs(),
+    "MLM + NSP, whole words": MaskedPairs(unit="word"),
+    "causal LM": CausalLM(),
+}
+
+
+def make_corpus(folder: Path, num_shards: int = 2, shard_tokens: int = 10_000_000) -> Corpus:
+    """Random shards on disk, as `prepare` lays them out.
+
+    Sentences of 5 to 44 tokens, documents of 5 to 54 sentences, words of 1.25 tokens.
+    """
+    from polyseme.corpus.store import FORMAT, Corpus, shard_file, token_type
+
+    rng = np.random.default_rng(0)
+    shards = []
+    for number in range(num_shards):
+        counts = rng.integers(5, 55, shard_tokens // 720)
+        lengths = rng.integers(5, 45, counts.sum())
+        tokens = rng.integers(SPECIALS, SIZE, lengths.sum()).astype(token_type(SIZE))
+        sentences = np.cumsum(lengths) - lengths
+        words = rng.random(len(tokens)) < 0.8
+        words[sentences] = True
+        parts = {
+            "tokens": tokens,
+            "sentences": sentences,
+            "documents": np.cumsum(counts) - counts,
+            "words": np.packbits(words, bitorder="little"),
+        }
+        files = {}
+        for part, values in parts.items():
+            path = folder / shard_file(number, part)
+            np.save(path, values)
+            files[path.name] = {"bytes": path.stat().st_size}
+        shards.append({"files": files})
+    manifest = {
+        "format": FORMAT,
+        "finished": True,
+        "vocab_size": SIZE,
+        "tokenizer_files": {},
+        "shards": shards,
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return Corpus.open(folder)
+
+
+def ours(bound: Bound, fixed: bool) -> Iterator[int]:
+    """Reads batches without end and yields the tokens of each."""
+    shape = bound.shape(BIN) if fixed else None
+    order = Order(bound, BIN, bins_per_step=4, bin_sequences=shape.samples if shape else 0)
+    for bins, _ in order.steps():
+        for found in bins:
+            yield bound.batch(found.ids, found.epoch, shape).num_tokens
+
+
+def peer_forms(max_len: int, mlm: bool) -> dict[str, Iterator[int]]:
+    """The collator over batches as large as ours, for each form of its input and output."""
+    from tokenizers import Tokenizer, models
+    from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] + [f"w{i}" for i in range(SPECIALS, SIZE)]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({n: i for i, n in enumerate(names)}, unk_token="[UNK]")),
+        pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
+    )  # fmt: skip
+    table = np.random.default_rng(0).integers(SPECIALS, SIZE, (BIN // max_len, max_len))
+    table[:, 0], table[:, -1] = 2, 3
+    marks = (table < SPECIALS).astype(np.int64)
+
+    def run(convert: Callable[[np.ndarray], Any], tensors: str) -> Iterator[int]:
+        collate = DataCollatorForLanguageModeling(tokenizer, mlm, return_tensors=tensors, seed=0)
+        rows = [
+            {"input_ids": convert(t), "attention_mask": convert(t * 0 + 1), "special_tokens_mask": convert(m)}
+            for t, m in zip(table, marks)
+        ]
+        while True:
+            batch = collate([dict(row) for row in rows])
+            yield int(batch["input_ids"].shape[0] * batch["input_ids"].shape[1])
+
+    def alone() -> Iterator[int]:
+        collate = DataCollatorForLanguageModeling(tokenizer, seed=0)
+        collate.create_rng()
+        ready, special = torch.from_numpy(table), torch.from_numpy(marks)
+        while True:
+            tokens, _ = collate.torch_mask_tokens(ready.clone(), special)
+            yield tokens.numel()
+
+    inputs: dict[str, Callable[[np.ndarray], Any]] = {"lists": np.ndarray.tolist, "arrays": np.asarray}
+    forms = {f"{i} to {t}": run(convert, t) for i, convert in inputs.items() for t in ("np", "pt")}
+    return forms | ({ALONE: alone()} if mlm else {})
+
+
+def peer_rates(max_len: int, mlm: bool, num_tokens: int) -> dict[str, float]:
+    return {form: rate(batches, num_tokens) for form, batches in peer_forms(max_len, mlm).items()}
+
+
+def rate(batches: Iterable[int], num_tokens: int) -> float:
+    """Tokens a second of processor time over `num_tokens`, best of three, after one batch to warm up."""
+    reader = iter(batches)
+    next(reader)
+    best = 0.0
+    for _ in range(3):
+        done, start = 0, time.process_time()
+        while done < num_tokens:
+            done += next(reader)
+        best = max(best, done / (time.process_time() - start))
+    return best
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--tokens", type=int, default=3_000_000, help="tokens in each of three timings")
+    parser.add_argument("--fixed", action="store_true", help="batches of one fixed shape, for torch.compile")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    import transformers
+
+    print(f"{date.today()}  {processor()}, one thread of {os.cpu_count()}")
+    print(f"Python {platform.python_version()}, numpy {np.__version__}, torch {torch.__version__}, "
+          f"transformers {transformers.__version__}")  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = make_corpus(Path(folder))
+        print(f"{corpus.num_tokens / 1e6:.1f} M tokens, micro-batches of {BIN:,}; in million tokens/s\n")
+        print(f"{'objective':<24}{'length':>7}{'polyseme':>10}{'transformers':>14}{'ratio':>8}{'fill':>7}")
+        for max_len in (128, 512):
+            peers = {mlm: peer_rates(max_len, mlm, options.tokens) for mlm in (True, False)}
+            for name, spec in OBJECTIVES.items():
+                bound = spec.bind(corpus, VOCABULARY, max_len, 0)
+                found, fill = rate(ours(bound, options.fixed), options.tokens), Order(bound, BIN).fill()
+                peer = max(r for form, r in peers[name != "causal LM"].items() if form != ALONE)
+                missed = "" if found >= AIM else f"  below the aim of {AIM / 1e6:.0f}"
+                print(f"{name:<24}{max_len:>7}{found / 1e6:>10.1f}{peer / 1e6:>14.2f}"
+                      f"{found / peer:>7.1f}×{fill:>7.1%}{missed}")  # fmt: skip
+            shown = ", ".join(f"{form} {found / 1e6:.2f}" for form, found in peers[True].items())
+            print(f"  (transformers' masked LM by form: {shown})")
+
+
+if __name__ == "__main__":
+    main()

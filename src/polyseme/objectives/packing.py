@@ -1,0 +1,176 @@
+"""From token ranges of a corpus to a packed batch, of exact size or of one fixed shape."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from polyseme.corpus.order import Samples
+from polyseme.errors import UserError
+from polyseme.objectives.batch import IGNORED, Batch, Targets
+from polyseme.parts.layout import Layout
+
+if TYPE_CHECKING:
+    from polyseme.corpus.store import Corpus
+
+Rows = tuple[np.ndarray, np.ndarray]  # the rows to predict, and their true values
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What an objective has to know of a tokenizer."""
+
+    size: int
+    specials: frozenset[int]
+    cls: int | None = None
+    sep: int | None = None
+    mask: int | None = None
+    bos: int | None = None
+    eos: int | None = None
+
+    @cached_property
+    def ordinary(self) -> np.ndarray:
+        """bool [size]: the ids that text is made of, which may be masked and drawn as replacements."""
+        found = np.ones(self.size, dtype=bool)
+        found[list(self.specials)] = False
+        return found
+
+    def need(self, name: str, objective: str) -> int:
+        token = getattr(self, name)
+        if token is None:
+            raise UserError(f"{objective} needs a {name} token, which this tokenizer lacks")
+        return int(token)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One shape for every micro-batch, so that `torch.compile` sees one graph."""
+
+    tokens: int
+    sequences: int  # slots in the layout, filler counted
+    longest: int
+    rows: int  # predicted tokens
+
+    @property
+    def samples(self) -> int:
+        """How many samples a bin may hold such that its filler finds a slot too."""
+        return self.sequences - -(-self.tokens // self.longest)
+
+
+class Bound(ABC):
+    """An objective tied to a corpus and a vocabulary: numbered samples in, packed batches out.
+
+    `longest` is the most tokens a sample can come out with; `overhead` the special tokens a sample is given.
+    """
+
+    def __init__(self, samples: Samples, longest: int, overhead: int):
+        if not len(samples):
+            raise UserError("the corpus has no text to read")
+        self.samples, self.longest, self.overhead = samples, longest, overhead
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @abstractmethod
+    def lengths(self, ids: np.ndarray, epoch: int) -> np.ndarray:
+        """How long samples come out in an epoch, special tokens counted."""
+
+    @abstractmethod
+    def batch(self, ids: np.ndarray, epoch: int, shape: Shape | None = None) -> Batch:
+        """The batch of these samples in this epoch: a function of nothing else."""
+
+    @abstractmethod
+    def rows(self, num_tokens: int) -> int:
+        """A cap on predicted tokens among `num_tokens` that is passed once in many millions of batches."""
+
+    def shape(self, bin_tokens: int) -> Shape:
+        """The fixed shape for bins of this size: room for the usual number of samples and six deviations."""
+        sizes = self.samples.lengths + self.overhead
+        usual = bin_tokens / sizes.mean()
+        spread = sizes.std() / sizes.mean() * math.sqrt(usual)
+        samples = min(math.ceil(usual * 1.05 + 6 * spread) + 1, bin_tokens)
+        filler = -(-bin_tokens // self.longest)
+        return Shape(bin_tokens, samples + filler, self.longest, _rounded(self.rows(bin_tokens)))
+
+
+def enclose(
+    corpus: Corpus,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    leads: np.ndarray,
+    cls: int,
+    sep: int,
+    words: bool,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Token ranges end to end, with `sep` after each and `cls` before those that lead; and where words start.
+
+    The first token of a range starts a word even if the range was cut inside one, and so does a special
+    token.
+    """
+    sizes = lengths + leads + 1
+    ends = np.cumsum(sizes)
+    inner = np.ones(int(ends[-1]), dtype=bool)
+    first = (ends - sizes)[leads]
+    inner[first] = inner[ends - 1] = False
+    tokens = np.empty(len(inner), dtype=np.int64)
+    tokens[inner] = corpus.gather(starts, lengths)
+    tokens[first], tokens[ends - 1] = cls, sep
+    if not words:
+        return tokens, None
+    word_starts = ~inner
+    word_starts[inner] = corpus.gather_words(starts, lengths)
+    word_starts[ends - sizes + leads] = True
+    return tokens, word_starts
+
+
+def pack(
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    shape: Shape | None,
+    by_token: dict[str, Rows],
+    by_sequence: dict[str, Rows] | None = None,
+    segments: np.ndarray | None = None,
+) -> Batch:
+    """The torch batch. With a shape, the rest is filler: sequences of id 0, empty slots, ignored rows."""
+    real, slots, longest, row_cap = len(tokens), 0, 0, 0
+    if shape is not None:
+        spare = shape.tokens - real
+        full, rest = divmod(spare, shape.longest)
+        filler = [shape.longest] * full + [rest] * (rest > 0)
+        if spare < 0 or len(lengths) + len(filler) > shape.sequences:
+            raise ValueError(f"{len(lengths)} sequences of {real} tokens do not fit into {shape}")
+        lengths = np.append(lengths, filler).astype(np.int64)
+        tokens = np.append(tokens, np.zeros(spare, dtype=np.int64))
+        segments = None if segments is None else np.append(segments, np.zeros(spare, dtype=np.int64))
+        slots, longest, row_cap = shape.sequences, shape.longest, shape.rows
+    targets = {name: _targets(rows, row_cap) for name, rows in by_token.items()}
+    targets |= {name: _targets(rows, slots) for name, rows in (by_sequence or {}).items()}
+    return Batch(
+        torch.from_numpy(tokens),
+        Layout.of(lengths, slots, longest),
+        None if segments is None else torch.from_numpy(segments),
+        targets,
+        real,
+    )
+
+
+def _targets(found: Rows, cap: int) -> Targets:
+    """Filled up with row 0 and `IGNORED` to the cap; what is above it is dropped, and `count` says so."""
+    rows, values = found
+    if cap:
+        rows, values = rows[:cap], values[:cap]
+    count = len(rows)
+    if cap > count:
+        rows = np.append(rows, np.zeros(cap - count, dtype=np.int64))
+        values = np.append(values, np.full(cap - count, IGNORED))
+    return Targets(torch.from_numpy(rows), torch.from_numpy(values), count)
+
+
+def _rounded(number: float) -> int:
+    return 8 * math.ceil(number / 8)

@@ -1,0 +1,204 @@
+"""The sample table covers a corpus, and the order reads each sample once an epoch from any place on."""
+
+from itertools import islice, pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from polyseme.corpus.order import START, Cursor, Order, cut_samples, fold, permute
+from polyseme.errors import UserError
+
+
+def corpus_of(documents):
+    """A stand-in with the sentence lengths of each document."""
+    counts = [len(d) for d in documents]
+    sentences = np.cumsum([0] + [n for d in documents for n in d])
+    return SimpleNamespace(sentences=sentences, documents=np.cumsum([0, *counts]))
+
+
+def random_corpus(seed=0, documents=200, longest=60):
+    rng = np.random.default_rng(seed)
+    return corpus_of([rng.integers(1, longest, rng.integers(0, 30)).tolist() for _ in range(documents)])
+
+
+class Fixed:
+    """Samples of given lengths, the same in every epoch."""
+
+    def __init__(self, lengths):
+        self.table = np.asarray(lengths)
+        self.longest = int(self.table.max(initial=0))
+
+    def __len__(self):
+        return len(self.table)
+
+    def lengths(self, ids, epoch):
+        return self.table[ids]
+
+
+def greedy(documents, max_len):
+    """The rule told slowly: whole sentences while they fit, a sentence too long cut at max_len."""
+    found, offset = [], 0
+    for number, document in enumerate(documents):
+        run = 0
+        for sentence in document:
+            pieces = [max_len] * (sentence // max_len) + [sentence % max_len] * (sentence % max_len > 0)
+            for piece in pieces:
+                if run and run + piece > max_len:
+                    found.append((offset, run, number))
+                    offset, run = offset + run, 0
+                run += piece
+        if run:
+            found.append((offset, run, number))
+            offset += run
+    return found
+
+
+def as_documents(corpus):
+    lengths = np.diff(corpus.sentences).tolist()
+    return [lengths[a:b] for a, b in pairwise(corpus.documents)]
+
+
+@pytest.mark.parametrize("max_len", [7, 40, 100, 5000])
+def test_runs_of_sentences_are_greedy(max_len):
+    corpus = random_corpus()
+    samples = cut_samples(corpus, max_len)
+    found = list(zip(samples.starts.tolist(), samples.lengths.tolist(), samples.document.tolist()))
+    assert found == greedy(as_documents(corpus), max_len)
+
+
+def test_slices_of_exact_length():
+    corpus = corpus_of([[5, 5], [], [3], [4, 4]])
+    samples = cut_samples(corpus, 4, at="length")
+    assert samples.starts.tolist() == [0, 4, 8, 10, 13, 17]
+    assert samples.lengths.tolist() == [4, 4, 2, 3, 4, 4]
+    assert samples.document.tolist() == [0, 0, 0, 2, 3, 3]
+    closed = cut_samples(corpus, 4, at="length", closing=1)
+    assert closed.starts.tolist() == [0, 4, 8, 10, 13, 17, 21]
+    assert closed.lengths.tolist() == [4, 4, 3, 4, 4, 4, 1]
+
+
+def test_at_least_two_units_unless_the_document_ends():
+    corpus = random_corpus(1, longest=90)
+    samples = cut_samples(corpus, 60, least=2, limits=lambda units: np.where(units % 3, 60, 2))
+    units = np.diff(samples.first)
+    ends = np.append(samples.starts[1:], corpus.sentences[-1])
+    assert (samples.starts + samples.lengths == ends).all() and samples.lengths.max() <= 60
+    last = np.append(samples.document[1:] != samples.document[:-1], True)
+    assert (units[~last] >= 2).all()
+    assert (samples.lengths[(samples.limits == 60) & ~last] > 30).all()
+    assert (units[(samples.limits == 2) & ~last] == 2).all()
+
+
+def test_one_huge_document_among_others():
+    rng = np.random.default_rng(0)
+    sentences = np.concatenate(([0], np.cumsum(rng.integers(3, 50, 300_000))))
+    documents = np.array([0, 100, 100, 250_000, 300_000])
+    samples = cut_samples(SimpleNamespace(sentences=sentences, documents=documents), 128)
+    assert samples.lengths.sum() == sentences[-1] and samples.lengths.mean() > 110
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 10, 97, 100, 1000, 8192, 10_007])
+def test_permutation_is_a_bijection(n):
+    key = fold(np.zeros(1, np.uint64), 5)
+    found = permute(np.arange(n), n, key)
+    assert np.array_equal(np.sort(found), np.arange(n))
+    part = np.arange(n // 3, n // 2 + 1)
+    assert np.array_equal(permute(part, n, key), found[part])
+    if n >= 97:
+        assert not np.array_equal(found, permute(np.arange(n), n, fold(key, 1)))
+        assert (found == np.arange(n)).sum() < 12
+
+
+def test_permutation_sends_each_index_anywhere():
+    n, trials = 12, 3000
+    counts = np.zeros((n, n))
+    for trial in range(trials):
+        counts[np.arange(n), permute(np.arange(n), n, fold(np.zeros(1, np.uint64), trial))] += 1
+    chi = ((counts - trials / n) ** 2 / (trials / n)).sum()
+    assert chi < 121 + 5 * np.sqrt(2 * 121)
+
+
+def order_of(seed=3, n=1000, **options):
+    lengths = np.random.default_rng(0).integers(3, 64, n)
+    options = {"bin_tokens": 512, "bins_per_step": 4, "window": 256} | options
+    return Order(Fixed(lengths), seed=seed, **options)
+
+
+def take(order, steps, cursor=START, **place):
+    return list(islice(order.steps(cursor, **place), steps))
+
+
+def plain(bins):
+    return [(b.epoch, b.ids.tolist()) for b in bins]
+
+
+def test_every_sample_once_an_epoch():
+    order = order_of()
+    bins = [found for found, _ in islice(order.bins(), 400)]
+    for epoch in (0, 1, 2):
+        ids = np.concatenate([b.ids for b in bins if b.epoch == epoch])
+        assert np.array_equal(np.sort(ids), np.arange(1000))
+    first, second = ([b.ids.tolist() for b in bins if b.epoch == e] for e in (0, 1))
+    assert first != second
+
+
+def test_bins_hold_their_tokens_sorted_by_length():
+    order = order_of()
+    for found, _ in islice(order.bins(), 300):
+        lengths = order.source.lengths(found.ids, found.epoch)
+        assert 0 < lengths.sum() <= 512 and (np.diff(lengths) >= 0).all()
+    assert order.fill() > 0.9
+
+
+def test_a_bin_is_nearly_full_at_the_usual_size():
+    lengths = np.random.default_rng(0).integers(20, 129, 20_000)
+    order = Order(Fixed(lengths), 16_384)
+    assert order.fill() > 0.97  # the window's last bin is half empty on average
+    sizes = [lengths[found.ids].sum() for found, after in islice(order.bins(), 30) if after.window == 0]
+    assert np.mean(sizes) > 0.99 * 16_384
+
+
+def test_a_bin_holds_no_more_samples_than_asked():
+    order = order_of(bin_sequences=5)
+    assert max(len(found.ids) for found, _ in islice(order.bins(), 300)) == 5
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_ranks_share_a_step(world):
+    whole = take(order_of(), 60)
+    parts = [take(order_of(), 60, rank=r, world=world) for r in range(world)]
+    for number, (bins, cursor) in enumerate(whole):
+        assert {part[number][1] for part in parts} == {cursor}
+        assert all(len(part[number][0]) == 4 // world for part in parts)
+        shared = [plain(part[number][0]) for part in parts]
+        assert [b for group in zip(*shared) for b in group] == plain(bins)
+
+
+def test_seek_equals_running_through():
+    steps = take(order_of(), 60)
+    for number in (0, 1, 7, 30, 58):
+        _, cursor = steps[number]
+        (bins, after), *_ = take(order_of(), 1, cursor)
+        assert plain(bins) == plain(steps[number + 1][0]) and after == steps[number + 1][1]
+
+
+def test_a_step_larger_than_an_epoch():
+    def order():
+        return order_of(n=5, bin_tokens=64, bins_per_step=32)
+
+    (bins, cursor), (second, _) = take(order(), 2)
+    assert len(bins) == 32 and cursor.epoch > 1
+    assert plain(second) == plain(take(order(), 1, cursor)[0][0])
+
+
+def test_mistakes_are_told():
+    with pytest.raises(UserError, match="3 ranks"):
+        take(order_of(), 1, world=3)
+    with pytest.raises(UserError, match="no text"):
+        Order(Fixed([]), 512)
+    with pytest.raises(UserError, match="does not fit"):
+        Order(Fixed([3, 600]), 512)
+    for cursor in (Cursor(0, 99, 0), Cursor(0, 0, 999)):
+        with pytest.raises(UserError, match="no place"):
+            take(order_of(), 1, cursor)

@@ -1,0 +1,128 @@
+"""Masking has its rates, spares specials, keeps words whole, and remembers the truth."""
+
+import numpy as np
+import pytest
+
+from polyseme.objectives.draws import keys
+from polyseme.objectives.masking import mask
+
+VOCAB, SPECIALS, MASK = 1000, 5, 4
+IDS = np.arange(SPECIALS, VOCAB)
+
+
+def packed(samples=1500, length=100, seed=0):
+    """Sequences that begin and end with a special; a word has 1 to 4 pieces."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(SPECIALS, VOCAB, (samples, length))
+    tokens[:, 0], tokens[:, -1] = 2, 3
+    words = rng.random((samples, length)) < 0.5
+    words[:, :2] = words[:, -1] = True
+    return tokens, words
+
+
+def run(tokens, words, ids=None, epoch=0, **options):
+    count, length = tokens.shape
+    ids = np.arange(count) if ids is None else ids
+    positions = np.tile(np.arange(length), count)
+    flat, sample_keys = tokens.ravel(), np.repeat(keys(7, epoch, ids), length)
+    return mask(
+        flat,
+        sample_keys,
+        positions,
+        flat >= SPECIALS,
+        words.ravel(),
+        mask_id=MASK,
+        replacements=IDS,
+        **options,
+    )
+
+
+def close(share, p, n, clumps=1.0):
+    return abs(share - p) < 5 * np.sqrt(clumps * p * (1 - p) / n)
+
+
+@pytest.mark.parametrize("unit", ["token", "word"])
+@pytest.mark.parametrize("rate", [0.15, 0.4])
+def test_rates(unit, rate):
+    tokens, words = packed()
+    damaged, rows, values = run(tokens, words, unit=unit, rate=rate)
+    flat = tokens.ravel()
+    ordinary = (flat >= SPECIALS).sum()
+    assert close(len(rows) / ordinary, rate, ordinary, 1 if unit == "token" else 4)
+    new = damaged[rows]
+    assert close((new == MASK).mean(), 0.8, len(rows))
+    assert close(((new != MASK) & (new != values)).mean(), 0.1 * (1 - 1 / len(IDS)), len(rows))
+    assert close((new == values).mean(), 0.1 + 0.1 / len(IDS), len(rows))
+
+
+def test_labels_only_where_predicted_and_true():
+    tokens, words = packed()
+    damaged, rows, values = run(tokens, words)
+    flat = tokens.ravel()
+    assert np.array_equal(flat[rows], values) and (np.diff(rows) > 0).all()
+    untouched = np.ones(len(flat), dtype=bool)
+    untouched[rows] = False
+    assert np.array_equal(damaged[untouched], flat[untouched])
+    assert np.array_equal(flat, tokens.ravel()), "the input is not written to"
+
+
+def test_specials_are_neither_masked_nor_drawn():
+    tokens, words = packed()
+    tokens[:, 10] = 1  # an unknown word inside the text
+    damaged, rows, values = run(tokens, words, rate=0.9)
+    assert (values >= SPECIALS).all()
+    new = damaged[rows]
+    assert ((new >= SPECIALS) | (new == MASK)).all()
+    assert (damaged.reshape(tokens.shape)[:, [0, 10, -1]] == tokens[:, [0, 10, -1]]).all()
+
+
+def test_replacements_are_uniform():
+    tokens, words = packed(3000)
+    damaged, rows, _ = run(tokens, words, rate=0.9, random=1.0, keep=0.0)
+    counts = np.bincount(damaged[rows], minlength=VOCAB)[SPECIALS:]
+    expected = len(rows) / len(IDS)
+    chi = ((counts - expected) ** 2 / expected).sum()
+    assert abs(chi - len(IDS)) < 5 * np.sqrt(2 * len(IDS))
+
+
+def test_words_are_whole():
+    tokens, words = packed()
+    _, rows, _ = run(tokens, words, unit="word")
+    chosen = np.zeros(tokens.size, dtype=bool)
+    chosen[rows] = True
+    word = np.cumsum(words.ravel()) - 1
+    sizes, hits = np.bincount(word), np.bincount(word, weights=chosen)
+    assert ((hits == 0) | (hits == sizes)).all()
+    assert sizes[hits > 0].max() >= 4, "words of several pieces were among them"
+
+
+def test_pieces_of_a_word_have_their_own_fate():
+    tokens, words = packed()
+    damaged, rows, _ = run(tokens, words, unit="word")
+    masked = damaged[rows] == MASK
+    together = np.diff(rows) == 1
+    pairs = together & ~words.ravel()[rows[1:]]
+    assert close((masked[1:] & masked[:-1])[pairs].mean(), 0.64, pairs.sum(), 2)
+
+
+@pytest.mark.parametrize("unit", ["token", "word"])
+def test_alone_equals_packed(unit):
+    tokens, words = packed(50)
+    damaged, rows, _ = run(tokens, words, unit=unit)
+    for sample in (0, 7, 49):
+        part = np.array([sample])
+        alone, own, _ = run(tokens[part], words[part], part, unit=unit)
+        assert np.array_equal(alone, damaged[sample * 100 : sample * 100 + 100])
+        assert np.array_equal(own + sample * 100, rows[rows // 100 == sample])
+
+
+def test_masks_change_with_the_epoch():
+    tokens, words = packed(500)
+    first, second = (set(run(tokens, words, epoch=e)[1].tolist()) for e in (0, 1))
+    assert close(len(first & second) / tokens.size, 0.0225 * 0.98, tokens.size)
+
+
+def test_nothing_to_mask():
+    tokens = np.full((3, 4), 2)
+    damaged, rows, values = run(tokens, np.ones((3, 4), dtype=bool), rate=1.0)
+    assert np.array_equal(damaged, tokens.ravel()) and not len(rows) and not len(values)

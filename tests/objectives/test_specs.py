@@ -1,0 +1,317 @@
+"""Each objective, bound to a corpus: what the model sees, and what it has to predict."""
+
+import numpy as np
+import pytest
+import torch
+
+from polyseme.corpus.order import Order
+from polyseme.errors import UserError
+from polyseme.objectives.batch import IGNORED
+from polyseme.objectives.packing import Shape, Vocabulary
+from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs
+
+PAD, UNK, CLS, SEP, MASK = range(5)
+SIZE = 2000
+BERT = Vocabulary(SIZE, frozenset(range(5)), cls=CLS, sep=SEP, mask=MASK)
+GPT2 = Vocabulary(SIZE, frozenset([0]), bos=0, eos=0)
+
+
+class Pages:
+    """A corpus in memory, with the interface of the store."""
+
+    def __init__(self, documents, tokens=None, words=None, seed=0):
+        """`documents` are lists of sentence lengths."""
+        rng = np.random.default_rng(seed)
+        counts = [len(d) for d in documents]
+        self.sentences = np.concatenate(([0], np.cumsum([n for d in documents for n in d]))).astype(np.int64)
+        self.documents = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        self.num_tokens = int(self.sentences[-1])
+        self.tokens = rng.integers(5, SIZE, self.num_tokens) if tokens is None else tokens
+        self.words = rng.random(self.num_tokens) < 0.6 if words is None else words
+        self.words[self.sentences[:-1]] = True
+        self.document_of = np.repeat(np.arange(len(documents)), [sum(d) for d in documents])
+
+    def _at(self, starts, lengths):
+        return np.concatenate([np.arange(s, s + n) for s, n in zip(starts, lengths)])
+
+    def gather(self, starts, lengths):
+        return self.tokens[self._at(starts, lengths)]
+
+    def gather_words(self, starts, lengths):
+        return self.words[self._at(starts, lengths)]
+
+
+def pages(documents=150, sentences=40, longest=45, seed=0):
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(2, sentences, documents)
+    return Pages([rng.integers(3, longest, count).tolist() for count in counts], seed=seed)
+
+
+def numbered(documents):
+    """A corpus whose tokens are their own offsets, so that a batch shows where it was read."""
+    made = Pages(documents)
+    made.tokens = np.arange(made.num_tokens) + 5
+    return made, Vocabulary(made.num_tokens + 5, BERT.specials, CLS, SEP, MASK)
+
+
+def rebuilt(batch):
+    """The tokens before they were damaged."""
+    tokens, masked = batch.tokens.numpy().copy(), batch.targets["masked"]
+    tokens[masked.rows[: masked.count]] = masked.values[: masked.count]
+    return tokens
+
+
+def split(batch):
+    """The (undamaged) tokens of each sequence."""
+    return np.split(rebuilt(batch), np.cumsum(batch.layout.lengths)[:-1])
+
+
+def all_of(bound):
+    return np.arange(len(bound))
+
+
+SPECS = [MaskedLM(), MaskedLM(unit="word", rate=0.3), MaskedPairs(), MaskedPairs(unit="word"), CausalLM()]
+NAMES = [f"{type(s).__name__}-{getattr(s, 'unit', '')}" for s in SPECS]
+
+
+def bind(spec, corpus=None, max_len=64, seed=1):
+    return spec.bind(corpus or pages(), GPT2 if isinstance(spec, CausalLM) else BERT, max_len, seed)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=NAMES)
+def test_json_and_back(spec):
+    assert type(spec).from_json(spec.to_json()) == spec
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=NAMES)
+def test_alone_equals_packed(spec):
+    bound = bind(spec)
+    ids = np.random.default_rng(0).permutation(len(bound))[:60]
+    batch = bound.batch(ids, epoch=3)
+    starts = batch.layout.starts.numpy()
+    for place in range(0, 60, 7):
+        alone = bound.batch(ids[[place]], epoch=3)
+        low, high = starts[place], starts[place + 1]
+        assert torch.equal(alone.tokens, batch.tokens[low:high])
+        if batch.segments is not None:
+            assert torch.equal(alone.segments, batch.segments[low:high])
+        for name, own in alone.targets.items():
+            rows, first, last = batch.targets[name].rows, low, high
+            if name == "pair":
+                first, last = place, place + 1
+            inside = (rows >= first) & (rows < last)
+            assert torch.equal(rows[inside] - first, own.rows)
+            assert torch.equal(batch.targets[name].values[inside], own.values)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=NAMES)
+def test_lengths_are_those_of_the_batch(spec):
+    bound = bind(spec)
+    for epoch in (0, 5):
+        batch = bound.batch(all_of(bound), epoch)
+        assert tuple(bound.lengths(all_of(bound), epoch).tolist()) == batch.layout.lengths
+        assert max(batch.layout.lengths) <= bound.longest == 64
+        assert batch.num_tokens == batch.layout.total == len(batch.tokens)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=NAMES)
+def test_fixed_shape(spec):
+    bound = bind(spec)
+    shape = bound.shape(1000)
+    order = Order(bound, 1000, bin_sequences=shape.samples)
+    for found, after in order.bins():
+        if after.epoch:
+            break
+        exact, fixed = bound.batch(found.ids, 0), bound.batch(found.ids, 0, shape)
+        real = exact.num_tokens
+        assert fixed.num_tokens == real and fixed.tokens.shape == (1000,) == fixed.layout.positions.shape
+        assert torch.equal(fixed.tokens[:real], exact.tokens)
+        lengths = fixed.layout.lengths
+        assert lengths[: len(exact.layout.lengths)] == exact.layout.lengths
+        assert sum(lengths) == 1000 and max(lengths) <= fixed.layout.longest == 64
+        assert fixed.layout.starts.shape == (shape.sequences + 1,) and fixed.layout.starts[-1] == 1000
+        if exact.segments is not None:
+            assert torch.equal(fixed.segments[:real], exact.segments) and fixed.segments.shape == (1000,)
+        for name, target in fixed.targets.items():
+            own, cap = exact.targets[name], shape.sequences if name == "pair" else shape.rows
+            assert target.rows.shape == target.values.shape == (cap,)
+            assert target.count == own.count == int((target.values != IGNORED).sum()) == len(own.rows)
+            assert torch.equal(target.rows[: own.count], own.rows) and not target.rows[own.count :].any()
+            assert torch.equal(target.values[: own.count], own.values)
+
+
+def test_the_cap_drops_targets_and_says_so():
+    bound = bind(MaskedLM(rate=0.5))
+    fixed = bound.batch(np.arange(5), 0, Shape(400, 20, 64, rows=10))
+    assert fixed.targets["masked"].count == 10 and len(fixed.targets["masked"].rows) == 10
+    with pytest.raises(ValueError, match="do not fit"):
+        bound.batch(np.arange(5), 0, Shape(100, 20, 64, rows=10))
+    with pytest.raises(ValueError, match="do not fit"):
+        bound.batch(np.arange(5), 0, Shape(400, 6, 64, rows=10))
+
+
+@pytest.mark.parametrize("spec", SPECS[:4], ids=NAMES[:4])
+def test_rates_and_specials(spec):
+    bound = bind(spec)
+    batch = bound.batch(all_of(bound), 0)
+    target, before = batch.targets["masked"], rebuilt(batch)
+    ordinary = int((before >= 5).sum())
+    clumps = 3 if spec.unit == "word" else 1
+    assert abs(target.count / ordinary - spec.rate) < 5 * np.sqrt(clumps * spec.rate / ordinary)
+    assert (target.values >= 5).all()
+    shares = [(batch.tokens[target.rows] == MASK), (batch.tokens[target.rows] == target.values)]
+    assert np.allclose([s.float().mean() for s in shares], [0.8, 0.1], atol=5 * 0.4 / np.sqrt(target.count))
+    for sequence in split(batch):
+        assert sequence[0] == CLS and sequence[-1] == SEP
+        assert (sequence == SEP).sum() == (2 if isinstance(spec, MaskedPairs) else 1)
+
+
+def test_masked_lm_reads_the_corpus_whole():
+    corpus, vocabulary = numbered([[30, 20, 40], [200], [5]])
+    bound = MaskedLM().bind(corpus, vocabulary, 64, 0)
+    read = np.concatenate([s[1:-1] for s in split(bound.batch(all_of(bound), 0))])
+    assert np.array_equal(read - 5, np.arange(corpus.num_tokens))
+    assert bound.batch(all_of(bound), 0).layout.lengths == (52, 42, 64, 64, 64, 16, 7)
+    assert bound.batch(all_of(bound), 0).segments is None
+
+
+def test_words_are_whole_even_where_a_sample_cuts_one():
+    corpus, vocabulary = numbered([[300], [300]])
+    corpus.words[:] = np.arange(600) % 3 == 0
+    bound = MaskedLM(unit="word", rate=0.5).bind(corpus, vocabulary, 66, 0)
+    batch = bound.batch(all_of(bound), 0)
+    chosen = np.zeros(batch.num_tokens, dtype=bool)
+    chosen[batch.targets["masked"].rows] = True
+    before, sequence = rebuilt(batch), np.repeat(np.arange(len(bound)), batch.layout.lengths)
+    words = (before - 5) // 3 + 1000 * sequence
+    inner = before >= 5
+    for word in np.unique(words[inner]):
+        assert len(set(chosen[inner & (words == word)])) == 1
+
+
+def test_masks_are_new_each_epoch_or_come_back():
+    dynamic, static, ten = (bind(MaskedLM(repeats=n)) for n in (0, 1, 3))
+    ids = np.arange(100)
+
+    def look(bound, epoch):
+        return bound.batch(ids, epoch).tokens.tolist()
+
+    assert len({tuple(look(dynamic, e)) for e in range(6)}) == 6
+    assert len({tuple(look(static, e)) for e in range(6)}) == 1
+    assert [look(ten, e) == look(ten, e + 3) for e in range(3)] == [True] * 3
+    assert len({tuple(look(ten, e)) for e in range(6)}) == 3
+    pairs = bind(MaskedPairs(repeats=1))
+    assert look(pairs, 0) == look(pairs, 4) and look(bind(MaskedPairs()), 0) != look(bind(MaskedPairs()), 1)
+
+
+def halves(batch):
+    """A and B of each pair of a numbered corpus, as offsets."""
+    for sequence, label in zip(split(batch), batch.targets["pair"].values.tolist()):
+        a, b = np.split(sequence[1:-1], np.flatnonzero(sequence[1:-1] == SEP))
+        yield a - 5, b[1:] - 5, label
+
+
+@pytest.mark.parametrize("max_len", [24, 64, 128])
+def test_pairs(max_len):
+    rng = np.random.default_rng(2)
+    corpus, vocabulary = numbered([rng.integers(3, 45, rng.integers(1, 30)).tolist() for _ in range(150)])
+    bound = MaskedPairs().bind(corpus, vocabulary, max_len, 5)
+    batch = bound.batch(all_of(bound), 0)
+    borders, closing, following = set(corpus.sentences.tolist()), [0, 0], 0
+    for a, b, label in halves(batch):
+        assert len(a) and len(b) and len(a) + len(b) + 3 <= max_len
+        for part in (a, b):
+            assert (np.diff(part) == 1).all() and len(set(corpus.document_of[part])) == 1
+        same = corpus.document_of[a[0]] == corpus.document_of[b[0]]
+        assert same == (label == 0)
+        if label == 0:
+            assert b[0] == a[-1] + 1
+            following += 1
+        closing[label] += int(b[-1]) + 1 in borders
+    share = 1 - following / len(bound)
+    assert abs(share - 0.5) < 5 * 0.5 / np.sqrt(len(bound))
+    if max_len > 24:
+        ended = closing[0] / following, closing[1] / (len(bound) - following)
+        assert abs(ended[0] - ended[1]) < 0.06, "how B ends does not tell whether it is random"
+    segments = np.split(batch.segments.numpy(), np.cumsum(batch.layout.lengths)[:-1])
+    for (a, b, _), segment in zip(halves(batch), segments):
+        assert segment.tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1)
+    assert torch.equal(batch.targets["pair"].rows, torch.arange(len(bound)))
+
+
+def test_lengths_do_not_tell_which_pairs_are_random():
+    bound = bind(MaskedPairs(), pages(400, 60, seed=3), max_len=128)
+    _, lengths, random = bound.plan(all_of(bound), 0)
+    several = np.diff(bound.samples.first) > 1
+    for part in (lengths[:, 0], lengths[:, 1], lengths.sum(axis=1)):
+        means = [part[several & (random == r)].mean() for r in (False, True)]
+        assert abs(means[0] / means[1] - 1) < 0.08
+
+
+def test_a_document_of_one_sentence_gets_a_random_b():
+    corpus, vocabulary = numbered([[10], [10, 10, 10, 10]] * 60)
+    bound = MaskedPairs(short=0.0).bind(corpus, vocabulary, 64, 0)
+    labels = bound.batch(all_of(bound), 0).targets["pair"].values.numpy()
+    assert labels[::2].all() and not labels[1::2].any(), "the other half is left to the true ones"
+
+
+def test_one_in_ten_is_short():
+    corpus = pages(600, 60, longest=12, seed=4)
+    for short in (0.0, 0.1):
+        bound = bind(MaskedPairs(short=short), corpus, max_len=128)
+        table = bound.samples
+        last = np.append(table.document[1:] != table.document[:-1], True)
+        lengths, aims = table.lengths[~last], table.limits[~last]
+        assert abs((aims < 125).mean() - short * 124 / 124) < 5 * np.sqrt(0.09 / len(aims))
+        assert (lengths[aims == 125] > 125 - 12).all()
+        drawn = aims[aims < 125]
+        assert not len(drawn) or (drawn.min() < 20 and 50 < drawn.mean() < 77)
+        assert (lengths[aims < 125] <= np.maximum(drawn, 22)).all()
+
+
+def test_random_b_over_epochs_reaches_everywhere():
+    corpus, vocabulary = numbered([[6] * 8] * 10)
+    bound = MaskedPairs(short=0.0, random_next=1.0).bind(corpus, vocabulary, 27, 0)
+    starts = {int(b[0]) for epoch in range(40) for _, b, _ in halves(bound.batch(all_of(bound), epoch))}
+    assert starts == set(range(0, 480, 6))
+
+
+def test_causal_lm_predicts_everything_once():
+    documents = [[30, 20, 50], [1], [63], [64], [65]]
+    corpus = Pages(documents)
+    bound = bind(CausalLM(), corpus)
+    batch = bound.batch(all_of(bound), 0)
+    target = batch.targets["next"]
+    sizes = [sum(d) for d in documents]
+    ends = np.cumsum(sizes)
+    assert torch.equal(target.rows, torch.arange(batch.num_tokens)) and target.count == batch.num_tokens
+    assert np.array_equal(target.values.numpy(), np.insert(corpus.tokens, ends, 0))
+    assert np.array_equal(batch.tokens.numpy(), np.insert(corpus.tokens, ends - sizes, 0))
+    assert batch.layout.lengths == (64, 37, 2, 64, 64, 1, 64, 2)
+    inside = batch.layout.positions.numpy()[1:] > 0
+    assert (batch.tokens.numpy()[1:][inside] == target.values.numpy()[:-1][inside]).all()
+
+
+def test_bos_is_used_where_there_is_one():
+    bound = CausalLM().bind(Pages([[3], [3]]), Vocabulary(SIZE, frozenset([1, 2]), bos=1, eos=2), 64, 0)
+    batch = bound.batch(all_of(bound), 0)
+    assert batch.tokens[[0, 4]].tolist() == [1, 1] and batch.targets["next"].values[[3, 7]].tolist() == [2, 2]
+
+
+def test_mistakes_are_told():
+    with pytest.raises(UserError, match="two documents"):
+        bind(MaskedPairs(), Pages([[5, 5], []]))
+    with pytest.raises(UserError, match="two sentences"):
+        bind(MaskedPairs(), Pages([[5], [5]]))
+    with pytest.raises(UserError, match="no text"):
+        bind(MaskedLM(), Pages([[]]))
+    with pytest.raises(UserError, match="mask token"):
+        MaskedLM().bind(pages(), Vocabulary(SIZE, frozenset(), cls=1, sep=2), 64, 0)
+    with pytest.raises(UserError, match="eos token"):
+        CausalLM().bind(pages(), BERT, 64, 0)
+    with pytest.raises(UserError, match="max_len is 2"):
+        bind(MaskedLM(), max_len=2)
+    with pytest.raises(UserError, match=r"rate is 1\.5"):
+        MaskedLM(rate=1.5)
+    with pytest.raises(UserError, match="expected one of 'token', 'word'"):
+        MaskedLM.from_json({"unit": "syllable"})
