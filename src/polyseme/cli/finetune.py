@@ -1,1 +1,53 @@
 """`polyseme finetune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def finetune(
+    model: Annotated[Path, typer.Argument(help="a pre-trained model folder")],
+    task: Annotated[str, typer.Option(help="classification, pair or tagging")],
+    train: Annotated[Path, typer.Option(help="TSV, JSON lines or CoNLL columns; plain, .gz or .xz")],
+    dev: Annotated[Path, typer.Option(help="the examples to measure on")],
+    out: Annotated[Path, typer.Option(help="the run folder to write")],
+    seeds: Annotated[int, typer.Option(help="how many runs; mean and standard deviation are reported", min=1)] = 1,
+    set_: Annotated[list[str], typer.Option("--set", help="path=value, e.g. epochs=4, optim.rate=3e-5")] = [],  # noqa: B006
+    scratch: Annotated[bool, typer.Option(help="fresh weights: what is pre-training worth?")] = False,
+    baselines: Annotated[bool, typer.Option(help="majority and linear rows beside the result")] = False,
+    text: Annotated[str, typer.Option(help="the column or key of the text")] = "text",
+    pair: Annotated[str, typer.Option(help="the column or key of the second text")] = "pair",
+    label: Annotated[str, typer.Option(help="the column or key of the label")] = "label",
+    header: Annotated[bool, typer.Option(help="TSV has a header; without, columns are numbers from 1")] = True,
+    skip_bad: Annotated[bool, typer.Option(help="go on past bad rows and count them")] = False,
+) -> None:
+    """Fine-tune a model on labelled examples and measure it."""
+    from polyseme.cli.output import kind_of, print_table, set_values
+    from polyseme.report import write_report
+    from polyseme.tasks.baselines import linear, majority
+    from polyseme.tasks.examples import read_examples
+    from polyseme.tasks.finetune import FinetuneSpec
+    from polyseme.tasks.finetune import finetune as run
+
+    kind = kind_of(task)
+    settings = set_values(FinetuneSpec(), set_)
+    columns = {"text": text, "pair": pair, "label": label, "header": header, "skip_bad": skip_bad}
+    given = [read_examples(path, kind, **columns) for path in (train, dev)]  # type: ignore[arg-type]
+    results = run(model, kind, *given, out, settings, seeds=seeds, scratch=scratch)
+    names = list(results["mean"])
+    rows = []
+    if baselines:
+        for name, baseline in (("majority", majority), ("linear", linear)):
+            found = baseline(*given, kind)
+            rows.append([name, *(f"{found[n]:.4f}" for n in names)])
+    deviation = results["deviation"]
+    cells = [
+        f"{results['mean'][n]:.4f}" + (f" ± {deviation[n]:.4f}" if deviation[n] is not None else "") for n in names
+    ]
+    rows.append(["from scratch" if scratch else "fine-tuned", *cells])
+    print_table([f"{len(results['seeds'])} seed(s)", *names], rows)
+    write_report(out)
+    print(f"{out}/model: seed {results['best_seed']}; see {out}/report.html")

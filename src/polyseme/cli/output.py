@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from polyseme.errors import UserError
+from polyseme.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from polyseme.parts.spec import Spec
+    from polyseme.tasks.examples import Kind
+
+SomeSpec = TypeVar("SomeSpec", bound="Spec")
 
 
 def empty_or_new(out: Path) -> None:
@@ -35,3 +41,22 @@ def read_lines(path: Path) -> Iterator[str]:
 
     for document in open_sources([str(path)], split="line"):
         yield document.text
+
+
+def set_values(spec: SomeSpec, changes: Sequence[str]) -> SomeSpec:
+    """The spec with each `--set path=value` applied."""
+    for change in changes:
+        path, equals, value = change.partition("=")
+        if not equals:
+            raise UserError(f"--set {change!r} is not path=value")
+        spec = spec.at(path, value)
+    return spec
+
+
+def kind_of(task: str) -> Kind:
+    from polyseme.tasks.task import HEADS
+
+    for kind in HEADS:
+        if task == kind:
+            return kind
+    raise UserError(f"there is no task {task!r}; {nearest(task, HEADS)}")

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from polyseme.errors import UserError
-
 
 def pretrain(
     recipe: Annotated[str, typer.Argument(help="a name from `polyseme recipes`, or a recipe.json")],
@@ -18,17 +16,13 @@ def pretrain(
     resume: Annotated[bool, typer.Option(help="go on with the run in --out")] = False,
 ) -> None:
     """Pre-train a model. Ctrl-C and SIGTERM save and leave; --resume goes on exactly."""
+    from polyseme.cli.output import set_values
     from polyseme.recipes import find_recipe
     from polyseme.report import write_report
     from polyseme.train.pretrain import Stopped
     from polyseme.train.pretrain import pretrain as run
 
-    chosen = find_recipe(recipe)
-    for change in set_:
-        path, equals, value = change.partition("=")
-        if not equals:
-            raise UserError(f"--set {change!r} is not path=value")
-        chosen = chosen.at(path, value)
+    chosen = set_values(find_recipe(recipe), set_)
     try:
         results = run(chosen, corpus, out, resume)
     except Stopped as stop:

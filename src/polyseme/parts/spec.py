@@ -65,6 +65,9 @@ class Spec:
             raise UserError(f"unknown key {name!r} in {type(self).__name__}; {nearest(name, hints)}")
         if rest:
             inner = getattr(self, name)
+            if isinstance(inner, dict):
+                value = _read(typing.get_args(hints[name])[1], _parse(text), path)
+                return self.replace(**{name: {**inner, rest: value}})
             if not isinstance(inner, Spec):
                 raise UserError(f"{name!r} in {type(self).__name__} has no parts, so {path!r} names nothing")
             return self.replace(**{name: inner.at(rest, text)})

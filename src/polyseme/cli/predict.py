@@ -1,0 +1,68 @@
+"""`polyseme evaluate` and `polyseme predict`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[Path, typer.Argument(help="a fine-tuned model folder")]
+Text = Annotated[str, typer.Option(help="the column or key of the text")]
+Pair = Annotated[str, typer.Option(help="the column or key of the second text")]
+Label = Annotated[str, typer.Option(help="the column or key of the label")]
+Header = Annotated[bool, typer.Option(help="TSV has a header; without, columns are numbers from 1")]
+Truncate = Annotated[bool | None, typer.Option(help="cut what is longer than the model reads; default: as fine-tuned")]
+
+
+def evaluate(
+    model: Model,
+    data: Annotated[Path, typer.Option(help="labelled examples: TSV, JSON lines or CoNLL columns")],
+    text: Text = "text",
+    pair: Pair = "pair",
+    label: Label = "label",
+    header: Header = True,
+    truncate: Truncate = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Measure a fine-tuned model on labelled examples."""
+    from polyseme.cli.output import print_json
+    from polyseme.tasks.examples import read_examples
+    from polyseme.tasks.predict import evaluate as run
+    from polyseme.tasks.task import Task
+    from polyseme.weights.folder import load_model
+
+    folder = load_model(model)
+    kind = Task.from_model(folder.model, folder.notes).kind
+    given = read_examples(data, kind, text=text, pair=pair, label=label, header=header)
+    found = run(folder, given, truncate=truncate)
+    if as_json:
+        print_json({"examples": len(given), **found})
+        return
+    print(f"{len(given)} examples")
+    for name, value in found.items():
+        print(f"{name}: {value:.4f}")
+
+
+def predict(
+    model: Model,
+    data: Annotated[Path, typer.Option(help="examples, labelled or not")],
+    out: Annotated[Path, typer.Option(help="the file to write: .jsonl, .tsv or .conll")],
+    text: Text = "text",
+    pair: Pair = "pair",
+    label: Label = "label",
+    header: Header = True,
+    truncate: Truncate = None,
+) -> None:
+    """Write a label and its probability for each example, in the order of the input."""
+    from polyseme.tasks.examples import read_examples
+    from polyseme.tasks.predict import predict as run
+    from polyseme.tasks.predict import write_predictions
+    from polyseme.tasks.task import Task
+    from polyseme.weights.folder import load_model
+
+    folder = load_model(model)
+    kind = Task.from_model(folder.model, folder.notes).kind
+    given = read_examples(data, kind, text=text, pair=pair, label=label, header=header, need_labels=False)
+    write_predictions(out, given, run(folder, given, truncate=truncate))
+    print(f"{out}: {len(given)} predictions")

@@ -1,0 +1,274 @@
+"""Labelled examples from files: tables, JSON lines, CoNLL columns; each plain, `.gz` or `.xz`.
+
+A row that cannot be read is a `UserError` with file and line; `skip_bad` counts and skips such rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import lzma
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from polyseme.errors import UserError, nearest
+
+Kind = Literal["classification", "pair", "tagging"]
+KINDS: tuple[str, ...] = get_args(Kind)
+TABLES, LINES, COLUMNS = (".tsv", ".txt", ".csv"), (".jsonl", ".ndjson"), (".conll", ".iob", ".bio")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row of a data file, and where it stands: words and tags for tagging, else a text or a pair."""
+
+    where: str
+    text: str | None = None
+    pair: str | None = None
+    words: tuple[str, ...] | None = None
+    label: str | None = None
+    tags: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the formats share: where the rows come from, and the columns or keys that are wanted."""
+
+    path: Path
+    lines: list[str]
+    names: dict[str, str]  # "text", "pair", "label" -> the column's name in this file
+    need_labels: bool
+
+    def where(self, line: int) -> str:
+        return f"{self.path}:{line}"
+
+    def example(self, line: int, values: dict[str, Any]) -> Example:
+        where = self.where(line)
+        text, pair = (
+            _text(values[role], where, self.names[role]) if role in values else None
+            for role in ("text", "pair")
+        )
+        label = values.get("label")
+        if label is not None and not isinstance(label, str):
+            label = _number(label, where, self.names["label"])
+        if self.need_labels and not label:
+            raise UserError(f"{where}: the label ({self.names['label']}) is missing")
+        return Example(where, text, pair, label=label or None)
+
+
+Unit = Callable[[], Example]  # reads one row or sentence, or says what is wrong with it
+
+
+def read_examples(
+    path: Path | str,
+    kind: Kind,
+    *,
+    text: str = "text",
+    pair: str = "pair",
+    label: str = "label",
+    header: bool = True,
+    need_labels: bool = True,
+    skip_bad: bool = False,
+    encoding: str = "utf-8",
+) -> list[Example]:
+    """Every example of a file, in its order.
+
+    Without a header, `text`, `pair` and `label` are column numbers from 1.
+    """
+    if kind not in KINDS:
+        raise UserError(f"no task kind {kind!r}; {nearest(kind, KINDS)}")
+    path = Path(path)
+    suffix = (path.with_suffix("") if path.suffix in (".gz", ".xz") else path).suffix
+    names = {"text": text, "pair": pair, "label": label}
+    if kind != "pair":
+        del names["pair"]
+    rows = Rows(path, read_lines(path, encoding), names, need_labels)
+    if suffix in LINES:
+        units = _json_units(rows, kind)
+    elif kind == "tagging":
+        units = _column_units(rows)
+    elif suffix in TABLES:
+        units = _table_units(rows, header, suffix == ".csv" and "\t" not in rows.lines[0])
+    else:
+        known = ", ".join(TABLES + LINES)
+        raise UserError(f"{path}: {kind} reads {known} (or these with .gz or .xz), not {suffix!r}")
+    found, bad = [], []
+    for read in units:
+        try:
+            found.append(read())
+        except UserError as error:
+            if not skip_bad:
+                raise
+            bad.append(error)
+    if bad:
+        total = len(bad) + len(found)
+        print(f"{path}: skipped {len(bad)} bad of {total} rows, the first: {bad[0]}", file=sys.stderr)
+    if not found:
+        raise UserError(f"{path} holds no examples" + (f" but {len(bad)} bad rows" if bad else ""))
+    return found
+
+
+def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
+    """The lines of a text file without their ends; an empty file is an error."""
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+    try:
+        with openers.get(path.suffix, open)(path, "rb") as f:
+            data: bytes = f.read()
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
+    except EOFError:
+        raise UserError(f"{path} is truncated: its compressed data stops before its end") from None
+    except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise UserError(f"{path} is not a whole {path.suffix} file: {error}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    try:
+        text = data.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
+    except LookupError:
+        raise UserError(f"there is no encoding {encoding!r}") from None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}:{line}: not {encoding} text (byte {error.start} of the file)") from None
+    if not text.strip():
+        raise UserError(f"{path} is empty")
+    return [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
+
+
+def _table_units(rows: Rows, header: bool, commas: bool) -> Iterator[Unit]:
+    """Tab-separated columns as GLUE has them, where a quote is a character like any other; or quoted CSV."""
+    cells = _commas(rows) if commas else ((n, line.split("\t")) for n, line in enumerate(rows.lines, 1))
+    top_line, top = next(cells)
+    places: dict[str, int] = {}
+    for role, name in rows.names.items():
+        if header and name in top:
+            places[role] = top.index(name)
+        elif not header and name.isdecimal() and 1 <= int(name) <= len(top):
+            places[role] = int(name) - 1
+        elif role == "label" and not rows.need_labels:
+            continue
+        elif header:
+            raise UserError(f"{rows.where(top_line)}: there is no column {name!r}; {nearest(name, top)}")
+        else:
+            raise UserError(
+                f"{rows.path}: without a header, {role} is a column number from 1 to {len(top)}, not {name!r}"
+            )
+    if not header:
+        yield partial(_from_cells, rows, top_line, top, places, len(top))
+    for line, row in cells:
+        yield partial(_from_cells, rows, line, row, places, len(top))
+
+
+def _from_cells(rows: Rows, line: int, cells: list[str], places: dict[str, int], width: int) -> Example:
+    if len(cells) != width:
+        raise UserError(f"{rows.where(line)}: {len(cells)} columns, but the first line has {width}")
+    return rows.example(line, {role: cells[place] for role, place in places.items()})
+
+
+def _commas(rows: Rows) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader((line + "\n" for line in rows.lines), strict=True)
+    line = 1
+    try:
+        for row in reader:
+            yield line, row
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"{rows.where(line)}: not valid CSV: {error}") from None
+
+
+def _json_units(rows: Rows, kind: Kind) -> Iterator[Unit]:
+    for line, content in enumerate(rows.lines, 1):
+        if content.strip():
+            yield partial(_from_json, rows, line, content, kind)
+
+
+def _from_json(rows: Rows, line: int, content: str, kind: Kind) -> Example:
+    where = rows.where(line)
+    try:
+        record = json.loads(content)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{where}: malformed JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{where}: expected a JSON object, found {content[:40]!r}")
+    names = {"words": "words", "tags": "tags"} if kind == "tagging" else rows.names
+    values = {}
+    for role, name in names.items():
+        if name in record:
+            values[role] = record[name]
+        elif role not in ("label", "tags") or rows.need_labels:
+            raise UserError(f"{where}: there is no key {name!r}; {nearest(name, record)}")
+    if kind != "tagging":
+        return rows.example(line, values)
+    words = _words(values["words"], where, "words")
+    tags = None if values.get("tags") is None else _words(values["tags"], where, "tags")
+    if rows.need_labels and tags is None:
+        raise UserError(f"{where}: the tags are missing")
+    if tags is not None and len(tags) != len(words):
+        raise UserError(f"{where}: {len(words)} words but {len(tags)} tags")
+    return Example(where, words=words, tags=tags)
+
+
+def _column_units(rows: Rows) -> Iterator[Unit]:
+    """Sentences between blank lines. A line with # in front is a comment unless it fits as word and tag."""
+    other = ("#", "-DOCSTART-")
+    plain = [_columns(line) for line in rows.lines if line.strip() and not line.startswith(other)]
+    width = len(plain[0]) if plain else 0
+    tags = {columns[-1] for columns in plain}
+    sentence: list[tuple[int, list[str]]] = []
+    for number, line in enumerate([*rows.lines, ""], 1):
+        if line.strip() and not line.startswith("-DOCSTART-"):
+            columns = _columns(line)
+            word = len(columns) == width and (width == 1 or columns[-1] in tags)
+            if word or not line.startswith("#"):
+                sentence.append((number, columns))
+        elif sentence:
+            yield partial(_from_columns, rows, sentence, width)
+            sentence = []
+
+
+def _from_columns(rows: Rows, sentence: list[tuple[int, list[str]]], width: int) -> Example:
+    for line, columns in sentence:
+        if rows.need_labels and len(columns) < 2:
+            raise UserError(f"{rows.where(line)}: there is no tag beside {columns[0]!r}")
+        if len(columns) != width:
+            raise UserError(f"{rows.where(line)}: {len(columns)} columns, but the first row has {width}")
+        if not columns[0] or not columns[-1]:
+            raise UserError(f"{rows.where(line)}: the {'tag' if columns[0] else 'word'} is empty")
+    words = tuple(columns[0] for _, columns in sentence)
+    tags = tuple(columns[-1] for _, columns in sentence) if width > 1 else None
+    return Example(rows.where(sentence[0][0]), words=words, tags=tags)
+
+
+def _columns(line: str) -> list[str]:
+    return line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
+
+
+def _text(value: Any, where: str, name: str) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"{where}: {name} is {str(value)[:40]!r}, not a text")
+    if not value.strip():
+        raise UserError(f"{where}: {name} is an empty text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: {name} holds half a surrogate pair, which is no character") from None
+    return value
+
+
+def _words(value: Any, where: str, name: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value:
+        raise UserError(f"{where}: {name} is {str(value)[:40]!r}, not a list of texts")
+    return tuple(_text(item, where, f"{name}[{i}]") for i, item in enumerate(value))
+
+
+def _number(value: Any, where: str, name: str) -> str:
+    """JSON labels may be numbers or true and false: they are kept as they are written."""
+    if not isinstance(value, int | float):
+        raise UserError(f"{where}: {name} is {str(value)[:40]!r}, not a label")
+    return json.dumps(value)

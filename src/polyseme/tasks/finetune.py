@@ -1,0 +1,217 @@
+"""Fine-tuning: a pre-trained folder and labelled examples to a measured task model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.files import write_json, write_text
+from polyseme.objectives.batch import Batch
+from polyseme.parts.model import Model
+from polyseme.parts.spec import Spec
+from polyseme.progress import progress
+from polyseme.tasks.examples import Example, Kind
+from polyseme.tasks.metrics import PRIMARY
+from polyseme.tasks.predict import bins, logits, measure
+from polyseme.tasks.task import HEADS, Encoded, Task
+from polyseme.train.cost import num_parameters
+from polyseme.train.loop import Report, Training, train
+from polyseme.train.optim import OptimSpec
+from polyseme.train.schedule import ScheduleSpec
+from polyseme.weights.folder import ModelFolder, load_model, read_spec, save_model
+
+
+@dataclass(frozen=True)
+class FinetuneSpec(Spec):
+    """One fine-tuning run. The defaults are those of BERT (§A.3), which has 5e-5, 16 and 3 among its best.
+
+    `steps` overrides `epochs`; `max_len` 0 is the model's; `freeze` parameter groups, counted from the input
+    (the embeddings are the first), stay as they are. A step is read in micro-batches of at most `bin_tokens`.
+    """
+
+    epochs: float = 3.0
+    steps: int = 0
+    batch_size: int = 16
+    max_len: int = 0
+    truncate: bool = False
+    freeze: int = 0
+    optim: OptimSpec = field(default_factory=lambda: OptimSpec(rate=5e-5))
+    schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    bin_tokens: int = 16384
+
+    def check(self) -> FinetuneSpec:
+        for name in ("batch_size", "bin_tokens"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}, which is less than 1")
+        if self.steps < 0 or (not self.steps and self.epochs <= 0):
+            raise UserError(f"there is nothing to do in {self.steps} steps or {self.epochs:g} epochs")
+        if self.freeze < 0 or self.max_len < 0:
+            raise UserError("freeze and max_len cannot be negative")
+        return self
+
+    def total(self, num_examples: int) -> int:
+        return self.steps or max(math.ceil(self.epochs * math.ceil(num_examples / self.batch_size)), 1)
+
+
+def finetune(
+    model_folder: Path,
+    kind: Kind,
+    train_examples: Sequence[Example],
+    dev_examples: Sequence[Example],
+    out: Path | None,
+    settings: FinetuneSpec | None = None,
+    *,
+    seeds: int = 1,
+    first_seed: int = 0,
+    scratch: bool = False,
+) -> dict[str, Any]:
+    """Fine-tune once for each seed, measure on the dev examples; report all seeds, mean and deviation.
+
+    The seed draws the new head, the order of the examples and the dropout. `out` gets `results.json`,
+    `log.jsonl` and the model of the seed that did best on the dev examples (that choice flatters its own
+    number, but not the mean). With `scratch` the same model starts from fresh weights: the row that says what
+    pre-training was worth.
+    """
+    settings = (settings or FinetuneSpec()).check()
+    if seeds < 1:
+        raise UserError(f"{seeds} seeds is no run: at least 1 is needed")
+    if out is not None:
+        _check_empty(out)
+    task = Task.of(kind, train_examples)
+    loaded = _open(Path(model_folder), task, first_seed, scratch)
+    limit = loaded.model.spec.trunk.embeddings.max_len
+    if settings.max_len > limit:
+        raise UserError(f"max_len {settings.max_len} is longer than the model reads ({limit})")
+    encode = (loaded.tokenizer, settings.max_len or limit, settings.truncate)
+    data, dev = task.encode(train_examples, *encode), task.encode(dev_examples, *encode)
+    for example, encoded in zip((*train_examples, *dev_examples), (*data, *dev)):
+        if encoded.target is None:
+            raise UserError(f"{example.where}: there is no label")
+
+    rows: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
+    primary = PRIMARY[kind]
+    best: tuple[float, int, Model] | None = None
+    spent = {"tokens": 0, "flops": 0, "seconds": 0.0}
+    for seed in range(first_seed, first_seed + seeds):
+        folder = loaded if seed == first_seed else _open(Path(model_folder), task, seed, scratch)
+        run = _training(folder.model, settings, len(data), seed)
+        with progress(f"finetune, seed {seed}", run.total, "steps") as bar:
+            for report in train(run, steps(task, data, settings, seed)):
+                bar.advance(1, f"loss {report.loss[task.head_name]:.3f}")
+                rows.append({"seed": seed, **_row(report)})
+                spent = {key: value + getattr(report, key) for key, value in spent.items()}
+        scores = logits(run.model, task, dev)
+        predictions = [task.decode(part, e) for part, e in zip(scores, dev_examples)]
+        runs.append({"seed": seed, **measure(task, dev_examples, predictions)})
+        if best is None or runs[-1][primary] > best[0]:
+            best = (runs[-1][primary], seed, run.model)
+    assert best is not None
+    results = {
+        "task": kind,
+        "model": str(model_folder),
+        "from_scratch": scratch,
+        "primary": primary,
+        **_summary(runs),
+        "best_seed": best[1],
+        "steps": settings.total(len(data)),
+        "train_examples": len(data),
+        "dev_examples": len(dev),
+        "parameters": num_parameters(best[2]),
+        **spent,
+    }
+    if out is not None:
+        notes = {
+            "task": kind,
+            "labels": list(task.labels),
+            "settings": settings.to_json(),
+            "results": results,
+            "chosen": f"seed {best[1]}: the best {primary} on the dev examples of {seeds} seed(s)",
+        }
+        write_text(out / "log.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        save_model(out / "model", best[2], loaded.tokenizer, notes)
+        write_json(out / "results.json", results)
+    return results
+
+
+def steps(
+    task: Task, data: Sequence[Encoded], settings: FinetuneSpec, seed: int
+) -> Iterator[tuple[list[Batch], tuple[int, int]]]:
+    """Micro-batches of each step, without end: every epoch is a permutation drawn from (seed, epoch)."""
+    size = settings.batch_size
+    epoch = 0
+    while True:
+        order = np.random.default_rng((seed, epoch)).permutation(len(data))
+        for start in range(0, len(order), size):
+            chosen = [data[i] for i in order[start : start + size]]
+            parts = bins([len(e.ids) for e in chosen], settings.bin_tokens)
+            yield [task.batch([chosen[i] for i in part])[0] for part in parts], (epoch, start + size)
+        epoch += 1
+
+
+def _open(path: Path, task: Task, seed: int, scratch: bool) -> ModelFolder:
+    """The folder with the task's head in place of its own, on pre-trained or on fresh weights."""
+    spec = read_spec(path)[0] if path.is_dir() else None
+    name = HEADS[task.kind]
+    heads = None if spec is None else {name: FAMILIES[spec.family].label_head(name, task.labels, spec.trunk)}
+    folder = load_model(path, heads=heads, seed=seed)
+    return dataclasses.replace(folder, model=folder.model.spec.build(seed)) if scratch else folder
+
+
+def _training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int) -> Training:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.use_deterministic_algorithms(device.type == "cpu")
+    torch.manual_seed(seed)
+    model = model.to(device)
+    groups = model.trunk.groups()
+    if settings.freeze > len(groups):
+        raise UserError(f"cannot freeze {settings.freeze} groups: the model has {len(groups)}")
+    for group in groups[: settings.freeze]:
+        for parameter in group:
+            parameter.requires_grad_(False)
+    precision = settings.precision
+    if precision == "auto":
+        precision = "bf16" if device.type == "cuda" else "float32"
+    return Training(
+        model,
+        settings.optim.build(model, groups),
+        settings.optim,
+        settings.schedule,
+        settings.total(num_examples),
+        device,
+        precision,
+    )
+
+
+def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Every run, and of each metric the mean and the sample deviation (None for one seed: it is unknown)."""
+    names = [name for name in runs[0] if name != "seed"]
+    values = {name: [run[name] for run in runs] for name in names}
+    return {
+        "seeds": runs,
+        "mean": {name: statistics.fmean(v) for name, v in values.items()},
+        "deviation": {name: statistics.stdev(v) if len(v) > 1 else None for name, v in values.items()},
+    }
+
+
+def _row(report: Report) -> dict[str, Any]:
+    return {k: v for k, v in dataclasses.asdict(report).items() if k not in ("cursor", "flops")}
+
+
+def _check_empty(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file: give a folder for the run")
+    if out.is_dir() and (found := sorted(p.name for p in out.iterdir())):
+        raise UserError(f"{out} already holds {found[0]}: give another folder for the run")

@@ -1,0 +1,77 @@
+"""What a prediction is worth: one dictionary of numbers for each kind of task."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from polyseme.errors import UserError
+from polyseme.tasks.examples import Kind
+
+PRIMARY: dict[Kind, str] = {"classification": "accuracy", "pair": "accuracy", "tagging": "f1"}  # the headline
+CHUNK = re.compile(r"O|[BIESLU]-.+")
+
+
+def score(kind: Kind, gold: Sequence, predicted: Sequence) -> dict[str, float]:
+    """The metrics of a kind over true and predicted labels, which for tagging are sequences of tags."""
+    return tagging(gold, predicted) if kind == "tagging" else classification(gold, predicted)
+
+
+def classification(gold: Sequence[str], predicted: Sequence[str]) -> dict[str, float]:
+    """Accuracy, the mean F1 of all labels that occur, and Matthews' correlation."""
+    try:
+        from sklearn import metrics
+    except ImportError:
+        raise UserError("scikit-learn is needed for this: pip install 'polyseme[tasks]'") from None
+    return {
+        "accuracy": float(metrics.accuracy_score(gold, predicted)),
+        "macro_f1": float(metrics.f1_score(gold, predicted, average="macro", zero_division=0)),
+        "matthews": float(metrics.matthews_corrcoef(gold, predicted)),
+    }
+
+
+def tagging(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Word accuracy; precision, recall and F1 of what was found.
+
+    Found are entities, as conlleval counts them, where tags look like `B-X` and `I-X`: type and both borders
+    must be right. With other tags they are the words with any tag but O.
+    """
+    names = {tag for tags in (*gold, *predicted) for tag in tags}
+    marked = chunks if names != {"O"} and all(map(CHUNK.fullmatch, names)) else _marked
+    right = found = wanted = equal = words = 0
+    for true, guess in zip(gold, predicted, strict=True):
+        of_true, of_guess = marked(true), marked(guess)
+        right += len(of_true & of_guess)
+        wanted += len(of_true)
+        found += len(of_guess)
+        equal += sum(a == b for a, b in zip(true, guess, strict=True))
+        words += len(true)
+    return {
+        "accuracy": equal / max(words, 1),
+        "precision": right / max(found, 1),
+        "recall": right / max(wanted, 1),
+        "f1": 2 * right / max(found + wanted, 1),
+    }
+
+
+def chunks(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    """(type, first word, last word) of each entity, for IOB1, IOB2, IOBES and BILOU alike.
+
+    conlleval's rules for where one ends and the next starts come to one: two words belong together unless
+    their types differ, the first one ends an entity (E, S) or the second one begins one (B, S).
+    """
+    found = set()
+    start, before, kind = -1, "O", ""
+    for i, tag in enumerate([*tags, "O"]):
+        mark, _, type_ = tag.partition("-")
+        if start >= 0 and (type_ != kind or before in "ESLU" or mark in "BSUO"):
+            found.add((kind, start, i - 1))
+            start = -1
+        if mark != "O" and start < 0:
+            start = i
+        before, kind = mark, type_
+    return found
+
+
+def _marked(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    return {(tag, i, i) for i, tag in enumerate(tags) if tag != "O"}

@@ -1,0 +1,181 @@
+"""A task model at work: predictions in the order of the input, their metrics, and their files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyseme.errors import UserError
+from polyseme.files import write_text
+from polyseme.parts.model import Model
+from polyseme.progress import progress
+from polyseme.tasks.examples import COLUMNS, Example
+from polyseme.tasks.metrics import score
+from polyseme.tasks.task import Encoded, Prediction, Task
+from polyseme.weights.folder import ModelFolder
+
+
+def evaluate(
+    folder: ModelFolder, examples: Sequence[Example], max_len: int | None = None, truncate: bool | None = None
+) -> dict[str, float]:
+    """The metrics of the folder's task on labelled examples; a label it was not trained on is an error."""
+    task = Task.from_model(folder.model, folder.notes)
+    for example in examples:
+        if (example.tags if task.kind == "tagging" else example.label) is None:
+            raise UserError(f"{example.where}: there is no label to compare with")
+    encoded = _encode(folder, task, examples, max_len, truncate, labelled=True)
+    return measure(task, examples, _predictions(folder, task, examples, encoded))
+
+
+def predict(
+    folder: ModelFolder, examples: Sequence[Example], max_len: int | None = None, truncate: bool | None = None
+) -> list[Prediction]:
+    """One prediction for each example. Length and cutting are those of fine-tuning unless they are given."""
+    task = Task.from_model(folder.model, folder.notes)
+    encoded = _encode(folder, task, examples, max_len, truncate, labelled=False)
+    return _predictions(folder, task, examples, encoded)
+
+
+def as_examples(given: Sequence[Any], model: Model) -> list[Example]:
+    """Plain values as examples of the model's task: texts, pairs of texts, or sequences of words to tag."""
+    task = Task.from_model(model)
+    found = []
+    for i, value in enumerate(given, 1):
+        if isinstance(value, Example):
+            found.append(value)
+            continue
+        where = f"example {i}"
+        parts = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
+        if not parts or not all(isinstance(part, str) and part.strip() for part in parts):
+            raise UserError(
+                f"{where} is {str(value)[:40]!r}: a text, a pair of texts or a list of words is needed"
+            )
+        if task.kind == "tagging":
+            words = value.split() if isinstance(value, str) else parts
+            found.append(Example(where, words=tuple(words)))
+        elif len(parts) > 2:
+            raise UserError(f"{where} has {len(parts)} parts: the model reads a text or a pair of texts")
+        else:
+            found.append(Example(where, parts[0], parts[1] if len(parts) == 2 else None))
+    return found
+
+
+def measure(task: Task, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
+    if task.kind == "tagging":
+        return score(task.kind, [e.tags for e in examples], [p.tags for p in predictions])
+    return score(task.kind, [e.label for e in examples], [p.label for p in predictions])
+
+
+def logits(model: Model, task: Task, encoded: Sequence[Encoded], bin_tokens: int = 16384) -> list[np.ndarray]:
+    """The head's scores of each example, [num_rows, labels], read in packed bins of like lengths.
+
+    Always in the precision of the weights: a model measured after training and one loaded again say the same.
+    """
+    device = model.trunk.table.device
+    found: list[np.ndarray] = [np.empty(0)] * len(encoded)
+    training = model.training
+    model.eval()
+    with torch.inference_mode(), progress("predict", len(encoded), "examples") as bar:
+        for members in bins([len(e.ids) for e in encoded], bin_tokens):
+            batch, order = task.batch([encoded[i] for i in members])
+            batch = batch.to(device)
+            last = model.trunk(batch.tokens, batch.layout, batch.segments).last
+            rows = batch.targets[task.head_name].rows
+            scores = model.predict(task.head_name, last, batch.layout, rows).float().cpu().numpy()
+            places = [members[i] for i in order]
+            ends = np.cumsum([task.num_rows(encoded[i]) for i in places])
+            for place, part in zip(places, np.split(scores, ends[:-1])):
+                found[place] = part
+            bar.advance(len(members))
+    model.train(training)
+    return found
+
+
+def bins(lengths: Sequence[int], bin_tokens: int) -> Iterator[list[int]]:
+    """The places of sequences, shortest first, in groups of at most `bin_tokens` (or one that is longer)."""
+    members: list[int] = []
+    filled = 0
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if members and filled + lengths[i] > bin_tokens:
+            yield members
+            members, filled = [], 0
+        members.append(i)
+        filled += lengths[i]
+    if members:
+        yield members
+
+
+def write_predictions(path: Path, examples: Sequence[Example], predictions: Sequence[Prediction]) -> None:
+    """Write a whole file or none: JSON lines, a table, or CoNLL columns, as the file's ending says.
+
+    What is written can be read again as examples.
+    """
+    tagging = any(p.tags is not None for p in predictions)
+    known = [".jsonl", ".tsv", *(COLUMNS if tagging else ())]
+    if path.suffix not in known:
+        raise UserError(f"{path}: predictions are written as {', '.join(known)}, not {path.suffix!r}")
+    both = list(zip(examples, predictions, strict=True))
+    if path.suffix == ".jsonl":
+        text = "".join(json.dumps(_record(e, p), ensure_ascii=False) + "\n" for e, p in both)
+    elif tagging:
+        sentences = [zip(e.words or (), p.tags or ()) for e, p in both]
+        text = "\n".join("".join(f"{_flat(word)}\t{tag}\n" for word, tag in rows) for rows in sentences)
+    else:
+        paired = any(e.pair is not None for e in examples)
+        labels = list(predictions[0].probabilities or ()) if predictions else []
+        table = [["text", *(["pair"] if paired else []), "label", *(f"p({label})" for label in labels)]]
+        for e, p in both:
+            texts = [e.text or "", *([e.pair or ""] if paired else [])]
+            shares = (f"{share:.6g}" for share in (p.probabilities or {}).values())
+            table.append([*map(_flat, texts), p.label or "", *shares])
+        text = "".join("\t".join(row) + "\n" for row in table)
+    write_text(path, text)
+
+
+def _record(example: Example, prediction: Prediction) -> dict[str, object]:
+    fields = {
+        "text": example.text,
+        "pair": example.pair,
+        "label": prediction.label,
+        "probabilities": prediction.probabilities,
+        "words": example.words,
+        "tags": prediction.tags,
+        "tag_probabilities": prediction.tag_probabilities,
+    }
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _flat(text: str) -> str:
+    """A text in one cell of a table."""
+    return re.sub(r"[\t\r\n]+", " ", text)
+
+
+def _encode(
+    folder: ModelFolder,
+    task: Task,
+    examples: Sequence[Example],
+    max_len: int | None,
+    truncate: bool | None,
+    labelled: bool,
+) -> list[Encoded]:
+    settings = folder.notes.get("settings", {}) if "task" in folder.notes else {}
+    limit = folder.model.spec.trunk.embeddings.max_len
+    wanted = max_len or settings.get("max_len") or limit
+    if wanted > limit:
+        raise UserError(f"max_len {wanted} is longer than the model reads ({limit})")
+    cut = settings.get("truncate", False) if truncate is None else truncate
+    return task.encode(examples, folder.tokenizer, wanted, cut, labelled)
+
+
+def _predictions(
+    folder: ModelFolder, task: Task, examples: Sequence[Example], encoded: Sequence[Encoded]
+) -> list[Prediction]:
+    if torch.cuda.is_available():
+        folder.model.cuda()
+    return [task.decode(part, e) for part, e in zip(logits(folder.model, task, encoded), examples)]

@@ -1,0 +1,224 @@
+"""A task: labelled examples in, predictions out. Between them is the packed batch of pre-training."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyseme.errors import UserError, nearest
+from polyseme.objectives.batch import IGNORED, Batch, Targets
+from polyseme.parts.heads import LabelHeadSpec
+from polyseme.parts.layout import Layout
+from polyseme.parts.model import Model
+from polyseme.tasks.examples import Example, Kind
+from polyseme.text.tokenizer import Tokenizer
+
+Target = np.ndarray | int | None  # the numbers of an example's labels
+HEADS: dict[Kind, str] = {"classification": "classify", "pair": "classify", "tagging": "tag"}
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """An example as the model reads it. For tagging, `rows` are the first pieces of the words not cut off."""
+
+    ids: np.ndarray  # int64 [n]
+    segments: np.ndarray  # int64 [n]
+    rows: np.ndarray  # int64, places in this sequence
+    target: Target
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A label and the probability of each; or each word's tag and its probability, None where cut off."""
+
+    label: str | None = None
+    probabilities: dict[str, float] | None = None
+    tags: tuple[str, ...] | None = None
+    tag_probabilities: tuple[float | None, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is predicted: the kind, and the labels in the order of the head's rows."""
+
+    kind: Kind
+    labels: tuple[str, ...]
+
+    @classmethod
+    def of(cls, kind: Kind, examples: Sequence[Example]) -> Task:
+        """The task of a training set. Tags are in order of frequency: the first is the best blind guess."""
+        if kind == "tagging":
+            counts = Counter(tag for e in examples for tag in e.tags or ())
+            labels = sorted(counts, key=lambda tag: (-counts[tag], tag))
+        else:
+            labels = sorted({e.label for e in examples if e.label is not None})
+        if len(labels) < 2:
+            said = f"only the label {labels[0]!r}" if labels else "no labels"
+            raise UserError(
+                f"the training data has {said} ({examples[0].where} …): there is nothing to learn"
+            )
+        return cls(kind, tuple(labels))
+
+    @classmethod
+    def from_model(cls, model: Model, notes: Mapping[str, Any] | None = None) -> Task:
+        """The task a model's head was trained for; the notes of its folder tell a pair from a single text."""
+        for kind, name in (("classification", "classify"), ("tagging", "tag")):
+            head = model.spec.heads.get(name)
+            if isinstance(head, LabelHeadSpec):
+                paired = name == "classify" and (notes or {}).get("task") == "pair"
+                return cls("pair" if paired else kind, head.labels)  # type: ignore[arg-type]
+        has = ", ".join(model.spec.heads) or "none"
+        raise UserError(f"the model has no task head (its heads: {has}): fine-tune it first")
+
+    @property
+    def head_name(self) -> str:
+        return HEADS[self.kind]
+
+    def encode(
+        self,
+        examples: Sequence[Example],
+        tokenizer: Tokenizer,
+        max_len: int,
+        truncate: bool = False,
+        labelled: bool = True,
+    ) -> list[Encoded]:
+        """Examples as ids. One that is longer than `max_len` is an error, or is cut if `truncate` is set.
+
+        Without `labelled` there are no targets, and labels that are present are not looked at.
+        """
+        numbers = {label: i for i, label in enumerate(self.labels)}
+        targets = [self._target(e, numbers) if labelled else None for e in examples]
+        if max_len - tokenizer.num_added(pair=True) < 2:
+            raise UserError(f"max_len {max_len} leaves no room for text beside the special tokens")
+        if self.kind == "tagging":
+            found = [_encode_words(e, t, tokenizer, max_len) for e, t in zip(examples, targets)]
+        else:
+            found = self._encode_texts(examples, targets, tokenizer, max_len)
+        long = [(e, size) for e, (_, size) in zip(examples, found) if size > max_len]
+        if long and not truncate:
+            first, size = long[0]
+            raise UserError(
+                f"{len(long)} of {len(examples)} examples are longer than {max_len} tokens, the first at "
+                f"{first.where} with {size}: truncate them, or use a model that reads more"
+            )
+        return [encoded for encoded, _ in found]
+
+    def batch(self, encoded: Sequence[Encoded]) -> tuple[Batch, list[int]]:
+        """One packed batch, equal lengths side by side; and which example stands at each place."""
+        order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
+        items = [encoded[i] for i in order]
+        layout = Layout.of([len(e.ids) for e in items])
+        if self.kind == "tagging":
+            rows = np.concatenate([start + e.rows for start, e in zip(layout.starts.tolist(), items)])
+        else:
+            rows = np.arange(len(items))
+        known = [np.full(self.num_rows(e), IGNORED if e.target is None else e.target) for e in items]
+        values = np.concatenate(known)
+        targets = Targets(torch.from_numpy(rows), torch.from_numpy(values), int((values != IGNORED).sum()))
+        tokens = torch.from_numpy(np.concatenate([e.ids for e in items]))
+        segments = torch.from_numpy(np.concatenate([e.segments for e in items]))
+        return Batch(tokens, layout, segments, {self.head_name: targets}, layout.total), order
+
+    def num_rows(self, encoded: Encoded) -> int:
+        """How many predictions an example takes."""
+        return len(encoded.rows) if self.kind == "tagging" else 1
+
+    def decode(self, logits: np.ndarray, example: Example) -> Prediction:
+        """An example's scores, [num_rows, labels], as a prediction.
+
+        Words that were cut off get the tag of words outside of everything (O, else the first and most
+        frequent), so that no word is ever lost.
+        """
+        shifted = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+        shares = shifted / shifted.sum(-1, keepdims=True)
+        best = shares.argmax(-1)
+        if self.kind != "tagging":
+            return Prediction(self.labels[best[0]], dict(zip(self.labels, shares[0].tolist())))
+        cut = len(example.words or ()) - len(logits)
+        outside = "O" if "O" in self.labels else self.labels[0]
+        tags = (*(self.labels[i] for i in best), *[outside] * cut)
+        return Prediction(tags=tags, tag_probabilities=(*shares.max(-1).tolist(), *[None] * cut))
+
+    def _target(self, example: Example, numbers: dict[str, int]) -> Target:
+        given = example.tags if self.kind == "tagging" else example.label
+        if given is None:
+            return None
+        for label in given if isinstance(given, tuple) else (given,):
+            if label not in numbers:
+                known = nearest(label, numbers)
+                raise UserError(f"{example.where}: the label {label!r} was never seen in training; {known}")
+        return numbers[given] if isinstance(given, str) else np.array([numbers[tag] for tag in given])
+
+    def _encode_texts(
+        self, examples: Sequence[Example], targets: Sequence[Target], tokenizer: Tokenizer, max_len: int
+    ) -> list[tuple[Encoded, int]]:
+        firsts = [a.tolist() for a in tokenizer.encode_batch([_given(e, e.text, "text") for e in examples])]
+        pairs = iter(tokenizer.encode_batch([e.pair for e in examples if e.pair is not None]))
+        found = []
+        for example, target, first in zip(examples, targets, firsts):
+            if self.kind == "pair":
+                _given(example, example.pair, "second text")
+            second = None if example.pair is None else next(pairs).tolist()
+            size = len(_wrap(tokenizer, first, second)[0])
+            _cut_longer(first, second, size - max_len)
+            ids, segments = _wrap(tokenizer, first, second)
+            found.append((_encoded(ids, segments, np.arange(0), target), size))
+        return found
+
+
+def _encode_words(
+    example: Example, target: Target, tokenizer: Tokenizer, max_len: int
+) -> tuple[Encoded, int]:
+    """Words as pieces, and where each word's first piece is. A word without any (zero-width) is unknown."""
+    words = _given(example, example.words, "words")
+    pieces, of = (np.array(a, dtype=np.int64) for a in tokenizer.encode_words(words))
+    lost = np.setdiff1d(np.arange(len(words)), of)
+    places = np.searchsorted(of, lost)
+    unknown = _first_of(tokenizer.specials.unk, tokenizer.specials.eos)
+    pieces, of = np.insert(pieces, places, unknown), np.insert(of, places, lost)
+    before = tokenizer.wrap([-1])[0].index(-1)
+    room = max_len - tokenizer.num_added()
+    rows = np.searchsorted(of, np.arange(len(words)))
+    rows = before + rows[rows < room]
+    ids, segments = tokenizer.wrap(pieces[:room].tolist())
+    kept = target[: len(rows)] if isinstance(target, np.ndarray) else None
+    return _encoded(ids, segments, rows, kept), len(pieces) + tokenizer.num_added()
+
+
+def _encoded(ids: list[int], segments: list[int], rows: np.ndarray, target: Target) -> Encoded:
+    return Encoded(np.array(ids, dtype=np.int64), np.array(segments, dtype=np.int64), rows, target)
+
+
+def _wrap(tokenizer: Tokenizer, first: list[int], second: list[int] | None) -> tuple[list[int], list[int]]:
+    """Special tokens around a text or a pair.
+
+    Tokenizers of causal models add none: there a pair would run together, so the end-of-text token parts it
+    (as GPT's delimiter does, Radford et al. 2018, §3.3), and a text without tokens would be no sequence.
+    """
+    if tokenizer.num_added(second is not None):
+        return tokenizer.wrap(first, second)
+    specials = tokenizer.specials
+    end = _first_of(specials.sep, specials.eos, specials.unk)
+    ids = first if second is None else [*first, end, *second]
+    return ids or [end], [0] * max(len(ids), 1)
+
+
+def _first_of(*ids: int | None) -> int:
+    return next((i for i in ids if i is not None), 0)
+
+
+def _cut_longer(first: list[int], second: list[int] | None, excess: int) -> None:
+    """Drop tokens from the end, one by one, always of the longer side, as BERT's code does."""
+    for _ in range(excess):
+        (first if second is None or len(first) > len(second) else second).pop()
+
+
+def _given(example: Example, value: Any, what: str) -> Any:
+    if value is None:
+        raise UserError(f"{example.where}: there is no {what}, which this task reads")
+    return value

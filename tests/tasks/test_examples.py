@@ -1,0 +1,213 @@
+"""Readers: every format, plain and compressed, and every bad input with its one line."""
+
+import gzip
+import json
+import lzma
+import re
+
+import pytest
+
+from polyseme.errors import UserError
+from polyseme.tasks.examples import read_examples
+
+TABLE = 'id\tsentence\tlabel\n1\ta "good film\t1\n2\ta bad one\t0\n'
+
+
+def write(path, content, encoding="utf-8"):
+    data = content.encode(encoding)
+    if path.suffix == ".gz":
+        data = gzip.compress(data)
+    if path.suffix == ".xz":
+        data = lzma.compress(data)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
+def test_table(tmp_path, ending):
+    path = write(tmp_path / f"d.tsv{ending}", TABLE)
+    found = read_examples(path, "classification", text="sentence")
+    assert [(e.where, e.text, e.label) for e in found] == [
+        (f"{path}:2", 'a "good film', "1"),
+        (f"{path}:3", "a bad one", "0"),
+    ]
+
+
+def test_table_without_header_and_windows_ends_and_byte_order_mark(tmp_path):
+    path = write(tmp_path / "cola.tsv", "\ufeffgj04\t1\t\tThe sailors rode.\r\nc-05\t0\t*\tThe rode.\r\n\r\n")
+    found = read_examples(path, "classification", text="4", label="2", header=False)
+    assert [(e.text, e.label) for e in found] == [("The sailors rode.", "1"), ("The rode.", "0")]
+
+
+def test_pair_and_missing_labels(tmp_path):
+    path = write(tmp_path / "t.txt", "a\tb\nfirst\tsecond\n")
+    (found,) = read_examples(path, "pair", text="a", pair="b", need_labels=False)
+    assert (found.text, found.pair, found.label) == ("first", "second", None)
+
+
+def test_a_csv_has_tabs_or_quoted_commas(tmp_path):
+    tabs = write(tmp_path / "t.csv", "text\tlabel\na, b\tx\n")
+    commas = write(tmp_path / "c.csv", 'text,label\n"a, ""b""\nc",x\nd,y\n')
+    assert read_examples(tabs, "classification")[0].text == "a, b"
+    found = read_examples(commas, "classification")
+    assert [(e.text, e.label, e.where) for e in found] == [
+        ('a, "b"\nc', "x", f"{commas}:2"),
+        ("d", "y", f"{commas}:4"),
+    ]
+
+
+def test_other_encoding_and_line_separators_inside_a_line(tmp_path):
+    path = write(tmp_path / "t.tsv", "text\tlabel\ncafé\u0085x\ty\n", "latin-1")
+    assert read_examples(path, "classification", encoding="latin-1")[0].text == "café\u0085x"
+
+
+def test_json_lines(tmp_path):
+    path = write(tmp_path / "t.jsonl", '{"text": "a", "label": 1}\n\n{"text": "b", "label": true}\n')
+    assert [e.label for e in read_examples(path, "classification")] == ["1", "true"]
+    rows = [{"words": ["A", "b"], "tags": ["B-X", "O"]}, {"words": ["c"], "tags": ["O"]}]
+    path = write(tmp_path / "w.jsonl.gz", "".join(json.dumps(r) + "\n" for r in rows))
+    found = read_examples(path, "tagging")
+    assert [(e.words, e.tags) for e in found] == [(("A", "b"), ("B-X", "O")), (("c",), ("O",))]
+
+
+@pytest.mark.parametrize("name", ["t.conll", "t.iob", "t.bio", "t.txt", "t.tsv", "t", "t.conll.xz"])
+def test_columns(tmp_path, name):
+    path = write(
+        tmp_path / name,
+        "# sent_id = 3\n-DOCSTART- -X- O O\n\nEU NNP I-NP B-ORG\nrejects VBZ I-VP O\n\n\n"
+        "# NN I-NP O\n1 CD I-NP O\n",
+    )
+    found = read_examples(path, "tagging")
+    assert [(e.words, e.tags) for e in found] == [
+        (("EU", "rejects"), ("B-ORG", "O")),
+        (("#", "1"), ("O", "O")),
+    ]
+    assert found[1].where == f"{path}:8"
+
+
+def test_columns_with_tabs_keep_spaces_and_words_alone_are_enough_to_predict(tmp_path):
+    path = write(tmp_path / "t.conll", "New York\tB\n\u00a0\tO\n")
+    assert read_examples(path, "tagging")[0].words == ("New York", "\u00a0")
+    path = write(tmp_path / "w.conll", "# said so\n#tag\nb\n\nc\n")
+    found = read_examples(path, "tagging", need_labels=False)
+    assert [(e.words, e.tags) for e in found] == [(("#tag", "b"), None), (("c",), None)]
+
+
+BAD = [
+    ("t.tsv", "", "classification", r"t\.tsv is empty$"),
+    ("t.tsv", "\n \n", "classification", r"t\.tsv is empty$"),
+    ("t.tsv", "text\tlabel\n", "classification", r"holds no examples$"),
+    (
+        "t.tsv",
+        "txet\tlabel\na\tb\n",
+        "classification",
+        r"t\.tsv:1: there is no column 'text'; did you mean 'txet'\?$",
+    ),
+    (
+        "t.tsv",
+        "text\tgold\na\tb\n",
+        "classification",
+        r"t\.tsv:1: there is no column 'label'; valid: gold, text$",
+    ),
+    ("t.tsv", "text\tlabel\na\tb\nc\n", "classification", r"t\.tsv:3: 1 columns, but the first line has 2$"),
+    ("t.tsv", "text\tlabel\n \tb\n", "classification", r"t\.tsv:2: text is an empty text$"),
+    ("t.tsv", "text\tlabel\na\t\n", "classification", r"t\.tsv:2: the label \(label\) is missing$"),
+    ("t.tsv", "text\tpair\tlabel\na\t\tb\n", "pair", r"t\.tsv:2: pair is an empty text$"),
+    ("t.csv", 'text,label\n"a" b,c\n', "classification", r"t\.csv:2: not valid CSV"),
+    ("t.jsonl", '{"text": "a", "label": "b"}\n{"text": \n', "classification", r"t\.jsonl:2: malformed JSON"),
+    ("t.jsonl", "[1]\n", "classification", r"t\.jsonl:1: expected a JSON object, found '\[1\]'$"),
+    (
+        "t.jsonl",
+        '{"txt": "a"}\n',
+        "classification",
+        r"t\.jsonl:1: there is no key 'text'; did you mean 'txt'\?$",
+    ),
+    ("t.jsonl", '{"text": 3, "label": "b"}\n', "classification", r"t\.jsonl:1: text is '3', not a text$"),
+    (
+        "t.jsonl",
+        '{"text": "\\ud800", "label": "b"}\n',
+        "classification",
+        r"t\.jsonl:1: text holds half a surrogate",
+    ),
+    (
+        "t.jsonl",
+        '{"text": "a", "label": null}\n',
+        "classification",
+        r"t\.jsonl:1: the label \(label\) is missing$",
+    ),
+    (
+        "t.jsonl",
+        '{"text": "a", "label": [1]}\n',
+        "classification",
+        r"t\.jsonl:1: label is '\[1\]', not a label$",
+    ),
+    (
+        "t.jsonl",
+        '{"words": ["a"], "tags": []}\n',
+        "tagging",
+        r"t\.jsonl:1: tags is '\[\]', not a list of texts$",
+    ),
+    ("t.jsonl", '{"words": ["a"], "tags": ["O", "O"]}\n', "tagging", r"t\.jsonl:1: 1 words but 2 tags$"),
+    (
+        "t.jsonl",
+        '{"words": ["a", ""], "tags": ["O", "O"]}\n',
+        "tagging",
+        r"t\.jsonl:1: words\[1\] is an empty text$",
+    ),
+    ("t.jsonl", '{"words": ["a"]}\n', "tagging", r"t\.jsonl:1: there is no key 'tags'; valid: words$"),
+    ("t.conll", "a O\nb\n", "tagging", r"t\.conll:2: there is no tag beside 'b'$"),
+    ("t.conll", "a O\nb x O\n", "tagging", r"t\.conll:2: 3 columns, but the first row has 2$"),
+    ("t.conll", "a\tO\n\tO\n", "tagging", r"t\.conll:2: the word is empty$"),
+    ("t.conll", "a\tO\n", "classification", r"classification reads \.tsv, .*, not '\.conll'$"),
+    ("t.tsv", "a\tb\n", "tegging", r"no task kind 'tegging'; did you mean 'tagging'\?$"),
+]
+
+
+@pytest.mark.parametrize("name,content,kind,message", BAD)
+def test_bad_input_is_one_line(tmp_path, name, content, kind, message):
+    path = write(tmp_path / name, content)
+    with pytest.raises(UserError, match=message) as caught:
+        read_examples(path, kind)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match=r"none\.tsv is missing$"):
+        read_examples(tmp_path / "none.tsv", "classification")
+    with pytest.raises(UserError, match=r"cannot read .*: Is a directory"):
+        read_examples(tmp_path, "tagging")
+    path = write(tmp_path / "t.tsv", "text\tlabel\na\tb\ncafé\tb\n", "latin-1")
+    with pytest.raises(UserError, match=r"t\.tsv:3: not utf-8 text \(byte 18 of the file\)$"):
+        read_examples(path, "classification")
+    with pytest.raises(UserError, match=r"there is no encoding 'utf-9'"):
+        read_examples(path, "classification", encoding="utf-9")
+    for ending in (".gz", ".xz"):
+        path = write(tmp_path / f"t.tsv{ending}", TABLE * 50)
+        path.write_bytes(path.read_bytes()[:-20])
+        with pytest.raises(UserError, match=r"is truncated"):
+            read_examples(path, "classification")
+        path.write_bytes(b"text\tlabel\na\tb\n")
+        with pytest.raises(UserError, match=re.escape(f"is not a whole {ending} file")):
+            read_examples(path, "classification")
+
+
+def test_column_numbers(tmp_path):
+    path = write(tmp_path / "t.tsv", "a\tb\n")
+    for name in ("text", "0", "3"):
+        with pytest.raises(UserError, match=f"text is a column number from 1 to 2, not '{name}'"):
+            read_examples(path, "classification", text=name, label="2", header=False)
+
+
+def test_skip_bad_counts_and_reports(tmp_path, capsys):
+    path = write(tmp_path / "t.tsv", "text\tlabel\na\tb\nc\n\tb\nd\te\n")
+    found = read_examples(path, "classification", skip_bad=True)
+    assert [e.text for e in found] == ["a", "d"]
+    said = capsys.readouterr().err
+    assert (
+        said == f"{path}: skipped 2 bad of 4 rows, the first: {path}:3: 1 columns, but the first line has 2\n"
+    )
+    path = write(tmp_path / "t.conll", "a O\nb\n\nc O\n")
+    assert [e.words for e in read_examples(path, "tagging", skip_bad=True)] == [("c",)]
+    path = write(tmp_path / "b.tsv", "text\tlabel\na\n")
+    with pytest.raises(UserError, match=r"holds no examples but 1 bad rows$"):
+        read_examples(path, "classification", skip_bad=True)

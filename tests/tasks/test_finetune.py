@@ -1,0 +1,246 @@
+"""Fine-tuning end to end on tiny models: it learns, repeats itself, and other tools read what it saved."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.tasks.examples import Example, read_examples
+from polyseme.tasks.finetune import FinetuneSpec, finetune, steps
+from polyseme.tasks.predict import evaluate, logits, predict, write_predictions
+from polyseme.tasks.task import Task
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.optim import OptimSpec
+from polyseme.weights.folder import load_model, save_model
+
+WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt", "seal", "swan"]
+MARKED = ("wolf", "bear", "frog")
+TOKENIZERS = {"bert": "wordpiece", "gpt2": "bpe"}
+QUICK = FinetuneSpec(epochs=8, batch_size=16, optim=OptimSpec(rate=5e-3))
+
+
+def examples(kind, n=240):
+    draw = random.Random(kind)
+    found = []
+    for i in range(n):
+        words = tuple(draw.choices(WORDS, k=draw.randint(3, 7)))
+        if kind == "tagging":
+            tags = tuple("B-A" if w in MARKED else "O" for w in words)
+            found.append(Example(f"d:{i}", words=words, tags=tags))
+        else:
+            other = " ".join(draw.choices(WORDS, k=4)) if kind == "pair" else None
+            seen = "wolf" in (other.split() if other else words)
+            found.append(Example(f"d:{i}", " ".join(words), other, label="yes" if seen else "no"))
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Models this small wait for their threads longer than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+    for family, kind in TOKENIZERS.items():
+        tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 400)
+        spec = FAMILIES[family].spec(
+            num_layers=2, dim=32, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=48, dropout=0.05,
+            attention_dropout=0.0,
+        )  # fmt: skip
+        made[family] = tmp_path_factory.mktemp(family)
+        save_model(made[family], spec.build(0), tokenizer)
+    return made
+
+
+CASES = [("bert", "classification"), ("bert", "pair"), ("bert", "tagging"), ("gpt2", "classification"),
+         ("gpt2", "tagging")]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def trained(request, folders, tmp_path_factory):
+    family, kind = request.param
+    data = examples(kind)
+    out = tmp_path_factory.mktemp("run") / "run"
+    results = finetune(folders[family], kind, data[:180], data[180:], out, QUICK)
+    return family, kind, data[180:], out, results
+
+
+def test_it_learns(trained):
+    _, kind, _, out, results = trained
+    assert results["mean"][results["primary"]] > 0.95
+    assert results["steps"] == 96 and results["task"] == kind and results["deviation"]["accuracy"] is None
+    assert json.loads((out / "results.json").read_text()) == results
+    rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, 97)) and rows[0]["seed"] == 0
+
+
+def test_a_saved_model_gives_the_same_answers(trained):
+    _, kind, dev, out, results = trained
+    folder = load_model(out / "model")
+    assert folder.notes["task"] == kind and folder.fresh == []
+    found = evaluate(folder, dev)
+    assert found == {k: v for k, v in results["seeds"][0].items() if k != "seed"}
+    predictions = predict(folder, dev)
+    (alone,) = predict(folder, dev[7:8])
+    if kind == "tagging":
+        assert alone.tags == predictions[7].tags
+        np.testing.assert_allclose(alone.tag_probabilities, predictions[7].tag_probabilities, atol=1e-6)
+    else:
+        assert alone.label == predictions[7].label
+        assert alone.probabilities == pytest.approx(predictions[7].probabilities, abs=1e-6)
+
+
+def test_transformers_reads_it(trained):
+    transformers = pytest.importorskip("transformers")
+    family, kind, dev, out, _ = trained
+    name = "TokenClassification" if kind == "tagging" else "SequenceClassification"
+    theirs = getattr(transformers, f"AutoModelFor{name}").from_pretrained(out / "model").eval()
+    folder = load_model(out / "model")
+    task = Task.from_model(folder.model, folder.notes)
+    assert tuple(theirs.config.id2label[i] for i in range(len(task.labels))) == task.labels
+    encoded = task.encode(dev[:12], folder.tokenizer, 48)
+    ours = logits(folder.model, task, encoded)
+    batch, order = task.batch(encoded)
+    ids, mask = batch.layout.pad(batch.tokens, folder.tokenizer.specials.pad), batch.layout.mask().long()
+    extra = {"token_type_ids": batch.layout.pad(batch.segments)} if family == "bert" else {}
+    with torch.no_grad():
+        expected = theirs(input_ids=ids, attention_mask=mask, **extra).logits
+    if kind == "tagging":
+        expected = batch.layout.unpad(expected)[batch.targets["tag"].rows]
+    np.testing.assert_allclose(np.concatenate([ours[i] for i in order]), expected.numpy(), atol=1e-5)
+
+
+def test_predictions_are_written_and_read_again(trained, tmp_path):
+    _, kind, dev, out, _ = trained
+    found = predict(load_model(out / "model"), dev)
+    for ending in (".jsonl", ".tsv", *((".conll",) if kind == "tagging" else ())):
+        write_predictions(tmp_path / f"p{ending}", dev, found)
+        again = read_examples(tmp_path / f"p{ending}", kind)
+        assert [e.words if kind == "tagging" else (e.text, e.pair) for e in again] == [
+            e.words if kind == "tagging" else (e.text, e.pair) for e in dev
+        ]
+        assert [e.tags or e.label for e in again] == [p.tags or p.label for p in found]
+    with pytest.raises(UserError, match=r"p\.xls: predictions are written as \.jsonl, \.tsv"):
+        write_predictions(tmp_path / "p.xls", dev, found)
+    assert not (tmp_path / "p.xls").exists()
+
+
+def weights(folder):
+    return load_model(folder / "model").model.state_dict()
+
+
+def test_a_seed_fixes_everything(folders, tmp_path):
+    data = examples("tagging", 60)
+    short = QUICK.replace(epochs=2.0)
+    for name in ("a", "b"):
+        finetune(folders["bert"], "tagging", data, data[:20], tmp_path / name, short, first_seed=3)
+    finetune(folders["bert"], "tagging", data, data[:20], tmp_path / "c", short, first_seed=4)
+    a, b, c = (weights(tmp_path / name) for name in "abc")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert any(not torch.equal(a[name], c[name]) for name in a)
+
+
+def test_several_seeds(folders, tmp_path):
+    data = examples("classification", 60)
+    short = QUICK.replace(steps=6)
+    found = finetune(folders["bert"], "classification", data, data[:30], tmp_path / "r", short, seeds=3)
+    values = [run["accuracy"] for run in found["seeds"]]
+    assert [run["seed"] for run in found["seeds"]] == [0, 1, 2]
+    assert found["mean"]["accuracy"] == pytest.approx(np.mean(values))
+    assert found["deviation"]["accuracy"] == pytest.approx(np.std(values, ddof=1))
+    assert found["best_seed"] == int(np.argmax(values))
+    folder = load_model(tmp_path / "r" / "model")
+    assert evaluate(folder, data[:30])["accuracy"] == max(values)
+    assert folder.notes["chosen"].startswith(f"seed {found['best_seed']}: the best accuracy")
+
+
+def test_scratch_starts_from_fresh_weights_and_freezing_keeps_them(folders, tmp_path):
+    data = examples("classification", 40)
+    still = QUICK.replace(steps=2, freeze=2)
+    for name, scratch in (("old", False), ("new", True)):
+        finetune(
+            folders["bert"],
+            "classification",
+            data,
+            data,
+            tmp_path / name,
+            still,
+            scratch=scratch,
+            first_seed=5,
+        )
+    before = load_model(folders["bert"]).model.state_dict()
+    old, new = weights(tmp_path / "old"), weights(tmp_path / "new")
+    frozen = [n for n in before if n.startswith(("trunk.embeddings.", "trunk.blocks.0."))]
+    assert frozen and all(torch.equal(before[n], old[n]) for n in frozen)
+    assert not torch.equal(before["trunk.blocks.1.ffn.up.weight"], old["trunk.blocks.1.ffn.up.weight"])
+    assert not torch.equal(before["trunk.embeddings.tokens.weight"], new["trunk.embeddings.tokens.weight"])
+
+
+def test_every_epoch_reads_every_example_once(folders):
+    task = Task("classification", ("no", "yes"))
+    data = task.encode(examples("classification", 21), load_model(folders["bert"]).tokenizer, 48)
+    settings = FinetuneSpec(batch_size=8, bin_tokens=24)
+    stream = steps(task, data, settings, seed=0)
+    epochs = [[next(stream) for _ in range(3)] for _ in range(2)]
+    for number, epoch in enumerate(epochs):
+        lengths = sorted(n for batches, _ in epoch for b in batches for n in b.layout.lengths)
+        assert lengths == sorted(len(e.ids) for e in data)
+        assert all(cursor[0] == number for _, cursor in epoch)
+        assert all(b.layout.total <= 24 for batches, _ in epoch for b in batches)
+    first, second = (torch.cat([b.tokens for batches, _ in e for b in batches]).tolist() for e in epochs)
+    assert first != second
+
+
+def test_bad_settings_and_data_are_one_line(folders, tmp_path):
+    data = examples("classification", 20)
+
+    def go(train=data, dev=data, out=None, kind="classification", folder=folders["bert"], seeds=1, **changes):
+        finetune(folder, kind, train, dev, out, FinetuneSpec(steps=1).replace(**changes), seeds=seeds)
+
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "results.json").write_text("{}")
+    odd = [Example("dev:9", "cat", label="maybe")]
+    for message, options in {
+        "already holds results.json": {"out": tmp_path / "used"},
+        "dev:9: the label 'maybe' was never seen": {"dev": odd},
+        "dev:8: there is no label": {"dev": [Example("dev:8", "cat")]},
+        "there is no words, which this task reads|has no labels": {"kind": "tagging"},
+        "has only the label": {"train": [e for e in data if e.label == "no"]},
+        "20 of 20 examples are longer than 6 tokens": {"max_len": 6, "train": [long(e) for e in data]},
+        r"max_len 99 is longer than the model reads \(48\)": {"max_len": 99},
+        "cannot freeze 9 groups: the model has 4": {"freeze": 9},
+        "batch_size is 0": {"batch_size": 0},
+        "nothing to do": {"steps": 0, "epochs": 0.0},
+        "0 seeds is no run": {"seeds": 0},
+        "there is no model folder at": {"folder": tmp_path / "none"},
+        "not finite": {"optim": OptimSpec(rate=1e30), "steps": 9},
+    }.items():
+        with pytest.raises(UserError, match=message) as caught:
+            go(**options)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="the model has no task head"):
+        predict(load_model(folders["bert"]), data)
+
+
+def long(example):
+    return Example(example.where, example.text + " cat dog fish bird wolf bear", label=example.label)
+
+
+def test_what_was_cut_in_training_is_cut_in_use(folders, tmp_path):
+    data = [long(e) for e in examples("classification", 30)]
+    settings = FinetuneSpec(steps=1, max_len=8, truncate=True)
+    finetune(folders["bert"], "classification", data, data, tmp_path / "r", settings)
+    folder = load_model(tmp_path / "r" / "model")
+    assert len(predict(folder, data)) == 30
+    with pytest.raises(UserError, match="30 of 30 examples are longer than 8 tokens"):
+        predict(folder, data, truncate=False)
+    assert len(predict(folder, data, max_len=48, truncate=False)) == 30

@@ -1,0 +1,100 @@
+"""Metrics against numbers worked out by hand, against seqeval, and baselines on tasks they must solve."""
+
+import random
+import sys
+
+import pytest
+
+from polyseme.errors import UserError
+from polyseme.tasks.baselines import linear, majority
+from polyseme.tasks.examples import Example
+from polyseme.tasks.metrics import PRIMARY, chunks, classification, score, tagging
+
+
+def test_classification_by_hand():
+    gold, guess = list("aaaabbbc"), list("aaabbbac")
+    found = classification(gold, guess)
+    assert found["accuracy"] == 6 / 8
+    f1 = [2 * 3 / (4 + 4), 2 * 2 / (3 + 3), 1.0]  # of a, b and c
+    assert found["macro_f1"] == pytest.approx(sum(f1) / 3)
+    assert classification(["0", "1"] * 5, ["1", "0"] * 5)["matthews"] == pytest.approx(-1)
+    assert classification(["0", "1"], ["0", "0"]) == {
+        "accuracy": 0.5,
+        "macro_f1": pytest.approx(1 / 3),
+        "matthews": 0,
+    }
+
+
+def test_without_scikit_learn_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(UserError, match=r"scikit-learn is needed"):
+        classification(["a"], ["a"])
+
+
+def test_chunks():
+    assert chunks(["I-X", "I-X", "B-X", "O", "I-Y", "I-X"]) == {
+        ("X", 0, 1),
+        ("X", 2, 2),
+        ("Y", 4, 4),
+        ("X", 5, 5),
+    }
+    assert chunks(["S-X", "B-X", "E-X", "I-X", "U-Y", "B-Y", "L-Y", "I-Y"]) == {
+        ("X", 0, 0), ("X", 1, 2), ("X", 3, 3), ("Y", 4, 4), ("Y", 5, 6), ("Y", 7, 7),
+    }  # fmt: skip
+    assert chunks(["B-X-Y", "I-X-Y"]) == {("X-Y", 0, 1)}
+    assert chunks([]) == chunks(["O"]) == set()
+
+
+@pytest.mark.parametrize("marks", ["BI", "I", "BIES"])
+def test_entities_as_seqeval_counts_them(marks):
+    metrics = pytest.importorskip("seqeval.metrics")
+    draw = random.Random(marks)
+    names = ["O", *(f"{mark}-{kind}" for mark in marks for kind in ("PER", "LOC"))]
+    for _ in range(200):
+        lengths = [draw.randint(1, 9) for _ in range(draw.randint(1, 6))]
+        gold, guess = ([draw.choices(names, k=n) for n in lengths] for _ in range(2))
+        found = tagging(gold, guess)
+        for name in ("precision", "recall", "f1", "accuracy"):
+            options = {} if name == "accuracy" else {"zero_division": 0}
+            assert found[name] == pytest.approx(getattr(metrics, f"{name}_score")(gold, guess, **options)), (
+                name
+            )
+
+
+def test_other_tags_are_counted_by_word():
+    found = tagging([["C", "O", "C"], ["O"]], [["C", "C", "O"], ["O"]])
+    assert found == {"accuracy": 0.5, "precision": 0.5, "recall": 0.5, "f1": 0.5}
+    assert tagging([["O"]], [["O"]]) == {"accuracy": 1.0, "precision": 0.0, "recall": 0.0, "f1": 0.0}
+
+
+def test_every_kind_has_its_headline():
+    assert PRIMARY["tagging"] in score("tagging", [("O",)], [("O",)])
+    assert PRIMARY["pair"] in score("pair", ["a", "b"], ["a", "b"])
+
+
+def test_majority():
+    texts = [Example(str(i), text="x", label=label) for i, label in enumerate("aab")]
+    assert majority(texts, texts, "classification")["accuracy"] == pytest.approx(2 / 3)
+    words = [Example("1", words=("a", "b", "c"), tags=("O", "O", "C"))]
+    assert majority(words, words, "tagging")["accuracy"] == pytest.approx(2 / 3)
+    with pytest.raises(UserError, match=r"2: there is no label"):
+        majority(texts, [Example("2", text="x")], "classification")
+
+
+def test_linear_learns_what_lies_on_the_surface():
+    draw = random.Random(0)
+    words = [f"word{i}" for i in range(40)]
+    made = [(draw.sample(words, 6), draw.sample(words, 6)) for _ in range(300)]
+    texts = [Example("", " ".join(a), label=str("word7" in a or "word9" in a)) for a, _ in made]
+    assert linear(texts[:200], texts[200:], "classification")["accuracy"] > 0.9
+    seconds = [a[:5] + b[:1] if i % 2 else b for i, (a, b) in enumerate(made)]
+    pairs = [
+        Example("", " ".join(a), " ".join(b), label=str(i % 2))
+        for i, ((a, _), b) in enumerate(zip(made, seconds))
+    ]
+    assert linear(pairs[:200], pairs[200:], "pair")["accuracy"] > 0.95
+    tags = [
+        Example("", words=tuple(a), tags=("O", *("C" if w < "word2" else "O" for w in a[:-1])))
+        for a, _ in made
+    ]
+    assert linear(tags[:200], tags[200:], "tagging")["f1"] > 0.95

@@ -1,0 +1,196 @@
+"""Encoding, batching and decoding of each kind of task."""
+
+import numpy as np
+import pytest
+import torch
+
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.objectives.batch import IGNORED
+from polyseme.parts.heads import LabelHeadSpec
+from polyseme.tasks.examples import Example
+from polyseme.tasks.predict import as_examples, bins, logits
+from polyseme.tasks.task import Task
+from polyseme.text.tokenizer import Tokenizer
+
+WORDS = [a + b for a in ("red", "blue", "green", "grey") for b in ("cat", "dog", "fish", "bird", "s", "ish")]
+KINDS = {"bert": "wordpiece", "gpt2": "bpe"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    texts = [" ".join(WORDS)] * 20
+    return {kind: Tokenizer.train(kind, iter(texts), 300) for kind in ("wordpiece", "bpe")}
+
+
+@pytest.fixture
+def wordpiece(tokenizers):
+    return tokenizers["wordpiece"]
+
+
+def text(i, words, label="a", pair=None):
+    return Example(f"f.tsv:{i}", words, pair, label=label)
+
+
+SINGLE, TAGS = Task("classification", ("a", "b")), Task("tagging", ("O", "X"))
+
+
+def test_labels_of_a_training_set():
+    assert Task.of("classification", [text(1, "x", "b"), text(2, "x", "a"), text(3, "x", "b")]) == SINGLE
+    tagged = [Example("", words=("a", "b", "c"), tags=("X", "Y", "Y"))]
+    assert Task.of("tagging", tagged).labels == ("Y", "X")  # the most frequent first
+    with pytest.raises(UserError, match=r"has only the label 'a' \(f\.tsv:1 …\): there is nothing to learn"):
+        Task.of("classification", [text(1, "x")])
+
+
+def test_task_of_a_model():
+    trunk = FAMILIES["bert"].trunk(1, 8, 1, vocab_size=20)
+    spec = FAMILIES["bert"].spec(num_layers=1, dim=8, num_heads=1, vocab_size=20)
+    for name, kind in (("classify", "classification"), ("tag", "tagging")):
+        head = FAMILIES["bert"].label_head(name, ("a", "b"), trunk)
+        assert Task.from_model(spec.replace(heads={name: head}).build()) == Task(kind, ("a", "b"))
+    model = spec.replace(heads={"classify": LabelHeadSpec(("a", "b"))}).build()
+    assert Task.from_model(model, {"task": "pair"}).kind == "pair"
+    with pytest.raises(UserError, match=r"no task head \(its heads: masked, pair\): fine-tune it first"):
+        Task.from_model(spec.build())
+
+
+def test_texts_and_pairs(wordpiece):
+    one, two = SINGLE.encode([text(1, "redcat"), text(2, "redcat", "b", "bluedog")], wordpiece, 64)
+    cat, dog = wordpiece.encode("redcat"), wordpiece.encode("bluedog")
+    assert one.ids.tolist() == wordpiece.wrap(cat)[0] and one.target == 0
+    ids, segments = wordpiece.wrap(cat, dog)
+    assert (two.ids.tolist(), two.segments.tolist(), two.target) == (ids, segments, 1)
+    with pytest.raises(UserError, match=r"f\.tsv:1: there is no second text, which this task reads"):
+        Task("pair", ("a", "b")).encode([text(1, "redcat")], wordpiece, 64)
+
+
+def test_a_causal_pair_is_parted(tokenizers):
+    bpe = tokenizers["bpe"]
+    (one,) = SINGLE.encode([text(1, "redcat", "a", "bluedog")], bpe, 64)
+    assert one.ids.tolist() == [*bpe.encode("redcat"), bpe.specials.eos, *bpe.encode("bluedog")]
+
+
+def test_words_are_predicted_at_their_first_pieces(tokenizers):
+    words = ("redcat", "zz9", "\u200b\u200b", "[MASK]", "blueish")
+    for tokenizer in tokenizers.values():
+        (one,) = TAGS.encode([Example("", words=words, tags=("X", "O", "X", "O", "O"))], tokenizer, 64)
+        assert len(one.rows) == 5 and (np.diff(one.rows) >= 1).all()
+        assert one.target.tolist() == [1, 0, 1, 0, 0]
+    wordpiece = tokenizers["wordpiece"]
+    (one,) = TAGS.encode([Example("", words=words)], wordpiece, 64)
+    first = [wordpiece.encode(word)[:1] or [wordpiece.specials.unk] for word in words]
+    assert [[one.ids[row]] for row in one.rows] == first
+    assert one.target is None
+
+
+def test_too_long_is_an_error_that_counts(wordpiece):
+    examples = [text(1, "red"), text(2, "redcat " * 30), text(3, "bluedog " * 30)]
+    size = len(wordpiece.encode(examples[1].text)) + 2
+    message = rf"^2 of 3 examples are longer than 16 tokens, the first at f\.tsv:2 with {size}: truncate"
+    with pytest.raises(UserError, match=message):
+        SINGLE.encode(examples, wordpiece, 16)
+    cut = SINGLE.encode(examples, wordpiece, 16, truncate=True)
+    assert [len(e.ids) for e in cut][1:] == [16, 16]
+    assert cut[1].ids.tolist() == wordpiece.wrap(wordpiece.encode(examples[1].text)[:14])[0]
+    with pytest.raises(UserError, match="max_len 4 leaves no room"):
+        SINGLE.encode(examples, wordpiece, 4)
+
+
+def test_a_pair_loses_tokens_on_its_longer_side(wordpiece):
+    a, b = "redcat " * 20, "bluedog"
+    first, second = wordpiece.encode(a), wordpiece.encode(b)
+    (one,) = SINGLE.encode([text(1, a, "a", b)], wordpiece, 20, truncate=True)
+    assert one.ids.tolist() == wordpiece.wrap(first[: 17 - len(second)], second)[0]
+    (one,) = SINGLE.encode([text(1, a, "a", a)], wordpiece, 20, truncate=True)
+    assert one.ids.tolist() == wordpiece.wrap(first[:9], first[:8])[0]
+
+
+def test_words_that_were_cut_are_still_answered(wordpiece):
+    example = Example("", words=("redcat",) * 10, tags=("X",) * 10)
+    (one,) = TAGS.encode([example], wordpiece, 8, truncate=True)
+    assert len(one.ids) == 8 and len(one.rows) == len(one.target) < 10
+    found = TAGS.decode(np.tile([[0.0, 9.0]], (len(one.rows), 1)), example)
+    assert found.tags == ("X",) * len(one.rows) + ("O",) * (10 - len(one.rows))
+    assert found.tag_probabilities[-1] is None and found.tag_probabilities[0] > 0.99
+    assert Task("tagging", ("N", "V")).decode(np.zeros((0, 2)).reshape(0, 2), example).tags == ("N",) * 10
+
+
+def test_a_label_never_seen(wordpiece):
+    message = r"^f\.tsv:4: the label 'bb' was never seen in training; did you mean 'b'\?$"
+    with pytest.raises(UserError, match=message):
+        SINGLE.encode([text(4, "red", "bb")], wordpiece, 16)
+    with pytest.raises(UserError, match=r"the label 'Y' was never seen in training; valid: O, X$"):
+        TAGS.encode([Example("f:1", words=("red",), tags=("Y",))], wordpiece, 16)
+    assert SINGLE.encode([text(4, "red", "bb")], wordpiece, 16, labelled=False)[0].target is None
+
+
+def test_a_batch_is_sorted_by_length_and_says_so(wordpiece):
+    sizes = (3, 1, 2, 1)
+    examples = [Example("", words=("redcat",) * n, tags=("X",) + ("O",) * (n - 1)) for n in sizes]
+    encoded = TAGS.encode(examples, wordpiece, 64)
+    batch, order = TAGS.batch(encoded)
+    assert order == [1, 3, 2, 0] and list(batch.layout.lengths) == sorted(batch.layout.lengths)
+    targets = batch.targets["tag"]
+    assert (batch.tokens[targets.rows] == encoded[0].ids[1]).all()
+    assert targets.values.tolist() == [1, 1, 1, 0, 1, 0, 0] and targets.count == 7
+    batch, _ = SINGLE.batch(SINGLE.encode([text(1, "red", None), text(2, "blue", "b")], wordpiece, 64))
+    assert sorted(batch.targets["classify"].values.tolist()) == [IGNORED, 1]
+    assert batch.targets["classify"].count == 1
+
+
+def test_decoding_gives_every_probability():
+    found = SINGLE.decode(np.array([[1000.0, 1001.0]]), text(1, "x"))
+    assert found.label == "b" and sum(found.probabilities.values()) == pytest.approx(1)
+    assert found.probabilities["a"] == pytest.approx(1 / (1 + np.e))
+
+
+def test_bins_hold_every_place_once():
+    lengths = [5, 1, 9, 3, 3, 30]
+    found = list(bins(lengths, 9))
+    assert sorted(i for part in found for i in part) == list(range(6))
+    assert all(sum(lengths[i] for i in part) <= 9 or len(part) == 1 for part in found)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["classification", "tagging"])
+def test_together_equals_alone(tokenizers, family, kind):
+    """The law of packing, as a user meets it."""
+    tokenizer = tokenizers[KINDS[family]]
+    task = SINGLE if kind == "classification" else TAGS
+    draw = np.random.default_rng(0)
+    chosen = [tuple(draw.choice(WORDS, size=draw.integers(1, 9))) for _ in range(20)]
+    examples = [Example("", text=" ".join(w), words=w) for w in chosen]
+    spec = FAMILIES[family].spec(
+        num_layers=2, dim=16, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=64
+    )
+    head = FAMILIES[family].label_head(task.head_name, task.labels, spec.trunk)
+    model = spec.replace(heads={task.head_name: head}).build(0).double().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+    encoded = task.encode(examples, tokenizer, 64)
+    together = logits(model, task, encoded, bin_tokens=50)
+    for one, found in zip(encoded, together):
+        np.testing.assert_allclose(logits(model, task, [one])[0], found, atol=1e-6)
+        assert len(found) == task.num_rows(one)
+
+
+def test_plain_values_as_examples():
+    spec = FAMILIES["bert"].spec(num_layers=1, dim=8, num_heads=1, vocab_size=20)
+    single = spec.replace(heads={"classify": LabelHeadSpec(("a", "b"))}).build()
+    tags = spec.replace(heads={"tag": LabelHeadSpec(("a", "b"), "tokens")}).build()
+    found = as_examples(["a b", ("c", "d")], single)
+    assert [(e.text, e.pair) for e in found] == [("a b", None), ("c", "d")]
+    assert [e.words for e in as_examples(["a b", ["c", "d"]], tags)] == [("a", "b"), ("c", "d")]
+    for bad in ("", 3, [], ["a", ""], ["a", "b", "c"]):
+        with pytest.raises(UserError, match=r"^example 1 "):
+            as_examples([bad], single)

@@ -1,0 +1,206 @@
+"""Tokenizers: trained the same each time, saved so that others read the same ids, and honest about bad files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import numpy as np
+import pytest
+from tokenizers import processors
+
+from polyseme.errors import UserError
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.text.vocabulary import build_wordpiece
+
+TEXTS = [text for _, text in sorted(topics.items())][:30]
+STRANGE = "Naïve café — 東京, 12.5 £! \t it's\n\nΩ flightless 🙂"
+VOCAB = Path(__file__).parents[3] / "shared" / "vocab"
+
+
+def train(kind: str, lowercase: bool) -> Tokenizer:
+    return Tokenizer.train(kind, iter(TEXTS), 900, lowercase)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module", params=[("wordpiece", True), ("wordpiece", False), ("bpe", False), ("bpe", True)])
+def made(request: pytest.FixtureRequest) -> Tokenizer:
+    return train(*request.param)
+
+
+@pytest.fixture(scope="module")
+def wordpiece() -> Tokenizer:
+    return train("wordpiece", True)
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizer:
+    return train("bpe", False)
+
+
+def test_training_is_deterministic_and_keeps_to_its_size(made: Tokenizer) -> None:
+    assert made.vocab_size == 900
+    assert train(made.kind, made.lowercase).hash == made.hash
+
+
+def test_wordpiece_has_the_specials_first_and_every_character_in_both_forms(wordpiece: Tokenizer) -> None:
+    assert wordpiece.vocabulary[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    pieces = set(wordpiece.vocabulary)
+    characters = {c for piece in wordpiece.vocabulary[5:] for c in piece.removeprefix("##")}
+    assert characters and all({c, "##" + c} <= pieces for c in characters)
+    unknown = wordpiece.specials.unk
+    assert unknown not in wordpiece.encode("".join(sorted(c for c in characters if c.isalnum())))
+    assert wordpiece.encode("\U0001f642") == [unknown]
+
+
+def test_bpe_writes_any_text(bpe: Tokenizer) -> None:
+    assert bpe.decode(bpe.encode(STRANGE)) == STRANGE
+    assert bpe.specials.eos == bpe.specials.bos == bpe.specials.pad == 0
+    assert bpe.special_tokens["eos"] == "<|endoftext|>" and bpe.special_ids == {0}
+    assert all(len(bpe.encode(chr(c))) >= 1 for c in range(256))
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_too_small_and_no_text_are_one_line(kind: str) -> None:
+    with pytest.raises(UserError, match="a vocabulary of 40 is too small"):
+        Tokenizer.train(kind, iter(TEXTS), 40)  # type: ignore[arg-type]
+    for texts in ([], ["  \n"]):
+        with pytest.raises(UserError, match="no text came"):
+            Tokenizer.train(kind, iter(texts), 1000)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="did you mean 'wordpiece'"):
+        Tokenizer.train("wordpieces", iter(TEXTS), 1000)  # type: ignore[arg-type]
+
+
+def test_save_and_load_change_nothing(made: Tokenizer, tmp_path: Path) -> None:
+    made.save(tmp_path)
+    again = Tokenizer.load(tmp_path)
+    assert (again.hash, again.specials, again.lowercase) == (made.hash, made.specials, made.lowercase)
+    packed = json.dumps(json.loads((tmp_path / "tokenizer.json").read_text()))
+    (tmp_path / "tokenizer.json").write_text(packed)
+    assert Tokenizer.load(tmp_path / "tokenizer.json").hash == made.hash
+    if made.kind == "wordpiece":
+        (tmp_path / "tokenizer.json").unlink()
+        assert Tokenizer.load(tmp_path).hash == made.hash
+        (tmp_path / "tokenizer_config.json").unlink()
+        assert Tokenizer.load(tmp_path / "vocab.txt").hash == made.hash
+
+
+def test_transformers_reads_the_same_ids(made: Tokenizer, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    made.save(tmp_path)
+    other = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in [*TEXTS[:10], STRANGE]:
+        assert other(text, add_special_tokens=False)["input_ids"] == made.encode(text)
+    pair = other(STRANGE, "And then?")
+    ids, segments = made.wrap(made.encode(STRANGE), made.encode("And then?"))
+    assert pair["input_ids"] == ids
+    assert pair.get("token_type_ids", segments) == segments
+    for role, token in made.special_tokens.items():
+        assert getattr(other, f"{role}_token") == token
+    assert len(other) == made.vocab_size
+
+
+def test_wrap_adds_what_the_kind_asks_for(wordpiece: Tokenizer, bpe: Tokenizer) -> None:
+    ids, segments = wordpiece.wrap([10, 11], [12])
+    assert ids == [2, 10, 11, 3, 12, 3] and segments == [0, 0, 0, 0, 1, 1]
+    assert wordpiece.wrap([10])[0] == [2, 10, 3]
+    assert (wordpiece.num_added(), wordpiece.num_added(pair=True)) == (2, 3)
+    assert bpe.wrap([10, 11], [12])[0] == [10, 11, 12] and bpe.num_added(pair=True) == 0
+
+
+def test_words_that_are_split_already(made: Tokenizer) -> None:
+    words = ["the", "statement", "is", "executed."]
+    ids, of = made.encode_words(words)
+    assert ids == made.encode(" ".join(words))
+    assert of == sorted(of) and set(of) == {0, 1, 2, 3}
+    first = [of.index(i) for i in range(4)]
+    starts = np.flatnonzero(made.words_of(" ".join(words)))
+    assert set(first) <= set(starts.tolist())
+
+
+def test_word_starts(wordpiece: Tokenizer, bpe: Tokenizer) -> None:
+    text = "the zyzzyx statement, isn't"
+    expected = [not piece.startswith("##") for piece in wordpiece.pieces(wordpiece.encode(text))]
+    assert wordpiece.words_of(text).tolist() == expected and False in expected
+    pieces = bpe.pieces(bpe.encode(text))
+    starts = [i for i, piece in enumerate(pieces) if bpe.words_of(text)[i]]
+    words = ["".join(pieces[a:b]) for a, b in zip(starts, [*starts[1:], len(pieces)])]
+    assert words == ["the", "Ġzyzzyx", "Ġstatement", ",", "Ġisn", "'t"]
+
+
+def test_a_run_is_its_texts_end_to_end(made: Tokenizer) -> None:
+    texts = ["The first.", "", " And the second, longer one.", "\x00", "third"]
+    run = made.encode_run(texts)
+    parts = np.split(run.ids, np.cumsum(run.lengths)[:-1])
+    assert [part.tolist() for part in parts] == [made.encode(text) for text in texts]
+    firsts = (np.cumsum(run.lengths) - run.lengths)[run.lengths > 0]
+    assert run.words[firsts].all() and len(run.words) == len(run.ids)
+    assert [a.tolist() for a in made.encode_batch(texts)] == [p.tolist() for p in parts]
+    assert len(made.encode_run([]).ids) == 0
+
+
+def test_specials_in_a_corpus_are_plain_text(wordpiece: Tokenizer, bpe: Tokenizer) -> None:
+    assert wordpiece.specials.mask in wordpiece.encode("a [MASK] b")
+    assert not wordpiece.special_ids & set(wordpiece.encode_run(["a [MASK] b [SEP]"]).ids.tolist())
+    assert not bpe.special_ids & set(bpe.encode_run(["a <|endoftext|>"]).ids.tolist())
+
+
+def test_offsets_point_into_the_text(made: Tokenizer) -> None:
+    text = "Evaluating the expression, twice."
+    ids, offsets = made.encode_with_offsets(text)
+    assert len(ids) == len(offsets)
+    assert "".join(text[a:b] for a, b in offsets).replace(" ", "") == text.replace(" ", "")
+
+
+def test_what_is_loaded_neither_truncates_nor_pads(wordpiece: Tokenizer, tmp_path: Path) -> None:
+    wordpiece.backend.enable_truncation(4)
+    wordpiece.backend.enable_padding(length=9)
+    wordpiece.backend.save(str(tmp_path / "tokenizer.json"))
+    wordpiece.backend.no_truncation()
+    wordpiece.backend.no_padding()
+    again = Tokenizer.load(tmp_path)
+    assert len(again.encode("the statement is the statement is")) >= 6
+    assert again.hash == wordpiece.hash
+
+
+def test_bad_folders_are_one_line(wordpiece: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file or folder"):
+        Tokenizer.load(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="neither tokenizer.json nor vocab.txt"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n")
+    with pytest.raises(UserError, match=r"it has no \[MASK\]"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n\xff\n")
+    with pytest.raises(UserError, match="not UTF-8 text: byte 6"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": 3}')
+    with pytest.raises(UserError, match="is not a tokenizer"):
+        Tokenizer.load(tmp_path)
+    wordpiece.save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"mask_token": "<gone>"}')
+    with pytest.raises(UserError, match="mask token '<gone>' is not in its vocabulary"):
+        Tokenizer.load(tmp_path)
+
+
+def test_the_contract_finds_a_wrong_template(wordpiece: Tokenizer, tmp_path: Path) -> None:
+    backend = build_wordpiece({piece: i for i, piece in enumerate(wordpiece.vocabulary)}, True)
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A", pair="[CLS] $A [SEP] $B", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    with pytest.raises(UserError, match="pair template"):
+        Tokenizer(backend).save(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(not VOCAB.is_dir(), reason="the published vocabularies are not here")
+def test_published_vocabularies() -> None:
+    bert = Tokenizer.load(VOCAB / "bert-base-uncased-vocab.txt")
+    assert bert.pieces(bert.encode("Flightless")) == ["flight", "##less"]
+    assert bert.lowercase and bert.vocab_size == 30_522 and bert.specials.mask == 103
+    cased = Tokenizer.load(VOCAB / "bert-base-cased-tokenizer.json")
+    assert not cased.lowercase and cased.pieces(cased.encode("Paris")) == ["Paris"]
+    gpt2 = Tokenizer.load(VOCAB / "gpt2-tokenizer.json")
+    assert gpt2.encode("Hello world") == [15496, 995] and gpt2.specials.eos == 50_256
+    for tokenizer in (bert, cased, gpt2):
+        tokenizer.check()
