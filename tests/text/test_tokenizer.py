@@ -1,4 +1,4 @@
-"""Tokenizers: trained the same each time, saved so that others read the same ids, and honest about bad files."""
+"""Tokenizers: the same each time they are trained, read alike by others, and honest about bad files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def train(kind: str, lowercase: bool) -> Tokenizer:
     return Tokenizer.train(kind, iter(TEXTS), 900, lowercase)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module", params=[("wordpiece", True), ("wordpiece", False), ("bpe", False), ("bpe", True)])
+@pytest.fixture(
+    scope="module", params=[("wordpiece", True), ("wordpiece", False), ("bpe", False), ("bpe", True)]
+)
 def made(request: pytest.FixtureRequest) -> Tokenizer:
     return train(*request.param)
 
@@ -166,7 +168,7 @@ def test_what_is_loaded_neither_truncates_nor_pads(wordpiece: Tokenizer, tmp_pat
 def test_bad_folders_are_one_line(wordpiece: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file or folder"):
         Tokenizer.load(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="neither tokenizer.json nor vocab.txt"):
+    with pytest.raises(UserError, match=r"neither tokenizer.json nor vocab.txt"):
         Tokenizer.load(tmp_path)
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n")
     with pytest.raises(UserError, match=r"it has no \[MASK\]"):

@@ -12,7 +12,7 @@ import numpy as np
 
 from polyseme.corpus.sentences import split_sentences
 from polyseme.corpus.sources import Document, open_sources
-from polyseme.corpus.store import FORMAT, shard_file, token_type
+from polyseme.corpus.store import FORMAT, manifest_hash, shard_file, token_type
 from polyseme.errors import UserError
 from polyseme.files import read_json, sha256, write_json, write_whole
 from polyseme.progress import progress
@@ -82,6 +82,7 @@ def prepare(
             "tokenizer_files": _facts(out, names),
             "shards": markers,
         }
+        manifest["hash"] = manifest_hash(manifest)
         write_json(out / "manifest.json", manifest)
     else:
         print(f"{out} is already prepared from the same sources", file=sys.stderr)
@@ -98,7 +99,7 @@ def _begin(out: Path, plan: dict[str, Any], tokenizer: Tokenizer) -> dict[str, A
         if other := _difference(found, plan):
             if found.get("finished") or _markers(out):
                 raise UserError(f"{out} holds a corpus with {other}: choose another folder, or remove it")
-        elif found["finished"]:
+        elif found.get("finished"):
             return dict(found)
     elif out.is_file() or (out.is_dir() and any(out.glob("[!.]*"))):
         raise UserError(f"{out} is not empty and not a corpus: choose another folder")
@@ -115,11 +116,12 @@ def _difference(found: dict[str, Any], plan: dict[str, Any]) -> str:
 
     if found.get("format") != plan["format"]:
         return f"format {found.get('format')}, not {plan['format']}"
-    if found["tokenizer_hash"] != plan["tokenizer_hash"]:
+    if found.get("tokenizer_hash") != plan["tokenizer_hash"]:
         return "another tokenizer"
+    settings = found.get("settings", {})
     for name, value in plan["settings"].items():
-        if found["settings"].get(name) != value:
-            return f"{name} {found['settings'].get(name)!r}, not {value!r}"
+        if settings.get(name) != value:
+            return f"{name} {settings.get(name)!r}, not {value!r}"
     return "" if content(found) == content(plan) else "other sources, or they have changed since"
 
 

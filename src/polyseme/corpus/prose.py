@@ -44,13 +44,13 @@ def prose(docstring: str) -> Iterator[str]:
     start = 0  # the indentation of the block
     hanging = False  # an item: deeper lines go on with it
     skip: int | None = None  # lines deeper than this are code
-    after: int | None = (
-        None  # plain lines deeper than this would be code, as the last paragraph ended with a colon
-    )
+    after: int | None = None  # the last paragraph ended in a colon: plain lines deeper than this are code
     example = fenced = False
 
     def close() -> Iterator[str]:
         nonlocal skip, after
+        if not block:
+            return
         text = " ".join(block)
         block.clear()
         if text.endswith("::"):
@@ -84,33 +84,35 @@ def prose(docstring: str) -> Iterator[str]:
             yield from close()
             skip, start = indent, indent
             if found[1] in _SPOKEN:
-                skip, hanging = None, False
+                skip, hanging = None, True
                 block = [found[2]] if found[2] else []
         else:
-            skip = None
-            found, item = _FIELD.match(bare), True
-            if found:
-                bare = "" if found[1] in ("type", "rtype", "vartype") else found[2]
-            elif found := _BULLET.match(bare):
-                bare = found[1]
-            elif _TERM.fullmatch(bare):
-                bare = ""
-            elif indent and (found := _ITEM.match(bare)):
-                bare = found[1]
-            else:
-                item = False
-            if item or (block and (indent < start or (indent > start and not hanging))):
+            skip, item = None, _item(bare, indent)
+            if item is not None or indent < start or (indent > start and not hanging):
                 yield from close()
-            if not item and not block and _HEADING.fullmatch(bare):
+            if item is not None:
+                block, start, hanging, after = [item] if item else [], indent, bool(item), None
+            elif block:
+                block.append(bare)
+            elif _HEADING.fullmatch(bare):
                 skip = indent
-            elif not item and not block and after is not None and indent > after:
+            elif after is not None and indent > after:
                 skip = after
-            elif bare or item:
-                if not block:
-                    start, hanging, after = indent, item and bool(bare), None
-                if bare:
-                    block.append(bare)
+            else:
+                block, start, hanging, after = [bare], indent, False, None
     yield from close()
+
+
+def _item(bare: str, indent: int) -> str | None:
+    """The text of a line that begins an item of a list, without its mark; None for any other line."""
+    if found := _FIELD.match(bare):
+        return "" if found[1] in ("type", "rtype", "vartype") else found[2]
+    if found := _BULLET.match(bare):
+        return found[1]
+    if _TERM.fullmatch(bare):
+        return ""
+    found = _ITEM.match(bare) if indent else None
+    return found and found[1]
 
 
 def _inline(text: str) -> str:

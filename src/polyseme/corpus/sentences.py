@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
 from polyseme.errors import UserError
@@ -11,9 +11,8 @@ from polyseme.errors import UserError
 _SPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a" + (
     "\u2028\u2029\u202f\u205f\u3000"
 )
-_LONGEST = (
-    10_000  # characters; the splitter looks far ahead for closing quotes, so a huge line is cut into bits
-)
+_PLAIN = str.maketrans(dict.fromkeys(_SPACE, " "))
+_LONGEST = 10_000  # characters; the splitter looks far ahead for closing quotes, so a huge line is cut up
 
 
 def split_sentences(text: str, lang: str = "en") -> list[str]:
@@ -23,28 +22,38 @@ def split_sentences(text: str, lang: str = "en") -> list[str]:
     where byte-level BPE wants it: a pre-token never reaches from a word over the white space behind it, so
     encoding the sentences one by one gives the ids of the whole text. Only the last may end in white space.
     """
-    segment = _splitter()
     found: list[str] = []
     space = ""  # what stands between the last sentence and the next
     for number, line in enumerate(text.split("\n")):
         if number:
             space += "\n"
-        for start in range(0, len(line), _LONGEST):
-            for piece in segment(lang, line[start : start + _LONGEST]):
-                body = piece.rstrip(_SPACE)
-                if not body:
-                    space += piece
-                elif found and not space and not _may_cut(found[-1][-1], body[0]):
-                    found[-1] += body
-                    space = piece[len(body) :]
-                else:
-                    found.append(space + body)
-                    space = piece[len(body) :]
-    if space and found:
-        found[-1] += space
-    elif space:
-        found.append(space)
+        for piece in _pieces(line, lang):
+            body = piece.rstrip(_SPACE)
+            if not body:
+                space += piece
+                continue
+            if found and not space and not _may_cut(found[-1][-1], body[0]):
+                found[-1] += body
+            else:
+                found.append(space + body)
+            space = piece[len(body) :]
+    if space:
+        found[-1:] = ["".join(found[-1:]) + space]
     return found
+
+
+def _pieces(line: str, lang: str) -> Iterator[str]:
+    """A line as the splitter cuts it. It is shown plain spaces only: some others make it panic."""
+    segment = _splitter()
+    for start in range(0, len(line), _LONGEST):
+        part = line[start : start + _LONGEST]
+        if part.isascii():
+            yield from segment(lang, part)
+        else:
+            end = 0
+            for piece in segment(lang, part.translate(_PLAIN)):
+                yield part[end : end + len(piece)]
+                end += len(piece)
 
 
 def _may_cut(before: str, after: str) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,12 @@ def shard_file(number: int, part: str) -> str:
 
 def token_type(vocab_size: int) -> type[np.unsignedinteger[Any]]:
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
+
+
+def manifest_hash(manifest: dict[str, Any]) -> str:
+    """The hash of everything a manifest says but this hash itself."""
+    said = {key: value for key, value in manifest.items() if key != "hash"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,10 +102,10 @@ class Corpus:
     def tokenizer_hash(self) -> str:
         return str(self.manifest["tokenizer_hash"])
 
-    @cached_property
+    @property
     def manifest_hash(self) -> str:
         """Names the whole content, as the manifest holds the hash of every file."""
-        return sha256(self.path / "manifest.json")
+        return str(self.manifest["hash"])
 
     def gather(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """The token ids, int64, of many ranges end to end; each range within one document."""
@@ -184,8 +191,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(folder / "manifest.json")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{folder}/manifest.json is not of a corpus in format {FORMAT}")
-    if not manifest["finished"]:
+    if not manifest.get("finished"):
         raise UserError(f"{folder}: {_UNFINISHED}")
+    if manifest.get("hash") != manifest_hash(manifest):
+        raise UserError(f"{folder}/manifest.json is damaged: its own hash does not hold")
     for name, facts in _files(manifest).items():
         if not (folder / name).is_file():
             raise UserError(f"{folder}/{name} is missing; prepare the corpus again")

@@ -14,10 +14,11 @@ from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
+from tokenizers.normalizers import BertNormalizer
 
 from polyseme.errors import UserError, nearest
 from polyseme.files import read_json, write_json, write_text
-from polyseme.text.vocabulary import BERT_SPECIALS, PREFIX, build_wordpiece, train_bpe, train_wordpiece
+from polyseme.text.vocabulary import PREFIX, read_vocab, train_bpe, train_wordpiece
 
 # What each special role is called when a folder does not say; the first name found in the vocabulary counts.
 _USUAL = {
@@ -29,7 +30,6 @@ _USUAL = {
     "bos": ("<s>", "<|endoftext|>"),
     "eos": ("</s>", "<|endoftext|>"),
 }
-_CLASSES = {"wordpiece": "BertTokenizer", "bpe": "GPT2Tokenizer"}
 _FIRST, _SECOND = -1, -2  # the two texts' places in a template, where a special token has its id
 
 
@@ -68,9 +68,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self.special_tokens = _special_tokens(backend, self.config)
-        self.specials = Specials(
-            **{r: backend.token_to_id(token) for r, token in self.special_tokens.items()}
-        )
+        self.specials = Specials(**{r: backend.token_to_id(t) for r, t in self.special_tokens.items()})
         self._single, self._pair = _template(backend.encode("a")), _template(backend.encode("a", "a"))
 
     @classmethod
@@ -88,7 +86,7 @@ class Tokenizer:
             return cls(train_wordpiece(texts, vocab_size, lowercase, min_frequency, max_alphabet))
         if kind == "bpe":
             return cls(train_bpe(texts, vocab_size, lowercase, min_frequency))
-        raise UserError(f"no tokenizer kind {kind!r}: {nearest(kind, _CLASSES)}")
+        raise UserError(f"no tokenizer kind {kind!r}: {nearest(kind, ['wordpiece', 'bpe'])}")
 
     @classmethod
     def load(cls, path: Path | str) -> Tokenizer:
@@ -107,31 +105,35 @@ class Tokenizer:
             if (folder / name).is_file():
                 config |= read_json(folder / name)
         if path.suffix == ".txt":
-            return cls(_read_vocab(path, config.get("do_lower_case")), config)
+            return cls(read_vocab(path, config.get("do_lower_case")), config)
         try:
-            return cls(Backend.from_file(str(path)), config)
+            backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
             raise UserError(f"{path} is not a tokenizer: {error}") from None
+        return cls(backend, config)
 
     def save(self, folder: Path) -> None:
         """Write what `transformers.AutoTokenizer` opens, after `check`; `vocab.txt` too for WordPiece."""
         self.check()
         tokens = {f"{role}_token": token for role, token in self.special_tokens.items()}
-        usual = self.kind == "wordpiece" or (self.kind == "bpe" and self.backend.normalizer is None)
-        config: dict[str, Any] = {
-            "tokenizer_class": _CLASSES[self.kind] if usual else "PreTrainedTokenizerFast"
-        }
-        config |= self.config | tokens
-        if self.kind == "wordpiece":
-            config["do_lower_case"] = self.lowercase
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        normalizer = self.backend.normalizer
+        if self.kind == "bpe" and normalizer is None:
+            config["tokenizer_class"] = "GPT2Tokenizer"
+        elif self.kind == "wordpiece" and isinstance(normalizer, BertNormalizer):
+            config["tokenizer_class"] = "BertTokenizer"
+            config["do_lower_case"] = normalizer.lowercase
+            config["strip_accents"] = normalizer.strip_accents
+            config["tokenize_chinese_chars"] = normalizer.handle_chinese_chars
             write_text(folder / "vocab.txt", "\n".join(self.vocabulary) + "\n")
+        config |= self.config | tokens
         write_json(folder / "special_tokens_map.json", tokens)
         write_json(folder / "tokenizer_config.json", config)
         write_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
 
     @property
     def kind(self) -> str:
-        """ "wordpiece", "bpe", or whatever the loaded model is called."""
+        """What the model inside is called: wordpiece, bpe, unigram, …"""
         return type(self.backend.model).__name__.lower()
 
     @property
@@ -249,12 +251,12 @@ class Tokenizer:
         joined = self.backend.encode(first, second)
         if self.wrap(self.encode(first), self.encode(second)) != (joined.ids, joined.type_ids):
             raise UserError("the tokenizer's pair template does more than add special tokens")
-        if self.kind == "wordpiece" and {"cls", "sep"} <= set(self.special_tokens):
-            cls, sep = self.specials.cls, self.specials.sep
-            if self._pair != [(cls, 0), (_FIRST, 0), (sep, 0), (_SECOND, 1), (sep, 1)]:
-                raise UserError(
-                    "the tokenizer's pair template is not [CLS] A [SEP] B [SEP] with segments 0 and 1"
-                )
+        cls, sep = self.specials.cls, self.specials.sep
+        bert = [(cls, 0), (_FIRST, 0), (sep, 0), (_SECOND, 1), (sep, 1)]
+        if self.kind == "wordpiece" and self._pair != bert:
+            raise UserError(
+                "the tokenizer's pair template is not [CLS] A [SEP] B [SEP] with segments 0 and 1"
+            )
         ids, offsets = self.encode_with_offsets(first)
         if not self.decode(ids).strip() == first:
             raise UserError(f"the tokenizer does not give back the text {first!r} but {self.decode(ids)!r}")
@@ -267,11 +269,11 @@ class Tokenizer:
         if self._byte_level:
             return "naïve café" if self.lowercase else "Naïve Café: 12 “quotes”, it's 東京!"
         normalizer = self.backend.normalizer
-        names = [piece.removeprefix("▁") for piece in self.vocabulary if PREFIX not in piece]
-        words = [word for word in names if word.isalpha()]
-        return " ".join(
-            [w for w in words if normalizer is None or normalizer.normalize_str(w).strip() == w][:40]
-        )
+        pieces = [piece.removeprefix("▁") for piece in self.vocabulary if PREFIX not in piece]
+        words = [word for word in pieces if word.isalpha()][:80]
+        if normalizer is not None:
+            words = [word for word in words if normalizer.normalize_str(word).strip() == word]
+        return " ".join(words[:40])
 
     @cached_property
     def _byte_level(self) -> bool:
@@ -311,20 +313,3 @@ def _template(encoding: Any) -> list[tuple[int, int]]:
         if text is None or place not in places:
             places.append(place)
     return places
-
-
-def _read_vocab(path: Path, lowercase: bool | None) -> Backend:
-    try:
-        pieces = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: byte {error.start}") from None
-    vocab = {piece.rstrip("\r"): i for i, piece in enumerate(pieces)}
-    if lost := [token for token in BERT_SPECIALS if token not in vocab]:
-        raise UserError(f"{path} is not a BERT vocabulary: it has no {' '.join(lost)}")
-    if len(vocab) < len(pieces):
-        raise UserError(
-            f"{path} is not a BERT vocabulary: {len(pieces) - len(vocab)} of its lines occur twice"
-        )
-    if lowercase is None:
-        lowercase = not any(piece != piece.lower() for piece in vocab if not piece.startswith("["))
-    return build_wordpiece(vocab, lowercase)

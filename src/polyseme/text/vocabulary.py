@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from tokenizers import (
@@ -38,6 +39,24 @@ def build_wordpiece(vocab: dict[str, int], lowercase: bool) -> Tokenizer:
         special_tokens=[(token, vocab[token]) for token in ("[CLS]", "[SEP]")],
     )
     return made
+
+
+def read_vocab(path: Path, lowercase: bool | None) -> Tokenizer:
+    """BERT's `vocab.txt`; lower case, if not told, unless some piece of it is not."""
+    try:
+        pieces = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: byte {error.start}") from None
+    vocab = {piece.rstrip("\r"): i for i, piece in enumerate(pieces)}
+    if lost := [token for token in BERT_SPECIALS if token not in vocab]:
+        raise UserError(f"{path} is not a BERT vocabulary: it has no {' '.join(lost)}")
+    if len(vocab) < len(pieces):
+        raise UserError(
+            f"{path} is not a BERT vocabulary: {len(pieces) - len(vocab)} of its lines occur twice"
+        )
+    if lowercase is None:
+        lowercase = not any(piece != piece.lower() for piece in vocab if not piece.startswith("["))
+    return build_wordpiece(vocab, lowercase)
 
 
 def train_wordpiece(

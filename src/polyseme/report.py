@@ -1,0 +1,192 @@
+"""A run's report: one self-contained HTML page."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyseme.files import read_json, write_text
+
+STYLE = """
+:root { --ink: #1c2230; --soft: #5b6478; --line: #dfe3ea; --paper: #ffffff; --tint: #f5f7fa; --mark: #2b6cb0; }
+body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
+       max-width: 58rem; padding: 2rem 1.2rem 4rem; }
+h1 { font-size: 1.7rem; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 2.4rem 0 .6rem; }
+p.lead { color: var(--soft); margin-top: 0; } p.note { color: var(--soft); font-size: .9rem; }
+table { border-collapse: collapse; margin: .6rem 0; } caption { text-align: left; color: var(--soft); }
+th, td { padding: .28rem .8rem .28rem 0; text-align: left; border-bottom: 1px solid var(--line); }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; } tr.best td { font-weight: 600; }
+pre { background: var(--tint); padding: .8rem 1rem; overflow-x: auto; font-size: .85rem; border-radius: 4px; }
+code { background: var(--tint); padding: .05rem .3rem; border-radius: 3px; } svg { max-width: 100%; height: auto; }
+b.code { color: var(--mark); border-bottom: 2px solid var(--mark); font-weight: 600; }
+"""
+
+
+def page(title: str, lead: str, sections: Sequence[tuple[str, str]]) -> str:
+    body = "\n".join(f"<h2>{html.escape(heading)}</h2>\n{content}" for heading, content in sections if content)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n'
+        f'<body><h1>{html.escape(title)}</h1><p class="lead">{lead}</p>\n{body}\n</body></html>\n'
+    )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]], best: int | None = None, caption: str = "") -> str:
+    """Cells are escaped; columns of numbers stand to the right."""
+
+    def number(cell: Any) -> bool:
+        return isinstance(cell, int | float) or str(cell)[:1].isdigit()
+
+    right = [bool(rows) and all(number(row[i]) for row in rows) for i in range(len(header))]
+
+    def line(cells: Sequence[Any], tag: str) -> str:
+        marks = (f'<{tag}{" class=n" if r else ""}>' for r in right)
+        return "".join(f"{mark}{html.escape(_cell(c))}</{tag}>" for mark, c in zip(marks, cells))
+
+    body = "".join(f"<tr{' class=best' if i == best else ''}>{line(row, 'td')}</tr>" for i, row in enumerate(rows))
+    head = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+    return f"<table>{head}<tr>{line(header, 'th')}</tr>{body}</table>"
+
+
+def code(value: Any) -> str:
+    return f"<pre>{html.escape(value if isinstance(value, str) else json.dumps(value, indent=2))}</pre>"
+
+
+def curves(rows: Sequence[dict[str, Any]], references: dict[str, float] | None = None) -> str:
+    """Training and validation loss by step as an inline SVG; a table where matplotlib is not installed."""
+    terms = sorted({name for row in rows for name in row.get("loss", {})})
+    try:
+        figure, axes = _figure(len(terms), 1, (4.6 * max(len(terms), 1) + 2, 3.1))
+    except ImportError:
+        last = rows[-12:]
+        return table(["step", *terms], [(r["step"], *(r["loss"].get(t, "") for t in terms)) for r in last if "loss" in r])
+    for name, axis in zip(terms, axes[0]):
+        steps = np.array([r["step"] for r in rows if name in r.get("loss", {})])
+        values = np.array([r["loss"][name] for r in rows if name in r.get("loss", {})])
+        axis.plot(steps, values, color="#b9c4d6", linewidth=0.8, label="training")
+        width = max(len(values) // 40, 1)
+        if len(values) > 2 * width:
+            smooth = np.convolve(values, np.ones(width) / width, "valid")
+            axis.plot(steps[width - 1 :], smooth, color="#2b6cb0", label=f"training, mean of {width}")
+        measured = [(r["step"], r["valid"][name]) for r in rows if name in r.get("valid", {})]
+        if measured:
+            axis.plot(*zip(*measured), "o-", color="#c05621", markersize=3.5, label="held-out")
+        for label, level in (references or {}).items():
+            axis.axhline(level, color="#5b6478", linestyle=":", linewidth=1, label=label)
+        axis.set_xlabel("step")
+        axis.set_ylabel(f"{name} loss (nats)")
+        axis.legend(frameon=False, fontsize=8)
+    return _svg(figure)
+
+
+def attention(pieces: Sequence[str], maps: np.ndarray) -> str:
+    """A grid of attention maps, layers down and heads across."""
+    layers, heads = maps.shape[:2]
+    try:
+        size = max(2.4, 0.22 * len(pieces))
+        figure, axes = _figure(heads, layers, (heads * size + 1, layers * size + 0.6))
+    except ImportError:
+        return ""
+    for layer in range(layers):
+        for head in range(heads):
+            axis = axes[layer][head]
+            axis.imshow(maps[layer, head], cmap="Blues", vmin=0, vmax=1, aspect="equal")
+            axis.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=9)
+            axis.set_xticks(range(len(pieces)), pieces, rotation=90, fontsize=7)
+            axis.set_yticks(range(len(pieces)), pieces if head == 0 else [], fontsize=7)
+            for side in axis.spines.values():
+                side.set_visible(False)
+    return _svg(figure)
+
+
+def cost(results: dict[str, Any]) -> str:
+    rows = [
+        ("parameters", results["parameters"]),
+        ("steps", results["steps"]),
+        ("tokens read", results["tokens"]),
+        ("floating-point operations", f"{results['flops']:.3g}"),
+        ("device-hours", f"{results['device_hours']:.4f}"),
+        ("tokens per second", round(results["tokens"] / max(results["device_hours"] * 3600, 1e-9))),
+    ]
+    environment = ", ".join(f"{k} {v}" for k, v in results["environment"].items())
+    return table(["cost", ""], rows) + f'<p class="note">{html.escape(environment)}</p>'
+
+
+def measured(values: dict[str, float]) -> str:
+    return table(["held-out text", ""], [(name, f"{value:.4f}") for name, value in values.items()])
+
+
+def read_log(run: Path) -> list[dict[str, Any]]:
+    path = run / "log.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def write_report(run: Path) -> Path:
+    """`report.html` of a pre-training or fine-tuning run, from what the run folder holds."""
+    results = read_json(run / "results.json")
+    if (run / "recipe.json").exists():
+        saved = read_json(run / "recipe.json")
+        recipe = saved["recipe"]
+        text = page(
+            f"Pre-training: {recipe['name']}",
+            f"{html.escape(recipe['family'])} on {html.escape(saved['corpus'])}",
+            [
+                ("Loss", curves(read_log(run))),
+                ("Results", measured(results["valid"])),
+                ("Cost", cost(results)),
+                ("The exact recipe", code(recipe)),
+                ("What next", code(f"polyseme fill {run}/model 'a text with a [MASK]'\npolyseme finetune {run}/model …")),
+            ],
+        )
+    else:
+        names = list(results["mean"])
+        rows = [[f"seed {r['seed']}", *(f"{r[n]:.4f}" for n in names)] for r in results["seeds"]]
+        rows.append(["mean", *(f"{results['mean'][n]:.4f}" for n in names)])
+        if len(results["seeds"]) > 1:
+            rows.append(["deviation", *(f"{results['deviation'][n]:.4f}" for n in names)])
+        log = [row for row in read_log(run) if row.get("seed") == results["best_seed"]]
+        about = {k: v for k, v in results.items() if k not in ("seeds", "mean", "deviation")}
+        settings = read_json(run / "model" / "polyseme.json")["notes"]["settings"]
+        text = page(
+            f"Fine-tuning: {results['task']}",
+            f"from {html.escape(str(results['model']))}",
+            [
+                ("Results", table(["", *names], rows)),
+                (f"Loss of seed {results['best_seed']}", curves(log)),
+                ("Facts", code(about)),
+                ("Settings", code(settings)),
+            ],
+        )
+    write_text(run / "report.html", text)
+    return run / "report.html"
+
+
+def _figure(columns: int, rows: int, size: tuple[float, float]) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, max(columns, 1), squeeze=False)
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=8)
+    return figure, axes
+
+
+def _svg(figure: Any) -> str:
+    from matplotlib import rc_context
+
+    buffer = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "polyseme", "font.family": "sans-serif"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,}" if type(value) is int else f"{value:.4g}" if isinstance(value, float) else str(value)

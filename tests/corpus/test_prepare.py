@@ -1,0 +1,281 @@
+"""A corpus: what is stored is what was read, a killed preparation ends in the same bytes, damage is named."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyseme import files
+from polyseme.corpus import prepare as module
+from polyseme.corpus.prepare import prepare
+from polyseme.corpus.sentences import split_sentences
+from polyseme.corpus.store import Corpus, verify
+from polyseme.errors import UserError
+from polyseme.text.tokenizer import Tokenizer
+
+TEXTS = [text for _, text in sorted(topics.items())][:40]
+SHARD = 40_000
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.fixture(scope="module", params=["wordpiece", "bpe"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return Tokenizer.train(request.param, iter(TEXTS), 700, lowercase=request.param == "wordpiece")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    """A source with every odd thing in it, the tokenizer, and the corpus made without a break."""
+    folder = tmp_path_factory.mktemp("corpus")
+    odd = ["", " \n", "\x00\x01", "A title\n\x00\nThen a text. \n"]
+    rows = [json.dumps({"text": text}) for text in [*TEXTS[:5], *odd, *TEXTS[5:]]]
+    (folder / "text.jsonl").write_text("\n".join(rows) + "\n")
+    tokenizer.save(folder / "tokenizer")
+    run(folder, tokenizer, folder / "whole")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH", 7_000)
+
+
+def run(folder: Path, tokenizer: Tokenizer, out: Path, **options: Any) -> dict[str, Any]:
+    return prepare([folder / "text.jsonl"], tokenizer, out, **({"shard_characters": SHARD} | options))
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_what_is_stored_is_what_was_read(folder: Path, tokenizer: Tokenizer) -> None:
+    corpus = Corpus.open(folder / "whole", verify=True)
+    documents = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
+    sentences = [split_sentences(text) for text in documents if text.strip()]
+    runs = [[tokenizer.encode_run([s]) for s in part] for part in sentences]
+    runs = [kept for part in runs if (kept := [r for r in part if len(r.ids)])]
+    expected = [r for part in runs for r in part]
+    assert corpus.num_documents == len(runs) and corpus.num_sentences == len(expected)
+    assert len(corpus.manifest["shards"]) > 3 and corpus.manifest["skipped"]["blank"] == 2
+    assert np.diff(corpus.documents).tolist() == [len(part) for part in runs]
+    assert np.diff(corpus.sentences).tolist() == [len(r.ids) for r in expected]
+    starts, lengths = corpus.sentences[:-1], np.diff(corpus.sentences)
+    assert corpus.gather(starts, lengths).tolist() == [i for r in expected for i in r.ids.tolist()]
+    assert corpus.gather_words(starts, lengths).tolist() == [w for r in expected for w in r.words.tolist()]
+    assert corpus.num_tokens == corpus.manifest["counts"]["tokens"] == lengths.sum()
+    assert corpus.tokenizer_hash == tokenizer.hash == Tokenizer.load(corpus.path / "tokenizer").hash
+    assert corpus.vocab_size == tokenizer.vocab_size
+    assert corpus.gather(starts[:0], lengths[:0]).tolist() == []
+
+
+def test_bpe_of_sentences_is_that_of_documents(folder: Path, tokenizer: Tokenizer) -> None:
+    corpus = Corpus.open(folder / "whole")
+    starts = corpus.sentences[corpus.documents]
+    found = corpus.gather(starts[:1], np.diff(starts[:2]))
+    assert found.tolist() == tokenizer.encode_run([TEXTS[0]]).ids.tolist()
+
+
+def test_gather_is_naive_slicing(folder: Path) -> None:
+    corpus = Corpus.open(folder / "whole")
+    shards = [np.load(path) for path in sorted(corpus.path.glob("*.tokens.npy"))]
+    words = [np.unpackbits(np.load(p), bitorder="little") for p in sorted(corpus.path.glob("*.words.npy"))]
+    tokens = np.concatenate(shards)
+    bits = np.concatenate([part[: len(shard)] for part, shard in zip(words, shards)])
+    draw = np.random.default_rng(0)
+    borders = corpus.sentences[corpus.documents]
+    for count in (1, 3, 200):
+        document = draw.integers(0, corpus.num_documents, count)
+        starts = draw.integers(borders[document], borders[document + 1])
+        lengths = draw.integers(0, borders[document + 1] - starts + 1)
+        slices = [slice(a, a + n) for a, n in zip(starts, lengths)]
+        assert corpus.gather(starts, lengths).tolist() == np.concatenate([tokens[s] for s in slices]).tolist()
+        assert (
+            corpus.gather_words(starts, lengths).tolist()
+            == np.concatenate([bits[s] for s in slices]).tolist()
+        )
+
+
+def test_held_out_documents(folder: Path) -> None:
+    corpus = Corpus.open(folder / "whole")
+    kept, held = corpus.split(0.2)
+    assert held is not None and held.num_documents == round(corpus.num_documents * 0.2)
+    assert kept.num_documents + held.num_documents == corpus.num_documents
+    assert kept.num_tokens + held.num_tokens == corpus.num_tokens
+
+    def texts(part: Corpus) -> list[bytes]:
+        borders = part.sentences[part.documents]
+        return [part.gather(a, n).tobytes() for a, n in zip(borders[:-1, None], np.diff(borders)[:, None])]
+
+    assert sorted(texts(kept) + texts(held)) == sorted(texts(corpus))
+    again = kept.take(np.array([3, 1]))
+    assert texts(again) == [texts(kept)[3], texts(kept)[1]]
+    assert corpus.split(0)[1] is None and corpus.take(np.array([0])).split(0.5)[1] is None
+
+
+def broken(times: int, real: Callable[..., Any], error: BaseException) -> Callable[..., Any]:
+    left = [times]
+
+    def call(*args: Any, **named: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise error
+        return real(*args, **named)
+
+    return call
+
+
+@pytest.mark.parametrize("where", ["encode_run", "write_whole", "write_json", "replace"])
+def test_killed_and_resumed_gives_the_same_bytes(
+    folder: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    draw, kills = random.Random(where), 0
+    most = {"encode_run": 12, "write_whole": 9, "write_json": 3, "replace": 14}[where]
+    target: Any = {"encode_run": Tokenizer, "replace": files.os}.get(where, module)
+    for _ in range(4):  # killed again and again, at random points
+        with monkeypatch.context() as patch:
+            patch.setattr(target, where, broken(draw.randrange(most), getattr(target, where), Killed()))
+            try:
+                run(folder, tokenizer, tmp_path / "out")
+            except Killed:
+                kills += 1
+                if (tmp_path / "out" / "manifest.json").exists():
+                    with pytest.raises(UserError, match="preparation has not finished"):
+                        Corpus.open(tmp_path / "out")
+    run(folder, tokenizer, tmp_path / "out")
+    assert kills >= 2 and tree(tmp_path / "out") == tree(folder / "whole")
+
+
+def test_finished_shards_are_not_made_again(
+    folder: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(module, "_write_shard", broken(2, module._write_shard, Killed()))
+        run(folder, tokenizer, tmp_path / "out")
+    written = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("shard-*.npy")}
+    seen: list[int] = []
+    run(folder, tokenizer, tmp_path / "out", on_progress=seen.append)
+    assert len(written) == 8 and all(p.stat().st_mtime_ns == at for p, at in written.items())
+    assert seen[0] >= 2 * SHARD and sum(seen) == sum(
+        map(len, [*TEXTS, "\x00\x01", "A title\n\x00\nThen a text. \n"])
+    )
+    assert tree(tmp_path / "out") == tree(folder / "whole")
+
+
+def test_a_real_kill(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    script = f"""if True:
+        import os, signal
+        from polyseme.corpus import prepare
+        from polyseme.text.tokenizer import Tokenizer
+        prepare.BATCH, left = 7_000, [12]
+        def kill(characters):
+            left[0] -= 1
+            left[0] or os.kill(os.getpid(), signal.SIGKILL)
+        prepare.prepare([{str(folder / "text.jsonl")!r}], Tokenizer.load({str(folder / "tokenizer")!r}),
+                        {str(tmp_path / "out")!r}, shard_characters={SHARD}, on_progress=kill)
+    """
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert list((tmp_path / "out").glob("shard-*.json"))
+    run(folder, tokenizer, tmp_path / "out")
+    assert tree(tmp_path / "out") == tree(folder / "whole")
+
+
+def test_a_finished_corpus_is_left_alone(
+    folder: Path, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tree(folder / "whole")
+    assert run(folder, tokenizer, folder / "whole") == Corpus.open(folder / "whole").manifest
+    assert "already prepared" in capsys.readouterr().err
+    other = Tokenizer.train(tokenizer.kind, iter(TEXTS), 500, lowercase=False)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="holds a corpus with another tokenizer"):
+        run(folder, other, folder / "whole")
+    with pytest.raises(UserError, match="holds a corpus with lang 'en', not 'de'"):
+        run(folder, tokenizer, folder / "whole", lang="de")
+    (tmp_path / "other.txt").write_text("Another text.")
+    with pytest.raises(UserError, match="other sources"):
+        prepare([tmp_path / "other.txt"], tokenizer, folder / "whole", shard_characters=SHARD)
+    with pytest.raises(UserError, match="is not empty and not a corpus"):
+        run(folder, tokenizer, tmp_path)
+    assert tree(folder / "whole") == before
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(
+    folder: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(UserError, match=r"cannot write .*No space left on device"),
+    ):
+        patch.setattr(files, "sync", broken(24, files.sync, full))
+        run(folder, tokenizer, tmp_path / "out")
+    assert (tmp_path / "out" / "shard-00000.json").exists() and not list((tmp_path / "out").rglob("*.part"))
+    run(folder, tokenizer, tmp_path / "out")
+    assert tree(tmp_path / "out") == tree(folder / "whole")
+
+
+def test_bad_rows_stop_it_or_are_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    rows = [json.dumps({"text": text}) for text in TEXTS[:4]]
+    (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{", rows[0]]))
+    with pytest.raises(UserError, match="line 5: malformed JSON"):
+        prepare([tmp_path / "a.jsonl"], tokenizer, tmp_path / "out", shard_characters=1000)
+    manifest = prepare(
+        [tmp_path / "a.jsonl"], tokenizer, tmp_path / "out", shard_characters=1000, skip_bad=True
+    )
+    assert manifest["counts"]["documents"] == 5 and manifest["skipped"]["bad"] == 1
+    assert "line 5" in manifest["skipped"]["bad_rows"][0]
+    verify(tmp_path / "out")
+
+
+def test_no_text_leaves_nothing_behind(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "blank.txt").write_text(" \n \n")
+    with pytest.raises(UserError, match="there is no text in"):
+        prepare([tmp_path / "blank.txt"], tokenizer, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_damage_is_named(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(folder, tokenizer, out)
+    verify(out)
+    for path in [*sorted(out.glob("shard-00001.*.npy")), out / "tokenizer" / "tokenizer.json"]:
+        whole = path.read_bytes()
+        at = len(whole) - 3
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(UserError, match=f"{path.name} is damaged"):
+            verify(out)
+        path.write_bytes(whole[:-1])
+        with pytest.raises(UserError, match=f"{path.name} has {len(whole) - 1} bytes"):
+            Corpus.open(out)
+        path.unlink()
+        with pytest.raises(UserError, match=f"{path.name} is missing"):
+            Corpus.open(out)
+        path.write_bytes(whole)
+    verify(out)
+    text = (out / "manifest.json").read_text()
+    (out / "manifest.json").write_text(text.replace('"documents": 4', '"documents": 5', 1))
+    with pytest.raises(UserError, match=r"manifest.json is damaged"):
+        Corpus.open(out)
+    with pytest.raises(UserError, match="no corpus folder"):
+        Corpus.open(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"it has no manifest.json"):
+        Corpus.open(tmp_path)
+
+
+def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
+    assert np.dtype(module.token_type(1 << 16)).itemsize == 2
+    assert np.dtype(module.token_type((1 << 16) + 1)).itemsize == 4

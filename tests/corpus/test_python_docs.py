@@ -1,0 +1,127 @@
+"""The documentation of Python as English: what is prose stays, what is code goes."""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from polyseme.corpus import python_docs
+from polyseme.corpus.prose import prose
+from polyseme.errors import UserError
+
+REST = """
+    Return the mean of *all* values, see :func:`~math.fsum` and
+    ``statistics.fmean(x)`` for a `fast one <https://x.y>`_ [1]_.
+
+    This is the code that does it::
+
+        if the code is here:
+            it must not be read
+
+    .. note:: The note is
+        kept as it is prose.
+
+    .. math:: this is not a part of it
+
+    Parameters
+    ----------
+    axis : int, optional
+        The axis along which
+        the mean is taken.
+
+    >>> mean([1, 2]) and this is the output
+    is this it
+
+    :param weights: how much each of the values counts
+    :type weights: a list or an array of it
+
+    =====  =================
+    a      this is the table
+    =====  =================
+"""
+GOOGLE = """One line that says what it is for.
+
+    Args:
+        dim (int): the dimension to reduce,
+            on two lines of the text.
+        keep (bool, optional): whether to keep it in the output. Default: ``False``
+
+    Example:
+        this is the code and not a text
+    """
+
+
+def test_prose_of_a_docstring() -> None:
+    assert list(prose(REST)) == [
+        "Return the mean of all values, see `fsum` and `statistics.fmean(x)` for a fast one.",
+        "This is the code that does it:",
+        "The note is kept as it is prose.",
+        "The axis along which the mean is taken.",
+        "how much each of the values counts",
+    ]
+    assert list(prose(GOOGLE)) == [
+        "One line that says what it is for.",
+        "the dimension to reduce, on two lines of the text.",
+        "whether to keep it in the output. Default: `False`",
+    ]
+
+
+def test_docstrings_are_those_that_ast_finds() -> None:
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    found, missing = 0, 0
+    for name in ("argparse", "collections/__init__", "http/client", "inspect", "logging/__init__", "typing"):
+        source = (folder / f"{name}.py").read_text(encoding="utf-8")
+        nodes = ast.walk(ast.parse(source))
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        real = {ast.get_docstring(node, clean=False) for node in nodes if isinstance(node, kinds)}
+        long = {text for text in real if text and "\n" in text}
+        found += len(long)
+        missing += len(long - set(python_docs._docstrings(source)))
+    assert found > 300 and missing <= 0.01 * found
+
+
+def test_strings_that_are_no_docstrings_are_left() -> None:
+    source = '# """ no\n"""Head."""\nx = """no"""\ny = "\'\'\'"\ndef f(a=":"):  # so\n    r"""A\\d."""\n'
+    source += '    z(b"""no""")\nadd_docstr(f, r"""\ngiven\n""")\nprint("""no""")\n'
+    assert list(python_docs._docstrings(source)) == ["Head.", "A\\d.", "\ngiven\n"]
+
+
+@pytest.fixture(scope="module")
+def docs() -> list[tuple[str, str]]:
+    return list(python_docs.documents(packages=["numpy"]))
+
+
+def test_documents(docs: list[tuple[str, str]]) -> None:
+    names = [name for name, _ in docs]
+    assert len(set(names)) == len(names) > 300
+    assert {"reference.assert", "json", "collections", "numpy.linalg._linalg"} <= set(names)
+    assert names[0].startswith("reference.") and names[-1].startswith("numpy.")
+    assert not any("test" in name.split(".") for name in names)
+    assert sum(len(text) for _, text in docs) > 1_500_000
+    paragraphs = [line for _, text in docs for line in text.split("\n")]
+    assert len(set(paragraphs)) == len(paragraphs)
+    assert sum("`" in line for line in paragraphs) > 2000
+    assert not any(">>>" in line[:3] or "``" in line for line in paragraphs)
+    assert (
+        "Assert statements are a convenient way to insert debugging assertions into a program:" in paragraphs
+    )
+
+
+def test_held_out_modules_share_nothing_with_the_rest() -> None:
+    def held(name: str) -> bool:
+        return name.startswith(("a", "c", "reference.a"))
+
+    out = dict(python_docs.documents(packages=[], keep=held))
+    rest = dict(python_docs.documents(packages=[], keep=lambda name: not held(name)))
+    assert "argparse" in out and "json" in rest and not out.keys() & rest.keys()
+    lines = [{line for text in part.values() for line in text.split("\n")} for part in (out, rest)]
+    assert lines[0] and lines[1] and not lines[0] & lines[1]
+
+
+def test_a_package_that_is_not_there() -> None:
+    with pytest.raises(UserError, match=r"no package 'numpi'.*did you mean 'numpy'"):
+        next(python_docs.documents(packages=["numpi"]))
+    assert "numpy" in python_docs.version(["numpy"])

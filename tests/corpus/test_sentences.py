@@ -1,0 +1,94 @@
+"""Sentences partition their text, and byte-level BPE gives the same ids with and without the cuts."""
+
+from __future__ import annotations
+
+import builtins
+import gzip
+import random
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import pytest
+
+from polyseme.corpus import sentences
+from polyseme.corpus.sentences import split_sentences
+from polyseme.errors import UserError
+from polyseme.text.tokenizer import Tokenizer
+
+SHARED = Path(__file__).parents[3] / "shared"
+
+
+def same_ids(tokenizer: Tokenizer, text: str) -> bool:
+    parts = split_sentences(text)
+    assert "".join(parts) == text
+    return tokenizer.encode_run(parts).ids.tolist() == tokenizer.encode_run([text]).ids.tolist()
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizer:
+    return Tokenizer.train("bpe", iter(sorted(topics.values())), 800, lowercase=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Dr. Smith left. He ran.", ["Dr. Smith left.", " He ran."]),
+        ("One.\n\nTwo!  Three?\n", ["One.", "\n\nTwo!", "  Three?\n"]),
+        ("a title\nA line", ["a title", "\nA line"]),
+        ("  Led by space.", ["  Led by space."]),
+        ("See torch.Tensor for more.", ["See torch.Tensor for more."]),
+        ("你好。我是。", ["你好。", "我是。"]),
+        (" \n ", [" \n "]),
+        ("", []),
+    ],
+)
+def test_sentences(text: str, expected: list[str]) -> None:
+    assert split_sentences(text) == expected
+
+
+def test_cuts_do_not_change_bpe(bpe: Tokenizer) -> None:
+    assert all(same_ids(bpe, text) for text in topics.values())
+    characters = [
+        *"abA1.!?\"'’”)( \n\t\x1c\x85\xa0_,。我é\u0301-",
+        "Dr. ",
+        "'s",
+        "...",
+        "  ",
+        "\n\n",
+        "end. Next",
+    ]
+    draw = random.Random(0)
+    for _ in range(3000):
+        text = "".join(draw.choices(characters, k=draw.randrange(40)))
+        assert same_ids(bpe, text), text
+
+
+def test_a_line_without_end_is_split_too(bpe: Tokenizer) -> None:
+    text = "This goes on and on. It never breaks the line. " * 3000
+    parts = split_sentences(text)
+    assert len(parts) >= 6000 and max(map(len, parts)) < 100
+    assert same_ids(bpe, text[:50_000]) and same_ids(bpe, "word" * 20_000)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data are not here")
+def test_cuts_do_not_change_published_gpt2() -> None:
+    tokenizer = Tokenizer.load(SHARED / "vocab" / "gpt2-tokenizer.json")
+    with gzip.open(SHARED / "data" / "wikitext-2" / "wiki.valid.raw.gz", "rt", encoding="utf-8") as file:
+        assert same_ids(tokenizer, file.read())
+
+
+def test_without_sentencex_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def importing(name: str, *rest: object) -> object:
+        if name == "sentencex":
+            raise ImportError(name)
+        return real(name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", importing)
+    sentences._splitter.cache_clear()
+    with pytest.raises(UserError, match="pip install sentencex"):
+        split_sentences("One. Two.")
+    monkeypatch.undo()
+    sentences._splitter.cache_clear()
+    assert len(split_sentences("One. Two.")) == 2

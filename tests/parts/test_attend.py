@@ -1,0 +1,87 @@
+"""Every backend of `attend` agrees with the definition, forward and backward."""
+
+import pytest
+import torch
+
+from polyseme.parts.attend import attend_eager, attend_runs, attend_varlen, attention_weights
+from polyseme.parts.layout import Layout
+
+CASES = {
+    "sorted": ((3, 5, 5, 5, 9), None),
+    "unsorted": ((5, 1, 5, 9, 3), None),
+    "queries shorter than keys": ((1, 2, 2, 4), (6, 2, 7, 9)),
+}
+
+
+def inputs(case: str, device: str = "cpu", dtype: torch.dtype = torch.float64):
+    rows, columns = CASES[case]
+    q_layout = Layout.of(rows, device=device)
+    k_layout = q_layout if columns is None else Layout.of(columns, device=device)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(layout.total, 2, 16, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
+        for layout in (q_layout, k_layout, k_layout)
+    )
+    return q, k, v, q_layout, k_layout
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_runs_equal_the_definition(case, causal):
+    q, k, v, q_layout, k_layout = inputs(case)
+    expected = attend_eager(q, k, v, q_layout, k_layout, causal)
+    found = attend_runs(q, k, v, q_layout, k_layout, causal)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    weight = torch.randn_like(expected)
+    for a, b in zip(*(torch.autograd.grad((x * weight).sum(), (q, k, v)) for x in (expected, found))):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_weights_are_probabilities_and_stay_inside_the_sequence(causal):
+    q, k, _, q_layout, k_layout = inputs("queries shorter than keys")
+    for weights, rows, columns in zip(attention_weights(q, k, q_layout, k_layout, causal), *CASES[
+        "queries shorter than keys"
+    ]):
+        assert weights.shape == (2, rows, columns)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, rows, dtype=torch.float64))
+        if causal:
+            assert (weights[:, 0, columns - rows + 1 :] == 0).all()
+
+
+def test_dropout_drops_and_keeps_the_mean():
+    torch.manual_seed(0)
+    layout = Layout.of([64])
+    q = torch.zeros(64, 1, 8)
+    v = torch.ones(64, 1, 8)
+    found = attend_runs(q, q, v, layout, layout, False, dropout=0.5)
+    assert found.std() > 0.01
+    assert abs(found.mean().item() - 1) < 0.05
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_varlen_equals_the_definition(case, causal):
+    q, k, v, q_layout, k_layout = inputs(case, "cuda", torch.bfloat16)
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    expected = attend_eager(*exact, q_layout, k_layout, causal)
+    found = attend_varlen(q, k, v, q_layout, k_layout, causal)
+    assert (found - expected).norm() / expected.norm() < 1e-2
+    weight = torch.randn_like(expected)
+    right = torch.autograd.grad((expected * weight).sum(), exact)
+    given = torch.autograd.grad((found * weight).sum(), (q, k, v))
+    for a, b in zip(given, right):
+        assert (a - b).norm() / b.norm() < 2e-2
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_varlen_with_dropout_and_empty_slots():
+    layout = Layout.of([64, 64], slots=5, longest=80, device="cuda")
+    torch.manual_seed(0)
+    q = torch.zeros(128, 2, 64, device="cuda", dtype=torch.bfloat16)
+    found = attend_varlen(q, q, torch.ones_like(q), layout, layout, False, dropout=0.5)
+    assert found.float().std() > 0.01
+    assert abs(found.float().mean().item() - 1) < 0.05
