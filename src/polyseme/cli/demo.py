@@ -1,0 +1,26 @@
+"""`polyseme demo`: the whole way, on text that is already here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="the folder to write")] = Path("runs/demo"),
+    minutes: Annotated[float, typer.Option(help="how long to pre-train", min=0.01)] = 3.2,
+    seeds: Annotated[int, typer.Option(help="how many fine-tuning runs for each row", min=1)] = 3,
+) -> None:
+    """Pre-train a small BERT on Python's own documentation, fine-tune it, and write a report; about five minutes."""
+    import shutil
+
+    from polyseme.demo.run import run
+    from polyseme.errors import UserError
+
+    if out.exists() and any(out.iterdir()):
+        if not (out / "corpus").exists():
+            raise UserError(f"{out} holds something that is not a demo: choose another --out")
+        shutil.rmtree(out)
+    print(f"see {run(out, minutes, seeds)}")

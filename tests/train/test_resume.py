@@ -1,0 +1,225 @@
+"""Law 5: a run killed at any moment and resumed ends with the same weights, bit for bit, as a run never stopped."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from polyseme.corpus.prepare import prepare
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.objectives.specs import CausalLM, MaskedPairs
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train import pretrain as module
+from polyseme.train.checkpoint import load_checkpoint
+from polyseme.train.pretrain import Stopped, pretrain
+from polyseme.train.recipe import BudgetSpec, Recipe
+
+STEPS = 9
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing in the code under test catches it."""
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory) -> dict[str, Path]:
+    """A small corpus for each kind of tokenizer."""
+    folder = tmp_path_factory.mktemp("resume")
+    rng = np.random.default_rng(0)
+    words = ["".join(rng.choice(list("abcdefgh"), rng.integers(2, 6))) for _ in range(60)]
+    sentences = [[" ".join(rng.choice(words, rng.integers(3, 9))) + "." for _ in range(12)] for _ in range(40)]
+    text = folder / "text.txt"
+    text.write_text("\n\n".join(" ".join(s).capitalize() for s in sentences))
+    found = {}
+    for kind in ("wordpiece", "bpe"):
+        tokenizer = Tokenizer.train(kind, iter([text.read_text()]), 330)
+        prepare([text], tokenizer, folder / kind, split="blank")
+        found[kind] = folder / kind
+    return found
+
+
+def recipe(family: str, compile: bool = False) -> Recipe:
+    return Recipe(
+        name="test",
+        family=family,
+        model={"num_layers": 2, "dim": 16, "num_heads": 2, "max_len": 32, "dropout": 0.1, "attention_dropout": 0.1},
+        objective=CausalLM() if FAMILIES[family].spec().trunk.causal else MaskedPairs(),
+        max_len=32,
+        batch_tokens=512,
+        bin_tokens=256,
+        budget=BudgetSpec(steps=STEPS),
+        compile=compile,
+        holdout=0.1,
+        eval_every=4,
+        eval_tokens=256,
+        save_every=2,
+        log_every=1,
+    )
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    """Everything the last checkpoint holds: weights, moments, random state."""
+    last = load_checkpoint(run / "checkpoints")
+    assert last.step == STEPS
+    return {f"{file}/{name}": t for file, tensors in last.tensors.items() for name, t in tensors.items()}
+
+
+def assert_same(first: Path, second: Path) -> None:
+    a, b = weights(first), weights(second)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a), [n for n in a if not torch.equal(a[n], b[n])]
+    models = [load_file(run / "model" / "model.safetensors") for run in (first, second)]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+    rows = [[json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()] for run in (first, second)]
+    facts = [[(r["step"], r.get("loss"), r.get("valid")) for r in log] for log in rows]
+    assert facts[0] == facts[1]
+    assert [r["step"] for r in rows[0] if "loss" in r] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
+def test_killed_twice_and_resumed(family, compile, corpora, tmp_path, monkeypatch):
+    corpus = corpora[FAMILIES[family].tokenizer]
+    pretrain(recipe(family, compile), corpus, tmp_path / "whole")
+
+    steps_taken = []
+    real = module.train
+
+    def counted(run, data):
+        """The real loop, dying after a step drawn at random."""
+        limit = kills.pop() if kills else STEPS + 1
+        for report in real(run, data):
+            steps_taken.append(report.step)
+            if report.step >= limit:
+                raise Killed
+            yield report
+
+    monkeypatch.setattr(module, "train", counted)
+    rng = random.Random(family)
+    kills = sorted((rng.randint(1, STEPS - 1) for _ in range(2)), reverse=True)
+    for attempt in range(3):
+        try:
+            pretrain(recipe(family, compile), corpus, tmp_path / "killed", resume=attempt > 0)
+        except Killed:
+            continue
+    assert_same(tmp_path / "whole", tmp_path / "killed")
+    assert sorted(set(steps_taken)) == list(range(1, STEPS + 1))
+    state = weights(tmp_path / "killed")
+    counts = {int(t) for name, t in state.items() if name.endswith("/step")}
+    assert counts == {STEPS}
+
+
+def test_a_real_kill(corpora, tmp_path):
+    """SIGKILL from outside, at any moment, writing included."""
+    pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "whole")
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe("bert").to_json()))
+    command = [sys.executable, "-m", "polyseme.cli.main", "pretrain", str(tmp_path / "recipe.json"),
+               "--corpus", str(corpora["wordpiece"]), "--out", str(tmp_path / "killed")]  # fmt: skip
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    process = subprocess.Popen(command, env=os.environ | threads, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "killed").glob("checkpoints/*")) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    subprocess.run([*command, "--resume"], check=True, env=os.environ | threads, capture_output=True)
+    assert_same(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_sigterm_saves_and_leaves(corpora, tmp_path, monkeypatch):
+    real = module.train
+
+    def signalled(run, data):
+        for report in real(run, data):
+            if report.step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield report
+
+    monkeypatch.setattr(module, "train", signalled)
+    with pytest.raises(Stopped, match="step 3"):
+        pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "run")
+    assert load_checkpoint(tmp_path / "run" / "checkpoints").step == 3
+    monkeypatch.setattr(module, "train", real)
+    pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "run", resume=True)
+    pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "whole")
+    assert_same(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_damaged_checkpoint_is_walked_past(corpora, tmp_path, monkeypatch):
+    real = module.train
+
+    def short(run, data):
+        for report in real(run, data):
+            if report.step == 6:
+                raise Killed
+            yield report
+
+    monkeypatch.setattr(module, "train", short)
+    with pytest.raises(Killed):
+        pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "run")
+    newest = tmp_path / "run" / "checkpoints" / "step-4" / "model.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    newest.write_bytes(bytes(data))
+    assert load_checkpoint(tmp_path / "run" / "checkpoints").step == 2
+    monkeypatch.setattr(module, "train", real)
+    pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "run", resume=True)
+    pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "whole")
+    assert_same(tmp_path / "whole", tmp_path / "run")
+
+
+def test_nan_stops_with_the_last_good_checkpoint(corpora, tmp_path, monkeypatch):
+    from polyseme.train import loop
+
+    real = loop.losses
+
+    def poisoned(model, batch):
+        found = real(model, batch)
+        seen.append(1)
+        return {n: v * float("nan") for n, v in found.items()} if len(seen) > 10 else found
+
+    seen = []
+    monkeypatch.setattr(module, "losses", poisoned)
+    with pytest.raises(UserError, match="step 6 is not finite"):
+        pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "run")
+    last = load_checkpoint(tmp_path / "run" / "checkpoints")
+    assert last.step == 4
+    assert all(torch.isfinite(t).all() for t in last.tensors["model"].values())
+
+
+def test_disk_full_while_saving(corpora, tmp_path, monkeypatch):
+    from polyseme.train import checkpoint
+
+    real = checkpoint.save_file
+
+    def full(tensors, path, *rest):
+        if "step-4" in str(path) and "optimiser" in str(path):
+            raise OSError(28, "No space left on device")
+        return real(tensors, path, *rest)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "run")
+    assert load_checkpoint(tmp_path / "run" / "checkpoints").step == 2
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["LATEST", "step-2"]
+
+
+def test_a_run_is_not_overwritten_and_not_mixed(corpora, tmp_path):
+    short = recipe("bert").replace(budget=BudgetSpec(steps=2))
+    pretrain(short, corpora["wordpiece"], tmp_path / "run")
+    with pytest.raises(UserError, match="--resume"):
+        pretrain(short, corpora["wordpiece"], tmp_path / "run")
+    with pytest.raises(UserError, match="seed was 0, now 5"):
+        pretrain(short.replace(seed=5), corpora["wordpiece"], tmp_path / "run", resume=True)
+    with pytest.raises(UserError, match="another corpus"):
+        pretrain(short, corpora["bpe"], tmp_path / "run", resume=True)
