@@ -23,7 +23,26 @@ import polyseme
 
 def make_texts(number: int) -> list[str]:
     rng = np.random.default_rng(0)
-    words = "the a of in model language word vector context and reads every meaning stick bank river to is".split()
+    words = [
+        "the",
+        "a",
+        "of",
+        "in",
+        "model",
+        "language",
+        "word",
+        "vector",
+        "context",
+        "and",
+        "reads",
+        "every",
+        "meaning",
+        "stick",
+        "bank",
+        "river",
+        "to",
+        "is",
+    ]
     lengths = np.clip(rng.lognormal(3.0, 0.8, number).astype(int), 3, 300)
     return [" ".join(rng.choice(words, n)) for n in lengths]
 

@@ -16,6 +16,14 @@ class UserError(Exception):
         super().__init__(" ".join(message.split()))
 
 
+class Stopped(Exception):
+    """A signal asked a run to leave; everything done so far is saved."""
+
+    def __init__(self, signum: int, step: int):
+        super().__init__(f"stopped at step {step} and saved; go on with --resume")
+        self.signum = signum
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """The tail of an error message that names the closest valid thing, or all of them when few."""
     names = sorted(valid)

@@ -1,8 +1,8 @@
 """`polyseme.load(folder)`: a model with its tokenizer, ready to be asked.
 
-    model = polyseme.load("runs/demo/model")
-    model.fill("the [MASK] of a function")
-    model.embed(["a text", "another"])
+model = polyseme.load("runs/demo/model")
+model.fill("the [MASK] of a function")
+model.embed(["a text", "another"])
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from polyseme.errors import UserError, nearest
-from polyseme.parts.bins import Packed, pack_bins
+from polyseme.parts.layout import Layout, bins
 from polyseme.parts.model import Model
 from polyseme.weights.folder import ModelFolder, load_model
 
@@ -47,6 +47,16 @@ class Score:
         return math.exp(-self.log_probability / max(self.tokens, 1))
 
 
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """One bin of sequences: `index` says which of those given stand in it, in order."""
+
+    index: np.ndarray
+    tokens: Tensor
+    layout: Layout
+    segments: Tensor | None
+
+
 def load(folder: str | Path, device: str | None = None) -> LanguageModel:
     """Open a model folder, written here or by `transformers`."""
     return LanguageModel(load_model(folder), device)
@@ -69,7 +79,12 @@ class LanguageModel:
         """Pieces, ids, segments and attention mask: the view that other tools use."""
         ids, segments = self._sequence(text, pair)
         mask = [1] * len(ids)
-        return {"pieces": self.tokenizer.pieces(ids), "ids": ids, "segments": segments, "attention_mask": mask}
+        return {
+            "pieces": self.tokenizer.pieces(ids),
+            "ids": ids,
+            "segments": segments,
+            "attention_mask": mask,
+        }
 
     @torch.inference_mode()
     def fill(self, text: str, top: int = 5) -> list[list[Guess]]:
@@ -80,7 +95,7 @@ class LanguageModel:
         rows = [i for i, token in enumerate(ids) if token == mask]
         if not rows:
             raise UserError(f"there is no {self.tokenizer.mask_token} in {text!r}")
-        last = self._read([ids], [segments])
+        last = self._read(ids, segments)
         chances = self._log_probabilities("masked", last, torch.tensor(rows)).exp()
         best = chances.topk(min(top, chances.shape[-1]))
         return [
@@ -93,7 +108,7 @@ class LanguageModel:
         """The probability that the second text follows the first."""
         self._need("pair", "judge whether one text follows another")
         ids, segments = self._sequence(first, second)
-        packed = self._read([ids], [segments])
+        packed = self._read(ids, segments)
         scores = self.model.predict("pair", packed[1], packed[0].layout)
         return float(scores.float().softmax(-1)[0, 0])
 
@@ -106,13 +121,14 @@ class LanguageModel:
         return [self._score_masked(text) for text in texts]
 
     def _score_causal(self, texts: Sequence[str]) -> list[Score]:
-        bos = self.tokenizer.specials.bos
+        marks = self.tokenizer.specials
+        bos = marks.eos if marks.bos is None else marks.bos
         found: list[Score | None] = [None] * len(texts)
         ids = [np.array([bos, *self._sequence(text)[0]]) for text in texts]
         for i, row in enumerate(ids):
             self._check_length(len(row) - 1, texts[i])
         # the last token has nothing left to predict, so it is not read
-        for packed in pack_bins([row[:-1] for row in ids], None, self.bin_tokens, self.device):
+        for packed in self._packed([row[:-1] for row in ids]):
             last = self.model.trunk(packed.tokens, packed.layout).last
             targets = torch.from_numpy(np.concatenate([ids[i][1:] for i in packed.index])).to(self.device)
             chances = torch.cat(
@@ -127,15 +143,15 @@ class LanguageModel:
 
     def _score_masked(self, text: str) -> Score:
         ids, segments = self._sequence(text)
-        specials = self.tokenizer.special_ids
-        places = [i for i, token in enumerate(ids) if token not in specials]
+        lead = self.tokenizer.wrap([-1])[0].index(-1)
+        places = range(lead, lead + len(ids) - self.tokenizer.num_added())
         copies = []
         for place in places:
             copy = np.array(ids)
             copy[place] = self.tokenizer.specials.mask
             copies.append(copy)
         total = 0.0
-        for packed in pack_bins(copies, [np.array(segments)] * len(copies), self.bin_tokens, self.device):
+        for packed in self._packed(copies, [np.array(segments)] * len(copies)):
             last = self.model.trunk(packed.tokens, packed.layout, packed.segments).last
             which = torch.tensor([places[i] for i in packed.index], device=self.device)
             chances = self._log_probabilities("masked", (packed, last), packed.layout.first + which)
@@ -171,10 +187,8 @@ class LanguageModel:
             words.append(np.flatnonzero(run.words[begin:end]))
         lead = self.tokenizer.wrap([-1])[0].index(-1)
         found: list[Any] = [None] * len(ids)
-        for packed in pack_bins(ids, segments, self.bin_tokens, self.device):
-            reading = self.model.trunk(
-                packed.tokens, packed.layout, packed.segments if self._has_segments else None, keep=keep
-            )
+        for packed in self._packed(ids, segments):
+            reading = self.model.trunk(packed.tokens, packed.layout, packed.segments, keep=keep)
             states = combine([reading.layers[k] for k in keep])
             if per == "text":
                 means = _means(states, packed)
@@ -192,10 +206,6 @@ class LanguageModel:
         from polyseme.tasks.predict import as_examples, predict
 
         return predict(self.folder, as_examples(examples, self.model))
-
-    @property
-    def _has_segments(self) -> bool:
-        return self.model.spec.trunk.embeddings.num_segments > 0
 
     def _need(self, head: str, what: str) -> None:
         if head not in self.model.heads:
@@ -216,11 +226,21 @@ class LanguageModel:
         self._check_length(len(ids), text)
         return ids, segments
 
-    def _read(self, ids: list[list[int]], segments: list[list[int]]) -> tuple[Packed, Tensor]:
-        arrays = [np.array(i) for i in ids], [np.array(s) for s in segments]
-        packed = next(iter(pack_bins(*arrays, 1 << 60, self.device)))
-        parts = packed.segments if self._has_segments else None
-        return packed, self.model.trunk(packed.tokens, packed.layout, parts).last
+    def _packed(self, ids: Sequence[np.ndarray], segments: Sequence[np.ndarray] | None = None) -> Iterator[Packed]:
+        """The sequences in bins of about `bin_tokens` tokens, ready for the trunk."""
+        if not self.model.spec.trunk.embeddings.num_segments:
+            segments = None
+        for index in bins([len(row) for row in ids], self.bin_tokens):
+
+            def joined(rows: Sequence[np.ndarray], index: np.ndarray = index) -> Tensor:
+                return torch.from_numpy(np.concatenate([rows[i] for i in index]).astype(np.int64)).to(self.device)
+
+            layout = Layout.of([len(ids[i]) for i in index], device=self.device)
+            yield Packed(index, joined(ids), layout, None if segments is None else joined(segments))
+
+    def _read(self, ids: list[int], segments: list[int]) -> tuple[Packed, Tensor]:
+        packed = next(self._packed([np.array(ids)], [np.array(segments)]))
+        return packed, self.model.trunk(packed.tokens, packed.layout, packed.segments).last
 
     def _log_probabilities(self, head: str, read: tuple[Packed, Tensor], rows: Tensor) -> Tensor:
         packed, last = read

@@ -6,18 +6,20 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class Progress:
     """Counts work done. `advance(n, note)` is cheap enough for an inner loop."""
 
-    def __init__(self, title: str, total: float | None, unit: str, every: float = 10.0):
-        self.title, self.total, self.unit, self.every = title, total, unit, every
+    def __init__(self, title: str, total: float | None, unit: str, every: float = 10.0, show: bool = True):
+        self.title, self.total, self.unit, self.every = title, total, unit, every if show else float("inf")
         self.done = 0.0
         self.start = self.last = time.monotonic()
         self.skipped = 0.0
-        self._bar = self._task = None
-        if sys.stderr.isatty():
+        self._bar: Any = None
+        self._task: Any = None
+        if show and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
@@ -60,8 +62,8 @@ class Progress:
 
 
 @contextmanager
-def progress(title: str, total: float | None, unit: str) -> Iterator[Progress]:
-    bar = Progress(title, total, unit)
+def progress(title: str, total: float | None, unit: str, show: bool = True) -> Iterator[Progress]:
+    bar = Progress(title, total, unit, show=show)
     try:
         yield bar
     finally:

@@ -46,7 +46,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]], best: int | None
     right = [bool(rows) and all(number(row[i]) for row in rows) for i in range(len(header))]
 
     def line(cells: Sequence[Any], tag: str) -> str:
-        marks = (f'<{tag}{" class=n" if r else ""}>' for r in right)
+        marks = (f"<{tag}{' class=n' if r else ''}>" for r in right)
         return "".join(f"{mark}{html.escape(_cell(c))}</{tag}>" for mark, c in zip(marks, cells))
 
     body = "".join(f"<tr{' class=best' if i == best else ''}>{line(row, 'td')}</tr>" for i, row in enumerate(rows))
@@ -65,7 +65,10 @@ def curves(rows: Sequence[dict[str, Any]], references: dict[str, float] | None =
         figure, axes = _figure(len(terms), 1, (4.6 * max(len(terms), 1) + 2, 3.1))
     except ImportError:
         last = rows[-12:]
-        return table(["step", *terms], [(r["step"], *(r["loss"].get(t, "") for t in terms)) for r in last if "loss" in r])
+        return table(
+            ["step", *terms],
+            [(r["step"], *(r["loss"].get(t, "") for t in terms)) for r in last if "loss" in r],
+        )
     for name, axis in zip(terms, axes[0]):
         steps = np.array([r["step"] for r in rows if name in r.get("loss", {})])
         values = np.array([r["loss"][name] for r in rows if name in r.get("loss", {})])
@@ -141,7 +144,10 @@ def write_report(run: Path) -> Path:
                 ("Results", measured(results["valid"])),
                 ("Cost", cost(results)),
                 ("The exact recipe", code(recipe)),
-                ("What next", code(f"polyseme fill {run}/model 'a text with a [MASK]'\npolyseme finetune {run}/model …")),
+                (
+                    "What next",
+                    code(f"polyseme fill {run}/model 'a text with a [MASK]'\npolyseme finetune {run}/model …"),
+                ),
             ],
         )
     else:

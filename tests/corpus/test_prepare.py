@@ -103,10 +103,7 @@ def test_gather_is_naive_slicing(folder: Path) -> None:
         lengths = draw.integers(0, borders[document + 1] - starts + 1)
         slices = [slice(a, a + n) for a, n in zip(starts, lengths)]
         assert corpus.gather(starts, lengths).tolist() == np.concatenate([tokens[s] for s in slices]).tolist()
-        assert (
-            corpus.gather_words(starts, lengths).tolist()
-            == np.concatenate([bits[s] for s in slices]).tolist()
-        )
+        assert corpus.gather_words(starts, lengths).tolist() == np.concatenate([bits[s] for s in slices]).tolist()
 
 
 def test_held_out_documents(folder: Path) -> None:
@@ -169,9 +166,7 @@ def test_finished_shards_are_not_made_again(
     seen: list[int] = []
     run(folder, tokenizer, tmp_path / "out", on_progress=seen.append)
     assert len(written) == 8 and all(p.stat().st_mtime_ns == at for p, at in written.items())
-    assert seen[0] >= 2 * SHARD and sum(seen) == sum(
-        map(len, [*TEXTS, "\x00\x01", "A title\n\x00\nThen a text. \n"])
-    )
+    assert seen[0] >= 2 * SHARD and sum(seen) == sum(map(len, [*TEXTS, "\x00\x01", "A title\n\x00\nThen a text. \n"]))
     assert tree(tmp_path / "out") == tree(folder / "whole")
 
 
@@ -233,9 +228,7 @@ def test_bad_rows_stop_it_or_are_reported(tokenizer: Tokenizer, tmp_path: Path) 
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{", rows[0]]))
     with pytest.raises(UserError, match="line 5: malformed JSON"):
         prepare([tmp_path / "a.jsonl"], tokenizer, tmp_path / "out", shard_characters=1000)
-    manifest = prepare(
-        [tmp_path / "a.jsonl"], tokenizer, tmp_path / "out", shard_characters=1000, skip_bad=True
-    )
+    manifest = prepare([tmp_path / "a.jsonl"], tokenizer, tmp_path / "out", shard_characters=1000, skip_bad=True)
     assert manifest["counts"]["documents"] == 5 and manifest["skipped"]["bad"] == 1
     assert "line 5" in manifest["skipped"]["bad_rows"][0]
     verify(tmp_path / "out")

@@ -105,9 +105,7 @@ def test_documents(docs: list[tuple[str, str]]) -> None:
     assert len(set(paragraphs)) == len(paragraphs)
     assert sum("`" in line for line in paragraphs) > 2000
     assert not any(">>>" in line[:3] or "``" in line for line in paragraphs)
-    assert (
-        "Assert statements are a convenient way to insert debugging assertions into a program:" in paragraphs
-    )
+    assert "Assert statements are a convenient way to insert debugging assertions into a program:" in paragraphs
 
 
 def test_held_out_modules_share_nothing_with_the_rest() -> None:

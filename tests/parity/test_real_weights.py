@@ -65,6 +65,9 @@ def test_layer_choices_agree_with_each_other(folder):
     for name, choose in choices.items():
         for given, expected in zip(model.embed(TEXTS[:2], layers=name, per="token"), every):
             np.testing.assert_allclose(given, choose(expected), atol=1e-5)
-    tokens, words = model.embed(["flightless birds"], per="token")[0], model.embed(["flightless birds"], per="word")[0]
+    tokens, words = (
+        model.embed(["flightless birds"], per="token")[0],
+        model.embed(["flightless birds"], per="word")[0],
+    )
     np.testing.assert_allclose(words, np.stack([tokens[1:3].mean(0), tokens[3]]), atol=1e-6)
     np.testing.assert_allclose(model.embed(["flightless birds"])[0], tokens.mean(0), atol=1e-6)

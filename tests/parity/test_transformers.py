@@ -68,7 +68,10 @@ def test_every_layer_and_head(family, make, head, names):
     extra = {"token_type_ids": layout.pad(segments)} if family == "bert" else {}
     with torch.no_grad():
         expected = theirs(
-            input_ids=layout.pad(tokens), attention_mask=layout.mask().long(), output_hidden_states=True, **extra
+            input_ids=layout.pad(tokens),
+            attention_mask=layout.mask().long(),
+            output_hidden_states=True,
+            **extra,
         )
         reading = model.trunk(tokens, layout, segments if family == "bert" else None, keep=range(4))
         for depth, hidden in enumerate(expected.hidden_states):

@@ -40,9 +40,9 @@ def test_runs_equal_the_definition(case, causal):
 @pytest.mark.parametrize("causal", [False, True])
 def test_weights_are_probabilities_and_stay_inside_the_sequence(causal):
     q, k, _, q_layout, k_layout = inputs("queries shorter than keys")
-    for weights, rows, columns in zip(attention_weights(q, k, q_layout, k_layout, causal), *CASES[
-        "queries shorter than keys"
-    ]):
+    for weights, rows, columns in zip(
+        attention_weights(q, k, q_layout, k_layout, causal), *CASES["queries shorter than keys"]
+    ):
         assert weights.shape == (2, rows, columns)
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, rows, dtype=torch.float64))
         if causal:

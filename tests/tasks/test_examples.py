@@ -74,8 +74,7 @@ def test_json_lines(tmp_path):
 def test_columns(tmp_path, name):
     path = write(
         tmp_path / name,
-        "# sent_id = 3\n-DOCSTART- -X- O O\n\nEU NNP I-NP B-ORG\nrejects VBZ I-VP O\n\n\n"
-        "# NN I-NP O\n1 CD I-NP O\n",
+        "# sent_id = 3\n-DOCSTART- -X- O O\n\nEU NNP I-NP B-ORG\nrejects VBZ I-VP O\n\n\n# NN I-NP O\n1 CD I-NP O\n",
     )
     found = read_examples(path, "tagging")
     assert [(e.words, e.tags) for e in found] == [
@@ -203,9 +202,7 @@ def test_skip_bad_counts_and_reports(tmp_path, capsys):
     found = read_examples(path, "classification", skip_bad=True)
     assert [e.text for e in found] == ["a", "d"]
     said = capsys.readouterr().err
-    assert (
-        said == f"{path}: skipped 2 bad of 4 rows, the first: {path}:3: 1 columns, but the first line has 2\n"
-    )
+    assert said == f"{path}: skipped 2 bad of 4 rows, the first: {path}:3: 1 columns, but the first line has 2\n"
     path = write(tmp_path / "t.conll", "a O\nb\n\nc O\n")
     assert [e.words for e in read_examples(path, "tagging", skip_bad=True)] == [("c",)]
     path = write(tmp_path / "b.tsv", "text\tlabel\na\n")

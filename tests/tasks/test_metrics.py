@@ -56,9 +56,7 @@ def test_entities_as_seqeval_counts_them(marks):
         found = tagging(gold, guess)
         for name in ("precision", "recall", "f1", "accuracy"):
             options = {} if name == "accuracy" else {"zero_division": 0}
-            assert found[name] == pytest.approx(getattr(metrics, f"{name}_score")(gold, guess, **options)), (
-                name
-            )
+            assert found[name] == pytest.approx(getattr(metrics, f"{name}_score")(gold, guess, **options)), name
 
 
 def test_other_tags_are_counted_by_word():
@@ -89,12 +87,8 @@ def test_linear_learns_what_lies_on_the_surface():
     assert linear(texts[:200], texts[200:], "classification")["accuracy"] > 0.9
     seconds = [a[:5] + b[:1] if i % 2 else b for i, (a, b) in enumerate(made)]
     pairs = [
-        Example("", " ".join(a), " ".join(b), label=str(i % 2))
-        for i, ((a, _), b) in enumerate(zip(made, seconds))
+        Example("", " ".join(a), " ".join(b), label=str(i % 2)) for i, ((a, _), b) in enumerate(zip(made, seconds))
     ]
     assert linear(pairs[:200], pairs[200:], "pair")["accuracy"] > 0.95
-    tags = [
-        Example("", words=tuple(a), tags=("O", *("C" if w < "word2" else "O" for w in a[:-1])))
-        for a, _ in made
-    ]
+    tags = [Example("", words=tuple(a), tags=("O", *("C" if w < "word2" else "O" for w in a[:-1]))) for a, _ in made]
     assert linear(tags[:200], tags[200:], "tagging")["f1"] > 0.95

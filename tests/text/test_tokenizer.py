@@ -23,9 +23,7 @@ def train(kind: str, lowercase: bool) -> Tokenizer:
     return Tokenizer.train(kind, iter(TEXTS), 900, lowercase)  # type: ignore[arg-type]
 
 
-@pytest.fixture(
-    scope="module", params=[("wordpiece", True), ("wordpiece", False), ("bpe", False), ("bpe", True)]
-)
+@pytest.fixture(scope="module", params=[("wordpiece", True), ("wordpiece", False), ("bpe", False), ("bpe", True)])
 def made(request: pytest.FixtureRequest) -> Tokenizer:
     return train(*request.param)
 

@@ -52,7 +52,14 @@ def recipe(family: str, compile: bool = False) -> Recipe:
     return Recipe(
         name="test",
         family=family,
-        model={"num_layers": 2, "dim": 16, "num_heads": 2, "max_len": 32, "dropout": 0.1, "attention_dropout": 0.1},
+        model={
+            "num_layers": 2,
+            "dim": 16,
+            "num_heads": 2,
+            "max_len": 32,
+            "dropout": 0.1,
+            "attention_dropout": 0.1,
+        },
         objective=CausalLM() if FAMILIES[family].spec().trunk.causal else MaskedPairs(),
         max_len=32,
         batch_tokens=512,
@@ -200,18 +207,59 @@ def test_nan_stops_with_the_last_good_checkpoint(corpora, tmp_path, monkeypatch)
 def test_disk_full_while_saving(corpora, tmp_path, monkeypatch):
     from polyseme.train import checkpoint
 
-    real = checkpoint.save_file
+    real = checkpoint.write_tensors
 
-    def full(tensors, path, *rest):
+    def full(path, tensors):
         if "step-4" in str(path) and "optimiser" in str(path):
             raise OSError(28, "No space left on device")
-        return real(tensors, path, *rest)
+        return real(path, tensors)
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint, "write_tensors", full)
     with pytest.raises(UserError, match="No space left on device"):
         pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "run")
     assert load_checkpoint(tmp_path / "run" / "checkpoints").step == 2
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["LATEST", "step-2"]
+
+
+def test_a_budget_in_minutes_is_settled_once(corpora, tmp_path, monkeypatch):
+    """The number of steps is measured when the run begins; a resumed run keeps it, however fast the machine is then."""
+    real = module.train
+
+    def short(run, data):
+        for report in real(run, data):
+            if run.total > 16 and report.step == 3:
+                raise Killed
+            yield report
+
+    timed = recipe("bert").replace(budget=BudgetSpec(minutes=0.02), save_every=2)
+    monkeypatch.setattr(module, "train", short)
+    with pytest.raises(Killed):
+        pretrain(timed, corpora["wordpiece"], tmp_path / "run")
+    total = json.loads((tmp_path / "run" / "recipe.json").read_text())["total"]
+    monkeypatch.setattr(module, "train", real)
+    monkeypatch.setattr(module, "_total_steps", lambda *_: pytest.fail("calibrated again"))
+    results = pretrain(timed, corpora["wordpiece"], tmp_path / "run", resume=True)
+    assert results["steps"] == total > 16
+
+
+def test_two_ranks_train_the_same_model(corpora, tmp_path):
+    """Under torchrun: the same steps on the same data as one process, one run folder, and a clean end."""
+    plain = recipe("bert")
+    plain = plain.replace(model={**plain.model, "dropout": 0.0, "attention_dropout": 0.0})
+    pretrain(plain, corpora["wordpiece"], tmp_path / "one")
+    (tmp_path / "recipe.json").write_text(json.dumps(plain.to_json()))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    command = ["pretrain", str(tmp_path / "recipe.json"), "--corpus", str(corpora["wordpiece"])]
+    command = [*torchrun, "-m", "polyseme.cli.main", *command, "--out", str(tmp_path / "two")]
+    found = subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+    models = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two")]
+    for name, tensor in models[0].items():
+        torch.testing.assert_close(models[1][name], tensor, atol=2e-4, rtol=1e-3)
+    rows = [[json.loads(r) for r in (tmp_path / n / "log.jsonl").read_text().splitlines()] for n in ("one", "two")]
+    assert [r["tokens"] for r in rows[0] if "loss" in r] == [r["tokens"] for r in rows[1] if "loss" in r]
 
 
 def test_a_run_is_not_overwritten_and_not_mixed(corpora, tmp_path):

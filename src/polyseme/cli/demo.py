@@ -16,11 +16,11 @@ def demo(
     """Pre-train a small BERT on Python's own documentation, fine-tune it, and write a report; about five minutes."""
     import shutil
 
-    from polyseme.demo.run import run
+    from polyseme.demo.run import MARKER, run
     from polyseme.errors import UserError
 
-    if out.exists() and any(out.iterdir()):
-        if not (out / "corpus").exists():
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        if not (out / MARKER).is_file():
             raise UserError(f"{out} holds something that is not a demo: choose another --out")
         shutil.rmtree(out)
     print(f"see {run(out, minutes, seeds)}")

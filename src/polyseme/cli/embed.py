@@ -13,7 +13,8 @@ def embed(
     data: Annotated[Path, typer.Option(help="a text file, one text a line")],
     out: Annotated[Path, typer.Option(help="the .npz file to write")],
     layers: Annotated[
-        str, typer.Option(help="embeddings, last, second-to-last, sum-last-4, concat-last-4, sum-all, all, or a depth")
+        str,
+        typer.Option(help="embeddings, last, second-to-last, sum-last-4, concat-last-4, sum-all, all, or a depth"),
     ] = "last",
     per: Annotated[str, typer.Option(help="token, word or text (the mean over its tokens)")] = "text",
     truncate: Annotated[bool, typer.Option(help="cut texts that are longer than the model reads")] = False,
@@ -22,13 +23,13 @@ def embed(
     import numpy as np
 
     import polyseme
-    from polyseme.cli.output import read_lines
+    from polyseme.cli.output import read_texts
     from polyseme.errors import UserError
     from polyseme.files import write_whole
 
     if out.suffix != ".npz":
         raise UserError(f"--out {out} does not end in .npz")
-    found = polyseme.load(model).embed(list(read_lines(data)), layers, per, truncate)  # type: ignore[arg-type]
+    found = polyseme.load(model).embed(read_texts(data), layers, per, truncate)  # type: ignore[arg-type]
     arrays = {"vectors": found}
     if isinstance(found, list):
         arrays = {"vectors": np.concatenate(found), "starts": np.cumsum([0, *map(len, found)])}

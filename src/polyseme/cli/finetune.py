@@ -26,7 +26,6 @@ def finetune(
 ) -> None:
     """Fine-tune a model on labelled examples and measure it."""
     from polyseme.cli.output import kind_of, print_table, set_values
-    from polyseme.report import write_report
     from polyseme.tasks.baselines import linear, majority
     from polyseme.tasks.examples import read_examples
     from polyseme.tasks.finetune import FinetuneSpec
@@ -35,13 +34,13 @@ def finetune(
     kind = kind_of(task)
     settings = set_values(FinetuneSpec(), set_)
     columns = {"text": text, "pair": pair, "label": label, "header": header, "skip_bad": skip_bad}
-    given = [read_examples(path, kind, **columns) for path in (train, dev)]  # type: ignore[arg-type]
-    results = run(model, kind, *given, out, settings, seeds=seeds, scratch=scratch)
+    to_learn, to_measure = (read_examples(path, kind, **columns) for path in (train, dev))  # type: ignore[arg-type]
+    results = run(model, kind, to_learn, to_measure, out, settings, seeds=seeds, scratch=scratch)
     names = list(results["mean"])
     rows = []
     if baselines:
         for name, baseline in (("majority", majority), ("linear", linear)):
-            found = baseline(*given, kind)
+            found = baseline(to_learn, to_measure, kind)
             rows.append([name, *(f"{found[n]:.4f}" for n in names)])
     deviation = results["deviation"]
     cells = [
@@ -49,5 +48,4 @@ def finetune(
     ]
     rows.append(["from scratch" if scratch else "fine-tuned", *cells])
     print_table([f"{len(results['seeds'])} seed(s)", *names], rows)
-    write_report(out)
     print(f"{out}/model: seed {results['best_seed']}; see {out}/report.html")

@@ -21,7 +21,7 @@ from polyseme.cli import (
     score,
     tokenizer,
 )
-from polyseme.errors import UserError
+from polyseme.errors import Stopped, UserError
 
 app = typer.Typer(
     help="From a folder of text to a pre-trained language model, and from that model to a measured task model.",
@@ -49,6 +49,8 @@ app.command("demo")(demo.demo)
 
 def main() -> None:
     try:
+        for given in sys.argv:
+            _check_text(given)
         status = app(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())
@@ -59,13 +61,27 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         status = 2
+    except Stopped as stop:
+        print(stop, file=sys.stderr)
+        status = 128 + stop.signum
     except (KeyboardInterrupt, click.Abort):
         print("interrupted", file=sys.stderr)
         status = 130
     except BrokenPipeError:  # the reader of our output left: not an error
         sys.stderr.close()
         status = 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+        status = 2
     sys.exit(status or 0)
+
+
+def _check_text(given: str) -> None:
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"an argument is not text in UTF-8: {given.encode(errors='replace').decode()!r}") from None
 
 
 if __name__ == "__main__":

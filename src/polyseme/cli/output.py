@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,12 +35,15 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         print("  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right)).rstrip())
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, each of them one text; an empty one is an error that names its line."""
-    from polyseme.corpus.sources import open_sources
+def read_texts(path: Path) -> list[str]:
+    """One text a line; an empty line is an error that names it, so that answers stand beside their lines."""
+    from polyseme.tasks.examples import read_lines
 
-    for document in open_sources([str(path)], split="line"):
-        yield document.text
+    lines = read_lines(path)
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            raise UserError(f"{path}, line {number} is empty: every line has to hold a text")
+    return lines
 
 
 def set_values(spec: SomeSpec, changes: Sequence[str]) -> SomeSpec:

@@ -18,20 +18,16 @@ def pretrain(
     """Pre-train a model. Ctrl-C and SIGTERM save and leave; --resume goes on exactly."""
     from polyseme.cli.output import set_values
     from polyseme.recipes import find_recipe
-    from polyseme.report import write_report
-    from polyseme.train.pretrain import Stopped
+    from polyseme.train import distributed
     from polyseme.train.pretrain import pretrain as run
 
-    chosen = set_values(find_recipe(recipe), set_)
-    try:
-        results = run(chosen, corpus, out, resume)
-    except Stopped as stop:
-        print(stop)
-        raise typer.Exit(128 + stop.signum) from None
-    write_report(out)
-    for name, value in results["valid"].items():
-        print(f"valid {name}: {value:.4f}")
-    print(f"{out}/model: {results['parameters']:,} parameters, {results['tokens']:,} tokens; see {out}/report.html")
+    results = run(set_values(find_recipe(recipe), set_), corpus, out, resume)
+    if distributed.start()[0] == 0:
+        for name, value in results["valid"].items():
+            print(f"valid {name}: {value:.4f}")
+        parameters, tokens = results["parameters"], results["tokens"]
+        print(f"{out}/model: {parameters:,} parameters, {tokens:,} tokens; see {out}/report.html")
+    distributed.stop()
 
 
 def recipes() -> None:

@@ -18,14 +18,19 @@ def score(
     import json
 
     import polyseme
-    from polyseme.cli.output import read_lines
+    from polyseme.cli.output import read_texts
 
     opened = polyseme.load(model)
-    lines = list(read_lines(data))
+    lines = read_texts(data)
     found = opened.score(lines)
     for line, s in zip(lines, found):
         if as_json:
-            row = {"log_probability": s.log_probability, "tokens": s.tokens, "perplexity": s.perplexity, "text": line}
+            row = {
+                "log_probability": s.log_probability,
+                "tokens": s.tokens,
+                "perplexity": s.perplexity,
+                "text": line,
+            }
             print(json.dumps(row, ensure_ascii=False))
         else:
             print(f"{s.log_probability:12.4f}  {s.tokens:5d} tokens  {s.perplexity:12.4f}  {line}")

@@ -202,23 +202,17 @@ class Order:
         if not len(source):
             raise UserError("the corpus has no text to read")
         if source.longest > bin_tokens:
-            raise UserError(
-                f"a sample of {source.longest} tokens does not fit into a micro-batch of {bin_tokens}"
-            )
+            raise UserError(f"a sample of {source.longest} tokens does not fit into a micro-batch of {bin_tokens}")
         self.source, self.seed = source, seed
         self.bin_tokens, self.bins_per_step, self.bin_sequences = bin_tokens, bins_per_step, bin_sequences
         self.window_samples = window
         self.num_windows = -(-len(source) // window)
         self._window = lru_cache(maxsize=2)(self._fill_window)
 
-    def steps(
-        self, cursor: Cursor = START, rank: int = 0, world: int = 1
-    ) -> Iterator[tuple[list[Bin], Cursor]]:
+    def steps(self, cursor: Cursor = START, rank: int = 0, world: int = 1) -> Iterator[tuple[list[Bin], Cursor]]:
         """One rank's bins of each step, without end, and the cursor of the step after it."""
         if self.bins_per_step % world:
-            raise UserError(
-                f"{self.bins_per_step} micro-batches a step cannot be shared by {world} ranks evenly"
-            )
+            raise UserError(f"{self.bins_per_step} micro-batches a step cannot be shared by {world} ranks evenly")
         reader = self.bins(cursor)
         while True:
             step = [next(reader) for _ in range(self.bins_per_step)]
@@ -228,9 +222,7 @@ class Order:
         """Every bin from a cursor on, without end, each with the cursor of the one after it."""
         epoch, window, at = cursor.epoch, cursor.window, cursor.bin
         if window >= self.num_windows or at >= len(self._window(epoch, window)):
-            raise UserError(
-                f"{cursor} is no place in this corpus: its data or the size of a bin have changed"
-            )
+            raise UserError(f"{cursor} is no place in this corpus: its data or the size of a bin have changed")
         while True:
             found = self._window(epoch, window)
             for number in range(at, len(found)):

@@ -11,12 +11,8 @@ _TABLE = re.compile(r"[|+][-=+|\s]|\|")
 _DIRECTIVE = re.compile(r"\.\.\s*(?:(\w[\w:-]*)::\s*(.*))?")
 _FIELD = re.compile(r":(\w+)(?: [^:`]*)?:(?!`)\s*(.*)")
 _BULLET = re.compile(r"(?:[-*+•]|\(?\d+[.)]|\(?[a-zA-Z][)])\s+(.*)")
-_TERM = re.compile(
-    r"[\w*`][\w.,*`/ ]* : \S.*|[*{%][\w*{}()%]+"
-)  # numpydoc's `axis : int`; a lone template field
-_ITEM = re.compile(
-    r"[*`]*\w[\w.]*[*`]*(?: \([^()]*(?:\([^()]*\)[^()]*)*\):|:)\s+(\S.*)"
-)  # Google's `axis (int): …`
+_TERM = re.compile(r"[\w*`][\w.,*`/ ]* : \S.*|[*{%][\w*{}()%]+")  # numpydoc's `axis : int`; a lone template field
+_ITEM = re.compile(r"[*`]*\w[\w.]*[*`]*(?: \([^()]*(?:\([^()]*\)[^()]*)*\):|:)\s+(\S.*)")  # Google's `axis (int): …`
 _HEADING = re.compile(r"(?:examples?|usage|references?|see also|shape|attributes|methods)\b.{0,12}:?:", re.I)
 _SPOKEN = {"note", "warning", "attention", "important", "tip", "hint", "caution", "seealso"}
 

@@ -39,9 +39,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-_GIVEN = re.compile(
-    r"doc\w*\(.*(?:\n.*){0,2}\Z"
-)  # the head of a call such as torch's add_docstr, numpy's add_newdoc
+_GIVEN = re.compile(r"doc\w*\(.*(?:\n.*){0,2}\Z")  # the head of a call such as torch's add_docstr, numpy's add_newdoc
 
 
 def documents(
@@ -77,9 +75,7 @@ def version(packages: Sequence[str] | None = None) -> str:
 
 def _installed(packages: Sequence[str] | None) -> list[str]:
     folder = Path(sysconfig.get_paths()["purelib"])
-    there = [
-        package for package in (PACKAGES if packages is None else packages) if (folder / package).is_dir()
-    ]
+    there = [package for package in (PACKAGES if packages is None else packages) if (folder / package).is_dir()]
     for package in packages or ():
         if package not in there:
             names = (path.name for path in folder.iterdir() if (path / "__init__.py").is_file())

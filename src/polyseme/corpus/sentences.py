@@ -61,9 +61,7 @@ def _may_cut(before: str, after: str) -> bool:
 
     Yes at `。我`; no at `torch.Tensor`, a name, nor at `.”` and the like, which may be one token.
     """
-    return after in _SPACE or (
-        after.isalnum() and not before.isalnum() and not before.isascii() and before != "’"
-    )
+    return after in _SPACE or (after.isalnum() and not before.isalnum() and not before.isascii() and before != "’")
 
 
 @cache
@@ -71,8 +69,6 @@ def _splitter() -> Callable[[str, str], list[str]]:
     try:
         import sentencex
     except ImportError:
-        raise UserError(
-            "sentences are split by sentencex, which is not installed: pip install sentencex"
-        ) from None
+        raise UserError("sentences are split by sentencex, which is not installed: pip install sentencex") from None
     split: Callable[[str, str], list[str]] = sentencex.segment
     return split

@@ -142,9 +142,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str] | UserError]:
                     yield number, (line[:-2] + "\n" if line.endswith("\r\n") else line)
                 except UnicodeDecodeError as error:
                     hint = ", it looks like UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-                    yield UserError(
-                        f"{path} line {number}: byte {offset + error.start} is not UTF-8 text{hint}"
-                    )
+                    yield UserError(f"{path} line {number}: byte {offset + error.start} is not UTF-8 text{hint}")
                 offset += len(raw)
     except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError):
         yield UserError(f"{path} is cut off or damaged: it cannot be unpacked beyond line {number}")

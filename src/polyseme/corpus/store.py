@@ -54,9 +54,7 @@ class Corpus:
     _tokens: list[np.ndarray]
     _words: list[np.ndarray]
     _borders: np.ndarray  # int64 [num_shards]: the token each shard starts at
-    _moved: tuple[np.ndarray, np.ndarray] | None = (
-        None  # of a subset: where each document starts here, and how
-    )
+    _moved: tuple[np.ndarray, np.ndarray] | None = None  # of a subset: where each document starts here, and how
     # far away it lies in the whole corpus
 
     @classmethod
@@ -66,9 +64,7 @@ class Corpus:
         manifest = _read_manifest(folder)
         if verify:
             _check_hashes(folder, manifest)
-        shards = [
-            [_map(folder / shard_file(i, part)) for part in PARTS] for i in range(len(manifest["shards"]))
-        ]
+        shards = [[_map(folder / shard_file(i, part)) for part in PARTS] for i in range(len(manifest["shards"]))]
         tokens, sentences, documents, words = zip(*shards)
         token_starts = np.cumsum([0, *map(len, tokens)])
         sentence_starts = np.cumsum([0, *map(len, sentences)])

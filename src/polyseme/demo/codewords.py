@@ -20,8 +20,11 @@ MOST_WORDS = 40
 
 
 def held_out(module: str) -> bool:
-    """One module of ten, by its name: the test set, in neither pre-training nor tokenizer."""
-    return hashlib.sha256(module.encode()).digest()[0] < 26
+    """One module of ten, by its name: the test set, in neither pre-training nor tokenizer.
+
+    The choices of docs/log.md were made on another tenth (the digest's first byte), so these modules are fresh.
+    """
+    return hashlib.sha256(module.encode()).digest()[1] < 26
 
 
 def examples(test: bool) -> list[Example]:

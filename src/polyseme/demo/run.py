@@ -22,7 +22,7 @@ from polyseme.corpus.store import Corpus
 from polyseme.demo.codewords import examples, held_out
 from polyseme.errors import UserError
 from polyseme.explain.attention import attention_maps
-from polyseme.files import write_text
+from polyseme.files import write_json, write_text
 from polyseme.language_model import LanguageModel
 from polyseme.recipes.demo import demo as recipe
 from polyseme.tasks.baselines import linear, majority
@@ -35,6 +35,7 @@ from polyseme.train.recipe import BudgetSpec
 
 VOCAB_SIZE = 6000
 NUM_TRAIN, NUM_TEST = 500, 1000
+MARKER = "demo.json"  # says that a folder is the demo's own, which the next demo may replace
 QUESTIONS = (
     "Return the [MASK] of the array.",
     "If True, the [MASK] is returned.",
@@ -49,6 +50,7 @@ SHOWN = "Returns the first element of the list, or None if it is empty."
 def run(out: Path, minutes: float, seeds: int) -> Path:
     """Every step of the toolkit in turn; the page it ends with."""
     began = time.monotonic()
+    write_json(out / MARKER, {"minutes": minutes, "seeds": seeds})
     _say(began, "reading the documentation of this machine's Python")
     texts = [text for _, text in documents(keep=lambda name: not held_out(name))]
     source = out / "text.jsonl"
@@ -61,7 +63,10 @@ def run(out: Path, minutes: float, seeds: int) -> Path:
     unigram = _unigram(Corpus.open(out / "corpus"))
 
     chosen = recipe().replace(budget=BudgetSpec(minutes=minutes))
-    _say(began, f"pre-training a small BERT for {minutes:g} minutes; guessing words by frequency costs {unigram:.2f} nats")
+    _say(
+        began,
+        f"pre-training a small BERT for {minutes:g} minutes; guessing words by frequency costs {unigram:.2f} nats",
+    )
     results = pretrain(chosen, out / "corpus", out / "pretrain")
     model = polyseme.load(out / "pretrain" / "model")
     _say(began, f"held-out masked loss {results['valid']['masked']:.2f} nats; filling in masks")
@@ -70,7 +75,9 @@ def run(out: Path, minutes: float, seeds: int) -> Path:
         print(f"  {text}  " + "; ".join(" ".join(guess.piece for guess in guesses) for guesses in masks))
 
     _say(began, f"fine-tuning on {NUM_TRAIN} sentences: which words stood in backticks?")
-    train, test = _sample(examples(test=False), NUM_TRAIN), _sample(examples(test=True), NUM_TEST)
+    train, test = examples(test=False), examples(test=True)
+    known = {example.words for example in train}
+    test = _sample([example for example in test if example.words not in known], NUM_TEST, seed=0)
     rows, task_model = measure(out, train, test, seeds)
     for name, scores in rows.items():
         print(f"  {name:24} F1 {_mean_and_deviation(scores)}")
@@ -81,27 +88,32 @@ def run(out: Path, minutes: float, seeds: int) -> Path:
 
 
 def measure(
-    out: Path, train: Sequence[Example], test: Sequence[Example], seeds: int
+    out: Path, train: list[Example], test: Sequence[Example], seeds: int
 ) -> tuple[dict[str, list[float]], LanguageModel]:
-    """F1 of the same 500 sentences by four means, one number a seed where there is one."""
+    """F1 by four means. A seed draws the sentences to learn from, the new weights and the order of the examples."""
     settings = FinetuneSpec(epochs=10, optim=OptimSpec(rate=1e-3), truncate=True)
     base = out / "pretrain" / "model"
-    scratch = finetune(base, "tagging", train, test, None, settings, seeds=seeds, scratch=True)
-    tuned = finetune(base, "tagging", train, test, out / "task", settings, seeds=seeds)
-    report.write_report(out / "task")
-    rows = {
-        "majority": [majority(train, test, "tagging")["f1"]],
-        "linear, window of words": [linear(train, test, "tagging")["f1"]],
-        "BERT from scratch": [row["f1"] for row in scratch["seeds"]],
-        "BERT, pre-trained": [row["f1"] for row in tuned["seeds"]],
-    }
+    rows: dict[str, list[float]] = {}
+    for seed in range(seeds):
+        drawn = _sample(train, NUM_TRAIN, seed)
+
+        def tuned(where: Path | None, scratch: bool, drawn: list[Example] = drawn, seed: int = seed) -> Any:
+            return finetune(base, "tagging", drawn, test, where, settings, first_seed=seed, scratch=scratch)["mean"]
+
+        for name, scores in {
+            "majority": majority(drawn, test, "tagging"),
+            "linear, window of words": linear(drawn, test, "tagging"),
+            "BERT from scratch": tuned(None, True),
+            "BERT, pre-trained": tuned(out / "task" if seed == 0 else None, False),
+        }.items():
+            rows.setdefault(name, []).append(scores["f1"])
     return rows, polyseme.load(out / "task" / "model")
 
 
-def _sample(given: list[Example], number: int) -> list[Example]:
+def _sample(given: list[Example], number: int, seed: int) -> list[Example]:
     if len(given) < number:
         raise UserError(f"only {len(given)} sentences with code words were found here; {number} are needed")
-    return random.Random(0).sample(given, number)
+    return random.Random(seed).sample(given, number)
 
 
 def _unigram(corpus: Corpus) -> float:
@@ -148,9 +160,7 @@ def _page(
         best=means.index(max(means)),
     )
     shown = test[:6]
-    answers = [
-        (example, prediction.tags or ()) for example, prediction in zip(shown, task_model.predict(shown))
-    ]
+    answers = [(example, prediction.tags or ()) for example, prediction in zip(shown, task_model.predict(shown))]
     commands = f"""polyseme fill {out}/pretrain/model "Return the [MASK] of the array."
 polyseme score {out}/pretrain/model --data TEXT.txt
 polyseme embed {out}/pretrain/model --data TEXT.txt --out vectors.npz
@@ -163,8 +173,8 @@ polyseme prepare TEXT/ --tokenizer my/tokenizer --out my/corpus
 polyseme pretrain bert-tiny --corpus my/corpus --out my/run
 polyseme finetune my/run/model --task classification --train train.tsv --dev dev.tsv --out my/task --seeds 3"""
     lead = (
-        f"A BERT of {results['parameters']:,} parameters, pre-trained on the documentation of this machine's Python and "
-        f"fine-tuned to find code words, in {seconds / 60:.1f} minutes."
+        f"A BERT of {results['parameters']:,} parameters, pre-trained on the documentation of this machine's Python "
+        f"and fine-tuned to find code words, in {seconds / 60:.1f} minutes."
     )
     return report.page(
         "Polyseme: the demo",
@@ -179,13 +189,19 @@ polyseme finetune my/run/model --task classification --train train.tsv --dev dev
             (
                 "Transfer: find the code words",
                 "<p>The backticks were removed from documentation; which words stood in them? "
-                f"{NUM_TRAIN} sentences to learn from, {NUM_TEST} sentences to be measured on, from modules that neither "
-                "the tokenizer nor the model has seen.</p>" + task + "".join(_marked(*answer) for answer in answers)
-                + '<p class="note">Underlined: found by the pre-trained model. Struck through: wrong.</p>',
+                f"{NUM_TRAIN} sentences to learn from, {NUM_TEST} sentences to be measured on, from modules that "
+                "neither the tokenizer nor the model has seen.</p>"
+                + task
+                + "".join(_marked(*answer) for answer in answers)
+                + '<p class="note">Underlined: found by the pre-trained model. Struck through: wrong. A seed draws '
+                "the training sentences, the new weights and the order.</p>",
             ),
             ("What the heads look at", report.attention(*attention_maps(model, SHOWN))),
             ("Cost of pre-training", report.cost(results)),
-            ("The exact recipe", report.code(json.loads((out / "pretrain" / "recipe.json").read_text())["recipe"])),
+            (
+                "The exact recipe",
+                report.code(json.loads((out / "pretrain" / "recipe.json").read_text())["recipe"]),
+            ),
             ("What to try next", report.code(commands)),
         ],
     )

@@ -188,6 +188,7 @@ BERT = Family(
     },
     optional=("trunk.pooler.",),
     ignored=("embeddings.position_ids",),
+    renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     departures=(
         "Masks are drawn per token with probability 15 %, not as an exact share of each sequence.",
         "The sentences that a random B displaces are not used again within the epoch.",

@@ -47,7 +47,15 @@ class Family:
     tied: dict[str, str] = field(default_factory=dict)  # published names that repeat another tensor
     optional: tuple[str, ...] = ()  # our names that some published architectures lack
     ignored: tuple[str, ...] = ()  # published names that hold no weight
+    renamed: dict[str, str] = field(default_factory=dict)  # endings that older files use, and what they became
     departures: tuple[str, ...] = ()
+
+    def modern(self, name: str) -> str:
+        """A published tensor's name as today's files write it."""
+        for old, new in self.renamed.items():
+            if name.endswith(old):
+                return name.removesuffix(old) + new
+        return name
 
     def spec(self, size: str | None = None, *, heads: bool = True, **changes: Any) -> ModelSpec:
         """The model's spec at a published size, any argument of `trunk` changed."""

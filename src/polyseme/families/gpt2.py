@@ -33,9 +33,7 @@ def trunk(
     """Norms move to the input of each sublayer, one more after the last block (§2.3)."""
     norm = LayerNormSpec(eps)
     return TransformerSpec(
-        EmbeddingsSpec(
-            vocab_size, dim, max_len, dropout=dropout if embedding_dropout is None else embedding_dropout
-        ),
+        EmbeddingsSpec(vocab_size, dim, max_len, dropout=dropout if embedding_dropout is None else embedding_dropout),
         BlockSpec(
             AttentionSpec(num_heads, attention_dropout, causal=True),
             FeedForwardSpec(ffn_dim or 4 * dim, activation),
@@ -168,7 +166,5 @@ GPT2 = Family(
     },
     tied={"lm_head.weight": "transformer.wte.weight"},
     ignored=(".attn.bias", ".attn.masked_bias"),
-    departures=(
-        "Documents are not run together: each packed sequence belongs to one document and sees nothing else.",
-    ),
+    departures=("Documents are not run together: each packed sequence belongs to one document and sees nothing else.",),
 )

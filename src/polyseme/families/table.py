@@ -37,7 +37,10 @@ def rows() -> list[Row]:
 
 def markdown() -> str:
     """The README's table."""
-    lines = ["| family | paper | tokenizer | pre-trained by | sizes (parameters without heads) |", "|---|---|---|---|---|"]
+    lines = [
+        "| family | paper | tokenizer | pre-trained by | sizes (parameters without heads) |",
+        "|---|---|---|---|---|",
+    ]
     for family in FAMILIES.values():
         sizes = ", ".join(f"{r.size} {r.parameters:,}" for r in rows() if r.family == family.name)
         lines.append(f"| `{family.name}` | {family.paper} | {family.tokenizer} | {family.objective} | {sizes} |")

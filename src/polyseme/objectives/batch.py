@@ -25,9 +25,7 @@ class Targets:
     count: int
 
     def to(self, device: str | torch.device) -> Targets:
-        return Targets(
-            self.rows.to(device, non_blocking=True), self.values.to(device, non_blocking=True), self.count
-        )
+        return Targets(self.rows.to(device, non_blocking=True), self.values.to(device, non_blocking=True), self.count)
 
 
 @dataclass(frozen=True, eq=False)

@@ -218,9 +218,7 @@ class _MaskedPairs(_Masked):
         starts[drawn, 1], lengths[drawn, 1] = self._elsewhere(ids[drawn], lengths[drawn, 0], pair_keys[drawn])
         return starts, lengths, random
 
-    def _elsewhere(
-        self, ids: np.ndarray, taken: np.ndarray, pair_keys: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _elsewhere(self, ids: np.ndarray, taken: np.ndarray, pair_keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Start and length of a B from another document, for pairs whose A has taken some of the room."""
         borders, own = self.samples.borders, self.samples.document[ids]
         low, high = self.document_units[own], self.document_units[own + 1]
@@ -291,7 +289,5 @@ def _share(name: str, value: float) -> None:
 def _room(max_len: int, marks: int, least: int) -> int:
     """The length left for text beside the special tokens."""
     if max_len < marks + least:
-        raise UserError(
-            f"max_len is {max_len}, expected {marks + least} or more: {marks} go to special tokens"
-        )
+        raise UserError(f"max_len is {max_len}, expected {marks + least} or more: {marks} go to special tokens")
     return max_len - marks

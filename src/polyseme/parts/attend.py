@@ -10,7 +10,13 @@ from polyseme.parts.layout import Layout
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, q_layout: Layout, k_layout: Layout, causal: bool = False, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_layout: Layout,
+    k_layout: Layout,
+    causal: bool = False,
+    dropout: float = 0.0,
 ) -> Tensor:
     """Softmax attention of each query to the keys of its own sequence.
 
@@ -23,7 +29,13 @@ def attend(
 
 
 def attend_varlen(
-    q: Tensor, k: Tensor, v: Tensor, q_layout: Layout, k_layout: Layout, causal: bool = False, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_layout: Layout,
+    k_layout: Layout,
+    causal: bool = False,
+    dropout: float = 0.0,
 ) -> Tensor:
     """CUDA in half precision: the variable-length flash kernel.
 
@@ -36,7 +48,13 @@ def attend_varlen(
 
 @torch.compiler.disable
 def attend_runs(
-    q: Tensor, k: Tensor, v: Tensor, q_layout: Layout, k_layout: Layout, causal: bool = False, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_layout: Layout,
+    k_layout: Layout,
+    causal: bool = False,
+    dropout: float = 0.0,
 ) -> Tensor:
     """CPU, or float32: neighbours of equal length are viewed as one dense batch.
 
@@ -81,9 +99,7 @@ def attention_weights(q: Tensor, k: Tensor, q_layout: Layout, k_layout: Layout, 
     return found
 
 
-def attend_eager(
-    q: Tensor, k: Tensor, v: Tensor, q_layout: Layout, k_layout: Layout, causal: bool = False
-) -> Tensor:
+def attend_eager(q: Tensor, k: Tensor, v: Tensor, q_layout: Layout, k_layout: Layout, causal: bool = False) -> Tensor:
     """The definition, one sequence at a time: what the other bodies are tested against."""
     weights = attention_weights(q, k, q_layout, k_layout, causal)
     values = v.split(list(k_layout.lengths))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyseme.errors import UserError
 from polyseme.parts.attend import attend, attention_weights
 from polyseme.parts.layout import Layout
 from polyseme.parts.memory import Cache
@@ -22,11 +21,13 @@ class AttentionSpec(Spec):
     causal: bool = False
 
     def build(self, dim: int) -> Attention:
+        if self.num_heads < 1 or dim % self.num_heads:
+            raise UserError(f"num_heads is {self.num_heads}, which does not divide dim {dim}")
         return Attention(self, dim)
 
 
 class Attention(nn.Module):
-    """Query, key and value are one matrix `qkv`; what is read may be `x` itself or another `source`."""
+    """Self-attention; query, key and value are one matrix `qkv`."""
 
     def __init__(self, spec: AttentionSpec, dim: int):
         super().__init__()

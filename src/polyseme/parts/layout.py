@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -27,7 +27,11 @@ class Layout:
 
     @classmethod
     def of(
-        cls, lengths: Sequence[int] | np.ndarray, slots: int = 0, longest: int = 0, device: str | torch.device = "cpu"
+        cls,
+        lengths: Sequence[int] | np.ndarray,
+        slots: int = 0,
+        longest: int = 0,
+        device: str | torch.device = "cpu",
     ) -> Layout:
         sizes = np.asarray(lengths, dtype=np.int64)
         ends = np.cumsum(sizes)
@@ -69,8 +73,8 @@ class Layout:
         return [run for run in found if run[1]]
 
     def to(self, device: str | torch.device) -> Layout:
-        move = {"device": device, "non_blocking": True}
-        return Layout(self.lengths, self.longest, self.starts.to(**move), self.positions.to(**move))
+        starts = self.starts.to(device, non_blocking=True)
+        return Layout(self.lengths, self.longest, starts, self.positions.to(device, non_blocking=True))
 
     def pad(self, packed: Tensor, value: float = 0) -> Tensor:
         """[T, …] to the padded view other tools use, [B, longest present, …]."""
@@ -88,3 +92,19 @@ class Layout:
         longest = max(self.lengths, default=0)
         lengths = torch.tensor(self.lengths, device=self.starts.device)
         return torch.arange(longest, device=lengths.device)[None] < lengths[:, None]
+
+
+def bins(lengths: Sequence[int] | np.ndarray, bin_tokens: int) -> Iterator[np.ndarray]:
+    """The places of sequences, longest first and equal lengths side by side, in groups of at most `bin_tokens`.
+
+    A sequence that is longer stands alone. How many texts of uneven length are read without padding.
+    """
+    sizes = np.asarray(lengths, dtype=np.int64)
+    order = np.argsort(-sizes, kind="stable")
+    ends = np.cumsum(sizes[order])
+    begin = 0
+    while begin < len(order):
+        before = int(ends[begin - 1]) if begin else 0
+        end = max(int(np.searchsorted(ends, before + bin_tokens, side="right")), begin + 1)
+        yield order[begin:end]
+        begin = end

@@ -6,7 +6,6 @@ import dataclasses
 import types
 import typing
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Self
 
 from polyseme.errors import UserError, nearest
@@ -74,9 +73,10 @@ class Spec:
         return self.replace(**{name: _read(hints[name], _parse(text), path)})
 
 
-@cache
 def _hints(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
+    if "kind" in hints:
+        raise TypeError(f"{cls.__name__}: a field cannot be called kind, which says which spec it is")
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from polyseme.errors import UserError
 from polyseme.parts.block import Block, BlockSpec
 from polyseme.parts.embeddings import EmbeddingsSpec
 from polyseme.parts.feedforward import ACTIVATIONS
@@ -74,6 +75,8 @@ class TransformerSpec(Spec):
         return self.block.attention.causal
 
     def build(self) -> Transformer:
+        if not self.order:
+            raise UserError("a trunk needs one layer or more")
         return Transformer(self)
 
 

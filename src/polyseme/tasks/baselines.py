@@ -85,9 +85,7 @@ def _tags(train: Sequence[Example], dev: Sequence[Example]) -> list[tuple[str, .
 
     def features(examples: Sequence[Example]) -> Any:
         made = table.transform(f for e in examples for f in _windows(e.words or ()))
-        return sparse.csr_matrix(
-            (made.data, made.indices, made.indptr), made.shape
-        )  # 32-bit, as the solver needs
+        return sparse.csr_matrix((made.data, made.indices, made.indptr), made.shape)  # 32-bit, as the solver needs
 
     model = LinearSVC(C=0.3, random_state=0).fit(features(train), _labels(train, "tagging"))
     found = iter(model.predict(features(dev)).tolist())

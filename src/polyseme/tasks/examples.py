@@ -52,8 +52,7 @@ class Rows:
     def example(self, line: int, values: dict[str, Any]) -> Example:
         where = self.where(line)
         text, pair = (
-            _text(values[role], where, self.names[role]) if role in values else None
-            for role in ("text", "pair")
+            _text(values[role], where, self.names[role]) if role in values else None for role in ("text", "pair")
         )
         label = values.get("label")
         if label is not None and not isinstance(label, str):

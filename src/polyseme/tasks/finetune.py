@@ -18,12 +18,14 @@ from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.files import write_json, write_text
 from polyseme.objectives.batch import Batch
+from polyseme.parts.layout import bins
 from polyseme.parts.model import Model
 from polyseme.parts.spec import Spec
 from polyseme.progress import progress
+from polyseme.report import write_report
 from polyseme.tasks.examples import Example, Kind
-from polyseme.tasks.metrics import PRIMARY
-from polyseme.tasks.predict import bins, logits, measure
+from polyseme.tasks.metrics import PRIMARY, require
+from polyseme.tasks.predict import logits, measure
 from polyseme.tasks.task import HEADS, Encoded, Task
 from polyseme.train.cost import num_parameters
 from polyseme.train.loop import Report, Training, train
@@ -89,8 +91,10 @@ def finetune(
         raise UserError(f"{seeds} seeds is no run: at least 1 is needed")
     if out is not None:
         _check_empty(out)
+    require(kind)
     task = Task.of(kind, train_examples)
     loaded = _open(Path(model_folder), task, first_seed, scratch)
+    loaded.tokenizer.check()
     limit = loaded.model.spec.trunk.embeddings.max_len
     if settings.max_len > limit:
         raise UserError(f"max_len {settings.max_len} is longer than the model reads ({limit})")
@@ -143,6 +147,7 @@ def finetune(
         write_text(out / "log.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         save_model(out / "model", best[2], loaded.tokenizer, notes)
         write_json(out / "results.json", results)
+        write_report(out)
     return results
 
 
@@ -192,6 +197,7 @@ def _training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int
         settings.total(num_examples),
         device,
         precision,
+        seed,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Sequence
 
@@ -17,12 +18,17 @@ def score(kind: Kind, gold: Sequence, predicted: Sequence) -> dict[str, float]:
     return tagging(gold, predicted) if kind == "tagging" else classification(gold, predicted)
 
 
+def require(kind: Kind) -> None:
+    """Say at once, and not after an hour of training, that the library a metric needs is not here."""
+    if kind != "tagging" and importlib.util.find_spec("sklearn") is None:
+        raise UserError("scikit-learn is needed for this: pip install 'polyseme[tasks]'")
+
+
 def classification(gold: Sequence[str], predicted: Sequence[str]) -> dict[str, float]:
     """Accuracy, the mean F1 of all labels that occur, and Matthews' correlation."""
-    try:
-        from sklearn import metrics
-    except ImportError:
-        raise UserError("scikit-learn is needed for this: pip install 'polyseme[tasks]'") from None
+    require("classification")
+    from sklearn import metrics
+
     return {
         "accuracy": float(metrics.accuracy_score(gold, predicted)),
         "macro_f1": float(metrics.f1_score(gold, predicted, average="macro", zero_division=0)),

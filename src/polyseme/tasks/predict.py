@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.files import write_text
+from polyseme.parts.layout import bins
 from polyseme.parts.model import Model
 from polyseme.progress import progress
 from polyseme.tasks.examples import COLUMNS, Example
@@ -53,9 +54,7 @@ def as_examples(given: Sequence[Any], model: Model) -> list[Example]:
         where = f"example {i}"
         parts = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
         if not parts or not all(isinstance(part, str) and part.strip() for part in parts):
-            raise UserError(
-                f"{where} is {str(value)[:40]!r}: a text, a pair of texts or a list of words is needed"
-            )
+            raise UserError(f"{where} is {str(value)[:40]!r}: a text, a pair of texts or a list of words is needed")
         if task.kind == "tagging":
             words = value.split() if isinstance(value, str) else parts
             found.append(Example(where, words=tuple(words)))
@@ -95,20 +94,6 @@ def logits(model: Model, task: Task, encoded: Sequence[Encoded], bin_tokens: int
             bar.advance(len(members))
     model.train(training)
     return found
-
-
-def bins(lengths: Sequence[int], bin_tokens: int) -> Iterator[list[int]]:
-    """The places of sequences, shortest first, in groups of at most `bin_tokens` (or one that is longer)."""
-    members: list[int] = []
-    filled = 0
-    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if members and filled + lengths[i] > bin_tokens:
-            yield members
-            members, filled = [], 0
-        members.append(i)
-        filled += lengths[i]
-    if members:
-        yield members
 
 
 def write_predictions(path: Path, examples: Sequence[Example], predictions: Sequence[Prediction]) -> None:
@@ -176,6 +161,4 @@ def _encode(
 def _predictions(
     folder: ModelFolder, task: Task, examples: Sequence[Example], encoded: Sequence[Encoded]
 ) -> list[Prediction]:
-    if torch.cuda.is_available():
-        folder.model.cuda()
     return [task.decode(part, e) for part, e in zip(logits(folder.model, task, encoded), examples)]

@@ -59,9 +59,7 @@ class Task:
             labels = sorted({e.label for e in examples if e.label is not None})
         if len(labels) < 2:
             said = f"only the label {labels[0]!r}" if labels else "no labels"
-            raise UserError(
-                f"the training data has {said} ({examples[0].where} …): there is nothing to learn"
-            )
+            raise UserError(f"the training data has {said} ({examples[0].where} …): there is nothing to learn")
         return cls(kind, tuple(labels))
 
     @classmethod
@@ -171,9 +169,7 @@ class Task:
         return found
 
 
-def _encode_words(
-    example: Example, target: Target, tokenizer: Tokenizer, max_len: int
-) -> tuple[Encoded, int]:
+def _encode_words(example: Example, target: Target, tokenizer: Tokenizer, max_len: int) -> tuple[Encoded, int]:
     """Words as pieces, and where each word's first piece is. A word without any (zero-width) is unknown."""
     words = _given(example, example.words, "words")
     pieces, of = (np.array(a, dtype=np.int64) for a in tokenizer.encode_words(words))

@@ -156,9 +156,7 @@ class Tokenizer:
 
         def bare(value: Any) -> Any:
             if isinstance(value, dict):
-                return {
-                    key: bare(item) for key, item in value.items() if item is not None and item is not False
-                }
+                return {key: bare(item) for key, item in value.items() if item is not None and item is not False}
             return [bare(item) for item in value] if isinstance(value, list) else value
 
         canonical = json.dumps(bare(json.loads(self.backend.to_str())), sort_keys=True, ensure_ascii=False)
@@ -254,9 +252,7 @@ class Tokenizer:
         cls, sep = self.specials.cls, self.specials.sep
         bert = [(cls, 0), (_FIRST, 0), (sep, 0), (_SECOND, 1), (sep, 1)]
         if self.kind == "wordpiece" and self._pair != bert:
-            raise UserError(
-                "the tokenizer's pair template is not [CLS] A [SEP] B [SEP] with segments 0 and 1"
-            )
+            raise UserError("the tokenizer's pair template is not [CLS] A [SEP] B [SEP] with segments 0 and 1")
         ids, offsets = self.encode_with_offsets(first)
         if not self.decode(ids).strip() == first:
             raise UserError(f"the tokenizer does not give back the text {first!r} but {self.decode(ids)!r}")

@@ -51,9 +51,7 @@ def read_vocab(path: Path, lowercase: bool | None) -> Tokenizer:
     if lost := [token for token in BERT_SPECIALS if token not in vocab]:
         raise UserError(f"{path} is not a BERT vocabulary: it has no {' '.join(lost)}")
     if len(vocab) < len(pieces):
-        raise UserError(
-            f"{path} is not a BERT vocabulary: {len(pieces) - len(vocab)} of its lines occur twice"
-        )
+        raise UserError(f"{path} is not a BERT vocabulary: {len(pieces) - len(vocab)} of its lines occur twice")
     if lowercase is None:
         lowercase = not any(piece != piece.lower() for piece in vocab if not piece.startswith("["))
     return build_wordpiece(vocab, lowercase)
@@ -93,9 +91,7 @@ def train_wordpiece(
 def train_bpe(texts: Iterator[str], vocab_size: int, lowercase: bool, min_frequency: int) -> Tokenizer:
     """GPT-2's byte-level BPE. It can write any text, so nothing is unknown; its trainer breaks ties by id."""
     if vocab_size < 257:
-        raise UserError(
-            f"a vocabulary of {vocab_size} is too small for bpe: 256 bytes and {END_OF_TEXT} need 257"
-        )
+        raise UserError(f"a vocabulary of {vocab_size} is too small for bpe: 256 bytes and {END_OF_TEXT} need 257")
     made = Tokenizer(models.BPE())
     if lowercase:
         made.normalizer = normalizers.Lowercase()

@@ -6,17 +6,19 @@ The loader walks back to the newest one whose hashes hold. Safetensors and JSON 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from polyseme.errors import UserError
-from polyseme.files import read_json, sha256, whole_folder, write_json, write_text
+from polyseme.files import read_json, sha256, whole_folder, write_json, write_tensors, write_text
 
 STEP = re.compile(r"step-(\d+)")
 
@@ -35,13 +37,15 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         hashes = {}
         for name, tensors in checkpoint.tensors.items():
             path = temporary / f"{name}.safetensors"
-            save_file({k: t.detach().contiguous().cpu() for k, t in tensors.items()}, path)
+            write_tensors(path, tensors)
             hashes[path.name] = sha256(path)
-        write_json(temporary / "state.json", {"step": checkpoint.step, "sha256": hashes, "state": checkpoint.state})
+        about = {"step": checkpoint.step, "sha256": hashes, "state": checkpoint.state}
+        write_json(temporary / "state.json", about | {"hash": _hash(about)})
     if not _whole(target):
         raise UserError(f"{target} was written but does not read back: is the disk failing?")
     write_text(folder / "LATEST", target.name + "\n")
-    for old in _steps(folder)[keep:]:
+    older = [path for path in _steps(folder) if _number(path) < checkpoint.step]
+    for old in older[keep - 1 :]:
         shutil.rmtree(old)
     return target
 
@@ -59,12 +63,22 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
 def _steps(folder: Path) -> list[Path]:
     """Checkpoint folders, newest first."""
     found = [p for p in folder.glob("step-*") if STEP.fullmatch(p.name)]
-    return sorted(found, key=lambda p: int(p.name.removeprefix("step-")), reverse=True)
+    return sorted(found, key=_number, reverse=True)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _hash(about: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 def _whole(path: Path) -> bool:
     try:
         about = read_json(path / "state.json")
+        if about.pop("hash") != _hash(about):
+            return False
         return all(sha256(path / name) == expected for name, expected in about["sha256"].items())
     except (UserError, OSError, KeyError, AttributeError):
         return False

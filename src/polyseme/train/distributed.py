@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from polyseme.errors import UserError
+
+Answer = TypeVar("Answer")
 
 
 def start() -> tuple[int, int]:
@@ -15,10 +21,34 @@ def start() -> tuple[int, int]:
     if world == 1:
         return 0, 1
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     return dist.get_rank(), world
+
+
+def stop() -> None:
+    """Wait for the others and leave the group."""
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def on_first(work: Callable[[], Answer]) -> Answer:
+    """Let rank 0 do what must be done once, and tell every rank the answer, or the user's mistake."""
+    if not dist.is_initialized():
+        return work()
+    box: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            box = [("answer", work())]
+        except UserError as error:
+            box = [("error", str(error))]
+    dist.broadcast_object_list(box)
+    kind, value = box[0]
+    if kind == "error":
+        raise UserError(value)
+    return value
 
 
 def sum_counts(counts: dict[str, int], device: torch.device) -> dict[str, int]:
@@ -35,12 +65,7 @@ def sum_gradients(model: nn.Module) -> None:
     """Add every rank's gradients: losses are already divided by the step's counts, so a sum is the mean."""
     if not dist.is_initialized():
         return
-    gradients = []
-    for p in model.parameters():
-        if p.requires_grad:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            gradients.append(p.grad)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]  # the same ones on every rank
     flat = torch.cat([g.flatten() for g in gradients])
     dist.all_reduce(flat)
     for g, part in zip(gradients, flat.split([g.numel() for g in gradients])):

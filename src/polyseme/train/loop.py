@@ -50,6 +50,8 @@ class Training:
     total: int
     device: torch.device
     precision: str = "float32"
+    seed: int = 0
+    rank: int = 0
     start: int = 0
     terms: Callable[[Model, Batch], dict[str, Tensor]] = losses
 
@@ -64,6 +66,8 @@ def train(run: Training, data: Iterable[tuple[list[Batch], Any]]) -> Iterator[Re
     run.model.train()
     for step, (batches, cursor) in zip(range(run.start, run.total), prefetch(data)):
         began = time.perf_counter()
+        # dropout is drawn from (seed, step, rank) and nothing else, so a run goes on exactly where it stopped
+        torch.manual_seed((run.seed << 40) + (step << 12) + run.rank)
         names = batches[0].targets
         counts = {name: sum(b.targets[name].count for b in batches) for name in names}
         counts |= {" tokens": sum(b.num_tokens for b in batches)}

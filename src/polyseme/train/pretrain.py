@@ -8,10 +8,12 @@ import json
 import math
 import platform
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,15 @@ import torch
 from torch import Tensor
 
 from polyseme.corpus.order import Cursor, Order
-from polyseme.corpus.store import Corpus
-from polyseme.errors import UserError
-from polyseme.files import read_json, write_json, write_text
+from polyseme.corpus.store import Corpus, verify
+from polyseme.errors import Stopped, UserError
+from polyseme.files import read_json, told, write_json, write_text
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.packing import Bound, Shape, Vocabulary
 from polyseme.objectives.terms import losses, scores
 from polyseme.parts.model import Model
 from polyseme.progress import progress
+from polyseme.report import write_report
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -35,14 +38,6 @@ from polyseme.train.loop import Report, Training, train
 from polyseme.train.optim import load_optimiser_state, optimiser_state
 from polyseme.train.recipe import Recipe
 from polyseme.weights.folder import save_model
-
-
-class Stopped(Exception):
-    """A signal asked the run to leave; everything done so far is saved."""
-
-    def __init__(self, signum: int, step: int):
-        super().__init__(f"stopped at step {step} and saved; go on with --resume")
-        self.signum = signum
 
 
 @dataclass
@@ -61,29 +56,22 @@ class Data:
 
 
 def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False) -> dict[str, Any]:
-    """Run the recipe and return its results: losses, perplexity, cost. What is written is described in the design."""
+    """Run the recipe and return its results: losses, perplexity, cost.
+
+    The run folder holds the recipe, the log, checkpoints, the model and a report. Under `torchrun` every rank calls
+    this; only the first writes.
+    """
     rank, world = distributed.start()
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     torch.use_deterministic_algorithms(device.type == "cpu")
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs 5 %
-    corpus = Corpus.open(corpus_path)
-    tokenizer = Tokenizer.load(corpus_path / "tokenizer")
-    if tokenizer.hash != corpus.tokenizer_hash:
-        raise UserError(f"{corpus_path}/tokenizer is not the tokenizer this corpus was made with")
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # a debugging aid that costs 5 %  # noqa: B010
     recipe = recipe.check()
+    distributed.on_first(lambda: verify(corpus_path))
+    corpus, tokenizer = Corpus.open(corpus_path), Tokenizer.load(corpus_path / "tokenizer")
     spec = recipe.model_spec(tokenizer.vocab_size)
-    kept, held = corpus.split(recipe.holdout)
-    vocabulary = _vocabulary(tokenizer)
-    bound = recipe.objective.bind(kept, vocabulary, recipe.max_len, recipe.seed)
-    shape = bound.shape(recipe.bin_tokens) if recipe.compile else None
-    bins = recipe.batch_tokens // recipe.bin_tokens
-    order = Order(bound, recipe.bin_tokens, bins, recipe.seed, bin_sequences=shape.samples if shape else 0)
-    data = Data(bound, order, shape, rank, world)
-    valid = recipe.objective.bind(held, vocabulary, recipe.max_len, recipe.seed) if held is not None else None
-
-    torch.manual_seed(recipe.seed + 1)
-    model = spec.build(recipe.seed).to(device)
+    data, valid = _open_data(recipe, corpus, tokenizer, rank, world)
     precision = ("bf16" if device.type == "cuda" else "float32") if recipe.precision == "auto" else recipe.precision
+    model = spec.build(recipe.seed).to(device)
     run = Training(
         model,
         recipe.optim.build(model, model.trunk.groups()),
@@ -92,7 +80,9 @@ def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False)
         total=0,
         device=device,
         precision=precision,
-        terms=compiled(losses) if recipe.compile else losses,
+        seed=recipe.seed,
+        rank=rank,
+        terms=compiled(losses, device) if recipe.compile else losses,
     )
     environment = {
         "torch": torch.__version__,
@@ -100,57 +90,48 @@ def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False)
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "world": world,
-        "compile": recipe.compile,
+        "compile": run.terms is not losses,
         "precision": precision,
     }
-    checkpoint = _open_run(out, recipe, corpus, resume)
+    begun = distributed.on_first(lambda: _open_run(out, recipe, corpus, resume))
+    run.total = begun.get("total") or distributed.on_first(
+        partial(_store_total, out, begun, _total_steps(recipe, run, data))
+    )
+    checkpoint = load_checkpoint(out / "checkpoints")
     cursor, spent = Cursor(), {"tokens": 0, "flops": 0, "seconds": 0.0}
-    if checkpoint is None:
-        run.total = _total_steps(recipe, run, data)
-    else:
+    if checkpoint is not None:
         cursor, spent = _restore(run, checkpoint, environment)
     log = Log(out, run.start) if rank == 0 else None
-    results: dict[str, Any] = {}
-
-    def save(report: Report) -> None:
-        if rank == 0:
-            rng = {"cpu": torch.get_rng_state()}
-            if device.type == "cuda":
-                rng["cuda"] = torch.cuda.get_rng_state()
-            tensors = {
-                "model": model.state_dict(),
-                "optimiser": optimiser_state(run.optimiser, model),
-                "rng": rng,
-            }
-            state = {
-                "total": run.total,
-                "cursor": dataclasses.asdict(report.cursor),
-                "spent": spent,
-                "environment": environment,
-            }
-            save_checkpoint(out / "checkpoints", Checkpoint(report.step, tensors, state), recipe.keep)
-
-    with _signals() as caught, progress("pretrain", run.total * recipe.batch_tokens, "tokens") as bar:
+    found: dict[str, float] = {}
+    clock = time.perf_counter()
+    with (
+        _signals() as caught,
+        progress("pretrain", run.total * recipe.batch_tokens, "tokens", show=rank == 0) as bar,
+    ):
         bar.skip(run.start * recipe.batch_tokens)
         for report in train(run, data.steps(cursor)):
+            now = time.perf_counter()
             spent["tokens"] += report.tokens
             spent["flops"] += report.flops * world
-            spent["seconds"] += report.seconds
+            spent["seconds"] += now - clock  # with the measuring and saving after the step before
+            clock = now
             done = report.step == run.total
             if log is not None:
                 log.add(report, every=recipe.log_every, last=done)
             bar.advance(recipe.batch_tokens, ", ".join(f"{n} {v:.3f}" for n, v in report.loss.items()))
             if valid is not None and (done or report.step % recipe.eval_every == 0):
-                results = evaluate(run, valid, recipe)
+                found = evaluate(run, valid, recipe)
                 if log is not None:
-                    log.write({"step": report.step, "valid": results})
+                    log.write({"step": report.step, "valid": found})
             stop = distributed.agree(bool(caught), device)
-            if done or stop or report.step % recipe.save_every == 0:
-                save(report)
+            if rank == 0 and (done or stop or report.step % recipe.save_every == 0):
+                _save(out, run, report, spent, environment, recipe.keep)
             if stop and not done:
                 raise Stopped(caught[0] if caught else signal.SIGTERM, report.step)
+    if valid is not None and not found:  # every step was done before this call
+        found = evaluate(run, valid, recipe)
     results = {
-        "valid": results,
+        "valid": found,
         "steps": run.total,
         "parameters": num_parameters(model),
         "tokens": spent["tokens"],
@@ -162,7 +143,29 @@ def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False)
         notes = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash}
         save_model(out / "model", model, tokenizer, notes)
         write_json(out / "results.json", results)
+        write_report(out)
     return results
+
+
+def _open_data(
+    recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, rank: int, world: int
+) -> tuple[Data, Bound | None]:
+    """What is trained on, in the recipe's order, and what is held out."""
+    ids = tokenizer.specials
+    vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.special_ids, ids.cls, ids.sep, ids.mask, ids.bos, ids.eos)
+    kept, held = corpus.split(recipe.holdout)
+    bound = recipe.objective.bind(kept, vocabulary, recipe.max_len, recipe.seed)
+    shape = bound.shape(recipe.bin_tokens) if recipe.compile else None
+    bins = recipe.batch_tokens // recipe.bin_tokens
+    order = Order(bound, recipe.bin_tokens, bins, recipe.seed, bin_sequences=shape.samples if shape else 0)
+    valid = None
+    if held is not None:
+        try:
+            valid = recipe.objective.bind(held, vocabulary, recipe.max_len, recipe.seed)
+        except UserError as error:
+            print(f"note: nothing is held out for validation: {error}", file=sys.stderr)
+            return _open_data(recipe.replace(holdout=0.0), corpus, tokenizer, rank, world)
+    return Data(bound, order, shape, rank, world), valid
 
 
 @torch.no_grad()
@@ -190,17 +193,13 @@ def evaluate(run: Training, bound: Bound, recipe: Recipe) -> dict[str, float]:
     return found
 
 
-def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    ids = tokenizer.specials
-    return Vocabulary(tokenizer.vocab_size, tokenizer.special_ids, ids.cls, ids.sep, ids.mask, ids.bos, ids.eos)
+Terms = Callable[[Model, Batch], dict[str, Tensor]]
 
 
-def compiled(function: Callable[[Model, Batch], dict[str, Tensor]]) -> Callable[[Model, Batch], dict[str, Tensor]]:
+def compiled(function: Terms, device: torch.device) -> Terms:
     """The function compiled, or, on a machine without a compiler, one line and the function itself."""
-    import sys
-
     try:
-        torch.compile(lambda x: x * 2 + 1)(torch.ones(3))
+        torch.compile(lambda x: x * 2 + 1)(torch.ones(3, device=device))
     except Exception as error:
         reason = str(error).strip().split("\n")[0][:120]
         print(f"torch.compile does not work here ({reason}); going on without it", file=sys.stderr)
@@ -214,15 +213,15 @@ class Log:
     def __init__(self, out: Path, start: int):
         self.path = out / "log.jsonl"
         rows = self.path.read_text(encoding="utf-8").splitlines() if start and self.path.exists() else []
-        kept = [row for row in rows if json.loads(row)["step"] <= start]
-        write_text(self.path, "".join(row + "\n" for row in kept))
+        write_text(self.path, "".join(row + "\n" for row in rows if _step(row) <= start))
         self.began = time.time()
+        self.board: Any = None
         try:
             from torch.utils.tensorboard import SummaryWriter
 
             self.board = SummaryWriter(str(out / "tensorboard"), purge_step=start + 1 if start else None)
-        except ImportError:
-            self.board = None
+        except ImportError:  # the extra `report` is not installed
+            pass
 
     def add(self, report: Report, every: int, last: bool) -> None:
         if report.step % every == 0 or report.step == 1 or last:
@@ -230,7 +229,7 @@ class Log:
             self.write(row | {"tokens_per_second": report.tokens / max(report.seconds, 1e-9)})
 
     def write(self, row: dict[str, Any]) -> None:
-        with open(self.path, "a", encoding="utf-8") as f:
+        with told(self.path), open(self.path, "a", encoding="utf-8") as f:
             f.write(json.dumps(row) + "\n")
         if self.board is not None:
             for key, value in row.items():
@@ -240,38 +239,57 @@ class Log:
             self.board.flush()
 
 
-def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool) -> Checkpoint | None:
-    """Begin a run folder, or find where an earlier one stopped."""
+def _step(row: str) -> float:
+    """The step of a log line; a line cut off by a crash belongs to none."""
+    try:
+        return json.loads(row)["step"]
+    except json.JSONDecodeError:
+        return math.inf
+
+
+def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool) -> dict[str, Any]:
+    """Begin a run folder, or check that the one there is this run. What `recipe.json` holds is returned."""
     saved = {"recipe": recipe.to_json(), "corpus": str(corpus.path), "corpus_hash": corpus.manifest_hash}
     path = out / "recipe.json"
     if not path.exists():
+        if out.is_file() or (out.is_dir() and any(out.iterdir())):
+            raise UserError(f"{out} is already there and holds no run: choose another --out")
         write_json(path, saved)
-        return None
+        return saved
     if not resume:
         raise UserError(f"{out} already holds a run: give --resume to go on with it, or another --out")
     before = read_json(path)
     if before["corpus_hash"] != saved["corpus_hash"]:
         raise UserError(f"{out} was begun on another corpus ({before['corpus']})")
     if before["recipe"] != saved["recipe"]:
-        key = next(k for k in saved["recipe"] if before["recipe"].get(k) != saved["recipe"][k])
-        old, new = before["recipe"].get(key), saved["recipe"][key]
+        key = next(k for k in recipe.to_json() if before["recipe"].get(k) != recipe.to_json()[k])
+        old, new = before["recipe"].get(key), recipe.to_json()[key]
         raise UserError(f"{out} was begun with another recipe: {key} was {old!r}, now {new!r}")
-    return load_checkpoint(out / "checkpoints")
+    return dict(before)
+
+
+def _store_total(out: Path, begun: dict[str, Any], total: int) -> int:
+    """The length of the run is settled once: a resumed run keeps it."""
+    write_json(out / "recipe.json", begun | {"total": total})
+    return total
+
+
+def _save(
+    out: Path, run: Training, report: Report, spent: dict[str, Any], environment: dict[str, Any], keep: int
+) -> None:
+    tensors = {"model": run.model.state_dict(), "optimiser": optimiser_state(run.optimiser, run.model)}
+    state = {"cursor": dataclasses.asdict(report.cursor), "spent": spent, "environment": environment}
+    save_checkpoint(out / "checkpoints", Checkpoint(report.step, tensors, state), keep)
 
 
 def _restore(run: Training, checkpoint: Checkpoint, environment: dict[str, Any]) -> tuple[Cursor, dict[str, Any]]:
-    import sys
-
     state = checkpoint.state
-    changed = {k: v for k, v in state["environment"].items() if environment.get(k) != v}
-    for key, was in changed.items():
-        print(f"note: {key} was {was}, now {environment.get(key)}: the result may differ in bits", file=sys.stderr)
+    for key, was in state["environment"].items():
+        if environment.get(key) != was and run.rank == 0:
+            print(f"note: {key} was {was}, now {environment.get(key)}: bits may differ", file=sys.stderr)
     run.model.load_state_dict(checkpoint.tensors["model"])
     load_optimiser_state(run.optimiser, run.model, checkpoint.tensors["optimiser"])
-    torch.set_rng_state(checkpoint.tensors["rng"]["cpu"])
-    if "cuda" in checkpoint.tensors["rng"] and run.device.type == "cuda":
-        torch.cuda.set_rng_state(checkpoint.tensors["rng"]["cuda"])
-    run.start, run.total = checkpoint.step, state["total"]
+    run.start = checkpoint.step
     return Cursor(**state["cursor"]), state["spent"]
 
 
@@ -280,15 +298,11 @@ def _total_steps(recipe: Recipe, run: Training, data: Data) -> int:
     if recipe.budget.steps:
         return recipe.budget.steps
     if recipe.budget.tokens:
-        return math.ceil(recipe.budget.tokens / recipe.batch_tokens)
-    state = torch.get_rng_state()
-    trial_model = copy.deepcopy(run.model)
-    trial = dataclasses.replace(
-        run, model=trial_model, optimiser=run.optim.build(trial_model, trial_model.trunk.groups()), total=12
-    )
-    times = [(report.seconds, time.perf_counter()) for report in train(trial, data.steps(Cursor()))]
-    torch.set_rng_state(state)
-    each = (times[-1][1] - times[3][1]) / (len(times) - 4)
+        return math.ceil(recipe.budget.tokens / (recipe.batch_tokens * data.order.fill()))
+    model = copy.deepcopy(run.model)
+    trial = dataclasses.replace(run, model=model, optimiser=run.optim.build(model, model.trunk.groups()), total=16)
+    times = [time.perf_counter() for _ in train(trial, data.steps(Cursor()))]
+    each = (times[-1] - times[3]) / (len(times) - 4)
     return max(int(recipe.budget.minutes * 60 / each), 1)
 
 

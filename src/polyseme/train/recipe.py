@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+import torch
 
 from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES
 from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs
-from polyseme.parts.model import ModelSpec
+from polyseme.parts.model import Model, ModelSpec
 from polyseme.parts.spec import Spec
 from polyseme.train.optim import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
@@ -27,8 +29,8 @@ class BudgetSpec(Spec):
 class Recipe(Spec):
     """One pre-training run. `model` holds arguments of the family's trunk; its vocabulary is the corpus's.
 
-    A step reads `batch_tokens`, in micro-batches of `bin_tokens`; what is held out for validation is the last
-    `holdout` share of the documents.
+    A step reads `batch_tokens`, in micro-batches of `bin_tokens`; a share `holdout` of the documents, spread evenly
+    over the corpus, is kept for validation.
     """
 
     name: str
@@ -61,9 +63,21 @@ class Recipe(Spec):
         for key in self.model:
             if key not in arguments:
                 raise UserError(f"unknown key {key!r} in model; {nearest(key, arguments)}")
-        spec = family.spec(self.size or None, **{**self.model, "vocab_size": vocab_size})
+        changes: dict[str, Any] = {**self.model, "vocab_size": vocab_size}
+        spec = family.spec(self.size or None, **changes)
+        ModelSpec.from_json(spec.to_json(), "model")  # every value is of its type
+        try:
+            family.to_config(spec)
+        except KeyError as error:
+            raise UserError(
+                f"{self.family} has no published name for {error}, so its folder could not be saved"
+            ) from None
+        with torch.device("meta"):
+            Model(spec)
         if unfit := [name for name in self.objective.terms if name not in spec.heads]:
             raise UserError(f"{type(self.objective).__name__} needs a head {unfit[0]!r}, which {self.family} has not")
+        if "pair" in self.objective.terms and spec.trunk.embeddings.num_segments == 1:
+            raise UserError("num_segments is 1, but pairs have two segments: give 2, or 0 for none")
         if self.max_len > spec.trunk.embeddings.max_len:
             limit = spec.trunk.embeddings.max_len
             raise UserError(f"max_len {self.max_len} is longer than the model reads ({limit})")
@@ -71,6 +85,19 @@ class Recipe(Spec):
 
     def check(self) -> Recipe:
         """Itself, if its numbers fit each other."""
+        for name in (
+            "max_len",
+            "batch_tokens",
+            "bin_tokens",
+            "eval_every",
+            "save_every",
+            "log_every",
+            "keep",
+        ):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}, which is less than 1")
+        if not 0 <= self.holdout < 1:
+            raise UserError(f"holdout is {self.holdout}, expected a share from 0 to below 1")
         if self.bin_tokens < self.max_len:
             raise UserError(f"bin_tokens {self.bin_tokens} is smaller than max_len {self.max_len}")
         if self.batch_tokens % self.bin_tokens:

@@ -17,22 +17,22 @@ class ScheduleSpec(Spec):
     `slanted` is ULMFiT's triangle (Howard and Ruder 2018, §3.2), whose lowest rate is 1/32 of its peak.
     """
 
-    kind: Literal["constant", "linear", "cosine", "inverse_sqrt", "slanted"] = "linear"
+    shape: Literal["constant", "linear", "cosine", "inverse_sqrt", "slanted"] = "linear"
     warmup: float = 0.1
     floor: float = 0.0
 
     def scale(self, step: int, total: int) -> float:
         """The factor on the peak rate at a step counted from 0."""
         warmup = max(int(self.warmup * total if self.warmup < 1 else self.warmup), 1)
-        if self.kind == "slanted":
+        if self.shape == "slanted":
             part = step / warmup if step < warmup else 1 - (step - warmup) / max(total - warmup, 1)
             return (1 + part * 31) / 32
         if step < warmup:
             return (step + 1) / warmup
-        if self.kind == "constant":
+        if self.shape == "constant":
             return 1.0
-        if self.kind == "inverse_sqrt":
+        if self.shape == "inverse_sqrt":
             return math.sqrt(warmup / (step + 1))
         done = min((step - warmup) / max(total - warmup, 1), 1.0)
-        shape = 1 - done if self.kind == "linear" else (1 + math.cos(math.pi * done)) / 2
-        return self.floor + (1 - self.floor) * shape
+        part = 1 - done if self.shape == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.floor + (1 - self.floor) * part

@@ -6,18 +6,20 @@ lie in `polyseme.safetensors`. Weights are safetensors only: a pickle is refused
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES, Family
-from polyseme.files import read_json, sha256, whole_folder, write_json
+from polyseme.files import read_json, sha256, whole_folder, write_json, write_tensors
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.text.tokenizer import Tokenizer
@@ -46,9 +48,9 @@ def save_model(path: Path, model: Model, tokenizer: Tokenizer, notes: dict[str, 
     if architecture is not None and not family.architectures[architecture]:
         theirs = {name.removeprefix(family.prefix): t for name, t in theirs.items()}
     with whole_folder(path) as folder:
-        save_file(theirs, folder / "model.safetensors", {"format": "pt"})
+        write_tensors(folder / "model.safetensors", theirs)
         if left:
-            save_file({n: state[n].contiguous() for n in left}, folder / "polyseme.safetensors", {"format": "pt"})
+            write_tensors(folder / "polyseme.safetensors", {name: state[name] for name in sorted(left)})
         write_json(folder / "config.json", _config(family, model.spec, architecture, tokenizer))
         tokenizer.save(folder)
         hashes = {p.name: sha256(p) for p in sorted(folder.glob("*.safetensors"))}
@@ -67,7 +69,10 @@ def load_model(path: str | Path, heads: dict[str, HeadSpec] | None = None, seed:
         shapes = {name: t.shape for name, t in Model(spec).state_dict().items()}
     extra = folder / "polyseme.safetensors"
     state = _load(extra) if extra.exists() else {}
-    theirs = _read_tensors(folder)
+    for name, tensor in state.items():
+        if shapes.get(name) != tensor.shape:
+            raise UserError(f"{extra} has a tensor {name!r} of shape {tuple(tensor.shape)} that the spec does not have")
+    theirs = {name: t for file in _weight_files(folder) for name, t in _load(file).items()}
     state |= to_ours(family, spec, {n: s for n, s in shapes.items() if n not in state}, theirs, str(folder))
     if heads is not None:
         spec = spec.replace(heads=heads)
@@ -83,20 +88,16 @@ def load_model(path: str | Path, heads: dict[str, HeadSpec] | None = None, seed:
         model.initialise(torch.Generator().manual_seed(seed))
     model.load_state_dict({n: t.float() for n, t in state.items()}, strict=False)
     tokenizer = Tokenizer.load(folder)
-    vocabulary = spec.trunk.embeddings.vocab_size
-    if tokenizer.vocab_size > vocabulary:
-        raise UserError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} pieces, but the model knows {vocabulary}"
-        )
+    _check_tokenizer(folder, tokenizer, spec.trunk.embeddings.vocab_size)
     return ModelFolder(folder, model.eval(), tokenizer, notes, fresh)
 
 
 def read_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
     """What the model is: from `polyseme.json` if it is there, else worked out from `config.json`."""
-    config = read_json(folder / "config.json")
+    config = _read_object(folder / "config.json")
     kind = config.get("model_type", "")
     if (folder / "polyseme.json").exists():
-        about = read_json(folder / "polyseme.json")
+        about = _read_object(folder / "polyseme.json")
         spec = ModelSpec.from_json(about.get("spec"), "spec")
         if spec.family not in FAMILIES:
             raise UserError(f"{folder}: unknown family {spec.family!r}; {nearest(spec.family, FAMILIES)}")
@@ -116,6 +117,12 @@ def read_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
         head: pretraining[head] if head in pretraining else family.label_head(head, labels, trunk)
         for head in family.architectures[name or base]
     }
+    # published files may hold more heads than their architecture names: bert-base has both of pre-training's
+    there = {family.modern(tensor) for file in _weight_files(folder) for tensor in _names(file)}
+    for head, rules in family.head_rules.items():
+        needed = {tensor for rule in rules for tensor in rule.theirs}
+        if head in pretraining and needed and needed <= there:
+            chosen[head] = pretraining[head]
     return ModelSpec(kind, trunk, chosen), {}
 
 
@@ -147,26 +154,54 @@ def _config(family: Family, spec: ModelSpec, architecture: str | None, tokenizer
     return config
 
 
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
+def _check_tokenizer(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> None:
+    """The tokenizer is the model's: no piece the model lacks, and the special ids that the config names."""
+    if tokenizer.vocab_size > vocab_size:
+        raise UserError(f"{folder}: the tokenizer has {tokenizer.vocab_size} pieces, but the model knows {vocab_size}")
+    config = read_json(folder / "config.json")
+    for role in ("pad", "bos", "eos"):
+        named, found = config.get(f"{role}_token_id"), getattr(tokenizer.specials, role)
+        if named is not None and found is not None and named != found:
+            raise UserError(f"{folder}: config.json has {role}_token_id {named}, but the tokenizer's is {found}")
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds no JSON object")
+    return value
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files with the published names: one, or the shards that an index lists."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
-        return _load(single)
+        return [single]
     if index.exists():
-        found: dict[str, Tensor] = {}
-        for name in sorted(set(read_json(index).get("weight_map", {}).values())):
-            if Path(name).name != name:
-                raise UserError(f"{index} names a file outside its folder: {name!r}")
-            found |= _load(folder / name)
-        return found
+        names = sorted(set(_read_object(index).get("weight_map", {}).values()))
+        if outside := [name for name in names if Path(name).name != name]:
+            raise UserError(f"{index} names a file outside its folder: {outside[0]!r}")
+        return [folder / name for name in names]
     pickles = [p.name for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl")]
     if pickles:
         raise UserError(f"{folder / pickles[0]} is a pickle, which can run code when opened: save it as safetensors")
     raise UserError(f"{folder} holds no model.safetensors")
 
 
+def _names(path: Path) -> list[str]:
+    with _whole_tensors(path), safe_open(path, "pt") as file:
+        return list(file.keys())
+
+
 def _load(path: Path) -> dict[str, Tensor]:
-    try:
+    with _whole_tensors(path):
         return load_file(path)
+
+
+@contextmanager
+def _whole_tensors(path: Path) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError:
         raise UserError(f"{path} is missing") from None
     except (SafetensorError, OSError, ValueError) as error:

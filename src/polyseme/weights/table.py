@@ -44,20 +44,25 @@ def to_theirs(family: Family, spec: ModelSpec, state: Mapping[str, Tensor]) -> t
 
 
 def to_ours(
-    family: Family, spec: ModelSpec, shapes: Mapping[str, torch.Size], theirs: Mapping[str, Tensor], where: str
+    family: Family,
+    spec: ModelSpec,
+    shapes: Mapping[str, torch.Size],
+    theirs: Mapping[str, Tensor],
+    where: str,
 ) -> dict[str, Tensor]:
     """Published tensors under our names. Strict: a missing, extra or misshapen tensor is an error that names it.
 
-    The base prefix may be there or not, tied tensors may be absent, and `optional` parts may be absent whole.
+    `shapes` are the tensors of ours that are wanted. The base prefix may be there or not, tied tensors may be absent,
+    and `optional` parts may be absent whole.
     """
-    present = {name: t for name, t in theirs.items() if not name.endswith(family.ignored)}
+    present = {family.modern(name): t for name, t in theirs.items() if not name.endswith(family.ignored)}
     if not any(name.startswith(family.prefix) for name in present):
         heads = {name for rules in family.head_rules.values() for rule in rules for name in rule.theirs}
         heads |= set(family.tied)
         present = {name if name in heads else family.prefix + name: t for name, t in present.items()}
     found: dict[str, Tensor] = {}
     used: set[str] = set()
-    for rule in expand(family, spec):
+    for rule in (rule for rule in expand(family, spec) if rule.ours in shapes):
         missing = [name for name in rule.theirs if name not in present]
         if missing and rule.ours.startswith(family.optional):
             continue
@@ -66,7 +71,7 @@ def to_ours(
         parts = [present[name] for name in rule.theirs]
         used.update(rule.theirs)
         tensor = torch.cat(parts) if rule.how == "stack" else parts[0].t() if rule.how == "transpose" else parts[0]
-        if rule.ours in shapes and tensor.shape != shapes[rule.ours]:
+        if tensor.shape != shapes[rule.ours]:
             raise UserError(
                 f"{where}: {rule.theirs[0]!r} has shape {tuple(parts[0].shape)}, which does not fit its config"
             )

@@ -1,0 +1,268 @@
+"""What a model answers, against `transformers` on the same weights or against the plainest loop that could."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import polyseme
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.language_model import LAYERS, LanguageModel
+from polyseme.parts.layout import Layout
+from polyseme.weights.folder import load_model
+
+transformers = pytest.importorskip("transformers")
+transformers.logging.set_verbosity_error()
+
+TEXTS = [
+    "The old cat sees the dog.", "a", "the unseen swan follows the quiet wolf in the forest, and a zebra hides!",
+    "The dog.", "the small newt", "A grey seal leads the loud bird in the garden.", "the dog.", "fish fish fish",
+]  # fmt: skip
+PAIRS = [("The old cat sees.", "A dog follows the cat."), ("a", "b"), ("the swan", "unseen zebras: 12!")]
+
+
+@pytest.fixture(scope="module")
+def ours(tiny_folders):
+    return {family: polyseme.load(folder, device="cpu") for family, folder in tiny_folders.items()}
+
+
+@pytest.fixture(scope="module")
+def theirs(tiny_folders):
+    classes = {"bert": transformers.BertForPreTraining, "gpt2": transformers.GPT2LMHeadModel}
+    return {f: classes[f].from_pretrained(p).eval() for f, p in tiny_folders.items()}
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tiny_folders):
+    return {f: transformers.AutoTokenizer.from_pretrained(p) for f, p in tiny_folders.items()}
+
+
+# --- fill and next ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["the [MASK] sees a dog", "[MASK]", "the [MASK] cat [MASK] the [MASK][MASK]."])
+def test_fill(text, ours, theirs, tokenizers):
+    given = tokenizers["bert"](text, return_tensors="pt")
+    with torch.no_grad():
+        logits = theirs["bert"](**given).prediction_logits[0]
+    rows = (given["input_ids"][0] == tokenizers["bert"].mask_token_id).nonzero()[:, 0]
+    found = ours["bert"].fill(text, top=7)
+    assert len(found) == len(rows) == text.count("[MASK]")
+    for guesses, row in zip(found, rows):
+        best = logits[row].softmax(-1).topk(7)
+        assert [g.piece for g in guesses] == tokenizers["bert"].convert_ids_to_tokens(best.indices.tolist())
+        assert [g.probability for g in guesses] == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+def test_fill_all_of_the_vocabulary(ours):
+    (found,) = ours["bert"].fill("the [MASK]", top=10**6)
+    assert len(found) == ours["bert"].tokenizer.vocab_size
+    assert sum(g.probability for g in found) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("a,b", PAIRS)
+def test_next_sentence(a, b, ours, theirs, tokenizers):
+    with torch.no_grad():
+        logits = theirs["bert"](**tokenizers["bert"](a, b, return_tensors="pt")).seq_relationship_logits[0]
+    assert ours["bert"].next_sentence(a, b) == pytest.approx(logits.softmax(-1)[0].item(), abs=1e-5)
+
+
+# --- score -----------------------------------------------------------------------------------------------------------
+
+
+def test_score_of_a_causal_model(ours, theirs, tokenizers):
+    scores = ours["gpt2"].score(TEXTS)
+    tokenizer = tokenizers["gpt2"]
+    for text, score in zip(TEXTS, scores):
+        ids = [tokenizer.bos_token_id, *tokenizer(text)["input_ids"]]
+        with torch.no_grad():
+            logits = theirs["gpt2"](input_ids=torch.tensor([ids])).logits[0]
+        each = logits[:-1].double().log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])
+        assert score.tokens == len(ids) - 1
+        assert score.log_probability == pytest.approx(each.sum().item(), rel=1e-5, abs=1e-4)
+        assert score.perplexity == pytest.approx(math.exp(-each.mean().item()), rel=1e-4)
+
+
+def test_score_of_a_masked_model(ours, theirs, tokenizers):
+    """Salazar et al. 2020: mask one token at a time, sum over all but those the template adds."""
+    scores = ours["bert"].score(TEXTS)
+    tokenizer = tokenizers["bert"]
+    for text, score in zip(TEXTS, scores):
+        given = tokenizer(text, return_tensors="pt", return_special_tokens_mask=True)
+        special = given.pop("special_tokens_mask")[0]
+        ids, total, count = given["input_ids"], 0.0, 0
+        for place in range(ids.shape[1]):
+            token = ids[0, place].item()
+            if special[place]:
+                continue
+            masked = ids.clone()
+            masked[0, place] = tokenizer.mask_token_id
+            with torch.no_grad():
+                logits = theirs["bert"](**{**given, "input_ids": masked}).prediction_logits[0, place]
+            total += logits.double().log_softmax(-1)[token].item()
+            count += 1
+        assert score.tokens == count
+        assert score.log_probability == pytest.approx(total, rel=1e-5, abs=1e-4)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_scores_do_not_depend_on_company(family, ours, tiny_folders):
+    together = ours[family].score(TEXTS)
+    small = LanguageModel(load_model(tiny_folders[family]), "cpu", bin_tokens=16)
+    for text, score, other in zip(TEXTS, together, small.score(TEXTS)):
+        (alone,) = ours[family].score([text])
+        assert alone.tokens == score.tokens == other.tokens
+        assert alone.log_probability == pytest.approx(score.log_probability, abs=1e-4)
+        assert other.log_probability == pytest.approx(score.log_probability, abs=1e-4)
+    assert ours[family].score([]) == []
+
+
+def test_a_causal_text_as_long_as_the_model(ours):
+    model = ours["gpt2"]
+    room = model.max_len
+    text = " the" * room
+    assert len(model.tokenizer.encode(text)) == room
+    (score,) = model.score([text])
+    assert score.tokens == room
+    with pytest.raises(UserError, match="longer"):
+        model.score([text + " the"])
+
+
+# --- embed -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("per", ["token", "word", "text"])
+def test_embed_keeps_the_order(family, per, ours, tiny_folders):
+    texts = TEXTS * 3
+    random.Random(1).shuffle(texts)
+    model = LanguageModel(load_model(tiny_folders[family]), "cpu", bin_tokens=40)
+    found = model.embed(texts, per=per)
+    assert len(found) == len(texts)
+    for text, vectors in zip(texts, found):
+        np.testing.assert_allclose(vectors, ours[family].embed([text], per=per)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_embed_every_layer(family, ours, theirs, tokenizers):
+    model, depth = ours[family], 3
+    every = model.embed(TEXTS, "all", "token")
+    for text, vectors in zip(TEXTS, every):
+        with torch.no_grad():
+            states = theirs[family](
+                **tokenizers[family](text, return_tensors="pt"), output_hidden_states=True
+            ).hidden_states
+        np.testing.assert_allclose(vectors, torch.stack(states, 2)[0].numpy(), atol=2e-5)
+    for i, text in enumerate(TEXTS[:3]):
+        expected = {
+            "embeddings": every[i][:, 0], "last": every[i][:, 3], "second-to-last": every[i][:, 2],
+            "sum-last-4": every[i][:, 1:].sum(1), "sum-all": every[i][:, 1:].sum(1),
+            "concat-last-4": every[i][:, 1:].reshape(len(every[i]), -1), "all": every[i],
+        }  # fmt: skip
+        assert set(expected) == set(LAYERS)
+        for name, value in expected.items():
+            np.testing.assert_allclose(model.embed([text], name, "token")[0], value, atol=1e-5)
+            mean = model.embed([text], name, "text")[0]
+            np.testing.assert_allclose(mean, value.mean(0), atol=1e-5)
+        for number in range(depth + 1):
+            np.testing.assert_array_equal(model.embed([text], number)[0], model.embed([text], str(number))[0])
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_a_word_is_the_mean_of_its_pieces(family, ours):
+    model = ours[family]
+    text = "the catfish unseendog"
+    tokens, words = (model.embed([text], per=per)[0] for per in ("token", "word"))
+    pieces = model.encode(text)["pieces"]
+    if family == "bert":
+        starts = [i for i, p in enumerate(pieces) if not p.startswith(("##", "["))] + [len(pieces) - 1]
+    else:
+        starts = [0, *(i for i, p in enumerate(pieces) if p.startswith("Ġ")), len(pieces)]
+    assert len(starts) == 4 and len(words) == 3 and len(pieces) == len(tokens) > 5
+    for word, begin, end in zip(words, starts, starts[1:]):
+        np.testing.assert_allclose(word, tokens[begin:end].mean(0), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_embed_long_texts(family, ours):
+    model = ours[family]
+    long = "the cat " * 40
+    with pytest.raises(UserError, match="longer"):
+        model.embed(["the cat", long])
+    cut = model.embed(["the cat", long], per="token", truncate=True)
+    assert len(cut[1]) == model.max_len
+    np.testing.assert_allclose(cut[0], model.embed(["the cat"], per="token")[0], atol=1e-5)
+
+
+# --- encode ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_encode_equals_auto_tokenizer(family, ours, tokenizers):
+    for args in [(t,) for t in TEXTS] + PAIRS:
+        found = ours[family].encode(*args)
+        expected = tokenizers[family](*args, return_token_type_ids=True)
+        assert found["ids"] == expected["input_ids"]
+        assert found["segments"] == expected["token_type_ids"]
+        assert found["attention_mask"] == expected["attention_mask"]
+        assert found["pieces"] == tokenizers[family].convert_ids_to_tokens(expected["input_ids"])
+
+
+def test_encode_reads_specials_and_embed_does_not(ours):
+    assert ours["bert"].encode("a [MASK] b")["pieces"][2] == "[MASK]"
+    assert len(ours["bert"].embed(["a [MASK] b"], per="token")[0]) > 5
+
+
+# --- predict ---------------------------------------------------------------------------------------------------------
+
+
+def test_predict(project):
+    texts = ["the cat sees the fish", "the swan"]
+    found = polyseme.load(project / "run-classification/model", device="cpu").predict(texts)
+    assert len(found) == 2 and all(
+        set(p.probabilities) == {"land", "water"} and p.label in p.probabilities for p in found
+    )
+    pairs = polyseme.load(project / "run-pair/model", device="cpu").predict([("the cat", "a fish")])
+    assert len(pairs) == 1 and set(pairs[0].probabilities) == {"no", "yes"}
+    tags = polyseme.load(project / "run-tagging/model", device="cpu").predict([["the", "cat", "sees"], "the dog"])
+    assert [len(p.tags) for p in tags] == [3, 2] and {t for p in tags for t in p.tags} <= {"O", "B-A"}
+    with pytest.raises(UserError, match="example 2"):
+        polyseme.load(project / "run-classification/model", device="cpu").predict(["a cat", ""])
+
+
+def test_nothing_asked_is_nothing_answered(ours, project):
+    for model in ours.values():
+        assert model.score([]) == [] and len(model.embed([])) == 0 and len(model.embed([], per="token")) == 0
+    assert polyseme.load(project / "run-classification/model", device="cpu").predict([]) == []
+
+
+# --- the padded view -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lengths", [(3, 1, 5), (4,), (2, 2, 2), (1, 7, 0, 2), (5, 5, 1, 1, 1)])
+def test_pad_and_unpad_are_inverse(lengths):
+    layout = Layout.of(lengths)
+    for packed in (torch.arange(layout.total), torch.randn(layout.total, 3), torch.randn(layout.total, 2, 4)):
+        padded = layout.pad(packed, -9)
+        assert padded.shape == (len(lengths), max(lengths), *packed.shape[1:]) and padded.dtype == packed.dtype
+        assert torch.equal(layout.unpad(padded), packed)
+        assert torch.equal(layout.pad(layout.unpad(padded), -9), padded)
+        assert (padded[~layout.mask()] == -9).all()
+        begin = 0
+        for row, n in zip(padded, lengths):
+            assert torch.equal(row[:n], packed[begin : begin + n])
+            begin += n
+    assert layout.mask().sum(1).tolist() == list(lengths)
+
+
+def test_the_padded_view_is_that_of_other_tools(ours, tokenizers):
+    found = [ours["bert"].encode(text) for text in TEXTS]
+    layout = Layout.of([len(f["ids"]) for f in found])
+    expected = tokenizers["bert"](TEXTS, padding=True, return_tensors="pt")
+    for name, theirs in (("ids", "input_ids"), ("segments", "token_type_ids"), ("attention_mask", "attention_mask")):
+        packed = torch.tensor([v for f in found for v in f[name]])
+        assert torch.equal(layout.pad(packed), expected[theirs])
+        assert torch.equal(layout.unpad(expected[theirs]), packed)

@@ -1,0 +1,311 @@
+"""The pieces of training one by one: schedules, optimiser, loop, prefetch, cost, checkpoints."""
+
+import json
+import math
+import re
+import threading
+import time
+
+import pytest
+import torch
+
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.objectives.batch import Batch, Targets
+from polyseme.parts.layout import Layout
+from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from polyseme.train.cost import num_parameters, training_flops
+from polyseme.train.loop import Training, prefetch, train
+from polyseme.train.optim import OptimSpec, load_optimiser_state, optimiser_state, set_rate
+from polyseme.train.pretrain import pretrain
+from polyseme.train.recipe import Recipe
+from polyseme.train.schedule import ScheduleSpec
+
+# --- schedules -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", ["constant", "linear", "cosine", "inverse_sqrt"])
+def test_warm_up(shape):
+    for warmup in (0.1, 100):  # a share of the run, or steps
+        schedule = ScheduleSpec(shape, warmup)
+        assert schedule.scale(0, 1000) == pytest.approx(0.01)
+        assert schedule.scale(49, 1000) == pytest.approx(0.5)
+        assert schedule.scale(99, 1000) == 1
+        assert schedule.scale(100, 1000) == pytest.approx(1, rel=0.006)
+        steps = [schedule.scale(i, 1000) for i in range(1000)]
+        assert max(steps) == 1 and min(steps) > 0
+        assert steps[99:] == sorted(steps[99:], reverse=True)
+
+
+def test_linear():
+    schedule = ScheduleSpec("linear", 100)
+    assert schedule.scale(550, 1000) == pytest.approx(0.5)
+    assert schedule.scale(999, 1000) == pytest.approx(1 / 900)
+    assert schedule.scale(1000, 1000) == 0
+    assert ScheduleSpec("linear", 100, floor=0.2).scale(550, 1000) == pytest.approx(0.6)
+    assert ScheduleSpec("linear", 100, floor=0.2).scale(5000, 1000) == pytest.approx(0.2)
+
+
+def test_cosine():
+    schedule = ScheduleSpec("cosine", 100, floor=0.1)
+    assert schedule.scale(550, 1000) == pytest.approx(0.55)
+    assert schedule.scale(325, 1000) == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2)
+    assert schedule.scale(1000, 1000) == pytest.approx(0.1)
+
+
+def test_inverse_square_root():
+    """Vaswani et al. 2017, equation 3: min(step^-0.5, step · warmup^-1.5), with steps from 1, over its peak."""
+    schedule = ScheduleSpec("inverse_sqrt", 100)
+    for step in (1, 50, 100, 101, 400, 10_000):
+        expected = min(step**-0.5, step * 100**-1.5) / 100**-0.5
+        assert schedule.scale(step - 1, 10_000) == pytest.approx(expected)
+    assert schedule.scale(399, 10_000) == pytest.approx(0.5)
+
+
+def test_slanted_triangle():
+    """Howard and Ruder 2018, equation 3, cut_frac 0.1 and ratio 32."""
+    total, cut_frac, ratio = 1000, 0.1, 32
+    cut = math.floor(total * cut_frac)
+    schedule = ScheduleSpec("slanted", cut_frac)
+    for t in range(total):
+        p = t / cut if t < cut else 1 - (t - cut) / (cut * (1 / cut_frac - 1))
+        assert schedule.scale(t, total) == pytest.approx((1 + p * (ratio - 1)) / ratio)
+
+
+def test_the_shortest_runs_have_a_rate():
+    for shape in ("constant", "linear", "cosine", "inverse_sqrt", "slanted"):
+        for total in (1, 2, 3):
+            assert all(0 < ScheduleSpec(shape).scale(i, total) <= 1 for i in range(total))
+
+
+# --- the optimiser ---------------------------------------------------------------------------------------------------
+
+
+def tiny(family="bert", **changes):
+    spec = FAMILIES[family].spec(
+        num_layers=2, dim=8, num_heads=2, ffn_dim=16, vocab_size=11, max_len=16, dropout=0.0, attention_dropout=0.0,
+        **changes,
+    )  # fmt: skip
+    return spec.build(seed=0)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("layer_decay", [1.0, 0.5])
+def test_decay_touches_matrices_only(family, layer_decay):
+    model = tiny(family)
+    optimiser = OptimSpec(decay=0.01, layer_decay=layer_decay).build(model, model.trunk.groups())
+    decays = {id(p): g["weight_decay"] for g in optimiser.param_groups for p in g["params"]}
+    assert sum(len(g["params"]) for g in optimiser.param_groups) == len(list(model.parameters()))
+    for name, p in model.named_parameters():
+        plain = name.endswith("bias") or re.search(r"norm|before|after", name)
+        assert decays[id(p)] == (0.0 if plain else 0.01), name
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_layer_decay(family):
+    model = tiny(family)
+    groups = model.trunk.groups()
+    optimiser = OptimSpec(layer_decay=0.5).build(model, groups)
+    set_rate(optimiser, 0.8)
+    rates = {id(p): g["lr"] for g in optimiser.param_groups for p in g["params"]}
+    assert all(rates[id(p)] == pytest.approx(0.8) for p in model.heads.parameters())
+    levels = [{rates[id(p)] for p in group} for group in groups]
+    assert all(len(level) == 1 for level in levels)
+    flat = [level.pop() for level in levels]
+    assert flat == pytest.approx([0.8 * 0.5 ** (len(groups) - i) for i in range(len(groups))])
+    even = OptimSpec().build(model, groups)
+    set_rate(even, 0.8)
+    assert {g["lr"] for g in even.param_groups} == {0.8}
+
+
+def test_optimiser_state_there_and_back():
+    model, other = tiny(), tiny()
+    batches = [batch_of(model)]
+    run = training(model)
+    list(train(run, iter([(batches, None)] * 3)))
+    state = optimiser_state(run.optimiser, model)
+    fresh = OptimSpec().build(other, other.trunk.groups())
+    load_optimiser_state(fresh, other, state)
+    again = optimiser_state(fresh, other)
+    assert state.keys() == again.keys() and state
+    assert all(torch.equal(state[k], again[k]) for k in state)
+
+
+# --- the loop --------------------------------------------------------------------------------------------------------
+
+
+def batch_of(model, lengths=(3, 5)):
+    layout = Layout.of(lengths)
+    rows = torch.tensor([1, 4])
+    targets = {}
+    for name in model.spec.heads:
+        where = torch.arange(len(lengths)) if name == "pair" else rows
+        targets[name] = Targets(where, torch.tensor([0, 1]), 2)
+    tokens = torch.arange(layout.total) % 11
+    return Batch(tokens, layout, None, targets, layout.total)
+
+
+def training(model, total=3, **optim):
+    spec = OptimSpec(**optim)
+    optimiser = spec.build(model, model.trunk.groups())
+    return Training(model, optimiser, spec, ScheduleSpec("constant", 0), total, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("clip", [0.25, 0.0])
+def test_clipping(clip):
+    model = tiny()
+    run = training(model, total=1, clip=clip)
+    (report,) = train(run, iter([([batch_of(model)], None)]))
+    norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm().item()
+    assert report.gradient > 0.25
+    assert norm == pytest.approx(clip or report.gradient, rel=1e-4)
+
+
+def test_reports():
+    model = tiny()
+    batches = [batch_of(model), batch_of(model, (5, 4))]
+    reports = list(train(training(model, total=3, rate=0.01), iter([(batches, i) for i in range(9)])))
+    assert [r.step for r in reports] == [1, 2, 3] and [r.cursor for r in reports] == [0, 1, 2]
+    assert all(r.tokens == 17 and r.rate == 0.01 and set(r.loss) == {"masked", "pair"} for r in reports)
+    assert all(r.flops == sum(training_flops(model, b) for b in batches) for r in reports)
+    assert sum(reports[-1].loss.values()) < sum(reports[0].loss.values())
+
+
+def test_a_loss_that_is_not_finite_changes_nothing():
+    model = tiny()
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    run = training(model)
+    run.terms = lambda m, b: {"masked": m.trunk.table.sum() * float("nan"), "pair": m.trunk.table.sum()}
+    with pytest.raises(UserError, match="not finite"):
+        list(train(run, iter([([batch_of(model)], None)])))
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("tokens", [1, 1300, 4000])
+def test_a_budget_in_tokens(tokens, project, tmp_path):
+    """Bins are not quite full, so the steps that a budget takes are a few more than tokens / batch_tokens."""
+    recipe = Recipe.from_json(json.loads((project / "bert.json").read_text()) | {"budget": {"tokens": tokens}})
+    found = pretrain(recipe, project / "corpus-bert", tmp_path / "run")
+    assert load_checkpoint(tmp_path / "run/checkpoints").step == found["steps"] >= math.ceil(tokens / 512)
+    assert abs(found["tokens"] - tokens) <= 512 and found["tokens"] > tokens - 128
+
+
+# --- prefetch --------------------------------------------------------------------------------------------------------
+
+
+def wait_for_threads(count):
+    deadline = time.monotonic() + 5
+    while threading.active_count() > count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return threading.active_count()
+
+
+def test_prefetch_keeps_order_and_ends():
+    before = threading.active_count()
+    assert list(prefetch(range(200))) == list(range(200))
+    assert list(prefetch([])) == []
+    assert wait_for_threads(before) == before
+
+
+def test_prefetch_passes_exceptions_on():
+    def items():
+        yield 1
+        yield 2
+        raise KeyError("third")
+
+    before = threading.active_count()
+    found = []
+    with pytest.raises(KeyError, match="third"):
+        for item in prefetch(items()):
+            found.append(item)
+    assert found == [1, 2] and wait_for_threads(before) == before
+
+
+def test_prefetch_left_early_ends_its_thread_and_runs_only_a_little_ahead():
+    made = []
+
+    def items():
+        for i in range(10**9):
+            made.append(i)
+            yield i
+
+    before = threading.active_count()
+    stream = prefetch(items(), ahead=2)
+    assert next(stream) == 0
+    time.sleep(0.15)
+    assert len(made) <= 5
+    stream.close()
+    assert wait_for_threads(before) == before
+
+
+# --- cost ------------------------------------------------------------------------------------------------------------
+
+
+def test_training_flops_by_hand():
+    """L2 H8 F16 V11, sequences of 3 and 5, two masked words, two pairs; each weight costs 6 a row."""
+    model = tiny("bert")
+    matrices = 2 * (3 * 8 * 8 + 8 * 8 + 8 * 16 + 16 * 8)  # query, key, value; out; up; down
+    attention = 2 * 3 * (2 * 8 * 3 * 3 + 2 * 8 * 3 * 3 + 2 * 8 * 5 * 5 + 2 * 8 * 5 * 5)  # scores, sums; thrice
+    masked = 2 * (8 * 8 + 8 * 11)
+    pair = 2 * (8 * 8 + 8 * 2)  # the pooler's matrix, and the head's
+    assert training_flops(model, batch_of(model)) == 6 * matrices * 8 + attention + 6 * (masked + pair)
+
+
+def test_training_flops_of_a_causal_model():
+    model = tiny("gpt2")
+    matrices = 2 * (4 * 8 * 8 + 2 * 8 * 16)
+    attention = 2 * 3 * (4 * 8 * 3 * 3 + 4 * 8 * 5 * 5) // 2
+    assert training_flops(model, batch_of(model)) == 6 * matrices * 8 + attention + 6 * 2 * 8 * 11
+
+
+def test_training_flops_ignore_filler():
+    model = tiny("gpt2")
+    batch = batch_of(model)
+    layout = Layout.of((3, 5), slots=6, longest=16)
+    assert training_flops(model, Batch(batch.tokens, layout, None, batch.targets, 8)) == training_flops(model, batch)
+
+
+def test_num_parameters():
+    model = tiny("gpt2")
+    block = 8 * 24 + 24 + 8 * 8 + 8 + 8 * 16 + 16 + 16 * 8 + 8 + 4 * 8
+    assert num_parameters(model) == 11 * 8 + 16 * 8 + 2 * block + 2 * 8
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def checkpoint(step):
+    return Checkpoint(step, {"model": {"a": torch.full((3,), float(step))}}, {"total": 20, "cursor": {"epoch": 0}})
+
+
+def test_keep_and_latest(tmp_path):
+    for step in (8, 9, 10, 11):
+        save_checkpoint(tmp_path, checkpoint(step), keep=2)
+        assert (tmp_path / "LATEST").read_text().strip() == f"step-{step}"
+        assert load_checkpoint(tmp_path).step == step
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["LATEST", "step-10", "step-11"]
+    found = load_checkpoint(tmp_path)
+    assert found.state == checkpoint(11).state
+    assert torch.equal(found.tensors["model"]["a"], torch.full((3,), 11.0))
+
+
+def test_the_newest_whole_checkpoint_is_found(tmp_path):
+    assert load_checkpoint(tmp_path) is None
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, checkpoint(step), keep=3)
+    (tmp_path / "step-3/state.json").write_text("{")
+    assert load_checkpoint(tmp_path).step == 2
+    weights = tmp_path / "step-2/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert load_checkpoint(tmp_path).step == 1
+    (tmp_path / ".step-4.part").mkdir()
+    (tmp_path / "step-x").mkdir()
+    assert load_checkpoint(tmp_path).step == 1
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    save_checkpoint(tmp_path, checkpoint(3), keep=1)
+    changed = Checkpoint(3, {"model": {"a": torch.zeros(3)}}, {})
+    save_checkpoint(tmp_path, changed, keep=1)
+    assert torch.equal(load_checkpoint(tmp_path).tensors["model"]["a"], torch.zeros(3))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["LATEST", "step-3"]

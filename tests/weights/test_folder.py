@@ -1,0 +1,429 @@
+"""The model folder, both ways: `transformers` opens what is saved here, and what it saves is opened here."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.parts.layout import Layout
+from polyseme.parts.model import ModelSpec
+from polyseme.recipes import RECIPES
+from polyseme.train.recipe import Recipe
+from polyseme.weights.folder import load_model, read_spec, save_model, verify_model
+
+transformers = pytest.importorskip("transformers")
+transformers.logging.set_verbosity_error()
+
+ARCHITECTURES = [(family.name, name) for family in FAMILIES.values() for name in family.architectures]
+LENGTHS = (7, 3, 9)
+
+
+def batch(vocab_size, family):
+    generator = torch.Generator().manual_seed(4)
+    layout = Layout.of(LENGTHS)
+    tokens = torch.randint(5, vocab_size, (layout.total,), generator=generator)
+    return tokens, layout, (layout.positions > 3).long() if family == "bert" else None
+
+
+def theirs_on(model, tokens, layout, segments):
+    extra = {} if segments is None else {"token_type_ids": layout.pad(segments)}
+    with torch.no_grad():
+        return model.eval()(input_ids=layout.pad(tokens), attention_mask=layout.mask().long(), **extra)
+
+
+def assert_same(ours, theirs, names=None):
+    """Every head, or the bare states, agree to 1e-5."""
+    family = ours.spec.family
+    tokens, layout, segments = batch(ours.spec.trunk.embeddings.vocab_size, family)
+    expected = theirs_on(theirs, tokens, layout, segments)
+    with torch.no_grad():
+        last = ours.eval().trunk(tokens, layout, segments).last
+        found = {name: ours.predict(name, last, layout) for name in ours.heads}
+        pooled = ours.trunk.pool(last, layout)
+    logits = getattr(expected, "logits", None)
+    for name in names if names is not None else found:
+        if name == "masked":
+            wanted = layout.unpad(expected.prediction_logits if hasattr(expected, "prediction_logits") else logits)
+        elif name == "pair":
+            wanted = expected.seq_relationship_logits if hasattr(expected, "seq_relationship_logits") else logits
+        elif name in ("next", "tag"):
+            wanted = layout.unpad(logits)
+        else:
+            wanted = logits
+        torch.testing.assert_close(found[name], wanted, atol=1e-5, rtol=1e-5)
+    if hasattr(expected, "last_hidden_state"):
+        torch.testing.assert_close(last, layout.unpad(expected.last_hidden_state), atol=1e-5, rtol=0)
+        if getattr(expected, "pooler_output", None) is not None:
+            torch.testing.assert_close(pooled, expected.pooler_output, atol=1e-5, rtol=0)
+
+
+def opened(cls, folder):
+    """Their model, and nothing missing, unexpected or misshapen on the way."""
+    model, info = cls.from_pretrained(folder, output_loading_info=True, attn_implementation="eager")
+    trouble = {k: v for k, v in info.items() if v}
+    return model.eval(), trouble
+
+
+# --- what we save ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family,name", [
+    ("bert", "AutoModelForPreTraining"), ("bert", "BertForPreTraining"), ("bert", "AutoModelForMaskedLM"),
+    ("bert", "BertForMaskedLM"), ("bert", "BertForNextSentencePrediction"), ("bert", "AutoModel"),
+    ("gpt2", "GPT2LMHeadModel"), ("gpt2", "AutoModelForCausalLM"), ("gpt2", "AutoModel"),
+])  # fmt: skip
+def test_transformers_opens_ours(family, name, tiny_folders):
+    folder = tiny_folders[family]
+    theirs, trouble = opened(getattr(transformers, name), folder)
+    assert not trouble.get("missing_keys") and not trouble.get("mismatched_keys")
+    assert trouble.keys() <= {"unexpected_keys"}  # a head that this class does not have
+    heads = {
+        "AutoModel": [], "AutoModelForMaskedLM": ["masked"], "BertForMaskedLM": ["masked"],
+        "BertForNextSentencePrediction": ["pair"],
+    }  # fmt: skip
+    ours = load_model(folder).model
+    if "PreTraining" in name or family == "gpt2":
+        assert not trouble
+    assert_same(ours, theirs, heads.get(name))
+
+
+def test_configs_name_the_class(tiny_folders):
+    names = {f: json.loads((p / "config.json").read_text())["architectures"] for f, p in tiny_folders.items()}
+    assert names == {"bert": ["BertForPreTraining"], "gpt2": ["GPT2LMHeadModel"]}
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_auto_tokenizer(family, tiny_folders):
+    theirs = transformers.AutoTokenizer.from_pretrained(tiny_folders[family])
+    ours = load_model(tiny_folders[family]).tokenizer
+    text = "The unseen cat, it's 12 swans! [MASK]" if family == "bert" else "The unseen cat, it's 12 swans!"
+    assert theirs(text)["input_ids"] == ours.wrap(ours.encode(text))[0]
+    assert theirs.model_max_length > 0 and len(theirs) == ours.vocab_size
+    for role in ("pad", "unk", "cls", "sep", "mask", "bos", "eos"):
+        if family == "bert" or role in ("bos", "eos"):
+            assert getattr(theirs, f"{role}_token_id", None) == getattr(ours.specials, role), role
+
+
+@pytest.mark.parametrize("family,name", ARCHITECTURES)
+def test_our_folder_of_each_architecture(family, name, tiny_folders, tmp_path):
+    """Any set of heads that a published class has is saved as that class, and it opens without a word."""
+    fam, folder = FAMILIES[family], load_model(tiny_folders[family])
+    trunk, known = folder.model.spec.trunk, folder.model.spec.heads
+    labels = ("a", "b", "c")
+    heads = {h: known.get(h) or fam.label_head(h, labels, trunk) for h in fam.architectures[name]}
+    model = ModelSpec(family, trunk, heads).build(seed=3)
+    randomise(model)
+    save_model(tmp_path / "model", model, folder.tokenizer)
+    assert json.loads((tmp_path / "model/config.json").read_text())["architectures"] == [name]
+    assert not (tmp_path / "model/polyseme.safetensors").exists()
+    theirs, trouble = opened(getattr(transformers, name), tmp_path / "model")
+    # token classes of BERT have no pooler, which our trunk keeps; next-sentence has no other surplus
+    surplus = trouble.pop("unexpected_keys", ())
+    assert not trouble and all("pooler" in key for key in surplus)
+    assert_same(model, theirs)
+    if "classify" in heads or "tag" in heads:
+        assert [theirs.config.id2label[i] for i in range(3)] == list(labels)
+    again = load_model(tmp_path / "model")
+    assert again.model.spec == model.spec and not again.fresh
+    assert all(torch.equal(t, model.state_dict()[n]) for n, t in again.model.state_dict().items())
+
+
+# --- what transformers saves -----------------------------------------------------------------------------------------
+
+
+def randomise(model):
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+
+
+def make(family, name, tiny_folders, **changes):
+    config = transformers.AutoConfig.from_pretrained(tiny_folders[family])
+    config.num_labels = 3
+    config.attn_implementation = "eager"
+    for key, value in changes.items():
+        setattr(config, key, value)
+    if family == "gpt2" and config.pad_token_id is None:
+        config.pad_token_id = 0
+    model = getattr(transformers, name)(config).eval()
+    randomise(model)
+    return model
+
+
+def save(model, family, tiny_folders, folder, **options):
+    """As their users do it: model and tokenizer in one folder."""
+    model.save_pretrained(folder, **options)
+    transformers.AutoTokenizer.from_pretrained(tiny_folders[family]).save_pretrained(folder)
+    return folder
+
+
+def edit(folder, change):
+    tensors = change(load_file(folder / "model.safetensors"))
+    save_file({k: t.clone().contiguous() for k, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("family,name", ARCHITECTURES)
+@pytest.mark.parametrize("sharded", [False, True], ids=["one file", "sharded"])
+def test_we_open_theirs(family, name, sharded, tiny_folders, tmp_path):
+    theirs = make(family, name, tiny_folders)
+    save(theirs, family, tiny_folders, tmp_path, **({"max_shard_size": "20KB"} if sharded else {}))
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == sharded
+    found = load_model(tmp_path)
+    assert tuple(found.model.heads) == FAMILIES[family].architectures[name]
+    # the classes that train no pooler have none to give: it is new, and named as such
+    assert all(n.startswith("trunk.pooler.") for n in found.fresh)
+    assert bool(found.fresh) == (name in ("BertForMaskedLM", "BertForTokenClassification"))
+    assert_same(found.model, theirs)
+    verify_model(tmp_path)
+    save_model(tmp_path / "ours", found.model, found.tokenizer)
+    again, trouble = opened(getattr(transformers, name), tmp_path / "ours")
+    assert not trouble.get("missing_keys") and not trouble.get("mismatched_keys")
+    assert_same(found.model, again)
+
+
+@pytest.mark.parametrize("family,name", ARCHITECTURES)
+def test_with_and_without_the_base_prefix(family, name, tiny_folders, tmp_path):
+    theirs = make(family, name, tiny_folders)
+    save(theirs, family, tiny_folders, tmp_path)
+    prefix = FAMILIES[family].prefix
+
+    def turn(tensors):
+        if name in ("BertModel", "GPT2Model"):
+            return {prefix + k: t for k, t in tensors.items()}
+        return {k.removeprefix(prefix): t for k, t in tensors.items()}
+
+    edit(tmp_path, turn)
+    assert_same(load_model(tmp_path).model, theirs)
+
+
+def test_old_norm_names(tiny_folders, tmp_path):
+    theirs = make("bert", "BertForPreTraining", tiny_folders)
+    save(theirs, "bert", tiny_folders, tmp_path)
+
+    def old(tensors):
+        ends = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+        found = {}
+        for key, tensor in tensors.items():
+            for new, was in ends.items():
+                key = key.removesuffix(new) + was if key.endswith(new) else key
+            found[key] = tensor
+        assert any(k.endswith("gamma") for k in found)
+        return found
+
+    edit(tmp_path, old)
+    assert_same(load_model(tmp_path).model, theirs)
+
+
+TIED = [("bert", "BertForPreTraining"), ("bert", "BertForMaskedLM"), ("gpt2", "GPT2LMHeadModel")]
+
+
+@pytest.mark.parametrize("family,name", TIED)
+@pytest.mark.parametrize("present", [True, False], ids=["present", "absent"])
+def test_tied_weights(family, name, present, tiny_folders, tmp_path):
+    theirs = make(family, name, tiny_folders)
+    save(theirs, family, tiny_folders, tmp_path)
+    tied = FAMILIES[family].tied
+
+    def change(tensors):
+        found = {k: t for k, t in tensors.items() if k not in tied}
+        return found | {k: found[source].clone() for k, source in tied.items()} if present else found
+
+    edit(tmp_path, change)
+    assert_same(load_model(tmp_path).model, theirs)
+
+
+@pytest.mark.parametrize("family,name", TIED)
+def test_tied_weights_that_differ(family, name, tiny_folders, tmp_path):
+    save(make(family, name, tiny_folders), family, tiny_folders, tmp_path)
+    tied, source = next(iter(FAMILIES[family].tied.items()))
+    edit(tmp_path, lambda t: t | {tied: t[source] + 1})
+    with pytest.raises(UserError, match=tied):
+        load_model(tmp_path)
+
+
+def test_a_config_that_names_fewer_heads_than_there_are(tiny_folders, tmp_path):
+    """bert-base-uncased as published: its config says BertForMaskedLM, its file has the next-sentence head too."""
+    theirs = make("bert", "BertForPreTraining", tiny_folders)
+    save(theirs, "bert", tiny_folders, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+    found = load_model(tmp_path)
+    assert sorted(found.model.heads) == ["masked", "pair"] and not found.fresh
+    assert_same(found.model, theirs)
+    save_model(tmp_path / "ours", found.model, found.tokenizer)
+    assert json.loads((tmp_path / "ours/config.json").read_text())["architectures"] == ["BertForPreTraining"]
+
+
+@pytest.mark.parametrize("changes", [
+    {"hidden_act": "relu"}, {"hidden_act": "gelu_new"}, {"layer_norm_eps": 1e-3}, {"type_vocab_size": 3},
+    {"intermediate_size": 40}, {"vocab_size": 400}, {"dtype": "float16"},
+], ids=str)  # fmt: skip
+def test_other_settings_of_bert(changes, tiny_folders, tmp_path):
+    theirs = make("bert", "BertForPreTraining", tiny_folders, **{k: v for k, v in changes.items() if k != "dtype"})
+    if "dtype" in changes:
+        theirs = theirs.half()
+    save(theirs, "bert", tiny_folders, tmp_path)
+    assert_same(load_model(tmp_path).model, theirs.float())
+
+
+@pytest.mark.parametrize("changes", [
+    {"activation_function": "relu"}, {"activation_function": "gelu"}, {"layer_norm_epsilon": 1e-3}, {"n_inner": 40},
+    {"n_inner": None},
+], ids=str)  # fmt: skip
+def test_other_settings_of_gpt2(changes, tiny_folders, tmp_path):
+    theirs = make("gpt2", "GPT2LMHeadModel", tiny_folders, **changes)
+    save(theirs, "gpt2", tiny_folders, tmp_path)
+    assert_same(load_model(tmp_path).model, theirs)
+
+
+# --- strictness ------------------------------------------------------------------------------------------------------
+
+
+EVERY = {
+    "bert": ["bert.embeddings.word_embeddings.weight", "bert.encoder.layer.2.attention.self.key.bias",
+             "bert.embeddings.token_type_embeddings.weight", "cls.predictions.bias", "cls.seq_relationship.weight"],
+    "gpt2": ["transformer.wte.weight", "transformer.h.1.attn.c_attn.weight", "transformer.ln_f.bias"],
+}  # fmt: skip
+CASES = [(f, n) for f, names in EVERY.items() for n in names]
+
+
+@pytest.fixture
+def copy(tiny_folders, tmp_path):
+    return lambda family: shutil.copytree(tiny_folders[family], tmp_path / family)
+
+
+@pytest.mark.parametrize("family,name", CASES)
+@pytest.mark.parametrize("known", [True, False], ids=["ours", "theirs"])
+def test_a_missing_tensor_is_named(family, name, known, copy):
+    folder = copy(family)
+    if not known:
+        (folder / "polyseme.json").unlink()
+    edit(folder, lambda t: {k: v for k, v in t.items() if k != name})
+    with pytest.raises(UserError, match=name):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("family,name", CASES)
+def test_a_misshapen_tensor_is_named(family, name, copy):
+    for change in (lambda t: t[:-1], lambda t: t.repeat(*[1] * (t.ndim - 1), 2), lambda t: t[None]):
+        folder = copy(family)
+        edit(folder, lambda t, change=change: t | {name: change(t[name])})
+        with pytest.raises(UserError, match=name):
+            load_model(folder)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("family,name", [
+    ("bert", "bert.odd"), ("bert", "bert.encoder.layer.3.output.dense.bias"), ("bert", "classifier.weight"),
+    ("gpt2", "odd"), ("gpt2", "transformer.h.3.ln_1.weight"), ("gpt2", "score.weight"),
+])  # fmt: skip
+def test_an_extra_tensor_is_named(family, name, copy):
+    folder = copy(family)
+    edit(folder, lambda t: t | {name: torch.zeros(3)})
+    with pytest.raises(UserError, match=name.replace(".", r"\.")):
+        load_model(folder)
+
+
+def test_new_heads_are_named_and_nothing_else_is_forgiven(tiny_folders, copy):
+    fam = FAMILIES["bert"]
+    spec = read_spec(tiny_folders["bert"])[0]
+    heads = {"tag": fam.label_head("tag", ("a", "b"), spec.trunk)}
+    found = load_model(tiny_folders["bert"], heads=heads, seed=5)
+    assert found.fresh == ["heads.tag.linear.bias", "heads.tag.linear.weight"]
+    again, other = (load_model(tiny_folders["bert"], heads=heads, seed=s).model for s in (5, 6))
+    name = "heads.tag.linear.weight"
+    assert torch.equal(found.model.state_dict()[name], again.state_dict()[name])
+    assert not torch.equal(found.model.state_dict()[name], other.state_dict()[name])
+    folder = copy("bert")
+    edit(folder, lambda t: {k: v for k, v in t.items() if "layer.1.output" not in k})
+    with pytest.raises(UserError, match=r"layer\.1\.output"):
+        load_model(folder, heads=heads)
+
+
+# --- round trips -----------------------------------------------------------------------------------------------------
+
+
+def round_trip(model, tokenizer, folder, notes=None):
+    save_model(folder, model, tokenizer, notes)
+    again = load_model(folder)
+    assert again.model.spec == model.spec and not again.fresh
+    before, after = model.state_dict(), again.model.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[n], after[n]) for n in before)
+    verify_model(folder)
+    return again
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_both_label_heads(family, tiny_folders, tmp_path):
+    """Two heads, one published name: the one without a place of its own goes to polyseme.safetensors."""
+    fam, folder = FAMILIES[family], load_model(tiny_folders[family])
+    trunk = folder.model.spec.trunk
+    labels = {"classify": ("x", "y", "z"), "tag": ("O", "B")}
+    heads = {name: fam.label_head(name, found, trunk) for name, found in labels.items()}
+    for order in (["classify", "tag"], ["tag", "classify"]):
+        model = ModelSpec(family, trunk, {h: heads[h] for h in order}).build(seed=1)
+        randomise(model)
+        path = tmp_path / order[0]
+        round_trip(model, folder.tokenizer, path)
+        left = load_file(path / "polyseme.safetensors") if (path / "polyseme.safetensors").exists() else {}
+        assert all(n.startswith("heads.") for n in left) and (left or family != "bert")
+        config = json.loads((path / "config.json").read_text())
+        name = config["architectures"][0]
+        theirs, trouble = opened(getattr(transformers, name), path)
+        assert not trouble.get("missing_keys") and not trouble.get("mismatched_keys"), trouble
+        head = fam.architectures[name][0]
+        assert [theirs.config.id2label[i] for i in range(len(heads[head].labels))] == list(heads[head].labels)
+        assert_same(model, theirs, [head])
+
+
+def test_pretraining_and_label_heads_together(tiny_folders, tmp_path):
+    folder = load_model(tiny_folders["bert"])
+    spec = folder.model.spec
+    tag = FAMILIES["bert"].label_head("tag", ("O", "B", "I"), spec.trunk)
+    model = spec.replace(heads={**spec.heads, "tag": tag}).build(seed=2)
+    randomise(model)
+    round_trip(model, folder.tokenizer, tmp_path / "model")
+    theirs, trouble = opened(transformers.BertForPreTraining, tmp_path / "model")
+    assert not trouble.get("missing_keys")
+    assert_same(model, theirs, ["masked", "pair"])
+
+
+@pytest.mark.parametrize("num_segments", [0, 1, 3])
+def test_other_numbers_of_segments(num_segments, tiny_folders, tmp_path):
+    folder = load_model(tiny_folders["bert"])
+    spec = folder.model.spec
+    embeddings = spec.trunk.embeddings.replace(num_segments=num_segments)
+    model = spec.replace(trunk=spec.trunk.replace(embeddings=embeddings)).build(seed=2)
+    round_trip(model, folder.tokenizer, tmp_path / "model")
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_notes_and_overwriting(family, tiny_folders, tmp_path):
+    folder = load_model(tiny_folders[family])
+    notes = {"recipe": {"a": [1, 2.5, None, "ü"]}, "results": {"b": True}}
+    assert round_trip(folder.model, folder.tokenizer, tmp_path / "model", notes).notes == notes
+    assert round_trip(folder.model, folder.tokenizer, tmp_path / "model").notes == {}
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_config_there_and_back(family):
+    fam = FAMILIES[family]
+    for size in fam.sizes:
+        spec = fam.spec(size)
+        assert fam.from_config(json.loads(json.dumps(fam.to_config(spec)))) == spec.trunk
+        assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_recipes_there_and_back(name):
+    recipe = RECIPES[name]()
+    assert recipe.name == name
+    again = Recipe.from_json(json.loads(json.dumps(recipe.to_json())))
+    assert again == recipe and again.to_json() == recipe.to_json()
+    recipe.check().model_spec(1000)
