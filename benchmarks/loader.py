@@ -1,6 +1,6 @@
 """Tokens a second from the corpus to a masked batch, on one core, against `transformers`' collator.
 
-    python benchmarks/loader.py [--tokens 8000000] [--fixed]
+    python benchmarks/loader.py [--tokens 3000000] [--fixed]
 
 Ours is the whole path: order, gather from the memory-mapped shards, special tokens, pairs, masks, batch. The
 peer is `DataCollatorForLanguageModeling` alone, given samples that are already cut, shuffled, marked and in
@@ -50,7 +50,7 @@ def make_corpus(folder: Path, num_shards: int = 2, shard_tokens: int = 10_000_00
 
     Sentences of 5 to 44 tokens, documents of 5 to 54 sentences, words of 1.25 tokens.
     """
-    from polyseme.corpus.store import FORMAT, Corpus, shard_file, token_type
+    from polyseme.corpus.store import FORMAT, Corpus, manifest_hash, shard_file, token_type
 
     rng = np.random.default_rng(0)
     shards = []
@@ -80,6 +80,7 @@ def make_corpus(folder: Path, num_shards: int = 2, shard_tokens: int = 10_000_00
         "tokenizer_files": {},
         "shards": shards,
     }
+    manifest["hash"] = manifest_hash(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return Corpus.open(folder)
 

@@ -3,7 +3,7 @@
     python benchmarks/train_cpu.py [--rounds 5] [--sizes tiny,small]
 
 Both do masked LM and next sentence with fused AdamW. The peer is `BertForPreTraining` on the batch padded to its
-longest row, as its own collator makes it; ours reads the same rows packed, and its head reads only the rows that are predicted.
+longest row, as its own collator makes it; ours reads the same rows packed, and its head only the rows predicted.
 Losses are compared at every step. The two are timed in turn, and the median counts; real tokens only.
 """
 

@@ -15,6 +15,7 @@ import contextlib
 import io
 import json
 import random
+import re
 import sys
 import traceback
 from dataclasses import dataclass
@@ -77,6 +78,36 @@ def cli_fixture():
 @pytest.fixture(scope="session", name="done")
 def done_fixture():
     return done
+
+
+def snapshot(folder):
+    """Everything below a folder, hidden files too."""
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
+
+
+@pytest.fixture
+def refused(cli, tmp_path):
+    """Run a command that must fail; `tmp_path` stays as it was. Returns what was said."""
+
+    def run(*args, says=()):
+        before = snapshot(tmp_path)
+        answer = cli(*args)
+        lines, after = answer.err.splitlines(), snapshot(tmp_path)
+        absent = [part for part in ([says] if isinstance(says, str) else says) if not re.search(part, answer.err, re.I)]
+        faults = {
+            f"status {answer.status}": answer.status != 2,
+            f"{len(lines)} lines": len(lines) != 1,
+            "no 'error: '": not answer.err.startswith("error: "),
+            f"printed {answer.out[:80]!r}": bool(answer.out),
+            f"left {sorted(after.keys() ^ before.keys()) or 'a file changed'}": after != before,
+            f"does not say {absent}": bool(absent),
+        }
+        if any(faults.values()):
+            shown = "; ".join(fault for fault, holds in faults.items() if holds)
+            pytest.fail(f"{args[0]}: {shown}: {' | '.join(lines[-4:])}", pytrace=False)
+        return answer.err
+
+    return run
 
 
 def sentence(draw: random.Random) -> str:

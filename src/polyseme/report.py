@@ -146,7 +146,7 @@ def write_report(run: Path) -> Path:
                 ("The exact recipe", code(recipe)),
                 (
                     "What next",
-                    code(f"polyseme fill {run}/model 'a text with a [MASK]'\npolyseme finetune {run}/model …"),
+                    code(f"polyseme score {run}/model --data TEXT.txt\npolyseme finetune {run}/model --help"),
                 ),
             ],
         )

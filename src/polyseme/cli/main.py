@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
-import click
 import typer
 
 from polyseme.cli import (
@@ -47,16 +47,20 @@ app.command("encode")(encode.encode)
 app.command("demo")(demo.demo)
 
 
+Misuse: Any = next(
+    c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException"
+)  # typer may carry its own click
+
+
 def main() -> None:
     try:
         for given in sys.argv:
             _check_text(given)
         status = app(standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
-        status = 2
-    except click.ClickException as error:
-        print(f"error: {' '.join(error.format_message().split())}", file=sys.stderr)
+    except Misuse as error:
+        said = error.format_message()
+        asked = type(error).__name__ == "NoArgsIsHelpError"
+        print(said if asked else f"error: {' '.join(said.split())}", file=sys.stderr)
         status = 2
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -64,7 +68,7 @@ def main() -> None:
     except Stopped as stop:
         print(stop, file=sys.stderr)
         status = 128 + stop.signum
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         status = 130
     except BrokenPipeError:  # the reader of our output left: not an error

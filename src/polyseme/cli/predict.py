@@ -14,6 +14,9 @@ Label = Annotated[str, typer.Option(help="the column or key of the label")]
 Header = Annotated[bool, typer.Option(help="TSV has a header; without, columns are numbers from 1")]
 Truncate = Annotated[bool | None, typer.Option(help="cut what is longer than the model reads; default: as fine-tuned")]
 
+TaskKind = Annotated[str, typer.Option("--task", help="how to read the data if the folder does not say: pair, …")]
+SkipBad = Annotated[bool, typer.Option(help="go on past bad rows and count them")]
+
 
 def evaluate(
     model: Model,
@@ -23,18 +26,20 @@ def evaluate(
     label: Label = "label",
     header: Header = True,
     truncate: Truncate = None,
+    task: TaskKind = "",
+    skip_bad: SkipBad = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Measure a fine-tuned model on labelled examples."""
-    from polyseme.cli.output import print_json
+    import polyseme
+    from polyseme.cli.output import kind_of, print_json
     from polyseme.tasks.examples import read_examples
     from polyseme.tasks.predict import evaluate as run
     from polyseme.tasks.task import Task
-    from polyseme.weights.folder import load_model
 
-    folder = load_model(model)
-    kind = Task.from_model(folder.model, folder.notes).kind
-    given = read_examples(data, kind, text=text, pair=pair, label=label, header=header)
+    folder = polyseme.load(model).folder
+    kind = kind_of(task) if task else Task.from_model(folder.model, folder.notes).kind
+    given = read_examples(data, kind, text=text, pair=pair, label=label, header=header, skip_bad=skip_bad)
     found = run(folder, given, truncate=truncate)
     if as_json:
         print_json({"examples": len(given), **found})
@@ -53,16 +58,21 @@ def predict(
     label: Label = "label",
     header: Header = True,
     truncate: Truncate = None,
+    task: TaskKind = "",
+    skip_bad: SkipBad = False,
 ) -> None:
     """Write a label and its probability for each example, in the order of the input."""
+    import polyseme
+    from polyseme.cli.output import kind_of
     from polyseme.tasks.examples import read_examples
     from polyseme.tasks.predict import predict as run
     from polyseme.tasks.predict import write_predictions
     from polyseme.tasks.task import Task
-    from polyseme.weights.folder import load_model
 
-    folder = load_model(model)
-    kind = Task.from_model(folder.model, folder.notes).kind
-    given = read_examples(data, kind, text=text, pair=pair, label=label, header=header, need_labels=False)
+    folder = polyseme.load(model).folder
+    kind = kind_of(task) if task else Task.from_model(folder.model, folder.notes).kind
+    given = read_examples(
+        data, kind, text=text, pair=pair, label=label, header=header, need_labels=False, skip_bad=skip_bad
+    )
     write_predictions(out, given, run(folder, given, truncate=truncate))
     print(f"{out}: {len(given)} predictions")

@@ -43,8 +43,7 @@ def train(
                 bar.advance(len(document.text))
                 yield document.text
 
-        lower = kind == "wordpiece" if lowercase is None else lowercase
-        made = Tokenizer.train(kind, texts(), vocab_size, lower, min_frequency)  # type: ignore[arg-type]
+        made = Tokenizer.train(kind, texts(), vocab_size, lowercase, min_frequency)  # type: ignore[arg-type]
     with whole_folder(out) as folder:
         made.save(folder)
-    print(f"{out}: {made.kind}, {made.vocab_size} pieces, {'lower case' if lower else 'case kept'}")
+    print(f"{out}: {made.kind}, {made.vocab_size} pieces, {'lower case' if made.lowercase else 'case kept'}")

@@ -66,7 +66,7 @@ def prepare(
                 if on_progress:
                     on_progress(characters)
 
-            advance(sum(marker["counts"]["characters"] for marker in markers))
+            bar.skip(sum(marker["counts"]["characters"] for marker in markers))
             rest = itertools.islice(itertools.chain([first], documents), done, None)
             for shard in _shards(rest, tokenizer, lang, shard_characters, advance):
                 markers.append(_write_shard(out, len(markers), shard, tokenizer.vocab_size))

@@ -24,7 +24,8 @@ def held_out(module: str) -> bool:
 
     The choices of docs/log.md were made on another tenth (the digest's first byte), so these modules are fresh.
     """
-    return hashlib.sha256(module.encode()).digest()[1] < 26
+    tuned_on, drawn = hashlib.sha256(module.encode()).digest()[:2]
+    return tuned_on >= 26 and drawn < 28
 
 
 def examples(test: bool) -> list[Example]:

@@ -38,7 +38,7 @@ def large() -> Recipe:
 
 
 def small() -> Recipe:
-    """BERT-small (L4 H512) with masked words alone: a day's text on one GPU in an hour."""
+    """BERT-small (L4 H512) with masked words alone, for one GPU."""
     return Recipe(
         name="bert-small",
         family="bert",

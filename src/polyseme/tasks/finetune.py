@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
@@ -28,7 +27,7 @@ from polyseme.tasks.metrics import PRIMARY, require
 from polyseme.tasks.predict import logits, measure
 from polyseme.tasks.task import HEADS, Encoded, Task
 from polyseme.train.cost import num_parameters
-from polyseme.train.loop import Report, Training, train
+from polyseme.train.loop import Report, Training, choose_device, train
 from polyseme.train.optim import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 from polyseme.weights.folder import ModelFolder, load_model, read_spec, save_model
@@ -176,9 +175,7 @@ def _open(path: Path, task: Task, seed: int, scratch: bool) -> ModelFolder:
 
 
 def _training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int) -> Training:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.use_deterministic_algorithms(device.type == "cpu")
-    torch.manual_seed(seed)
+    device = choose_device()
     model = model.to(device)
     groups = model.trunk.groups()
     if settings.freeze > len(groups):

@@ -77,11 +77,15 @@ class Tokenizer:
         kind: Literal["wordpiece", "bpe"],
         texts: Iterator[str],
         vocab_size: int,
-        lowercase: bool = True,
+        lowercase: bool | None = None,
         min_frequency: int = 2,
         max_alphabet: int = 1000,
     ) -> Tokenizer:
-        """Learn a vocabulary of at most `vocab_size` entries; the same texts give the same one."""
+        """Learn a vocabulary of at most `vocab_size` entries; the same texts give the same one.
+
+        By default WordPiece lowers case, as BERT's first model does, and BPE keeps it, as GPT-2 does.
+        """
+        lowercase = kind == "wordpiece" if lowercase is None else lowercase
         if kind == "wordpiece":
             return cls(train_wordpiece(texts, vocab_size, lowercase, min_frequency, max_alphabet))
         if kind == "bpe":

@@ -61,6 +61,16 @@ class Training:
         return torch.autocast(self.device.type, torch.bfloat16)
 
 
+def choose_device() -> torch.device:
+    """The GPU if there is one. On a CPU every operation is deterministic, so that a run can be repeated bit for bit."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    torch.use_deterministic_algorithms(True)
+    # filling fresh memory is that mode's aid to debugging, and costs 5 %
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
+    return torch.device("cpu")
+
+
 def train(run: Training, data: Iterable[tuple[list[Batch], Any]]) -> Iterator[Report]:
     """Run steps `start + 1 … total` over (micro-batches of one step, the cursor after it)."""
     run.model.train()

@@ -34,7 +34,7 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from polyseme.train.cost import num_parameters
-from polyseme.train.loop import Report, Training, train
+from polyseme.train.loop import Report, Training, choose_device, train
 from polyseme.train.optim import load_optimiser_state, optimiser_state
 from polyseme.train.recipe import Recipe
 from polyseme.weights.folder import save_model
@@ -62,9 +62,7 @@ def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False)
     this; only the first writes.
     """
     rank, world = distributed.start()
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    torch.use_deterministic_algorithms(device.type == "cpu")
-    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # a debugging aid that costs 5 %  # noqa: B010
+    device = choose_device()
     recipe = recipe.check()
     distributed.on_first(lambda: verify(corpus_path))
     corpus, tokenizer = Corpus.open(corpus_path), Tokenizer.load(corpus_path / "tokenizer")

@@ -102,6 +102,10 @@ class Recipe(Spec):
             raise UserError(f"bin_tokens {self.bin_tokens} is smaller than max_len {self.max_len}")
         if self.batch_tokens % self.bin_tokens:
             raise UserError(f"batch_tokens {self.batch_tokens} is not a multiple of bin_tokens {self.bin_tokens}")
+        if min(self.budget.steps, self.budget.tokens, self.budget.minutes) < 0:
+            raise UserError("the budget is negative")
+        if self.optim.rate <= 0:
+            raise UserError(f"optim.rate is {self.optim.rate}, which is not above 0")
         if not any((self.budget.steps, self.budget.tokens, self.budget.minutes)):
             raise UserError("the budget is empty: set budget.steps, budget.tokens or budget.minutes")
         return self

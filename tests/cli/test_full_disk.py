@@ -1,0 +1,73 @@
+"""A disk that fills up while something is saved: one line, and nothing half written."""
+
+import re
+import resource
+import subprocess
+import sys
+
+
+def with_small_disk(limit, *args):
+    """The command in a process that may write no file of more than `limit` bytes, as on a full disk."""
+
+    def shrink():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    command = [sys.executable, "-m", "polyseme.cli.main", *map(str, args)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=shrink)
+    shown = f"status {found.returncode}\n{found.stdout}\n{found.stderr}"
+    assert "Traceback" not in found.stderr and found.returncode == 2, shown
+    assert len(found.stderr.splitlines()) == 1 and found.stderr.startswith("error: "), shown
+    assert re.search("cannot write|too large|space", found.stderr), shown
+    return found.stderr
+
+
+def parts(folder):
+    return [str(p) for p in folder.rglob(".*")]
+
+
+def test_disk_full_in_a_checkpoint(project, tmp_path):
+    with_small_disk(60_000, "pretrain", project / "bert.json", "--corpus", project / "corpus-bert", "--out",
+                    tmp_path / "run")  # fmt: skip
+    assert not list((tmp_path / "run").rglob("step-*")) and not (tmp_path / "run/model").exists()
+    assert not parts(tmp_path)
+
+
+def test_disk_full_in_a_model(project, tmp_path):
+    with_small_disk(
+        60_000, "finetune", project / "run-bert/model", "--task", "classification", "--train",
+        project / "classification-train.tsv", "--dev", project / "classification-dev.tsv", "--out", tmp_path / "run",
+        "--set", "steps=1",
+    )  # fmt: skip
+    assert not (tmp_path / "run/model").exists() and not (tmp_path / "run/results.json").exists()
+    assert not parts(tmp_path)
+
+
+def test_disk_full_in_prepare(project, done, cli, tmp_path):
+    (tmp_path / "long.txt").write_text("The old cat sees the dog in the quiet garden.\n\n" * 6000)
+    common = ("prepare", tmp_path / "long.txt", "--tokenizer", project / "tok-bert", "--out", tmp_path / "corpus",
+              "--split", "blank")  # fmt: skip
+    with_small_disk(60_000, *common)
+    assert not parts(tmp_path)
+    assert cli("verify", tmp_path / "corpus").status == 2
+    done(*common)  # with room again, it goes on
+    done("verify", tmp_path / "corpus")
+
+
+def test_disk_full_in_embed(project, tmp_path):
+    (tmp_path / "lines.txt").write_text("the old cat\n" * 800)
+    with_small_disk(60_000, "embed", project / "run-bert/model", "--data", tmp_path / "lines.txt", "--out",
+                    tmp_path / "v.npz")  # fmt: skip
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["lines.txt"]
+
+
+def test_disk_full_in_predict(project, tmp_path):
+    row = (project / "classification-dev.tsv").read_text().splitlines()[1]
+    (tmp_path / "many.tsv").write_text("text\tlabel\n" + f"{row}\n" * 500)
+    with_small_disk(20_000, "predict", project / "run-classification/model", "--data", tmp_path / "many.tsv", "--out",
+                    tmp_path / "p.jsonl")  # fmt: skip
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["many.tsv"]
+
+
+def test_disk_full_in_tokenizer(project, tmp_path):
+    with_small_disk(2_000, "tokenizer", "train", project / "text.txt", "--vocab-size", 300, "--out", tmp_path / "tok")
+    assert list(tmp_path.iterdir()) == []
