@@ -199,7 +199,9 @@ class LanguageModel:
                 vectors = part.float().cpu().numpy()
                 inner = vectors[lead : len(vectors) - (added - lead)]
                 found[i] = vectors if per == "token" else _word_means(inner, words[i])
-        return np.stack(found) if per == "text" else found
+        if per != "text":
+            return found
+        return np.stack(found) if found else np.empty((0, self.model.spec.trunk.dim), dtype=np.float32)
 
     def predict(self, examples: Sequence[Any]) -> list[Any]:
         """Labels of a fine-tuned model, for texts, pairs of texts or lists of words."""

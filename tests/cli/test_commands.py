@@ -302,8 +302,8 @@ def test_a_real_process_errs_in_one_line(tmp_path):
     assert len(found.stderr.splitlines()) == 1 and found.stderr.startswith("error: there is no model folder")
 
 
-def test_a_reader_that_leaves_is_no_error(project):
-    """`polyseme … | head -1`: the pipe closes while there is more to say."""
-    command = f"{sys.executable} -m polyseme.cli.main families | head -1"
-    found = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=120)
-    assert "Traceback" not in found.stderr and "BrokenPipe" not in found.stderr and found.stdout.count("\n") == 1
+def test_a_reader_that_leaves_is_no_error():
+    """`polyseme … | head`: here the reader has left before the first word."""
+    command = f"{sys.executable} -m polyseme.cli.main families | true"
+    found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, env=os.environ)
+    assert found.stderr == "" and found.stdout == ""

@@ -20,7 +20,7 @@ from polyseme.weights.folder import load_model, save_model
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt", "seal", "swan"]
 MARKED = ("wolf", "bear", "frog")
 TOKENIZERS = {"bert": "wordpiece", "gpt2": "bpe"}
-QUICK = FinetuneSpec(epochs=8, batch_size=16, optim=OptimSpec(rate=5e-3))
+QUICK = FinetuneSpec(epochs=8, batch_size=16, optim=OptimSpec(rate=3e-3))
 
 
 def examples(kind, n=240):

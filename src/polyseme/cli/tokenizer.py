@@ -30,12 +30,15 @@ def train(
     """Train a tokenizer on text, check it, and save it where `transformers` opens it too."""
     from polyseme.cli.output import empty_or_new
     from polyseme.corpus.sources import open_sources
+    from polyseme.errors import UserError
     from polyseme.files import whole_folder
     from polyseme.progress import progress
     from polyseme.text.tokenizer import Tokenizer
 
     empty_or_new(out)
     sources = open_sources(source, key=key, split=split, skip_bad=skip_bad)
+    if next(iter(sources), None) is None:
+        raise UserError(f"there is no text in {', '.join(source)}")
     with progress("read", None, "characters") as bar:
 
         def texts():  # type: ignore[no-untyped-def]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -66,10 +67,18 @@ def prepare(
                 if on_progress:
                     on_progress(characters)
 
-            bar.skip(sum(marker["counts"]["characters"] for marker in markers))
+            before = sum(marker["counts"]["characters"] for marker in markers)
+            bar.skip(before)
+            if on_progress and before:
+                on_progress(before)
             rest = itertools.islice(itertools.chain([first], documents), done, None)
-            for shard in _shards(rest, tokenizer, lang, shard_characters, advance):
-                markers.append(_write_shard(out, len(markers), shard, tokenizer.vocab_size))
+            try:
+                for shard in _shards(rest, tokenizer, lang, shard_characters, advance):
+                    markers.append(_write_shard(out, len(markers), shard, tokenizer.vocab_size))
+            except UserError:
+                if not markers:  # nothing was finished, so nothing of ours is left
+                    _forget(out)
+                raise
         if not markers:
             raise UserError(f"no text in {', '.join(map(str, paths))} leaves a token")
         skipped = {"blank": sources.num_blank, "bad": sources.num_bad, "bad_rows": sources.bad}
@@ -106,6 +115,14 @@ def _begin(out: Path, plan: dict[str, Any], tokenizer: Tokenizer) -> dict[str, A
     write_json(path, plan)
     tokenizer.save(out / "tokenizer")
     return plan
+
+
+def _forget(out: Path) -> None:
+    """Take back what `_begin` made, and the folder if it is empty then."""
+    shutil.rmtree(out / "tokenizer")
+    (out / "manifest.json").unlink()
+    if not any(out.iterdir()):
+        out.rmdir()
 
 
 def _difference(found: dict[str, Any], plan: dict[str, Any]) -> str:

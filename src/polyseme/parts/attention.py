@@ -10,7 +10,7 @@ from polyseme.errors import UserError
 from polyseme.parts.attend import attend, attention_weights
 from polyseme.parts.layout import Layout
 from polyseme.parts.memory import Cache
-from polyseme.parts.spec import Spec
+from polyseme.parts.spec import Spec, in_range
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,9 @@ class AttentionSpec(Spec):
     dropout: float = 0.0  # on the probabilities
     bias: bool = True
     causal: bool = False
+
+    def __post_init__(self) -> None:
+        in_range("attention dropout", self.dropout, 0, 1)
 
     def build(self, dim: int) -> Attention:
         if self.num_heads < 1 or dim % self.num_heads:

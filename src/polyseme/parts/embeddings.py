@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch.nn.functional as F
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from polyseme.errors import UserError
 from polyseme.parts.norms import NoNormSpec, NormSpec
-from polyseme.parts.spec import Spec
+from polyseme.parts.spec import Spec, in_range
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,12 @@ class EmbeddingsSpec(Spec):
     num_segments: int = 0
     norm: NormSpec = field(default_factory=NoNormSpec)
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "dim", "max_len"):
+            in_range(name, getattr(self, name), 1, math.inf)
+        in_range("num_segments", self.num_segments, 0, math.inf)
+        in_range("dropout", self.dropout, 0, 1)
 
     def build(self) -> Embeddings:
         return Embeddings(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.parts.spec import Spec
+from polyseme.parts.spec import Spec, in_range
 
 ActivationName = Literal["gelu", "gelu_tanh", "relu", "tanh"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -27,6 +28,9 @@ class FeedForwardSpec(Spec):
     ffn_dim: int
     activation: ActivationName = "gelu"
     bias: bool = True
+
+    def __post_init__(self) -> None:
+        in_range("ffn_dim", self.ffn_dim, 1, math.inf)
 
     def build(self, dim: int) -> FeedForward:
         return FeedForward(self, dim)

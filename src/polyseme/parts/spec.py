@@ -69,7 +69,10 @@ class Spec:
                 return self.replace(**{name: {**inner, rest: value}})
             if not isinstance(inner, Spec):
                 raise UserError(f"{name!r} in {type(self).__name__} has no parts, so {path!r} names nothing")
-            return self.replace(**{name: inner.at(rest, text)})
+            try:
+                return self.replace(**{name: inner.at(rest, text)})
+            except UserError as error:
+                raise UserError(f"{name}.{error}" if str(error).startswith(rest) else str(error)) from None
         return self.replace(**{name: _read(hints[name], _parse(text), path)})
 
 
@@ -87,6 +90,12 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 def _specs_in(hint: Any) -> list[type[Spec]]:
     return [m for m in _members(hint) if isinstance(m, type) and issubclass(m, Spec)]
+
+
+def in_range(name: str, value: float, low: float, high: float) -> None:
+    """A `UserError` unless low ≤ value < high."""
+    if isinstance(value, int | float) and not low <= value < high:  # another type is told with its place by from_json
+        raise UserError(f"{name} is {value}, expected from {low:g} to below {high:g}")
 
 
 def _plain(value: Any) -> Any:

@@ -28,5 +28,6 @@ def training_flops(model: Model, batch: Batch) -> int:
         if isinstance(head, LanguageHeadSpec):
             heads += 6 * targets.count * (dim * head.vocab_size + (dim * dim if head.dense else 0))
         else:
-            heads += 6 * targets.count * dim * len(head.labels)
+            pooled = dim * dim if head.reads == "pooled" and trunk.pooler.dense else 0
+            heads += 6 * targets.count * (dim * len(head.labels) + pooled)
     return 6 * weights * sum(lengths) + products + heads

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from polyseme.parts.spec import Spec
+from polyseme.parts.spec import Spec, in_range
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,13 @@ class OptimSpec(Spec):
     decay: float = 0.01
     clip: float = 1.0
     layer_decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        in_range("rate", self.rate, 0, math.inf)
+        in_range("beta1", self.beta1, 0, 1)
+        in_range("beta2", self.beta2, 0, 1)
+        for name in ("eps", "decay", "clip", "layer_decay"):
+            in_range(name, getattr(self, name), 0, math.inf)
 
     def build(self, model: nn.Module, groups: list[list[nn.Parameter]]) -> torch.optim.AdamW:
         """`groups` are the trunk's, from input to output; what is in none of them (the heads) comes last."""

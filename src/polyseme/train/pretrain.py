@@ -67,6 +67,7 @@ def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False)
     distributed.on_first(lambda: verify(corpus_path))
     corpus, tokenizer = Corpus.open(corpus_path), Tokenizer.load(corpus_path / "tokenizer")
     spec = recipe.model_spec(tokenizer.vocab_size)
+    begun = distributed.on_first(lambda: _open_run(out, recipe, corpus, resume))
     data, valid = _open_data(recipe, corpus, tokenizer, rank, world)
     precision = ("bf16" if device.type == "cuda" else "float32") if recipe.precision == "auto" else recipe.precision
     model = spec.build(recipe.seed).to(device)
@@ -91,7 +92,6 @@ def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False)
         "compile": run.terms is not losses,
         "precision": precision,
     }
-    begun = distributed.on_first(lambda: _open_run(out, recipe, corpus, resume))
     run.total = begun.get("total") or distributed.on_first(
         partial(_store_total, out, begun, _total_steps(recipe, run, data))
     )
@@ -246,17 +246,18 @@ def _step(row: str) -> float:
 
 
 def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool) -> dict[str, Any]:
-    """Begin a run folder, or check that the one there is this run. What `recipe.json` holds is returned."""
+    """What `recipe.json` holds or will hold, once it is sure that a run may begin or go on in this folder."""
     saved = {"recipe": recipe.to_json(), "corpus": str(corpus.path), "corpus_hash": corpus.manifest_hash}
     path = out / "recipe.json"
     if not path.exists():
         if out.is_file() or (out.is_dir() and any(out.iterdir())):
             raise UserError(f"{out} is already there and holds no run: choose another --out")
-        write_json(path, saved)
         return saved
     if not resume:
         raise UserError(f"{out} already holds a run: give --resume to go on with it, or another --out")
     before = read_json(path)
+    if not isinstance(before, dict) or not saved.keys() <= before.keys():
+        raise UserError(f"{path} is not a run's recipe")
     if before["corpus_hash"] != saved["corpus_hash"]:
         raise UserError(f"{out} was begun on another corpus ({before['corpus']})")
     if before["recipe"] != saved["recipe"]:
@@ -267,7 +268,7 @@ def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool) -> dict[s
 
 
 def _store_total(out: Path, begun: dict[str, Any], total: int) -> int:
-    """The length of the run is settled once: a resumed run keeps it."""
+    """Begin the run folder. The length of the run is settled here, once: a resumed run keeps it."""
     write_json(out / "recipe.json", begun | {"total": total})
     return total
 

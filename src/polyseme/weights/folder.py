@@ -21,7 +21,7 @@ from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES, Family
 from polyseme.files import read_json, sha256, whole_folder, write_json, write_tensors
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec
-from polyseme.parts.model import Model, ModelSpec
+from polyseme.parts.model import Model, ModelSpec, TrunkSpec
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.table import to_ours, to_theirs
 
@@ -43,8 +43,10 @@ def save_model(path: Path, model: Model, tokenizer: Tokenizer, notes: dict[str, 
     """Write the folder whole or not at all. `notes` is kept as it is: recipe, provenance, results."""
     family = FAMILIES[model.spec.family]
     state = {name: t.detach().cpu().float() for name, t in model.state_dict().items()}
-    theirs, left = to_theirs(family, model.spec, state)
     architecture = _architecture(family, model.spec)
+    first = family.architectures[architecture] if architecture else ()  # these heads have a published place
+    heads = {name: model.spec.heads[name] for name in (*first, *(h for h in model.spec.heads if h not in first))}
+    theirs, left = to_theirs(family, model.spec.replace(heads=heads), state)
     if architecture is not None and not family.architectures[architecture]:
         theirs = {name.removeprefix(family.prefix): t for name, t in theirs.items()}
     with whole_folder(path) as folder:
@@ -109,7 +111,7 @@ def read_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
     base = next(a for a, heads in family.architectures.items() if not heads)
     if (name or base) not in family.architectures:
         raise UserError(f"{folder}/config.json: architecture {name!r}; {nearest(str(name), family.architectures)}")
-    trunk = family.from_config(config)
+    trunk = TrunkSpec.from_json(family.from_config(config).to_json(), "config.json")  # every value is of its type
     pretraining = family.heads(trunk)
     numbered = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     labels = tuple(numbered[i] for i in sorted(numbered, key=int))
@@ -146,9 +148,9 @@ def _config(family: Family, spec: ModelSpec, architecture: str | None, tokenizer
     specials = tokenizer.specials
     ids = {"pad_token_id": specials.pad, "bos_token_id": specials.bos, "eos_token_id": specials.eos}
     config |= {key: value for key, value in ids.items() if value is not None}
-    for name in ("classify", "tag"):
-        head = spec.heads.get(name)
-        if isinstance(head, LabelHeadSpec):
+    for name in family.architectures[architecture] if architecture else ():
+        head = spec.heads[name]
+        if name not in family.heads(spec.trunk) and isinstance(head, LabelHeadSpec):
             config["id2label"] = {str(i): label for i, label in enumerate(head.labels)}
             config["label2id"] = {label: i for i, label in enumerate(head.labels)}
     return config

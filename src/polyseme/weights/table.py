@@ -68,14 +68,14 @@ def to_ours(
             continue
         if missing:
             raise UserError(f"{where} lacks the tensor {missing[0]!r}; {nearest(missing[0], set(present) - used)}")
+        ours = tuple(shapes[rule.ours])
+        each = (ours[0] // len(rule.theirs), *ours[1:]) if rule.how == "stack" else ours
         parts = [present[name] for name in rule.theirs]
+        for name, part in zip(rule.theirs, parts):
+            if part.shape != (each[::-1] if rule.how == "transpose" else each):
+                raise UserError(f"{where}: {name!r} has shape {tuple(part.shape)}, which does not fit its config")
         used.update(rule.theirs)
-        tensor = torch.cat(parts) if rule.how == "stack" else parts[0].t() if rule.how == "transpose" else parts[0]
-        if tensor.shape != shapes[rule.ours]:
-            raise UserError(
-                f"{where}: {rule.theirs[0]!r} has shape {tuple(parts[0].shape)}, which does not fit its config"
-            )
-        found[rule.ours] = tensor
+        found[rule.ours] = torch.cat(parts) if len(parts) > 1 else parts[0].t() if rule.how == "transpose" else parts[0]
     for name, source in family.tied.items():
         if name in present and source in present:
             if not torch.equal(present[name], present[source]):
