@@ -91,7 +91,7 @@ def measure(
     out: Path, train: list[Example], test: Sequence[Example], seeds: int
 ) -> tuple[dict[str, list[float]], LanguageModel]:
     """F1 by four means. A seed draws the sentences to learn from, the new weights and the order of the examples."""
-    settings = FinetuneSpec(epochs=10, optim=OptimSpec(rate=1e-3), truncate=True)
+    settings = FinetuneSpec(epochs=6, batch_size=8, optim=OptimSpec(rate=1e-3), truncate=True)
     base = out / "pretrain" / "model"
     rows: dict[str, list[float]] = {}
     for seed in range(seeds):

@@ -24,7 +24,7 @@ def demo() -> Recipe:
         max_len=48,
         batch_tokens=2048,
         bin_tokens=2048,
-        budget=BudgetSpec(minutes=3.2),
+        budget=BudgetSpec(minutes=4.0),
         optim=OptimSpec(rate=3e-3, beta2=0.98),
         schedule=ScheduleSpec("linear", warmup=0.1),
         eval_every=250,

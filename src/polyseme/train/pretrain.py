@@ -8,6 +8,7 @@ import json
 import math
 import platform
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -299,9 +300,9 @@ def _total_steps(recipe: Recipe, run: Training, data: Data) -> int:
     if recipe.budget.tokens:
         return math.ceil(recipe.budget.tokens / (recipe.batch_tokens * data.order.fill()))
     model = copy.deepcopy(run.model)
-    trial = dataclasses.replace(run, model=model, optimiser=run.optim.build(model, model.trunk.groups()), total=16)
+    trial = dataclasses.replace(run, model=model, optimiser=run.optim.build(model, model.trunk.groups()), total=24)
     times = [time.perf_counter() for _ in train(trial, data.steps(Cursor()))]
-    each = (times[-1] - times[3]) / (len(times) - 4)
+    each = statistics.median(after - before for before, after in zip(times[4:], times[5:]))
     return max(int(recipe.budget.minutes * 60 / each), 1)
 
 
