@@ -93,15 +93,7 @@ def finetune(
     require(kind)
     task = Task.of(kind, train_examples)
     loaded = _open(Path(model_folder), task, first_seed, scratch)
-    loaded.tokenizer.check()
-    limit = loaded.model.spec.trunk.embeddings.max_len
-    if settings.max_len > limit:
-        raise UserError(f"max_len {settings.max_len} is longer than the model reads ({limit})")
-    encode = (loaded.tokenizer, settings.max_len or limit, settings.truncate)
-    data, dev = task.encode(train_examples, *encode), task.encode(dev_examples, *encode)
-    for example, encoded in zip((*train_examples, *dev_examples), (*data, *dev)):
-        if encoded.target is None:
-            raise UserError(f"{example.where}: there is no label")
+    data, dev = (_encode(task, examples, loaded, settings) for examples in (train_examples, dev_examples))
 
     rows: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
@@ -148,6 +140,19 @@ def finetune(
         write_json(out / "results.json", results)
         write_report(out)
     return results
+
+
+def _encode(task: Task, examples: Sequence[Example], folder: ModelFolder, settings: FinetuneSpec) -> list[Encoded]:
+    """Labelled examples as the model reads them."""
+    folder.tokenizer.check()
+    limit = folder.model.spec.trunk.embeddings.max_len
+    if settings.max_len > limit:
+        raise UserError(f"max_len {settings.max_len} is longer than the model reads ({limit})")
+    found = task.encode(examples, folder.tokenizer, settings.max_len or limit, settings.truncate)
+    for example, encoded in zip(examples, found):
+        if encoded.target is None:
+            raise UserError(f"{example.where}: there is no label")
+    return found
 
 
 def steps(

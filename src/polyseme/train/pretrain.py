@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from polyseme.files import read_json, told, write_json, write_text
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.packing import Bound, Shape, Vocabulary
 from polyseme.objectives.terms import losses, scores
-from polyseme.parts.model import Model
+from polyseme.parts.model import Model, ModelSpec
 from polyseme.progress import progress
 from polyseme.report import write_report
 from polyseme.text.tokenizer import Tokenizer
@@ -70,29 +71,8 @@ def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False)
     spec = recipe.model_spec(tokenizer.vocab_size)
     begun = distributed.on_first(lambda: _open_run(out, recipe, corpus, resume))
     data, valid = _open_data(recipe, corpus, tokenizer, rank, world)
-    precision = ("bf16" if device.type == "cuda" else "float32") if recipe.precision == "auto" else recipe.precision
-    model = spec.build(recipe.seed).to(device)
-    run = Training(
-        model,
-        recipe.optim.build(model, model.trunk.groups()),
-        recipe.optim,
-        recipe.schedule,
-        total=0,
-        device=device,
-        precision=precision,
-        seed=recipe.seed,
-        rank=rank,
-        terms=compiled(losses, device) if recipe.compile else losses,
-    )
-    environment = {
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "world": world,
-        "compile": run.terms is not losses,
-        "precision": precision,
-    }
+    run = _training(recipe, spec, device, rank)
+    environment = _environment(run, world)
     run.total = begun.get("total") or distributed.on_first(
         partial(_store_total, out, begun, _total_steps(recipe, run, data))
     )
@@ -132,7 +112,7 @@ def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False)
     results = {
         "valid": found,
         "steps": run.total,
-        "parameters": num_parameters(model),
+        "parameters": num_parameters(run.model),
         "tokens": spent["tokens"],
         "flops": spent["flops"],
         "device_hours": spent["seconds"] * world / 3600,
@@ -140,10 +120,41 @@ def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False)
     }
     if rank == 0:
         notes = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash}
-        save_model(out / "model", model, tokenizer, notes)
+        save_model(out / "model", run.model, tokenizer, notes)
         write_json(out / "results.json", results)
         write_report(out)
     return results
+
+
+def _training(recipe: Recipe, spec: ModelSpec, device: torch.device, rank: int) -> Training:
+    """The model at its start, and all that a step needs but the number of steps."""
+    precision = ("bf16" if device.type == "cuda" else "float32") if recipe.precision == "auto" else recipe.precision
+    model = spec.build(recipe.seed).to(device)
+    return Training(
+        model,
+        recipe.optim.build(model, model.trunk.groups()),
+        recipe.optim,
+        recipe.schedule,
+        total=0,
+        device=device,
+        precision=precision,
+        seed=recipe.seed,
+        rank=rank,
+        terms=compiled(losses, device) if recipe.compile else losses,
+    )
+
+
+def _environment(run: Training, world: int) -> dict[str, Any]:
+    """What has to stay the same for a resumed run to give the same bits."""
+    return {
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "device": torch.cuda.get_device_name() if run.device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "world": world,
+        "compile": run.terms is not losses,
+        "precision": run.precision,
+    }
 
 
 def _open_data(
@@ -302,7 +313,7 @@ def _total_steps(recipe: Recipe, run: Training, data: Data) -> int:
     model = copy.deepcopy(run.model)
     trial = dataclasses.replace(run, model=model, optimiser=run.optim.build(model, model.trunk.groups()), total=24)
     times = [time.perf_counter() for _ in train(trial, data.steps(Cursor()))]
-    each = statistics.median(after - before for before, after in zip(times[4:], times[5:]))
+    each = statistics.median(after - before for before, after in pairwise(times[4:]))
     return max(int(recipe.budget.minutes * 60 / each), 1)
 
 
