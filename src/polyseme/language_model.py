@@ -21,6 +21,7 @@ from torch import Tensor
 from polyseme.errors import UserError, nearest
 from polyseme.parts.layout import Layout, bins
 from polyseme.parts.model import Model
+from polyseme.progress import progress
 from polyseme.weights.folder import ModelFolder, load_model
 
 LAYERS = ("embeddings", "last", "second-to-last", "sum-last-4", "concat-last-4", "sum-all", "all")
@@ -118,7 +119,12 @@ class LanguageModel:
         if "next" in self.model.heads:
             return self._score_causal(texts)
         self._need("masked", "score a text")
-        return [self._score_masked(text) for text in texts]
+        found = []
+        with progress("score", len(texts), "texts", show=len(texts) > 20) as bar:
+            for text in texts:
+                found.append(self._score_masked(text))
+                bar.advance(1)
+        return found
 
     def _score_causal(self, texts: Sequence[str]) -> list[Score]:
         marks = self.tokenizer.specials
@@ -232,13 +238,19 @@ class LanguageModel:
         """The sequences in bins of about `bin_tokens` tokens, ready for the trunk."""
         if not self.model.spec.trunk.embeddings.num_segments:
             segments = None
-        for index in bins([len(row) for row in ids], self.bin_tokens):
+        lengths = np.array([len(row) for row in ids], dtype=np.int64)
+        total = int(lengths.sum())
+        with progress("read", total, "tokens", show=total > 20 * self.bin_tokens) as bar:
+            for index in bins(lengths, self.bin_tokens):
+                yield self._pack(ids, segments, index)
+                bar.advance(int(lengths[index].sum()))
 
-            def joined(rows: Sequence[np.ndarray], index: np.ndarray = index) -> Tensor:
-                return torch.from_numpy(np.concatenate([rows[i] for i in index]).astype(np.int64)).to(self.device)
+    def _pack(self, ids: Sequence[np.ndarray], segments: Sequence[np.ndarray] | None, index: np.ndarray) -> Packed:
+        def joined(rows: Sequence[np.ndarray]) -> Tensor:
+            return torch.from_numpy(np.concatenate([rows[i] for i in index]).astype(np.int64)).to(self.device)
 
-            layout = Layout.of([len(ids[i]) for i in index], device=self.device)
-            yield Packed(index, joined(ids), layout, None if segments is None else joined(segments))
+        layout = Layout.of([len(ids[i]) for i in index], device=self.device)
+        return Packed(index, joined(ids), layout, None if segments is None else joined(segments))
 
     def _read(self, ids: list[int], segments: list[int]) -> tuple[Packed, Tensor]:
         packed = next(self._packed([np.array(ids)], [np.array(segments)]))

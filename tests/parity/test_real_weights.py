@@ -34,6 +34,13 @@ def test_text_vectors_equal_sentence_transformers(folder):
     assert np.abs(vectors - expected).max() < 1e-4
 
 
+def test_published_vocabulary(folder):
+    """The model carries BERT's own uncased vocabulary."""
+    tokenizer = polyseme.load(folder).tokenizer
+    assert tokenizer.vocab_size == 30522
+    assert tokenizer.pieces(tokenizer.encode("flightless")) == ["flight", "##less"]
+
+
 def test_one_word_two_meanings(folder):
     """What the project is named for: the vector of a word depends on its context."""
     model = polyseme.load(folder)

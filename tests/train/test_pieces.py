@@ -12,12 +12,13 @@ import torch
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.objectives.batch import Batch, Targets
+from polyseme.objectives.terms import losses
 from polyseme.parts.layout import Layout
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from polyseme.train.cost import num_parameters, training_flops
 from polyseme.train.loop import Training, prefetch, train
 from polyseme.train.optim import OptimSpec, load_optimiser_state, optimiser_state, set_rate
-from polyseme.train.pretrain import pretrain
+from polyseme.train.pretrain import compiled, pretrain
 from polyseme.train.recipe import Recipe
 from polyseme.train.schedule import ScheduleSpec
 
@@ -309,3 +310,13 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     save_checkpoint(tmp_path, changed, keep=1)
     assert torch.equal(load_checkpoint(tmp_path).tensors["model"]["a"], torch.zeros(3))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["LATEST", "step-3"]
+
+
+def test_without_a_compiler_one_line_and_eager(monkeypatch, capsys):
+    def broken(function):
+        raise RuntimeError("no C++ compiler found\nand much more")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    assert compiled(losses, torch.device("cpu")) is losses
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "no C++ compiler found" in said

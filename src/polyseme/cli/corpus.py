@@ -26,6 +26,9 @@ def prepare(
     manifest = run(source, Tokenizer.load(tokenizer), out, key=key, split=split, lang=lang, skip_bad=skip_bad)
     counts = manifest["counts"]
     print(f"{out}: " + ", ".join(f"{value:,} {name}" for name, value in counts.items()))
+    skipped = manifest["skipped"]
+    if skipped["bad"]:
+        print(f"{skipped['bad']:,} bad rows were skipped, the first: {skipped['bad_rows'][0]}")
 
 
 def verify(folder: Annotated[Path, typer.Argument(help="a corpus folder or a model folder")]) -> None:
