@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import polyseme
 from polyseme import report
 from polyseme.corpus.prepare import prepare
@@ -50,6 +52,7 @@ SHOWN = "Returns the first element of the list, or None if it is empty."
 def run(out: Path, minutes: float, seeds: int) -> Path:
     """Every step of the toolkit in turn; the page it ends with."""
     began = time.monotonic()
+    torch.set_num_threads(min(torch.get_num_threads(), 8))  # the model is too small for more
     write_json(out / MARKER, {"minutes": minutes, "seeds": seeds})
     _say(began, "reading the documentation of this machine's Python")
     texts = [text for _, text in documents(keep=lambda name: not held_out(name))]
