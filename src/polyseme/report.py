@@ -19,9 +19,9 @@ body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var
        max-width: 58rem; padding: 2rem 1.2rem 4rem; }
 h1 { font-size: 1.7rem; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 2.4rem 0 .6rem; }
 p.lead { color: var(--soft); margin-top: 0; } p.note { color: var(--soft); font-size: .9rem; }
-table { border-collapse: collapse; margin: .6rem 0; } caption { text-align: left; color: var(--soft); }
+table { border-collapse: collapse; margin: .6rem 0; }
 th, td { padding: .28rem .8rem .28rem 0; text-align: left; border-bottom: 1px solid var(--line); }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; } tr.best td { font-weight: 600; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 pre { background: var(--tint); padding: .8rem 1rem; overflow-x: auto; font-size: .85rem; border-radius: 4px; }
 code { background: var(--tint); padding: .05rem .3rem; border-radius: 3px; } svg { max-width: 100%; height: auto; }
 b.code { color: var(--mark); border-bottom: 2px solid var(--mark); font-weight: 600; }
@@ -37,7 +37,7 @@ def page(title: str, lead: str, sections: Sequence[tuple[str, str]]) -> str:
     )
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Any]], best: int | None = None, caption: str = "") -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Cells are escaped; columns of numbers stand to the right."""
 
     def number(cell: Any) -> bool:
@@ -49,9 +49,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]], best: int | None
         marks = (f"<{tag}{' class=n' if r else ''}>" for r in right)
         return "".join(f"{mark}{html.escape(_cell(c))}</{tag}>" for mark, c in zip(marks, cells))
 
-    body = "".join(f"<tr{' class=best' if i == best else ''}>{line(row, 'td')}</tr>" for i, row in enumerate(rows))
-    head = f"<caption>{html.escape(caption)}</caption>" if caption else ""
-    return f"<table>{head}<tr>{line(header, 'th')}</tr>{body}</table>"
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
+    return f"<table><tr>{line(header, 'th')}</tr>{body}</table>"
 
 
 def code(value: Any) -> str:

@@ -156,11 +156,9 @@ def _page(
         (text, "; ".join(", ".join(f"{g.piece} {g.probability:.0%}" for g in guesses) for guesses in masks))
         for text, masks in filled
     ]
-    means = [statistics.fmean(scores) for scores in rows.values()]
     task = report.table(
         ["", "F1 on held-out modules"],
         [(name, _mean_and_deviation(scores)) for name, scores in rows.items()],
-        best=means.index(max(means)),
     )
     shown = test[:6]
     answers = [(example, prediction.tags or ()) for example, prediction in zip(shown, task_model.predict(shown))]
