@@ -1,20 +1,91 @@
-"""Writing so that nothing is lost: every file or folder appears whole or not at all."""
+"""Writing so that nothing is lost: every file or folder appears whole or not at all. Reading what is packed."""
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
 import json
+import lzma
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from polyseme.errors import UserError
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
+
+PACKED = (".gz", ".xz", ".zst", ".bz2")
+_BLOCK = 1 << 20
+_UNPACK: dict[str, Callable[[BinaryIO], Any]] = {
+    ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".xz": partial(lzma.LZMAFile, format=lzma.FORMAT_XZ),
+    ".bz2": bz2.BZ2File,
+}
+
+
+def arrow(what: str) -> Any:
+    """The package pyarrow, which `what` is read with."""
+    try:
+        import pyarrow
+    except ImportError:
+        raise UserError(f"{what} are read with pyarrow, which is not installed: pip install pyarrow") from None
+    return pyarrow
+
+
+class Damaged(UserError):
+    """A packed file that cannot be unpacked to its end."""
+
+
+def unpacked(path: Path) -> Iterator[bytes]:
+    """What a file holds, plain or packed as its ending says, in blocks of at most a megabyte.
+
+    All that can be unpacked is given before the `Damaged` that ends a file cut off.
+    """
+    ending = path.suffix.lower()
+    try:
+        if ending == ".zst":
+            yield from _from_zst(path)
+            return
+        with open(path, "rb") as file:
+            stream = _UNPACK.get(ending, lambda plain: plain)(file)
+            while block := stream.read1(_BLOCK):
+                yield block
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
+    except EOFError:
+        raise Damaged(f"{path} is truncated: its compressed data stops before its end") from None
+    except (OSError, zlib.error, lzma.LZMAError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what unpacks
+            raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise Damaged(f"{path} is not a whole {ending} file: {error}") from None
+
+
+def _from_zst(path: Path) -> Iterator[bytes]:
+    given = 0
+    try:
+        for block in _zst_blocks(path, 0, 1 << 16):
+            given += len(block)
+            yield block
+    except OSError:
+        # What was unpacked in the read that failed is lost: come back to its start, and on by single bytes.
+        yield from _zst_blocks(path, given, 1)
+
+
+def _zst_blocks(path: Path, skip: int, size: int) -> Iterator[bytes]:
+    pa = arrow("files that end in .zst")
+    with open(path, "rb") as file, pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd") as stream:
+        while skip and (block := stream.read(min(skip, _BLOCK))):
+            skip -= len(block)
+        while block := stream.read(size):
+            yield block
 
 
 def sha256(path: Path) -> str:
@@ -64,6 +135,22 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         save_file({name: t.detach().contiguous().cpu() for name, t in tensors.items()}, path, {"format": "pt"})
     except SafetensorError as error:
         raise OSError(str(error)) from error
+
+
+def write_array(path: Path, pieces: Sequence[np.ndarray], dtype: np.dtype[Any] | type) -> None:
+    """Arrays one behind the other in an `.npy` file; unlike `np.save`, a full disk is named as what it is."""
+    import numpy as np
+    from numpy.lib import format as npy
+
+    def write(temporary: Path) -> None:
+        with open(temporary, "wb") as file:
+            shape = (sum(map(len, pieces)), *pieces[0].shape[1:])
+            descr = npy.dtype_to_descr(np.dtype(dtype))
+            npy.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+            for piece in pieces:
+                file.write(np.ascontiguousarray(piece, dtype).data)
+
+    write_whole(path, write)
 
 
 def write_text(path: Path, text: str) -> None:

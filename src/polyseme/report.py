@@ -1,4 +1,4 @@
-"""A run's report: one self-contained HTML page."""
+"""Reports: self-contained HTML pages, and the page of a run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import html
 import io
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,36 +26,67 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 pre { background: var(--tint); padding: .8rem 1rem; overflow-x: auto; font-size: .85rem; border-radius: 4px; }
 code { background: var(--tint); padding: .05rem .3rem; border-radius: 3px; } svg { max-width: 100%; height: auto; }
 b.code { color: var(--mark); border-bottom: 2px solid var(--mark); font-weight: 600; }
+blockquote { margin: .5rem 0; padding: .6rem 1rem; background: var(--tint); border-radius: 4px; font-size: .92rem;
+             white-space: pre-wrap; overflow-wrap: anywhere; max-height: 24rem; overflow-y: auto; }
+div.side { display: flex; flex-wrap: wrap; gap: 0 3.5rem; align-items: flex-start; }
+td.w { overflow-wrap: anywhere; min-width: 11rem; } td.n { white-space: nowrap; }
+h3 { font-size: .95rem; margin: 1.2rem 0 .3rem; }
 """
+# Control characters are shown as signs of their own: U+2400 and on.
+_SEEN = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 
 
 def page(title: str, lead: str, sections: Sequence[tuple[str, str]]) -> str:
-    body = "\n".join(f"<h2>{html.escape(heading)}</h2>\n{content}" for heading, content in sections if content)
+    body = "\n".join(f"<h2>{escape(heading)}</h2>\n{content}" for heading, content in sections if content)
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n'
-        f'<body><h1>{html.escape(title)}</h1><p class="lead">{lead}</p>\n{body}\n</body></html>\n'
+        f'<body><h1>{escape(title)}</h1><p class="lead">{lead}</p>\n{body}\n</body></html>\n'
     )
 
 
+def escape(text: str) -> str:
+    """Any text as HTML: control characters are shown, halves of surrogate pairs become question marks."""
+    return html.escape(text.translate(_SEEN).encode("utf-8", "replace").decode())
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Cells are escaped; columns of numbers stand to the right."""
+    """Cells are escaped and run in the direction of their script; columns of numbers stand to the right."""
 
     def number(cell: Any) -> bool:
         return isinstance(cell, int | float) or str(cell)[:1].isdigit()
 
-    right = [bool(rows) and all(number(row[i]) for row in rows) for i in range(len(header))]
+    def kind(column: Sequence[Any]) -> str:
+        filled = [cell for cell in column if cell != ""]
+        if filled and all(map(number, filled)):
+            return " class=n"
+        return " class=w dir=auto" if any(len(str(cell)) > 40 for cell in filled) else " dir=auto"
+
+    kinds = [kind([row[i] for row in rows]) for i in range(len(header))]
 
     def line(cells: Sequence[Any], tag: str) -> str:
-        marks = (f"<{tag}{' class=n' if r else ''}>" for r in right)
-        return "".join(f"{mark}{html.escape(_cell(c))}</{tag}>" for mark, c in zip(marks, cells))
+        inner = "".join(f"<{tag}{k}>{escape(_cell(c))}</{tag}>" for k, c in zip(kinds, cells))
+        return f"<tr>{inner}</tr>"
 
-    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
-    return f"<table><tr>{line(header, 'th')}</tr>{body}</table>"
+    head = line(header, "th") if any(header) else ""
+    return f"<table>{head}{''.join(line(row, 'td') for row in rows)}</table>"
 
 
 def code(value: Any) -> str:
-    return f"<pre>{html.escape(value if isinstance(value, str) else json.dumps(value, indent=2))}</pre>"
+    return f"<pre>{escape(value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False))}</pre>"
+
+
+def note(text: str) -> str:
+    return f'<p class="note">{escape(text)}</p>'
+
+
+def quote(text: str) -> str:
+    """Text of a corpus, in the direction of its script."""
+    return f'<blockquote dir="auto">{escape(text)}</blockquote>'
+
+
+def side_by_side(*parts: str) -> str:
+    return f'<div class="side">{"".join(f"<div>{part}</div>" for part in parts if part)}</div>'
 
 
 def curves(rows: Sequence[dict[str, Any]], references: dict[str, float] | None = None) -> str:
@@ -84,6 +116,34 @@ def curves(rows: Sequence[dict[str, Any]], references: dict[str, float] | None =
         axis.set_xlabel("step")
         axis.set_ylabel(f"{name} loss (nats)")
         axis.legend(frameon=False, fontsize=8)
+    return _svg(figure)
+
+
+def histograms(parts: dict[str, tuple[Sequence[int], Sequence[int]]], height: str) -> str:
+    """Borders and counts by what is measured, over logarithmic axes; tables where matplotlib is not installed."""
+    try:
+        figure, axes = _figure(len(parts), 1, (4.25 * max(len(parts), 1), 2.9))
+    except ImportError:
+        tables = []
+        for name, (borders, counts) in parts.items():
+            spans = [f"{low:,} to {high - 1:,}" for low, high in pairwise(borders)]
+            tables.append(table([name, height], list(zip(spans, counts))))
+        return side_by_side(*tables)
+    for (name, (borders, counts)), axis in zip(parts.items(), axes[0]):
+        axis.stairs(counts, borders, fill=True, color="#2b6cb0", edgecolor="white", linewidth=0.8)
+        _log_axis(axis, name, height)
+    return _svg(figure)
+
+
+def growth(points: Sequence[tuple[int, int]], across: str, up: str) -> str:
+    """A curve over a logarithmic axis; a table where matplotlib is not installed."""
+    try:
+        figure, axes = _figure(1, 1, (4.25, 2.9))
+    except ImportError:
+        return table([across, up], points)
+    axes[0][0].plot(*zip(*points), "o-", color="#2b6cb0", markersize=3)
+    axes[0][0].set_ylim(bottom=0)
+    _log_axis(axes[0][0], across, up)
     return _svg(figure)
 
 
@@ -117,7 +177,7 @@ def cost(results: dict[str, Any]) -> str:
         ("tokens per second", round(results["tokens"] / max(results["device_hours"] * 3600, 1e-9))),
     ]
     environment = ", ".join(f"{k} {v}" for k, v in results["environment"].items())
-    return table(["cost", ""], rows) + f'<p class="note">{html.escape(environment)}</p>'
+    return table(["cost", ""], rows) + note(environment)
 
 
 def measured(values: dict[str, float]) -> str:
@@ -137,7 +197,7 @@ def write_report(run: Path) -> Path:
         recipe = saved["recipe"]
         text = page(
             f"Pre-training: {recipe['name']}",
-            f"{html.escape(recipe['family'])} on {html.escape(saved['corpus'])}",
+            f"{escape(recipe['family'])} on {escape(saved['corpus'])}",
             [
                 ("Loss", curves(read_log(run))),
                 ("Results", measured(results["valid"])),
@@ -160,7 +220,7 @@ def write_report(run: Path) -> Path:
         settings = read_json(run / "model" / "polyseme.json")["notes"]["settings"]
         text = page(
             f"Fine-tuning: {results['task']}",
-            f"from {html.escape(str(results['model']))}",
+            f"from {escape(str(results['model']))}",
             [
                 ("Results", table(["", *names], rows)),
                 (f"Loss of seed {results['best_seed']}", curves(log)),
@@ -181,6 +241,14 @@ def _figure(columns: int, rows: int, size: tuple[float, float]) -> tuple[Any, An
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
     return figure, axes
+
+
+def _log_axis(axis: Any, across: str, up: str) -> None:
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    axis.yaxis.set_major_formatter(lambda y, _: f"{y:,.0f}")
+    axis.set_xlabel(across)
+    axis.set_ylabel(up)
 
 
 def _svg(figure: Any) -> str:

@@ -46,11 +46,11 @@ def test_manifest(how, refused, project, corpus, tmp_path):
     manifest = json.loads(path.read_text())
     if how == "edited":
         manifest["counts"]["tokens"] += 1
-    if how == "unfinished":
-        manifest["finished"] = False
     path.write_text("{" if how == "malformed" else json.dumps([] if how == "a list" else manifest))
-    if how == "missing":
+    if how in ("missing", "unfinished"):
         path.unlink()
+    if how == "unfinished":
+        (corpus / ".work").mkdir()
     both_refuse(refused, project, corpus, tmp_path, "prepar" if how == "unfinished" else "manifest.json")
 
 

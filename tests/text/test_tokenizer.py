@@ -8,11 +8,12 @@ from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
 from polyseme.errors import UserError
+from polyseme.text.frames import KINDS, build_wordpiece
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.text.vocabulary import build_wordpiece
 
 TEXTS = [text for _, text in sorted(topics.items())][:30]
 STRANGE = "Naïve café — 東京, 12.5 £! \t it's\n\nΩ flightless 🙂"
@@ -23,7 +24,10 @@ def train(kind: str, lowercase: bool) -> Tokenizer:
     return Tokenizer.train(kind, iter(TEXTS), 900, lowercase)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module", params=[("wordpiece", True), ("wordpiece", False), ("bpe", False), ("bpe", True)])
+@pytest.fixture(
+    scope="module",
+    params=[(kind, lower) for kind in KINDS for lower in (True, False)],
+)
 def made(request: pytest.FixtureRequest) -> Tokenizer:
     return train(*request.param)
 
@@ -39,7 +43,7 @@ def bpe() -> Tokenizer:
 
 
 def test_training_is_deterministic_and_keeps_to_its_size(made: Tokenizer) -> None:
-    assert made.vocab_size == 900
+    assert made.vocab_size == (900 if made.kind != "characters" else len(set(made.vocabulary)))
     assert train(made.kind, made.lowercase).hash == made.hash
 
 
@@ -60,7 +64,7 @@ def test_bpe_writes_any_text(bpe: Tokenizer) -> None:
     assert all(len(bpe.encode(chr(c))) >= 1 for c in range(256))
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_too_small_and_no_text_are_one_line(kind: str) -> None:
     with pytest.raises(UserError, match="a vocabulary of 40 is too small"):
         Tokenizer.train(kind, iter(TEXTS), 40)  # type: ignore[arg-type]
@@ -204,3 +208,85 @@ def test_published_vocabularies() -> None:
     assert gpt2.encode("Hello world") == [15496, 995] and gpt2.specials.eos == 50_256
     for tokenizer in (bert, cased, gpt2):
         tokenizer.check()
+
+
+def test_characters_are_one_token_each_and_spaces_too(tmp_path: Path) -> None:
+    made = train("characters", False)
+    text = "Two  words,\n\nsplit."
+    assert made.pieces(made.encode(text)) == list(text)
+    assert made.decode(made.encode(text)) == text
+    assert made.pieces(made.encode("a\U0001f642\U0001f642b")) == ["a", "[UNK]", "[UNK]", "b"]
+    starts = "".join("^" if start else " " for start in made.words_of("two words, 中国"))
+    assert starts == "^  ^^    ^^^^"
+    made.save(tmp_path)
+    again = Tokenizer.load(tmp_path)
+    assert again.kind == "characters" and again.encode(text) == made.encode(text)
+    assert Tokenizer.train("bpe", iter(TEXTS), 257).kind == "bpe"  # no merges either, but of bytes
+    small = Tokenizer.train("characters", iter(TEXTS), 90)
+    assert small.vocab_size == 90
+
+
+@pytest.mark.parametrize("kind", ["unigram", "characters"])
+def test_the_new_kinds_have_berts_specials_and_template(kind: str) -> None:
+    made = train(kind, False)
+    assert made.wrap([10, 11], [12]) == ([2, 10, 11, 3, 12, 3], [0, 0, 0, 0, 1, 1])
+    assert [made.special_tokens[role] for role in ("cls", "sep", "mask")] == ["[CLS]", "[SEP]", "[MASK]"]
+    assert made.encode("a [MASK] b")[-3 if kind == "characters" else 1] == made.specials.mask
+
+
+def changed(made: Tokenizer, change) -> Tokenizer:
+    """The same tokenizer after a change to what it would save."""
+    said = json.loads(made.backend.to_str())
+    change(said)
+    return Tokenizer(Backend.from_str(json.dumps(said)))
+
+
+def test_the_contract_finds_what_is_missing_double_or_shifted(wordpiece: Tokenizer) -> None:
+    def without_mask(said):
+        said["added_tokens"] = [token for token in said["added_tokens"] if token["content"] != "[MASK]"]
+        said["model"]["vocab"] = {piece.replace("[MASK]", "[GONE]"): i for piece, i in said["model"]["vocab"].items()}
+
+    with pytest.raises(UserError, match="has no mask token"):
+        changed(wordpiece, without_mask).check()
+
+    twice = Tokenizer(wordpiece.backend, {"pad_token": "[MASK]"})
+    with pytest.raises(UserError, match=r"pad and mask tokens are both '\[MASK\]'"):
+        twice.check()
+
+    def not_special(said):
+        said["added_tokens"] = [token for token in said["added_tokens"] if token["content"] != "[SEP]"]
+
+    with pytest.raises(UserError, match=r"sep token '\[SEP\]' is not one token"):
+        changed(wordpiece, not_special).check()
+
+    def prefixed(said):
+        steps = [said["normalizer"], {"type": "Prepend", "prepend": "the "}]
+        said["normalizer"] = {"type": "Sequence", "normalizers": steps}
+
+    with pytest.raises(UserError, match="no word in its vocabulary that its own cleaning leaves"):
+        changed(wordpiece, prefixed).check()
+
+    def undecoded(said):
+        said["decoder"] = None
+
+    with pytest.raises(UserError, match="does not give back the text"):
+        changed(train("unigram", False), undecoded).check()
+
+
+def test_the_contract_finds_what_is_unknown(wordpiece: Tokenizer) -> None:
+    wordpiece.check(["the statement"] * 200 + ["Ж"])
+    with pytest.raises(UserError, match=r"50\.0% of a sample of the text would be \[UNK\] .*characters Ж 🙂"):
+        wordpiece.check(["Ж the", "Ж and", "🙂 the"])
+    with pytest.raises(UserError, match="for words of more than 100 characters"):
+        wordpiece.check(["x" * 101])
+
+
+def test_the_contract_finds_specials_in_plain_text() -> None:
+    pytest.importorskip("sentencepiece")
+
+    def unguarded(said):
+        said["pre_tokenizer"] = said["pre_tokenizer"]["pretokenizers"][0]
+
+    made = changed(train("unigram", False), unguarded)
+    with pytest.raises(UserError, match="in the text of a corpus for its special token"):
+        made.check(["the statement"])

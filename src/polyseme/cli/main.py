@@ -10,12 +10,14 @@ import typer
 from polyseme.cli import (
     corpus,
     demo,
+    describe,
     embed,
     encode,
     families,
     fill,
     finetune,
     next_sentence,
+    overlap,
     predict,
     pretrain,
     score,
@@ -33,6 +35,8 @@ app = typer.Typer(
 app.add_typer(tokenizer.app, name="tokenizer")
 app.command("prepare")(corpus.prepare)
 app.command("verify")(corpus.verify)
+app.command("describe")(describe.describe)
+app.command("overlap")(overlap.overlap)
 app.command("pretrain")(pretrain.pretrain)
 app.command("recipes")(pretrain.recipes)
 app.command("families")(families.families)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from polyseme.tasks.examples import Kind
 
 SomeSpec = TypeVar("SomeSpec", bound="Spec")
+SOURCES = (
+    "files or folders of text, JSON lines, CSV, TSV, Parquet, WikiExtractor or WET; plain, .gz .xz .zst or .bz2; "
+    "- for standard input; python-docs or gettext. Each may end in ::lang=de,weight=2,key=body,format=jsonl"
+)
 
 
 def empty_or_new(out: Path) -> None:

@@ -1,52 +1,212 @@
-"""`polyseme tokenizer train`: learn a vocabulary."""
+"""`polyseme tokenizer`: learn a vocabulary, look at one, or import a published one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Learn a vocabulary from text.", no_args_is_help=True, rich_markup_mode=None)
+from polyseme.cli.output import SOURCES
+from polyseme.errors import UserError
+
+if TYPE_CHECKING:
+    from polyseme.corpus.readers import Input
+    from polyseme.corpus.sources import Sources
+    from polyseme.text.inspection import Measured
+    from polyseme.text.tokenizer import Tokenizer
+
+app = typer.Typer(
+    help="Learn a vocabulary from text, look at one, or import one.", no_args_is_help=True, rich_markup_mode=None
+)
+
+_KEY = "the key or column of the text; a+b joins two"
+_SPLIT = "what is a document in a text file: file, blank (lines) or line"
+_LANG = "the language of sources that do not say their own"
+_FORMAT = "the format, where the names of the files do not tell"
+_SKIP = "go on past bad rows and count them"
 
 
 @app.callback()
 def group() -> None:
-    """Learn a vocabulary from text."""
+    """Learn a vocabulary from text, look at one, or import one."""
 
 
 @app.command()
 def train(
-    source: Annotated[list[str], typer.Argument(help="text files, folders, .jsonl; plain, .gz or .xz; or python-docs")],
+    source: Annotated[list[str], typer.Argument(help=SOURCES)],
     out: Annotated[Path, typer.Option(help="the folder to write")],
-    vocab_size: Annotated[int, typer.Option(help="how many pieces at most")],
-    kind: Annotated[str, typer.Option(help="wordpiece (as BERT) or bpe (byte-level, as GPT-2)")] = "wordpiece",
-    lowercase: Annotated[bool | None, typer.Option(help="default: on for wordpiece, off for bpe")] = None,
-    min_frequency: Annotated[int, typer.Option(help="how often a piece must occur")] = 2,
-    key: Annotated[str, typer.Option(help="the key of the text in JSON lines")] = "text",
-    split: Annotated[str, typer.Option(help="what is a document in a text file: file, blank (lines) or line")] = "file",
-    skip_bad: Annotated[bool, typer.Option(help="go on past bad rows and count them")] = False,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="how many pieces at most; characters may do without: then as the text needs")
+    ] = None,
+    kind: Annotated[
+        str, typer.Option(help="wordpiece (as BERT), bpe (byte-level, as GPT-2), unigram (as ALBERT) or characters")
+    ] = "wordpiece",
+    lowercase: Annotated[bool | None, typer.Option(help="default: on for wordpiece, off for the others")] = None,
+    min_frequency: Annotated[int, typer.Option(help="how often a piece of wordpiece or bpe must occur")] = 2,
+    max_alphabet: Annotated[int, typer.Option(help="how many characters get an entry at most", min=1)] = 10_000,
+    smoothing: Annotated[
+        float, typer.Option(help="a language of n characters counts as n to this power; 1 is none", min=0, max=1)
+    ] = 0.7,
+    sample_characters: Annotated[
+        int,
+        typer.Option(
+            help="after so many characters half of the documents are read, after as many again a quarter, …", min=1
+        ),
+    ] = 200_000_000,
+    key: Annotated[str, typer.Option(help=_KEY)] = "text",
+    split: Annotated[str, typer.Option(help=_SPLIT)] = "file",
+    format: Annotated[str, typer.Option(help=_FORMAT)] = "",
+    lang: Annotated[str, typer.Option(help=_LANG)] = "en",
+    skip_bad: Annotated[bool, typer.Option(help=_SKIP)] = False,
 ) -> None:
     """Train a tokenizer on text, check it, and save it where `transformers` opens it too."""
     from polyseme.cli.output import empty_or_new
     from polyseme.corpus.sources import open_sources
-    from polyseme.errors import UserError
     from polyseme.files import whole_folder
     from polyseme.progress import progress
+    from polyseme.text.counts import Stratum, WordCounts
+    from polyseme.text.tokenizer import Tokenizer
+    from polyseme.text.vocabulary import check_size
+
+    empty_or_new(out)
+    if vocab_size is None and kind != "characters":
+        raise UserError(f"--vocab-size is missing: how many pieces a vocabulary of kind {kind} may have")
+    vocab_size = max_alphabet if vocab_size is None else vocab_size
+    check_size(kind, vocab_size)
+    sources = open_sources(source, key, split, skip_bad, lang=lang, format=format)
+    strata = {(each.origin, each.lang) for each in sources.inputs}
+    counts = WordCounts(kind, lowercase, sample_characters, len(strata))
+    with progress("read", None, "characters") as bar:
+        for each, text in _texts(sources):
+            bar.advance(len(text))
+            counts.add(text, Stratum(each.lang, each.origin, sources.origins[each.origin].weight))
+    if not counts.characters:
+        raise UserError(f"there is no text in {', '.join(source)}")
+    made = Tokenizer.learn(counts, vocab_size, min_frequency, max_alphabet, smoothing)
+    with whole_folder(out) as folder:
+        made.save(folder)
+    _print_made(out, made)
+    print(f"{counts.characters:,} characters read, {counts.sampled:,} of them counted")
+    if counts.dropped:
+        print(f"rare words dropped to save memory: {counts.dropped:.2%} of the text")
+    if sources.num_bad:
+        print(f"{sources.num_bad:,} bad rows were skipped, the first: {sources.bad[0]}")
+
+
+@app.command()
+def inspect(
+    tokenizer: Annotated[Path, typer.Argument(help="a folder with a tokenizer, or a published vocabulary")],
+    text: Annotated[list[str] | None, typer.Option(help=f"how it does on a text, by language: {SOURCES}")] = None,
+    key: Annotated[str, typer.Option(help=_KEY)] = "text",
+    split: Annotated[str, typer.Option(help=_SPLIT)] = "file",
+    format: Annotated[str, typer.Option(help=_FORMAT)] = "",
+    lang: Annotated[str, typer.Option(help=_LANG)] = "en",
+    skip_bad: Annotated[bool, typer.Option(help=_SKIP)] = False,
+    json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
+) -> None:
+    """Show what a vocabulary is made of and, on texts, how long its pieces are and how much it does not know."""
+    from polyseme.cli.output import print_json
+    from polyseme.corpus.sources import open_sources
+    from polyseme.progress import progress
+    from polyseme.text.inspection import describe, measure
+    from polyseme.text.tokenizer import Tokenizer
+
+    loaded = Tokenizer.load(tokenizer)
+    facts = describe(loaded)
+    found: dict[Any, Measured] = {}
+    if text:
+        sources = open_sources(text, key, split, skip_bad, lang=lang, format=format)
+        with progress("read", None, "characters") as bar:
+
+            def texts() -> Iterator[tuple[tuple[str, str], str]]:
+                for each, said in _texts(sources):
+                    bar.advance(len(said))
+                    yield (each.lang, sources.origins[each.origin].path), said
+
+            found = measure(loaded, texts())
+        if not found:
+            raise UserError(f"there is no text in {', '.join(text)}")
+    if json:
+        rows = [{"lang": lang, "source": path, **sums.row()} for (lang, path), sums in found.items()]
+        print_json(facts | ({"texts": rows} if text else {}))
+        return
+    _print_facts(facts)
+    if found:
+        _print_measured(found)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[
+        list[Path],
+        typer.Argument(help="BERT's vocab.txt, vocab.json and merges.txt (GPT-2, GPT), a .model, or tokenizer.json"),
+    ],
+    out: Annotated[Path, typer.Option(help="the folder to write")],
+    kind: Annotated[str, typer.Option(help="refuse what is not of this kind: wordpiece, bpe or unigram")] = "",
+    lowercase: Annotated[
+        bool | None, typer.Option(help="for BERT and GPT-2; default: as the vocabulary looks, and off for GPT-2")
+    ] = None,
+) -> None:
+    """Turn a published vocabulary into a tokenizer folder; what a file is, its content says."""
+    from polyseme.cli.output import empty_or_new
+    from polyseme.files import whole_folder
     from polyseme.text.tokenizer import Tokenizer
 
     empty_or_new(out)
-    sources = open_sources(source, key=key, split=split, skip_bad=skip_bad)
-    if next(iter(sources), None) is None:
-        raise UserError(f"there is no text in {', '.join(source)}")
-    with progress("read", None, "characters") as bar:
-
-        def texts():  # type: ignore[no-untyped-def]
-            for document in sources:
-                bar.advance(len(document.text))
-                yield document.text
-
-        made = Tokenizer.train(kind, texts(), vocab_size, lowercase, min_frequency)  # type: ignore[arg-type]
+    made = Tokenizer.read(file, lowercase)
+    if kind and made.kind != kind:
+        raise UserError(f"{', '.join(map(str, file))}: the kind is {made.kind}, not {kind}")
     with whole_folder(out) as folder:
         made.save(folder)
+    _print_made(out, made)
+
+
+def _texts(sources: Sources) -> Iterator[tuple[Input, str]]:
+    """Every text with the input it comes from; bad rows stop this or are counted, as asked for."""
+    for place, found in sources.read():
+        if isinstance(found, UserError):
+            if not sources.skip_bad:
+                raise found
+            sources.num_bad += 1
+            sources.bad += [str(found)] * (not sources.bad)
+        elif found.text and not found.text.isspace():
+            yield sources.inputs[place.input], found.text
+
+
+def _print_made(out: Path, made: Tokenizer) -> None:
     print(f"{out}: {made.kind}, {made.vocab_size} pieces, {'lower case' if made.lowercase else 'case kept'}")
+
+
+def _print_facts(facts: dict[str, Any]) -> None:
+    from polyseme.cli.output import print_table
+
+    unit = "characters" if facts["characters"] is not None else "bytes"
+    inner, lengths = facts["continuation pieces"], facts["lengths"]
+    rows = [
+        ("kind", f"{facts['kind']}, {'lower case' if facts['lowercase'] else 'case kept'}"),
+        ("pieces", f"{facts['pieces']:,}"),
+        ("special tokens", " ".join(f"{role} {token} {number}" for role, (token, number) in facts["specials"].items())),
+        ("continuation pieces", "not marked" if inner is None else f"{inner:.1%}"),
+        ("alphabet", f"{facts['characters']:,} characters" if facts["characters"] is not None else "256 bytes"),
+        (f"{unit} a piece", f"{facts['mean length']:.2f} on average"),
+        *((f"  {length}", f"{count:,} pieces") for length, count in list(lengths.items())[:20]),
+    ]
+    if len(lengths) > 20:
+        rows.append(("  more", f"{sum(list(lengths.values())[20:]):,} pieces"))
+    print_table(["tokenizer", ""], rows)
+
+
+def _print_measured(found: dict[Any, Measured]) -> None:
+    from polyseme.cli.output import print_table
+
+    header = ["language", "source", "words", "tokens", "tokens/word", "characters/token", "unknown", "kept whole"]
+    rows = []
+    for (lang, path), sums in found.items():
+        row = sums.row()
+        shares = [f"{row['unknown']:.3%}", f"{row['kept whole']:.1%}"]
+        ratios = [f"{row['tokens per word']:.3f}", f"{row['characters per token']:.3f}"]
+        rows.append([lang, path, sums.words, sums.tokens, *ratios, *shares])
+    print()
+    print_table(header, rows)

@@ -1,241 +1,367 @@
-"""Text to a corpus: sentences, tokens, hashed shards. Killed at any moment, it goes on to the same bytes."""
+"""Text to a corpus: cleaned, without duplicates, in hashed shards of tokens. Killed at any moment, it goes on to the
+same bytes, with any number of workers.
+
+The input is read in blocks (`blocks`), which workers take (`work`, `pool`) and answer in order. Up to three readings:
+lines that repeat are counted, documents are cleaned and compared, then what is left becomes tokens. Each reading
+leaves a marker behind every stretch of `shard_characters`, after the files of that stretch, and starts behind the last
+marker that is there.
+"""
 
 from __future__ import annotations
 
 import itertools
-import shutil
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from polyseme.corpus.sentences import split_sentences
-from polyseme.corpus.sources import Document, open_sources
-from polyseme.corpus.store import FORMAT, manifest_hash, shard_file, token_type
-from polyseme.errors import UserError
-from polyseme.files import read_json, sha256, write_json, write_whole
+from polyseme.corpus.begun import EXAMPLES, already, begin, forget, joined, look, tidy, total
+from polyseme.corpus.blocks import Block, Passed, read_blocks
+from polyseme.corpus.clean import DEFAULT, Tally, parse_steps, repeated_lines
+from polyseme.corpus.duplicates import find_duplicates
+from polyseme.corpus.pool import Pool, Task, in_order, num_cores, open_pool
+from polyseme.corpus.sources import Origin, Place, Sources, open_sources
+from polyseme.corpus.store import FORMAT, UNFINISHED_WORK, manifest_hash, map_array, shard_file
+from polyseme.corpus.work import Work, count_lines, scan, tokenise
+from polyseme.errors import UserError, nearest
+from polyseme.files import read_json, sha256, write_array, write_json
 from polyseme.progress import progress
-from polyseme.text.tokenizer import Run, Tokenizer
+from polyseme.text.tokenizer import Tokenizer
 
-BATCH = 2_000_000  # characters tokenised at once: enough for every core, little enough for memory
+DUPLICATES = ("near", "exact", "none")
+_COUNTS = ("tokens", "sentences", "documents", "characters")
 
 
 def prepare(
-    paths: Sequence[str | Path],
+    paths: Sequence[str | Path | Origin],
     tokenizer: Tokenizer,
     out: Path,
     *,
     key: str = "text",
     split: str = "file",
-    skip_bad: bool = False,
     lang: str = "en",
+    format: str = "",
+    clean: str = DEFAULT,
+    duplicates: str = "near",
+    threshold: float = 0.8,
+    skip_bad: bool = False,
+    append: bool = False,
+    workers: int | None = None,
+    cluster: str = "",
     shard_characters: int = 200_000_000,
     on_progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Write a corpus folder and return its manifest.
+    """Write a corpus folder, or add to one, and return its manifest.
 
-    A shard ends with the first document that fills `shard_characters`, so the input alone sets the borders.
-    It counts as written once its marker, the last file, is there. A later call with the same sources,
-    settings and tokenizer reads past the documents of the shards that are there and goes on; on a finished
-    corpus it does nothing. `on_progress` is told the number of characters of each batch.
+    A call with the same sources, settings and tokenizer goes on with what an earlier one left; on a finished corpus
+    it does nothing. Until it has finished there is no manifest, or the one from before `append`. `on_progress` is
+    told the number of characters of each block that became tokens.
     """
     out = Path(out)
-    sources = open_sources(paths, key, split, skip_bad)
-    documents = iter(sources)
-    first = next(documents, None)  # before anything is written: most bad input shows here
-    if first is None:
-        raise UserError(f"there is no text in {', '.join(map(str, paths))}")
-    settings = {"key": key, "split": split, "lang": lang, "shard_characters": shard_characters}
-    plan = {
-        "format": FORMAT,
-        "finished": False,
-        "sources": sources.fingerprint,
-        "settings": settings,
-        "tokenizer_hash": tokenizer.hash,
-        "vocab_size": tokenizer.vocab_size,
-    }
-    manifest = _begin(out, plan, tokenizer)
-    if not manifest["finished"]:
-        markers = _markers(out)
-        done = sum(marker["counts"]["read"] for marker in markers)
-        with progress("prepare", sources.size, "characters") as bar:
-
-            def advance(characters: int) -> None:
-                bar.advance(characters)
-                if on_progress:
-                    on_progress(characters)
-
-            before = sum(marker["counts"]["characters"] for marker in markers)
-            bar.skip(before)
-            if on_progress and before:
-                on_progress(before)
-            rest = itertools.islice(itertools.chain([first], documents), done, None)
-            try:
-                for shard in _shards(rest, tokenizer, lang, shard_characters, advance):
-                    markers.append(_write_shard(out, len(markers), shard, tokenizer.vocab_size))
-            except UserError:
-                if not markers:  # nothing was finished, so nothing of ours is left
-                    _forget(out)
-                raise
-        if not markers:
-            raise UserError(f"no text in {', '.join(map(str, paths))} leaves a token")
-        skipped = {"blank": sources.num_blank, "bad": sources.num_bad, "bad_rows": sources.bad}
-        names = sorted(f"tokenizer/{path.name}" for path in (out / "tokenizer").glob("[!.]*"))
-        counts = ("tokens", "sentences", "documents", "characters")
-        manifest = plan | {
-            "finished": True,
-            "counts": {name: sum(marker["counts"][name] for marker in markers) for name in counts},
-            "skipped": skipped,
-            "tokenizer_files": _facts(out, names),
-            "shards": markers,
+    steps = parse_steps(clean)
+    if duplicates not in DUPLICATES:
+        raise UserError(f"duplicates is {duplicates!r}: {nearest(duplicates, DUPLICATES)}")
+    if not 0 < threshold <= 1:
+        raise UserError(f"threshold is {threshold}: it has to be above 0 and at most 1")
+    base = look(out, append)
+    work = out / UNFINISHED_WORK
+    fresh = not work.exists()
+    try:
+        sources = open_sources(paths, key, split, skip_bad, lang=lang, format=format, spool=work)
+        if next(iter(sources), None) is None:  # before anything is written: most bad input shows here
+            raise UserError(f"there is no text in {', '.join(map(str, paths))}")
+        plan = {
+            "format": FORMAT,
+            "settings": {
+                "clean": str(steps),
+                "duplicates": duplicates,
+                "threshold": threshold,
+                "shard_characters": shard_characters,
+            },
+            "tokenizer_hash": tokenizer.hash,
+            "vocab_size": tokenizer.vocab_size,
+            "origins": _origins(sources),
+            "sources": sources.fingerprint,
         }
-        manifest["hash"] = manifest_hash(manifest)
-        write_json(out / "manifest.json", manifest)
-    else:
-        print(f"{out} is already prepared from the same sources", file=sys.stderr)
-    for left in (*out.glob("shard-*.json"), *out.rglob(".*.part")):
-        left.unlink()
+        if base and (known := already(out, base, plan, append)):
+            return known
+        begin(out, plan, base, tokenizer)
+    except BaseException:
+        if fresh:
+            forget(out, base)
+        raise
+    whole = Work(steps, near=duplicates == "near")
+    try:
+        with open_pool(workers or num_cores(), cluster) as pool:
+            run = _Run(out, sources, plan, base, pool, on_progress or (lambda _: None))
+            if steps.counts_lines:
+                whole = replace(whole, boilerplate=run.boilerplate(whole).tobytes())
+            repeats = run.duplicates(whole, threshold) if duplicates != "none" else None
+            run.tokens(replace(whole, tokenizer=tokenizer.backend.to_str(), cleaned=repeats is not None), repeats)
+        manifest = run.manifest(repeats)
+    except UserError:
+        if not any(work.glob("*-00000.json")):  # nothing was finished, so nothing of ours is left
+            forget(out, base)
+        raise
+    write_json(out / "manifest.json", manifest)
+    tidy(out, manifest)
     return manifest
 
 
-def _begin(out: Path, plan: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """The manifest to go on with; a `UserError` if the folder holds something else."""
-    path = out / "manifest.json"
-    if path.is_file():
-        found = read_json(path)
-        if other := _difference(found, plan):
-            if found.get("finished") or _markers(out):
-                raise UserError(f"{out} holds a corpus with {other}: choose another folder, or remove it")
-        elif found.get("finished"):
-            return dict(found)
-    elif out.is_file() or (out.is_dir() and any(out.glob("[!.]*"))):
-        raise UserError(f"{out} is not empty and not a corpus: choose another folder")
-    write_json(path, plan)
-    tokenizer.save(out / "tokenizer")
-    return plan
+@dataclass
+class _Repeats:
+    """Which of the documents are removed before they become tokens."""
+
+    alive: np.ndarray  # bool: not removed by cleaning
+    of: np.ndarray  # int64: the document that it repeats, -1 if none; counted from the first of the whole corpus
+    copies: np.ndarray  # bool: an exact copy
+    before: int  # documents that were in the corpus already
+    exact: list[np.ndarray]  # of each stretch
+    signatures: list[np.ndarray]
+
+    def __post_init__(self) -> None:
+        self.kept = self.alive & (self.of < 0)
+        shown = np.flatnonzero(self.of >= 0)[:EXAMPLES]
+        self.shown = {int(number): int(self.of[number]) - self.before for number in shown}
+        self.wanted = sorted({*self.shown, *self.shown.values()})
 
 
-def _forget(out: Path) -> None:
-    """Take back what `_begin` made, and the folder if it is empty then."""
-    shutil.rmtree(out / "tokenizer")
-    (out / "manifest.json").unlink()
-    if not any(out.iterdir()):
-        out.rmdir()
+@dataclass(eq=False)
+class _Run:
+    """One preparation: three readings over the same blocks."""
+
+    out: Path
+    sources: Sources
+    plan: dict[str, Any]
+    base: dict[str, Any] | None
+    pool: Pool
+    on_progress: Callable[[int], None]
+
+    @property
+    def work(self) -> Path:
+        return self.out / UNFINISHED_WORK
+
+    def boilerplate(self, work: Work) -> np.ndarray:
+        """First reading: the hashes of the lines that occur in many documents."""
+        path = self.work / "boilerplate.npy"
+        if not path.exists():
+            for name, group in self._read("lines", "count lines", count_lines, work):
+                lines = [answer for _, answer in group]
+                write_array(self.work / f"{name}.npy", lines, np.uint64)
+                self._mark(name, group, {})
+            parts = (map_array(self.work / f"{name}.npy") for name, _ in self._markers("lines"))
+            write_array(path, [repeated_lines(parts, work.steps.boilerplate, self.work)], np.uint64)
+        return map_array(path)
+
+    def duplicates(self, work: Work, threshold: float) -> _Repeats:
+        """Second reading: clean, and find what repeats an earlier document."""
+        for name, group in self._read("scan", "clean and compare", scan, work):
+            for part in ("alive", "exact", "signatures"):
+                arrays = [getattr(answer, part) for _, answer in group]
+                write_array(self.work / f"{name}.{part}.npy", arrays, arrays[0].dtype)
+            self._mark(name, group, {"tally": total(answer.tally for _, answer in group)})
+        names = [name for name, _ in self._markers("scan")]
+
+        def parts(part: str) -> list[np.ndarray]:
+            return [map_array(self.work / f"{name}.{part}.npy") for name in names]
+
+        alive, exact, signatures = np.concatenate(parts("alive")), parts("exact"), parts("signatures")
+        shards = range(len(self.base["shards"]) if self.base else 0)
+        before = [[map_array(self.out / shard_file(i, part)) for i in shards] for part in ("exact", "signatures")]
+        count = sum(map(len, before[0]))
+        found = self.work / "repeats.npy"
+        if not found.exists():
+            everything = [*before[0], *exact], [*before[1], *signatures] if work.near else None
+            alive_all = np.concatenate([np.ones(count, bool), alive])
+            with progress("find duplicates", len(alive_all), "documents") as bar:
+                of, copies = find_duplicates(*everything, alive_all, threshold, self.work, advance=bar.advance)
+            write_array(found, [np.stack([of[count:], copies[count:]])], np.int64)
+        of, copies = map_array(found)
+        return _Repeats(alive, of, copies.astype(bool), count, exact, signatures)
+
+    def tokens(self, work: Work, repeats: _Repeats | None) -> None:
+        """Last reading: what is left becomes shards."""
+        removed, seen = Counter[int](), dict[int, dict[str, str]]()
+
+        def choose(block: Block) -> Block:
+            if repeats is None:
+                return block
+            for number in repeats.wanted:
+                if 0 <= (at := number - block.first) < block.count:
+                    seen[number] = {"where": block.places[at], "text": " ".join(block.texts[at][:200].split())}
+            here = slice(block.first, block.first + block.count)
+            repeated = np.flatnonzero(repeats.of[here] >= 0).tolist()
+            if block.count:
+                removed[block.first] = sum(len(block.texts[i]) for i in repeated)
+            return block.only(repeats.kept[here])
+
+        for name, group in self._read("shard", "tokenise", tokenise, work, choose):
+            answers = [answer for _, answer in group]
+            for block, answer in group:
+                block.passed.add(Passed(empty=len(answer.empty), empty_places=answer.empty))
+            files = {}
+            first, last = group[0][0].first, group[-1][0].first + group[-1][0].count
+            if sum(len(answer.ids) for answer in answers):
+                number = self._num_shards()
+                pieces = {
+                    "tokens": [answer.ids for answer in answers],
+                    "sentences": [_starts(np.concatenate([answer.sentences for answer in answers]))],
+                    "documents": [_starts(np.concatenate([answer.documents for answer in answers]))],
+                    "words": [np.packbits(np.concatenate([answer.words for answer in answers]), bitorder="little")],
+                }
+                if repeats is not None:
+                    chosen = first + np.flatnonzero(repeats.kept[first:last])
+                    chosen = chosen[np.concatenate([answer.stored for answer in answers])]
+                    pieces["exact"] = [_rows(repeats.exact, chosen)]
+                    pieces["signatures"] = [_rows(repeats.signatures, chosen)]
+                for part, arrays in pieces.items():
+                    write_array(self.out / shard_file(number, part), arrays, arrays[0].dtype)
+                files = _facts(self.out, [shard_file(number, part) for part in pieces])
+            by_origin, by_language = dict[str, Counter[str]](), dict[str, Counter[str]]()
+            for block, answer in group:
+                counts = {"documents": len(answer.documents), "characters": answer.characters}
+                counts |= {"tokens": len(answer.ids), "sentences": len(answer.sentences)}
+                by_origin.setdefault(str(block.origin), Counter()).update(counts)
+                by_language.setdefault(block.lang, Counter()).update(counts)
+            self._mark(
+                name,
+                group,
+                {
+                    "counts": _sums(by_origin.values()),
+                    "origins": by_origin,
+                    "languages": by_language,
+                    "tally": total(answer.tally for answer in answers),
+                    "repeated": sum(removed.pop(block.first, 0) for block, _ in group if block.count),
+                    "seen": {str(n): seen.pop(n) for n in sorted(seen) if first <= n < last},
+                    "files": files,
+                },
+            )
+
+    def manifest(self, repeats: _Repeats | None) -> dict[str, Any]:
+        """All of it, in one page."""
+        markers = [marker for _, marker in self._markers("shard")]
+        passed, seen = Passed(), dict[str, dict[str, str]]()
+        for marker in markers:
+            passed.add(marker["passed"])
+            seen |= marker["seen"]
+        scanned = [marker for _, marker in self._markers("scan")] if repeats else markers
+        removed = asdict(passed) | {"cleaning": total(Tally.from_json(marker["tally"]) for marker in scanned)}
+        if repeats:
+            examples = [
+                seen[str(number)] | {"of": seen.get(str(of), {}).get("where", "what was in the corpus before")}
+                for number, of in repeats.shown.items()
+            ]
+            removed["duplicates"] = {
+                "exact": int((repeats.copies & (repeats.of >= 0)).sum()),
+                "near": int((~repeats.copies & (repeats.of >= 0)).sum()),
+                "characters": sum(marker["repeated"] for marker in markers),
+                "examples": examples,
+            }
+        origins = [
+            origin | {"counts": _sums(marker["origins"].get(str(i), {}) for marker in markers)}
+            for i, origin in enumerate(self.plan["origins"])
+        ]
+        langs = sorted({lang for marker in markers for lang in marker["languages"]})
+        languages = {lang: _sums(marker["languages"].get(lang, {}) for marker in markers) for lang in langs}
+        shards = [{"counts": m["counts"], "files": m["files"]} for m in markers if m["files"]]
+        if not shards and not self.base:
+            raise UserError("nothing is left of this text: every document was removed, or leaves no token")
+        manifest = self.plan | {"origins": origins, "languages": languages, "removed": removed, "shards": shards}
+        if self.base:
+            manifest = joined(self.base, manifest)
+        manifest["counts"] = _sums(shard["counts"] for shard in manifest["shards"])
+        names = sorted(f"tokenizer/{path.name}" for path in (self.out / "tokenizer").glob("[!.]*"))
+        manifest["tokenizer_files"] = _facts(self.out, names)
+        manifest["hash"] = manifest_hash(manifest)
+        return manifest
+
+    def _read(
+        self, stage: str, title: str, task: Task[Block, Any], work: Work, choose: Callable[[Block], Block] = lambda b: b
+    ) -> Iterator[tuple[str, list[tuple[Block, Any]]]]:
+        """The name and the answers of each stretch that has no marker yet; the blocks come without their text."""
+        markers = [marker for _, marker in self._markers(stage)]
+        start = Place(*markers[-1]["after"]) if markers else Place()
+        done = sum(marker["read"] for marker in markers)
+        blocks = read_blocks(self.sources, start, done, self.plan["settings"]["shard_characters"])
+        tell = self.on_progress if stage == "shard" else lambda _: None
+        numbers = itertools.count(len(markers))
+        group: list[tuple[Block, Any]] = []
+        with progress(title, self._size(), "characters") as bar:
+            if before := sum(marker["characters"] for marker in markers):
+                bar.skip(before)
+                tell(before)
+            for block, answer in in_order(self.pool, task, work, map(choose, blocks)):
+                group.append((replace(block, texts=[], places=[]), answer))
+                bar.advance(block.characters)
+                tell(block.characters)
+                if block.closes:
+                    yield f"{stage}-{next(numbers):05d}", group
+                    group = []
+            if group:
+                yield f"{stage}-{next(numbers):05d}", group
+
+    def _size(self) -> int | None:
+        """Characters to read: as an earlier reading counted them, or an estimate."""
+        for stage in ("scan", "lines"):
+            if (self.work / ("repeats.npy" if stage == "scan" else "boilerplate.npy")).exists():
+                return sum(marker["characters"] for _, marker in self._markers(stage))
+        return self.sources.size
+
+    def _mark(self, name: str, group: list[tuple[Block, Any]], facts: dict[str, Any]) -> None:
+        """A stretch is done: this comes after its files."""
+        blocks = [block for block, _ in group]
+        passed = Passed()
+        for block in blocks:
+            passed.add(block.passed)
+        said = {
+            "after": [blocks[-1].after.input, blocks[-1].after.item],
+            "read": sum(block.count for block in blocks),
+            "characters": sum(block.characters for block in blocks),
+            "passed": asdict(passed),
+        }
+        write_json(self.work / f"{name}.json", said | facts)
+
+    def _markers(self, stage: str) -> list[tuple[str, dict[str, Any]]]:
+        """The stretches of a reading that are done, in order."""
+        names = (f"{stage}-{number:05d}" for number in itertools.count())
+        done = itertools.takewhile(lambda name: (self.work / f"{name}.json").is_file(), names)
+        return [(name, read_json(self.work / f"{name}.json")) for name in done]
+
+    def _num_shards(self) -> int:
+        before = len(self.base["shards"]) if self.base else 0
+        return before + sum(bool(marker["files"]) for _, marker in self._markers("shard"))
 
 
-def _difference(found: dict[str, Any], plan: dict[str, Any]) -> str:
-    """What another corpus was made with, in words; empty if it is the same, wherever its files lay."""
-
-    def content(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-        return [{k: v for k, v in source.items() if k != "path"} for source in manifest.get("sources", [])]
-
-    if found.get("format") != plan["format"]:
-        return f"format {found.get('format')}, not {plan['format']}"
-    if found.get("tokenizer_hash") != plan["tokenizer_hash"]:
-        return "another tokenizer"
-    settings = found.get("settings", {})
-    for name, value in plan["settings"].items():
-        if settings.get(name) != value:
-            return f"{name} {settings.get(name)!r}, not {value!r}"
-    return "" if content(found) == content(plan) else "other sources, or they have changed since"
+def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total = Counter[str]()
+    for each in counts:
+        total.update(each)
+    return {kind: total[kind] for kind in _COUNTS}
 
 
-def _markers(out: Path) -> list[dict[str, Any]]:
-    """The facts of the shards that are finished and still there in full."""
+def _origins(sources: Sources) -> list[dict[str, Any]]:
+    """The sources as they were given, each with its language, if it has one."""
     found = []
-    for number in itertools.count():
-        path = out / f"shard-{number:05d}.json"
-        if not path.is_file():
-            break
-        marker = read_json(path)
-        files = {out / name: facts["bytes"] for name, facts in marker["files"].items()}
-        if any(not file.is_file() or file.stat().st_size != size for file, size in files.items()):
-            break
-        found.append(marker)
+    for number, origin in enumerate(sources.origins):
+        langs = {each.lang for each in sources.inputs if each.origin == number}
+        found.append(asdict(origin) | {"lang": langs.pop() if len(langs) == 1 else ""})
     return found
 
 
-class _Shard:
-    """The tokens of some documents, in the pieces they came in."""
-
-    def __init__(self) -> None:
-        self.runs: list[Run] = []
-        self.sizes: list[int] = []  # sentences of each document
-        self.characters = 0
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """What is stored; a sentence or a document without a token leaves no trace."""
-        lengths = np.concatenate([run.lengths for run in self.runs])
-        document = np.repeat(np.arange(len(self.sizes)), self.sizes)[lengths > 0]
-        sizes = np.bincount(document, minlength=len(self.sizes))
-        return {
-            "tokens": np.concatenate([run.ids for run in self.runs]),
-            "sentences": _starts(lengths[lengths > 0]),
-            "documents": _starts(sizes[sizes > 0]),
-            "words": np.packbits(np.concatenate([run.words for run in self.runs]), bitorder="little"),
-        }
-
-
-def _shards(
-    documents: Iterable[Document], tokenizer: Tokenizer, lang: str, full: int, advance: Callable[[int], None]
-) -> Iterator[_Shard]:
-    """Tokenise in batches of sentences; close a shard at the first document end past `full` characters."""
-    shard, batch, waiting = _Shard(), list[str](), 0
-
-    def flush() -> None:
-        nonlocal batch, waiting
-        shard.runs.append(tokenizer.encode_run(batch))
-        advance(waiting)
-        batch, waiting = [], 0
-
-    for document in documents:
-        sentences = split_sentences(document.text, lang)
-        shard.sizes.append(len(sentences))
-        shard.characters += len(document.text)
-        for sentence in sentences:
-            batch.append(sentence)
-            waiting += len(sentence)
-            if waiting >= BATCH:
-                flush()
-        if shard.characters >= full:
-            flush()
-            if any(len(run.ids) for run in shard.runs):
-                yield shard
-                shard = _Shard()
-    flush()
-    if any(len(run.ids) for run in shard.runs):
-        yield shard
-
-
-def _write_shard(out: Path, number: int, shard: _Shard, vocab_size: int) -> dict[str, Any]:
-    """Write the files of a shard, then its marker."""
-    arrays = shard.arrays()
-    counts = {name: len(arrays[name]) for name in ("tokens", "sentences", "documents")}
-    counts |= {"characters": shard.characters, "read": len(shard.sizes)}
-    arrays["tokens"] = arrays["tokens"].astype(token_type(vocab_size))
-    for part, array in arrays.items():
-        _write_array(out / shard_file(number, part), array)
-    marker = {"counts": counts, "files": _facts(out, [shard_file(number, part) for part in arrays])}
-    write_json(out / f"shard-{number:05d}.json", marker)
-    return marker
-
-
-def _write_array(path: Path, array: np.ndarray) -> None:
-    """An `.npy` file; unlike `np.save`, a full disk is named as what it is."""
-
-    def write(temporary: Path) -> None:
-        with open(temporary, "wb") as file:
-            np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
-            file.write(array.data)
-
-    write_whole(path, write)
+def _rows(parts: list[np.ndarray], rows: np.ndarray) -> np.ndarray:
+    """Some rows of arrays that stand one behind the other."""
+    ends = np.cumsum([len(part) for part in parts])
+    found = [part[rows[(rows >= end - len(part)) & (rows < end)] - (end - len(part))] for part, end in zip(parts, ends)]
+    return np.concatenate(found)
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
-    starts = np.cumsum(lengths) - lengths
-    return starts.astype(np.uint32 if int(lengths.sum()) < 1 << 32 else np.uint64)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    return (ends - lengths).astype(np.uint32 if total < 1 << 32 else np.uint64)
 
 
 def _facts(out: Path, names: list[str]) -> dict[str, dict[str, Any]]:

@@ -1,209 +1,244 @@
-"""Where text comes from: files, folders and JSON lines, plain or compressed, and Python's documentation."""
+"""Where text comes from: files and folders of any format, standard input, and what lies on every machine.
+
+A source is given as `PATH` or `PATH::lang=de,weight=2,key=title+body,split=blank,format=jsonl`, where PATH may
+also be `-`, `python-docs` or `gettext`.
+"""
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
-import lzma
+import math
 import os
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from polyseme.corpus import python_docs
+from polyseme.corpus import gettext_catalogues, python_docs
+from polyseme.corpus.lines import Document, Found, legible
+from polyseme.corpus.readers import ENDINGS, FORMATS, PYTHON_DOCS, SPLITS, Input, format_of
 from polyseme.errors import UserError, nearest
-from polyseme.files import sha256
+from polyseme.files import PACKED, arrow, sha256, write_whole
 
-PYTHON_DOCS = "python-docs"
-SPLITS = ("file", "blank", "line")
+STDIN = "-"
+GETTEXT = "gettext"
 _SHOWN = 100  # how many bad rows are kept with their message; all are counted
 
 
 @dataclass(frozen=True)
-class Document:
-    text: str
-    source: str
-    where: str = ""  # a line in a file, or a module
+class Origin:
+    """One source as the user gave it. Empty `lang` and `format` are told by the source itself, or are defaults."""
+
+    path: str  # a file, a folder, "-" (standard input), "python-docs" or "gettext"
+    lang: str = ""
+    weight: float = 1.0
+    key: str = "text"  # of the text in rows; "a+b" joins two by a line break
+    split: str = "file"  # what a document is in plain text: all of it, what is between blank lines, or a line
+    format: str = ""
 
 
-# A reader gives documents, and for what it cannot read an error that is not raised yet.
-Found = Document | UserError
+_OPTIONS = tuple(each.name for each in fields(Origin) if each.name != "path")
+
+
+def parse_origin(given: str, defaults: Origin | None = None) -> Origin:
+    """Read `PATH::name=value,…`; what is not given there is as in `defaults`. A path with `::` that exists wins."""
+    defaults = defaults or Origin("")
+    path, mark, options = given.rpartition("::")
+    if not mark or os.path.exists(given):
+        return _checked(replace(defaults, path=given))
+    told: dict[str, Any] = {}
+    for option in options.split(","):
+        name, equals, value = (part.strip() for part in option.partition("="))
+        if name not in _OPTIONS:
+            raise UserError(f"{given}: a source has no option {name!r}; {nearest(name, _OPTIONS)}")
+        if not equals or not value or name in told:
+            raise UserError(f"{given}: {name} is given " + ("twice" if name in told else "without a value"))
+        told[name] = value
+    if "weight" in told:
+        try:
+            told["weight"] = float(told["weight"])
+        except ValueError:
+            raise UserError(f"{given}: weight is {told['weight']!r}, not a number") from None
+    return _checked(replace(defaults, path=path, **told))
+
+
+def _checked(origin: Origin) -> Origin:
+    if not (origin.weight > 0 and math.isfinite(origin.weight)):
+        raise UserError(f"{origin.path}: weight is {origin.weight}; it must be a number above 0")
+    if origin.split not in SPLITS:
+        raise UserError(f"split is {origin.split!r}: {nearest(origin.split, SPLITS)}")
+    if origin.format and origin.format not in FORMATS:
+        raise UserError(f"format is {origin.format!r}: {nearest(origin.format, FORMATS)}")
+    return origin
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """The next item to read: a document, blank ones too, or an error."""
+
+    input: int = 0
+    item: int = 0
+
+
+START = Place()
 
 
 @dataclass(eq=False)
 class Sources:
     """Documents in a fixed order. Iterating starts from the beginning, and counts what was passed over."""
 
-    files: list[Path | str]
-    key: str = "text"
-    split: str = "file"
+    origins: list[Origin]
+    inputs: list[Input]
     skip_bad: bool = False
     num_blank: int = 0
     num_bad: int = 0
     bad: list[str] = field(default_factory=list)
+    spool: Any = None  # the temporary folder of standard input, which goes when this does
+
+    def read(self, start: Place = START) -> Iterator[tuple[Place, Found]]:
+        """Every item from a place on, with the place after it. Inputs before it are not opened."""
+        for number in range(start.input, len(self.inputs)):
+            passed = start.item if number == start.input else 0
+            for item, found in enumerate(self.inputs[number].read(), 1):
+                if item > passed:
+                    yield Place(number, item), found
 
     def __iter__(self) -> Iterator[Document]:
         self.num_blank = self.num_bad = 0
         self.bad = []
-        for file in self.files:
-            for found in self._read(file):
-                if isinstance(found, UserError):
-                    if not self.skip_bad:
-                        raise found
-                    self.num_bad += 1
-                    self.bad += [str(found)] * (len(self.bad) < _SHOWN)
-                elif not found.text or found.text.isspace():
-                    self.num_blank += 1
-                else:
-                    yield found
-
-    def _read(self, file: Path | str) -> Iterator[Found]:
-        if isinstance(file, str):
-            return (Document(text, PYTHON_DOCS, module) for module, text in python_docs.documents())
-        return _READERS.get(_kind(file), _read_text)(file, self)
+        for _, found in self.read():
+            if isinstance(found, UserError):
+                if not self.skip_bad:
+                    raise found
+                self.num_bad += 1
+                self.bad += [str(found)] * (len(self.bad) < _SHOWN)
+            elif not found.text or found.text.isspace():
+                self.num_blank += 1
+            else:
+                yield found
 
     @cached_property
     def fingerprint(self) -> list[dict[str, Any]]:
         """What the documents depend on, file by file: enough to tell whether two runs read the same."""
-        return [
-            {"path": file, "version": python_docs.version()}
-            if isinstance(file, str)
-            else {"path": str(file), "bytes": file.stat().st_size, "sha256": sha256(file)}
-            for file in self.files
-        ]
+        found = []
+        for each in self.inputs:
+            facts: dict[str, Any] = {"path": legible(str(each.path)), "origin": each.origin}
+            if each.format == PYTHON_DOCS:
+                facts["version"] = python_docs.version()
+            else:
+                facts |= {"bytes": each.file.stat().st_size, "sha256": sha256(each.file)}
+            found.append(facts)
+        return found
 
     @property
     def size(self) -> int | None:
-        """Bytes to read, or None when that is not known without reading."""
-        if any(isinstance(file, str) or file.suffix in _OPENERS for file in self.files):
+        """Characters to read, roughly, from the sizes of the files; None when nothing tells."""
+        if any(each.format == PYTHON_DOCS for each in self.inputs):
             return None
-        return sum(Path(file).stat().st_size for file in self.files)
+        packed = (*PACKED, ".parquet")
+        sizes = ((each.file.stat().st_size, each.file.suffix.lower() in packed) for each in self.inputs)
+        return sum(size * 3 if small else size for size, small in sizes)
 
 
 def open_sources(
-    paths: Sequence[str | Path], key: str = "text", split: str = "file", skip_bad: bool = False
+    given: Sequence[str | Path | Origin],
+    key: str = "text",
+    split: str = "file",
+    skip_bad: bool = False,
+    *,
+    lang: str = "en",
+    format: str = "",
+    spool: Path | None = None,
 ) -> Sources:
-    """Find the files, before anything is read. `split` says what one document is in a text file.
+    """Find the files, before anything is read. `key`, `split` and `format` are for sources that do not tell.
 
-    "file": all of it; "blank": documents are separated by blank lines, as in BERT's input; "line": each line.
+    `lang` is for those whose language nothing tells; it does not choose among the languages of `gettext`.
+    Standard input is copied to `spool` (a temporary folder if None): it is read more than once.
     """
-    if split not in SPLITS:
-        raise UserError(f"split is {split!r}: {nearest(split, SPLITS)}")
-    files: list[Path | str] = []
-    for name in paths:
-        path = Path(name)
-        if str(name) == PYTHON_DOCS:
-            files.append(PYTHON_DOCS)
-        elif path.is_dir():
-            files += _in_folder(path)
-        elif path.is_file():
-            files.append(path)
+    defaults = _checked(Origin("", key=key, split=split, format=format))
+    origins: list[Origin] = []
+    for each in given:
+        if isinstance(each, Origin):
+            origins.append(_checked(each))
+        elif isinstance(each, Path):
+            origins.append(replace(defaults, path=str(each)))
         else:
-            there = os.listdir(path.parent) if path.parent.is_dir() else []
-            raise UserError(f"there is no {path}: {nearest(path.name, [*there, PYTHON_DOCS])}")
-    if not files:
+            origins.append(parse_origin(each, defaults))
+    if not origins:
         raise UserError("no source of text was given")
-    return Sources(files, key, split, skip_bad)
+    if [origin.path for origin in origins].count(STDIN) > 1:
+        raise UserError("standard input (-) is given more than once")
+    sources = Sources(origins, [], skip_bad)
+    for number, origin in enumerate(origins):
+        if origin.path == STDIN and spool is None:
+            sources.spool = tempfile.TemporaryDirectory(prefix="polyseme-")
+            spool = Path(sources.spool.name)
+        sources.inputs += _inputs(number, origin, lang, spool)
+    if any(each.format == "parquet" for each in sources.inputs):
+        arrow("Parquet files")
+    if any(each.file.suffix.lower() == ".zst" for each in sources.inputs):
+        arrow("files that end in .zst")
+    return sources
 
 
-def _in_folder(folder: Path) -> list[Path]:
-    """Every file below with a known ending, in the order of paths; empty and hidden ones are passed over."""
-    known = (".txt", ".md", ".rst", *_READERS)
+def _inputs(number: int, origin: Origin, lang: str, spool: Path | None) -> list[Input]:
+    """The files of an origin, in reading order."""
+    given = Input(number, origin.path, origin.lang or lang, origin.format or "text", origin.key, origin.split)
+    path = Path(origin.path)
+    if origin.path == PYTHON_DOCS:
+        return [replace(given, format=PYTHON_DOCS)]
+    if origin.path == GETTEXT:
+        found = gettext_catalogues.catalogues(origin.lang)
+        return [replace(given, path=path, lang=lang, format="mo") for lang, path in found]
+    if origin.path == STDIN:
+        assert spool is not None
+        return [replace(given, copy=_spooled(spool))]
+    if path.is_dir():
+        files = _in_folder(path, origin.format)
+    elif path.is_file():
+        files = [path]
+    else:
+        there = os.listdir(path.parent) if path.parent.is_dir() else []
+        raise UserError(f"there is no {path}: {nearest(path.name, [*there, PYTHON_DOCS, GETTEXT])}")
+    inputs = []
+    for file in files:
+        form = origin.format or format_of(file) or "text"
+        told = origin.lang or (gettext_catalogues.language_of(file) if form == "mo" else "") or lang
+        inputs.append(replace(given, path=file, lang=told, format=form))
+    return inputs
+
+
+def _in_folder(folder: Path, form: str) -> list[Path]:
+    """Every file below whose name tells its format, or every one if the format is told, in the order of paths.
+
+    Empty and hidden ones are passed over.
+    """
     found = [
         path
         for path in folder.rglob("*")
-        if _kind(path) in known
+        if (form or format_of(path))
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
         and path.is_file()
         and path.stat().st_size
     ]
     if not found:
-        raise UserError(f"{folder} has no text in files that end in {' '.join(known)}, plain, .gz or .xz")
+        known = f"{' '.join(ENDINGS)}, plain or with {' '.join(PACKED)}"
+        raise UserError(f"{folder} has no text" + ("" if form else f" in files that end in {known}"))
     return sorted(found, key=lambda path: path.relative_to(folder).parts)
 
 
-def _kind(path: Path) -> str:
-    """The ending that says what is inside, without that of the compression."""
-    return Path(path.stem).suffix.lower() if path.suffix in _OPENERS else path.suffix.lower()
+def _spooled(folder: Path) -> Path:
+    stream = getattr(sys.stdin, "buffer", None)
+    if stream is None or sys.stdin.isatty():
+        raise UserError("standard input (-) is not piped from anything")
+    path = folder / "stdin"
 
+    def write(temporary: Path) -> None:
+        with open(temporary, "wb") as file:
+            shutil.copyfileobj(stream, file, 1 << 20)
 
-def _lines(path: Path) -> Iterator[tuple[int, str] | UserError]:
-    """Numbered lines of a file in UTF-8, each with its `\\n`; an error where one cannot be had."""
-    number = offset = 0
-    try:
-        with _OPENERS.get(path.suffix, open)(path, "rb") as file:
-            for number, raw in enumerate(io.BufferedReader(file), 1):
-                try:
-                    line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                    yield number, (line[:-2] + "\n" if line.endswith("\r\n") else line)
-                except UnicodeDecodeError as error:
-                    hint = ", it looks like UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-                    yield UserError(f"{path} line {number}: byte {offset + error.start} is not UTF-8 text{hint}")
-                offset += len(raw)
-    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError):
-        yield UserError(f"{path} is cut off or damaged: it cannot be unpacked beyond line {number}")
-    except OSError as error:
-        yield UserError(f"cannot read {path}: {error.strerror or error}")
-    else:
-        if not number:
-            yield UserError(f"{path} is empty")
-
-
-def _read_text(path: Path, options: Sources) -> Iterator[Found]:
-    pending: list[str] = []
-    start = 1
-
-    def document() -> Document:
-        return Document("".join(pending).rstrip("\n"), str(path), f"line {start}")
-
-    for found in _lines(path):
-        if isinstance(found, UserError):
-            yield found
-            if options.split == "file":
-                return
-            continue
-        number, line = found
-        ends = options.split == "line" or (options.split == "blank" and line.isspace())
-        if not pending:
-            start = number
-        pending.append(line)
-        if ends:
-            if options.split == "line" or len(pending) > 1:
-                yield document()
-            pending = []
-    if pending:
-        yield document()
-
-
-def _read_json_lines(path: Path, options: Sources) -> Iterator[Found]:
-    for found in _lines(path):
-        if isinstance(found, UserError):
-            yield found
-        elif not found[1].isspace():
-            yield _row(found[1], options.key, path, found[0])
-
-
-def _row(line: str, key: str, path: Path, number: int) -> Found:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return UserError(f"{path} line {number}: malformed JSON ({error}); each line must be one object")
-    if not isinstance(row, dict):
-        return UserError(f"{path} line {number}: {type(row).__name__} where an object with {key!r} must be")
-    if key not in row:
-        return UserError(f"{path} line {number}: no key {key!r} among {', '.join(row)}; {nearest(key, row)}")
-    if not isinstance(row[key], str):
-        return UserError(f"{path} line {number}: {key!r} is {json.dumps(row[key])[:40]}, not a string")
-    return Document(row[key].replace("\r\n", "\n"), str(path), f"line {number}")
-
-
-_OPENERS: dict[str, Callable[..., BinaryIO]] = {".gz": gzip.open, ".xz": lzma.open}  # type: ignore[dict-item]
-_READERS: dict[str, Callable[[Path, Sources], Iterator[Found]]] = {
-    ".jsonl": _read_json_lines,
-    ".ndjson": _read_json_lines,
-    ".json": _read_json_lines,
-}
+    write_whole(path, write)
+    return path

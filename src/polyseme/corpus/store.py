@@ -15,17 +15,20 @@ import numpy as np
 from polyseme.errors import UserError
 from polyseme.files import read_json, sha256
 from polyseme.text.tokenizer import Tokenizer
+from polyseme.text.units import ranges
 
-FORMAT = 1
+FORMAT = 2
 PARTS = ("tokens", "sentences", "documents", "words")
+UNFINISHED_WORK = ".work"  # the folder inside a corpus in which prepare keeps what it needs to go on
 _UNFINISHED = "preparation has not finished; run prepare again, it goes on where it stopped"
 
 
 def shard_file(number: int, part: str) -> str:
-    """A shard is four plain numpy files.
+    """A shard is a few plain numpy files.
 
     tokens: uint16 or uint32 · sentences: the token each starts at · documents: the sentence each starts at ·
-    words: one bit a token, set where a word starts, lowest bit first.
+    words: one bit a token, set where a word starts, lowest bit first · exact and signatures: the fingerprints of
+    its documents, if duplicates were looked for, so that what is appended can be compared with them.
     """
     return f"shard-{number:05d}.{part}.npy"
 
@@ -56,15 +59,16 @@ class Corpus:
     _borders: np.ndarray  # int64 [num_shards]: the token each shard starts at
     _moved: tuple[np.ndarray, np.ndarray] | None = None  # of a subset: where each document starts here, and how
     # far away it lies in the whole corpus
+    _numbers: np.ndarray | None = None  # of a subset: the number of each document in the whole corpus
 
     @classmethod
     def open(cls, folder: Path | str, verify: bool = False) -> Corpus:
         """Map a corpus folder. Sizes are always checked; `verify` hashes every file too."""
         folder = Path(folder)
-        manifest = _read_manifest(folder)
+        manifest = read_manifest(folder)
         if verify:
             _check_hashes(folder, manifest)
-        shards = [[_map(folder / shard_file(i, part)) for part in PARTS] for i in range(len(manifest["shards"]))]
+        shards = [[map_array(folder / shard_file(i, part)) for part in PARTS] for i in range(len(manifest["shards"]))]
         tokens, sentences, documents, words = zip(*shards)
         token_starts = np.cumsum([0, *map(len, tokens)])
         sentence_starts = np.cumsum([0, *map(len, sentences)])
@@ -133,21 +137,21 @@ class Corpus:
         shards = np.searchsorted(self._borders, starts, side="right") - 1
         local = starts - self._borders[shards]
         if (shards == shards[0]).all():
-            return read(int(shards[0]), _ranges(local, lengths))
+            return read(int(shards[0]), ranges(local, lengths))
         # Read in the order of the shards, each shard once, then bring the ranges into the order asked for.
         order = np.argsort(shards, kind="stable")
         touched, firsts = np.unique(shards[order], return_index=True)
         borders = [*firsts.tolist(), len(order)]
         parts = [order[a:b] for a, b in itertools.pairwise(borders)]
-        found = [read(s, _ranges(local[part], lengths[part])) for s, part in zip(touched.tolist(), parts)]
+        found = [read(s, ranges(local[part], lengths[part])) for s, part in zip(touched.tolist(), parts)]
         places = np.empty_like(starts)
         places[order] = np.cumsum(lengths[order]) - lengths[order]
-        return np.concatenate(found).take(_ranges(places, lengths))
+        return np.concatenate(found).take(ranges(places, lengths))
 
     def take(self, documents: np.ndarray) -> Corpus:
         """A corpus of some of the documents, in the order given: a view with offsets of its own."""
         sizes = np.diff(self.documents)[documents]
-        sentences = _ranges(self.documents[documents], sizes)
+        sentences = ranges(self.documents[documents], sizes)
         ends = np.cumsum(np.diff(self.sentences)[sentences])
         new_sentences = np.concatenate([[0], ends])
         new_documents = np.concatenate([[0], np.cumsum(sizes)])
@@ -156,7 +160,24 @@ class Corpus:
         if self._moved is not None:
             at, by = self._moved
             lies = lies + by[np.searchsorted(at, lies, side="right") - 1]
-        return replace(self, sentences=new_sentences, documents=new_documents, _moved=(begins, lies - begins))
+        numbers = documents if self._numbers is None else self._numbers[documents]
+        view = replace(self, sentences=new_sentences, documents=new_documents, _numbers=numbers)
+        return replace(view, _moved=(begins, lies - begins))
+
+    def weighted(self) -> Corpus:
+        """Documents as often as the weight of their origin says: twice at 2, every other one at 0.5."""
+        origins = self.manifest["origins"]
+        if all(origin["weight"] == 1 for origin in origins):
+            return self
+        counts = [origin["counts"]["documents"] for origin in origins]
+        number = self._numbers if self._numbers is not None else np.arange(self.num_documents)
+        of = np.searchsorted(np.cumsum(counts), number, side="right")
+        chosen = []
+        for i, origin in enumerate(origins):
+            mine = np.flatnonzero(of == i)
+            whole = round(len(mine) * origin["weight"])
+            chosen.append(mine[np.arange(whole) * max(len(mine), 1) // max(whole, 1)])
+        return self.take(np.concatenate(chosen))
 
     def split(self, share: float) -> tuple[Corpus, Corpus | None]:
         """Hold out a share of the documents, spread evenly; the second is None if there are too few."""
@@ -172,23 +193,23 @@ class Corpus:
 def verify(folder: Path | str) -> None:
     """Hash every file of a corpus; a `UserError` names the first that is not what prepare wrote."""
     folder = Path(folder)
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     _check_hashes(folder, manifest)
     if Tokenizer.load(folder / "tokenizer").hash != manifest["tokenizer_hash"]:
         raise UserError(f"{folder}/tokenizer is not the tokenizer that this corpus was made with")
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a finished corpus, whose files are all there at their full size."""
     if not folder.is_dir():
         raise UserError(f"there is no corpus folder {folder}")
     if not (folder / "manifest.json").is_file():
+        if (folder / UNFINISHED_WORK).is_dir():
+            raise UserError(f"{folder}: {_UNFINISHED}")
         raise UserError(f"{folder} is not a corpus: it has no manifest.json")
     manifest = read_json(folder / "manifest.json")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{folder}/manifest.json is not of a corpus in format {FORMAT}")
-    if not manifest.get("finished"):
-        raise UserError(f"{folder}: {_UNFINISHED}")
     if manifest.get("hash") != manifest_hash(manifest):
         raise UserError(f"{folder}/manifest.json is damaged: its own hash does not hold")
     for name, facts in _files(manifest).items():
@@ -211,7 +232,8 @@ def _check_hashes(folder: Path, manifest: dict[str, Any]) -> None:
             raise UserError(f"{folder}/{name} is damaged: its hash is not the one in the manifest")
 
 
-def _map(path: Path) -> np.ndarray:
+def map_array(path: Path) -> np.ndarray:
+    """An `.npy` file in memory when it is touched."""
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError) as error:
@@ -222,11 +244,3 @@ def _joined(parts: tuple[np.ndarray, ...], starts: np.ndarray) -> np.ndarray:
     """Starts inside shards to global ones, with the end behind."""
     whole = [part.astype(np.int64) + start for part, start in zip(parts, starts)]
     return np.concatenate([*whole, starts[-1:]])
-
-
-def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Every index of many ranges, end to end."""
-    ends = np.cumsum(lengths)
-    index = np.repeat(starts - (ends - lengths), lengths)
-    index += np.arange(len(index))
-    return index

@@ -61,7 +61,7 @@ def run(out: Path, minutes: float, seeds: int) -> Path:
     characters = sum(map(len, texts))
     _say(began, f"training a tokenizer on {characters / 1e6:.1f} MB of {len(texts)} modules")
     tokenizer = Tokenizer.train("wordpiece", iter(texts), VOCAB_SIZE, lowercase=False)
-    prepare([source], tokenizer, out / "corpus")
+    prepare([source], tokenizer, out / "corpus", clean="none", duplicates="none")  # paragraphs are distinct already
     source.unlink()
     unigram = _unigram(Corpus.open(out / "corpus"))
 

@@ -1,4 +1,4 @@
-"""Labelled examples from files: tables, JSON lines, CoNLL columns; each plain, `.gz` or `.xz`.
+"""Labelled examples from files: tables, JSON lines, CoNLL columns; each plain or packed (`files.PACKED`).
 
 A row that cannot be read is a `UserError` with file and line; `skip_bad` counts and skips such rows.
 """
@@ -6,12 +6,9 @@ A row that cannot be read is a `UserError` with file and line; `skip_bad` counts
 from __future__ import annotations
 
 import csv
-import gzip
 import json
-import lzma
 import re
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from polyseme.errors import UserError, nearest
+from polyseme.files import PACKED, unpacked
 
 Kind = Literal["classification", "pair", "tagging"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -84,7 +82,7 @@ def read_examples(
     if kind not in KINDS:
         raise UserError(f"no task kind {kind!r}; {nearest(kind, KINDS)}")
     path = Path(path)
-    suffix = (path.with_suffix("") if path.suffix in (".gz", ".xz") else path).suffix
+    suffix = (path.with_suffix("") if path.suffix.lower() in PACKED else path).suffix
     names = {"text": text, "pair": pair, "label": label}
     if kind != "pair":
         del names["pair"]
@@ -97,7 +95,7 @@ def read_examples(
         units = _table_units(rows, header, suffix == ".csv" and "\t" not in rows.lines[0])
     else:
         known = ", ".join(TABLES + LINES)
-        raise UserError(f"{path}: {kind} reads {known} (or these with .gz or .xz), not {suffix!r}")
+        raise UserError(f"{path}: {kind} reads {known} (or these with {' '.join(PACKED)}), not {suffix!r}")
     found, bad = [], []
     for read in units:
         try:
@@ -116,18 +114,7 @@ def read_examples(
 
 def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
     """The lines of a text file without their ends; an empty file is an error."""
-    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
-    try:
-        with openers.get(path.suffix, open)(path, "rb") as f:
-            data: bytes = f.read()
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing") from None
-    except EOFError:
-        raise UserError(f"{path} is truncated: its compressed data stops before its end") from None
-    except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise UserError(f"{path} is not a whole {path.suffix} file: {error}") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    data = b"".join(unpacked(path))
     try:
         text = data.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
     except LookupError:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,11 +104,17 @@ def finetune(
     for seed in range(first_seed, first_seed + seeds):
         folder = loaded if seed == first_seed else _open(Path(model_folder), task, seed, scratch)
         run = _training(folder.model, settings, len(data), seed)
+        began = time.perf_counter()
         with progress(f"finetune, seed {seed}", run.total, "steps") as bar:
+            done: list[Report] = []
             for report in train(run, steps(task, data, settings, seed)):
-                bar.advance(1, f"loss {report.loss[task.head_name]:.3f}")
-                rows.append({"seed": seed, **_row(report)})
-                spent = {key: value + getattr(report, key) for key, value in spent.items()}
+                shown = run.device.type == "cpu" or report.step % 20 == 0  # on a GPU asking costs a wait
+                bar.advance(1, f"loss {report.loss[task.head_name]:.3f}" if shown else "")
+                done.append(report)
+            rows += [{"seed": seed, **_row(report)} for report in done]
+        spent["tokens"] += sum(report.tokens for report in done)
+        spent["flops"] += sum(report.flops for report in done)
+        spent["seconds"] += time.perf_counter() - began
         scores = logits(run.model, task, dev)
         predictions = [task.decode(part, e) for part, e in zip(scores, dev_examples)]
         runs.append({"seed": seed, **measure(task, dev_examples, predictions)})
@@ -215,7 +222,7 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _row(report: Report) -> dict[str, Any]:
-    return {k: v for k, v in dataclasses.asdict(report).items() if k not in ("cursor", "flops")}
+    return {name: getattr(report, name) for name in ("step", "loss", "rate", "gradient", "tokens")}
 
 
 def _check_empty(out: Path) -> None:

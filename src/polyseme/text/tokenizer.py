@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import itertools
 import json
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, final
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers.normalizers import BertNormalizer
 
-from polyseme.errors import UserError, nearest
+from polyseme.errors import UserError
 from polyseme.files import read_json, write_json, write_text
-from polyseme.text.vocabulary import PREFIX, read_vocab, train_bpe, train_wordpiece
+from polyseme.text import contract
+from polyseme.text.counts import SMOOTHING, WordCounts
+from polyseme.text.frames import PREFIX, SPACE, sound
+from polyseme.text.published import read_published, read_tokenizer, read_vocab
+from polyseme.text.units import Run, Units, cuts_of, encode_directly
+from polyseme.text.vocabulary import MAX_ALPHABET, learn
 
 # What each special role is called when a folder does not say; the first name found in the vocabulary counts.
 _USUAL = {
@@ -30,6 +35,12 @@ _USUAL = {
     "bos": ("<s>", "<|endoftext|>"),
     "eos": ("</s>", "<|endoftext|>"),
 }
+# What a folder may hold, the first that is there counts.
+_FILES = (
+    *(("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt")),
+    *(("spiece.model",), ("sentencepiece.bpe.model",), ("tokenizer.model",)),
+)
+Kind = Literal["wordpiece", "bpe", "unigram", "characters"]
 _FIRST, _SECOND = -1, -2  # the two texts' places in a template, where a special token has its id
 
 
@@ -44,14 +55,6 @@ class Specials:
     mask: int | None = None
     bos: int | None = None
     eos: int | None = None
-
-
-class Run(NamedTuple):
-    """Many texts encoded end to end, without special tokens."""
-
-    ids: np.ndarray  # int32 [T]
-    lengths: np.ndarray  # int64, one for each text
-    words: np.ndarray  # bool [T], True where a word starts; the first token of a text always does
 
 
 @final
@@ -74,47 +77,69 @@ class Tokenizer:
     @classmethod
     def train(
         cls,
-        kind: Literal["wordpiece", "bpe"],
-        texts: Iterator[str],
+        kind: Kind,
+        texts: Iterable[str],
         vocab_size: int,
         lowercase: bool | None = None,
         min_frequency: int = 2,
-        max_alphabet: int = 1000,
+        max_alphabet: int = MAX_ALPHABET,
     ) -> Tokenizer:
         """Learn a vocabulary of at most `vocab_size` entries; the same texts give the same one.
 
-        By default WordPiece lowers case, as BERT's first model does, and BPE keeps it, as GPT-2 does.
+        By default WordPiece lowers case, as BERT's first model does, and the other kinds keep it.
         """
-        lowercase = kind == "wordpiece" if lowercase is None else lowercase
-        if kind == "wordpiece":
-            return cls(train_wordpiece(texts, vocab_size, lowercase, min_frequency, max_alphabet))
-        if kind == "bpe":
-            return cls(train_bpe(texts, vocab_size, lowercase, min_frequency))
-        raise UserError(f"no tokenizer kind {kind!r}: {nearest(kind, ['wordpiece', 'bpe'])}")
+        counts = WordCounts(kind, lowercase)
+        for text in texts:
+            counts.add(text)
+        return cls.learn(counts, vocab_size, min_frequency, max_alphabet)
+
+    @classmethod
+    def learn(
+        cls,
+        counts: WordCounts,
+        vocab_size: int,
+        min_frequency: int = 2,
+        max_alphabet: int = MAX_ALPHABET,
+        smoothing: float = SMOOTHING,
+    ) -> Tokenizer:
+        """A tokenizer from counted words, checked on a sample of the text that was counted.
+
+        `min_frequency` is of WordPiece and BPE only; `smoothing` is the exponent on the sizes of languages.
+        """
+        words = counts.combined(smoothing)
+        made = cls(learn(counts.kind, words, vocab_size, counts.lowercase, min_frequency, max_alphabet))
+        made.check(counts.sample())
+        return made
 
     @classmethod
     def load(cls, path: Path | str) -> Tokenizer:
-        """From a folder with `tokenizer.json` or BERT's `vocab.txt`, or from one such file."""
+        """From a folder with `tokenizer.json` or a published vocabulary, or from one such file."""
         path = Path(path)
         folder = path if path.is_dir() else path.parent
+        files = [path]
         if path.is_dir():
-            found = [folder / name for name in ("tokenizer.json", "vocab.txt") if (folder / name).is_file()]
-            if not found:
-                raise UserError(f"no tokenizer in {folder}: neither tokenizer.json nor vocab.txt is there")
-            path = found[0]
+            there = ([folder / name for name in names] for names in _FILES)
+            files = next((names for names in there if all(map(Path.is_file, names))), [])
+            if not files:
+                rest = "vocab.json with merges.txt or a sentencepiece .model"
+                raise UserError(f"no tokenizer in {folder}: neither tokenizer.json nor vocab.txt, {rest} is there")
         elif not path.is_file():
             raise UserError(f"no tokenizer at {path}: there is no such file or folder")
         config: dict[str, Any] = {}
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             if (folder / name).is_file():
                 config |= read_json(folder / name)
-        if path.suffix == ".txt":
-            return cls(read_vocab(path, config.get("do_lower_case")), config)
-        try:
-            backend = Backend.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise UserError(f"{path} is not a tokenizer: {error}") from None
-        return cls(backend, config)
+        if files[0].suffix == ".txt":
+            return cls(read_vocab(files[0], config.get("do_lower_case")), config)
+        if files[0].suffix == ".json" and len(files) == 1:
+            return cls(read_tokenizer(files[0]), config)
+        backend, tokens = read_published(files)
+        return cls(backend, tokens | config)
+
+    @classmethod
+    def read(cls, files: Sequence[Path], lowercase: bool | None = None) -> Tokenizer:
+        """From a published vocabulary: one file, or a vocabulary and its merges; what they are, their content says."""
+        return cls(*read_published(files, lowercase))
 
     def save(self, folder: Path) -> None:
         """Write what `transformers.AutoTokenizer` opens, after `check`; `vocab.txt` too for WordPiece."""
@@ -122,7 +147,7 @@ class Tokenizer:
         tokens = {f"{role}_token": token for role, token in self.special_tokens.items()}
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
         normalizer = self.backend.normalizer
-        if self.kind == "bpe" and normalizer is None:
+        if self.kind == "bpe" and self.byte_level and normalizer is None and "mask" not in self.special_tokens:
             config["tokenizer_class"] = "GPT2Tokenizer"
         elif self.kind == "wordpiece" and isinstance(normalizer, BertNormalizer):
             config["tokenizer_class"] = "BertTokenizer"
@@ -135,15 +160,19 @@ class Tokenizer:
         write_json(folder / "tokenizer_config.json", config)
         write_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
 
-    @property
+    @cached_property
     def kind(self) -> str:
-        """What the model inside is called: wordpiece, bpe, unigram, …"""
-        return type(self.backend.model).__name__.lower()
+        """wordpiece, bpe, unigram or characters, which is a BPE model without merges; else the model's name."""
+        name = type(self.backend.model).__name__.lower()
+        if name != "bpe" or self.byte_level:
+            return name
+        plain = (piece for i, piece in enumerate(self.vocabulary) if i not in self.special_ids)
+        return "characters" if all(len(piece) == 1 for piece in plain) else name
 
     @property
     def lowercase(self) -> bool:
         normalizer = self.backend.normalizer
-        return bool(getattr(normalizer, "lowercase", type(normalizer).__name__ == "Lowercase"))
+        return normalizer is not None and "A" not in normalizer.normalize_str("A")
 
     @property
     def vocab_size(self) -> int:
@@ -177,51 +206,61 @@ class Tokenizer:
         return frozenset([*roles, *(i for i, token in added.items() if token.special)])
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens around it."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        """The ids of a text, without special tokens around it. Here and below a lone surrogate reads as U+FFFD."""
+        ids: list[int] = self._encoded(text).ids
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        found = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        encode = partial(self.backend.encode_batch_fast, add_special_tokens=False)
+        try:
+            found = encode(list(texts))
+        except TypeError:
+            found = encode(list(map(sound, texts)))
         return [np.array(encoding.ids, dtype=np.int32) for encoding in found]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids, and for each the characters of the text it covers."""
-        encoding = self.backend.encode(text, add_special_tokens=False)
-        return encoding.ids, encoding.offsets
+        """The ids, and for each the characters of the text it covers.
+
+        A space that is put before a text covers nothing. What was composed with the character before it, or a
+        mark that was taken off it, is covered with that character.
+        """
+        encoding = self._encoded(text)
+        ids, offsets = encoding.ids, encoding.offsets
+        space = self.backend.token_to_id(SPACE)
+        if space is None and (text.isascii() or self.byte_level):
+            return ids, offsets
+        fixed = self.special_ids - {self.specials.unk}
+        for i, (start, end) in enumerate(offsets):
+            after = offsets[i + 1][0] if i + 1 < len(ids) else len(text)
+            if ids[i] == space and after < end:
+                end = start
+            while end < after and ids[i] not in fixed and _joins(text[end]):
+                end += 1
+            offsets[i] = start, end
+        return ids, offsets
 
     def encode_words(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
         """The ids of words that are split already, and for each id which word it is of.
 
-        A word that is nothing but control characters has no id. Byte-level BPE writes the space before a word
-        into its first piece, so words after the first are given one.
+        The ids are those of the words with spaces between. A space goes with the next word, which has it in its
+        first piece; where it is a token of its own (characters) it goes with the word before. A word that is
+        nothing but control characters has no id.
         """
-        spaced = [" " + word if i and self._byte_level else word for i, word in enumerate(words)]
-        encoding = self.backend.encode(spaced, is_pretokenized=True, add_special_tokens=False)
-        return encoding.ids, [word or 0 for word in encoding.word_ids]
+        encoding = self._encoded(" ".join(words))
+        starts = np.cumsum([0, *(len(word) + 1 for word in words)])[:-1]
+        lasts = [max(start, end - 1) for start, end in encoding.offsets]
+        of = np.searchsorted(starts - (self.kind != "characters"), lasts, side="right") - 1
+        return encoding.ids, of.tolist()
 
     def encode_run(self, texts: Sequence[str]) -> Run:
         """Many texts at once, with no Python work per token: what a corpus is made of."""
-        if self.kind == "wordpiece":
-            found = self._plain.encode_batch_fast(list(texts), add_special_tokens=False)
-        else:
-            found = self._plain.encode_batch(list(texts), add_special_tokens=False)
-        lengths = np.fromiter((len(encoding) for encoding in found), np.int64, len(found))
-        total = int(lengths.sum())
-        chain = itertools.chain.from_iterable
-        ids = np.fromiter(chain(encoding.ids for encoding in found), np.int32, total)
-        if self.kind == "wordpiece":
-            words = self._starts_word[ids]
-        else:
-            of = np.fromiter(chain(encoding.word_ids for encoding in found), np.int32, total)
-            words = np.concatenate([np.ones(min(total, 1), bool), of[1:] != of[:-1]])
-        firsts = np.cumsum(lengths) - lengths
-        words[firsts[lengths > 0]] = True
-        return Run(ids, lengths, words)
+        if self._units is not None:
+            return self._units.encode(texts)
+        return encode_directly(self._plain, texts, self._starts_word)
 
     def words_of(self, text: str) -> np.ndarray:
         """True for each token of a text that starts a word."""
-        return self.encode_run([text]).words
+        return self.encode_run([sound(text)]).words
 
     def wrap(self, first: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
         """Put the special tokens around one text or a pair; returns ids and segment ids."""
@@ -244,40 +283,23 @@ class Tokenizer:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         return [self.backend.id_to_token(int(i)) or "" for i in ids]
 
-    def check(self) -> None:
-        """The contract that every model rests on; a `UserError` names what does not hold."""
-        for role, token in self.special_tokens.items():
-            if self.encode(token) != [getattr(self.specials, role)]:
-                raise UserError(f"the tokenizer's {role} token {token!r} is not one token")
-        first, second = self._sample(), self._sample()[:20]
-        joined = self.backend.encode(first, second)
-        if self.wrap(self.encode(first), self.encode(second)) != (joined.ids, joined.type_ids):
-            raise UserError("the tokenizer's pair template does more than add special tokens")
-        cls, sep = self.specials.cls, self.specials.sep
-        bert = [(cls, 0), (_FIRST, 0), (sep, 0), (_SECOND, 1), (sep, 1)]
-        if self.kind == "wordpiece" and self._pair != bert:
-            raise UserError("the tokenizer's pair template is not [CLS] A [SEP] B [SEP] with segments 0 and 1")
-        ids, offsets = self.encode_with_offsets(first)
-        if not self.decode(ids).strip() == first:
-            raise UserError(f"the tokenizer does not give back the text {first!r} but {self.decode(ids)!r}")
-        starts = [start for start, _ in offsets]
-        if starts != sorted(starts) or any(not 0 <= start <= end <= len(first) for start, end in offsets):
-            raise UserError(f"the tokenizer's offsets do not lie in the text {first!r}")
+    def check(self, sample: Sequence[str] | None = None) -> None:
+        """The contract that every model rests on; a `UserError` names what does not hold.
 
-    def _sample(self) -> str:
-        """Some text that the vocabulary can write: words of its own, as its normalizer leaves them."""
-        if self._byte_level:
-            return "naïve café" if self.lowercase else "Naïve Café: 12 “quotes”, it's 東京!"
-        normalizer = self.backend.normalizer
-        pieces = [piece.removeprefix("▁") for piece in self.vocabulary if PREFIX not in piece]
-        words = [word for word in pieces if word.isalpha()][:80]
-        if normalizer is not None:
-            words = [word for word in words if normalizer.normalize_str(word).strip() == word]
-        return " ".join(words[:40])
+        With a sample of the text it was trained on, too much that is unknown is an error too.
+        """
+        contract.check(self, sample)
 
     @cached_property
-    def _byte_level(self) -> bool:
+    def byte_level(self) -> bool:
+        """Whether pieces are made of bytes, so that any text can be written."""
         return '"ByteLevel"' in json.dumps(json.loads(self.backend.to_str())["pre_tokenizer"])
+
+    def _encoded(self, text: str) -> Any:
+        try:
+            return self.backend.encode(text, add_special_tokens=False)
+        except TypeError:  # the library's word for a lone surrogate
+            return self.backend.encode(sound(text), add_special_tokens=False)
 
     @cached_property
     def _plain(self) -> Backend:
@@ -286,8 +308,21 @@ class Tokenizer:
         return plain
 
     @cached_property
-    def _starts_word(self) -> np.ndarray:
+    def _units(self) -> Units | None:
+        rule = cuts_of(self._plain)
+        return None if rule is None else Units(self._plain, rule, self._starts_word)
+
+    @cached_property
+    def _starts_word(self) -> np.ndarray | None:
+        """For each id whether it starts a word, where the id tells."""
+        if self.kind != "wordpiece":
+            return None
         return np.array([not piece.startswith(PREFIX) for piece in self.vocabulary])
+
+
+def _joins(character: str) -> bool:
+    """Whether a character that no token covers went into the one before it, and was not just taken out."""
+    return unicodedata.category(character)[0] not in "CZ" and character != "\ufffd"
 
 
 def _special_tokens(backend: Backend, config: dict[str, Any]) -> dict[str, str]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -19,24 +20,45 @@ from polyseme.objectives.terms import losses
 from polyseme.parts.model import Model
 from polyseme.train import distributed
 from polyseme.train.cost import training_flops
+from polyseme.train.half import Half
 from polyseme.train.optim import OptimSpec, set_rate
 from polyseme.train.schedule import ScheduleSpec
 
 Item = TypeVar("Item")
+CHECKED = 64  # steps after which the host waits for the GPU
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Report:
-    """What one step did. `loss` has each term's mean over the step; `cursor` is where the next step reads."""
+    """What one step did. `loss` has each term's mean over the step; `cursor` is where the next step reads.
+
+    On a GPU the numbers stay there until somebody asks for them: asking waits for the step to end.
+    """
 
     step: int  # steps done, this one included
-    loss: dict[str, float]
+    names: tuple[str, ...]
+    values: Tensor  # the mean of each term, the norm of the gradient, and the first step that was not finite, or 0
     rate: float
-    gradient: float
     tokens: int
     flops: int
     seconds: float
     cursor: Any
+
+    @cached_property
+    def numbers(self) -> list[float]:
+        *found, broken = self.values.tolist()
+        if broken:
+            shown = ", ".join(f"{n} {v:.4g}" for n, v in zip([*self.names, "gradient"], found))
+            raise UserError(f"step {int(broken)} is not finite ({shown}): nothing was changed by it; try a lower rate")
+        return found
+
+    @property
+    def loss(self) -> dict[str, float]:
+        return dict(zip(self.names, self.numbers))
+
+    @property
+    def gradient(self) -> float:
+        return self.numbers[-1]
 
 
 @dataclass
@@ -74,43 +96,52 @@ def choose_device() -> torch.device:
 def train(run: Training, data: Iterable[tuple[list[Batch], Any]]) -> Iterator[Report]:
     """Run steps `start + 1 … total` over (micro-batches of one step, the cursor after it)."""
     run.model.train()
+    half = Half(run.model) if run.precision == "bf16" and run.device.type == "cuda" else None
+    broken = torch.zeros((), device=run.device)  # the first step that was not finite: from there on nothing changes
     for step, (batches, cursor) in zip(range(run.start, run.total), prefetch(data)):
         began = time.perf_counter()
         # dropout is drawn from (seed, step, rank) and nothing else, so a run goes on exactly where it stopped
         torch.manual_seed((run.seed << 40) + (step << 12) + run.rank)
-        names = batches[0].targets
+        names = tuple(batches[0].targets)
         counts = {name: sum(b.targets[name].count for b in batches) for name in names}
         counts |= {" tokens": sum(b.num_tokens for b in batches)}
         counts = distributed.sum_counts(counts, run.device)
         rate = run.optim.rate * run.schedule.scale(step, run.total)
         set_rate(run.optimiser, rate)
         run.optimiser.zero_grad(set_to_none=True)
-        totals = {name: torch.zeros((), device=run.device) for name in names}
+        model = half.load() if half else run.model
+        totals = torch.zeros(len(names), device=run.device)
         for batch in batches:
-            with run.autocast():
-                sums = run.terms(run.model, batch.to(run.device))
-            means = {name: value / max(counts[name], 1) for name, value in sums.items()}
-            torch.stack(list(means.values())).sum().backward()
-            for name, mean in means.items():
-                totals[name] += mean.detach()
+            with nullcontext() if half else run.autocast():
+                sums = run.terms(model, batch.to(run.device))
+            means = torch.stack([value / max(counts[name], 1) for name, value in sums.items()])
+            means.sum().backward()
+            totals += means.detach()
+            if half:
+                half.give()
         distributed.sum_gradients(run.model)
         norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), run.optim.clip or float("inf"))
-        values = distributed.sum_values(torch.stack([*totals.values()]))
-        found = torch.cat([values, norm.float()[None]]).tolist()
-        if not all(map(_finite, found)):
-            shown = ", ".join(f"{n} {v:.4g}" for n, v in zip([*names, "gradient"], found))
-            raise UserError(f"step {step + 1} is not finite ({shown}): nothing was changed by it; try a lower rate")
-        run.optimiser.step()
-        yield Report(
+        values = torch.cat([distributed.sum_values(totals), norm.float()[None]])
+        broken = torch.where((broken == 0) & ~values.isfinite().all(), step + 1.0, broken)
+        values = torch.cat([values, broken[None]])
+        report = Report(
             step + 1,
-            dict(zip(names, found)),
+            names,
+            values,
             rate,
-            found[-1],
             counts[" tokens"],
             sum(training_flops(run.model, b) for b in batches),
             time.perf_counter() - began,
             cursor,
         )
+        if run.device.type == "cuda":
+            run.optimiser.found_inf = (broken > 0).float()  # type: ignore[attr-defined]  # the kernel heeds it
+            if step % CHECKED == CHECKED - 1:
+                report.numbers  # noqa: B018  # raises, and keeps the host from running far ahead
+        else:
+            report.numbers  # noqa: B018
+        run.optimiser.step()
+        yield report
 
 
 def prefetch(items: Iterable[Item], ahead: int = 2) -> Iterator[Item]:
@@ -148,7 +179,3 @@ def prefetch(items: Iterable[Item], ahead: int = 2) -> Iterator[Item]:
     finally:
         stop.set()
         thread.join()
-
-
-def _finite(value: float) -> bool:
-    return value - value == 0.0

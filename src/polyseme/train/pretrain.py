@@ -97,13 +97,14 @@ def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False)
             done = report.step == run.total
             if log is not None:
                 log.add(report, every=recipe.log_every, last=done)
-            bar.advance(recipe.batch_tokens, ", ".join(f"{n} {v:.3f}" for n, v in report.loss.items()))
+            shown = device.type == "cpu" or report.step % recipe.log_every == 0  # on a GPU asking costs a wait
+            bar.advance(recipe.batch_tokens, ", ".join(f"{n} {v:.3f}" for n, v in report.loss.items()) if shown else "")
             if valid is not None and (done or report.step % recipe.eval_every == 0):
                 found = evaluate(run, valid, recipe)
                 if log is not None:
                     log.write({"step": report.step, "valid": found})
             stop = distributed.agree(bool(caught), device)
-            if rank == 0 and (done or stop or report.step % recipe.save_every == 0):
+            if rank == 0 and (done or stop or report.step % recipe.save_every == 0) and report.numbers:
                 _save(out, run, report, spent, environment, recipe.keep)
             if stop and not done:
                 raise Stopped(caught[0] if caught else signal.SIGTERM, report.step)
@@ -164,6 +165,7 @@ def _open_data(
     ids = tokenizer.specials
     vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.special_ids, ids.cls, ids.sep, ids.mask, ids.bos, ids.eos)
     kept, held = corpus.split(recipe.holdout)
+    kept = kept.weighted()  # after the split, so that what is read twice is never held out
     bound = recipe.objective.bind(kept, vocabulary, recipe.max_len, recipe.seed)
     shape = bound.shape(recipe.bin_tokens) if recipe.compile else None
     bins = recipe.batch_tokens // recipe.bin_tokens
@@ -224,7 +226,7 @@ class Log:
         self.path = out / "log.jsonl"
         rows = self.path.read_text(encoding="utf-8").splitlines() if start and self.path.exists() else []
         write_text(self.path, "".join(row + "\n" for row in rows if _step(row) <= start))
-        self.began = time.time()
+        self.clock, self.last = time.perf_counter(), start
         self.board: Any = None
         try:
             from torch.utils.tensorboard import SummaryWriter
@@ -235,8 +237,12 @@ class Log:
 
     def add(self, report: Report, every: int, last: bool) -> None:
         if report.step % every == 0 or report.step == 1 or last:
-            row = {k: v for k, v in dataclasses.asdict(report).items() if k not in ("cursor", "flops")}
-            self.write(row | {"tokens_per_second": report.tokens / max(report.seconds, 1e-9)})
+            names = ("step", "loss", "rate", "gradient", "tokens")
+            row = {name: getattr(report, name) for name in names}
+            now = time.perf_counter()
+            seconds, self.clock = (now - self.clock) / max(report.step - self.last, 1), now
+            self.last = report.step
+            self.write(row | {"seconds": seconds, "tokens_per_second": report.tokens / max(seconds, 1e-9)})
 
     def write(self, row: dict[str, Any]) -> None:
         with told(self.path), open(self.path, "a", encoding="utf-8") as f:
@@ -312,7 +318,7 @@ def _total_steps(recipe: Recipe, run: Training, data: Data) -> int:
         return math.ceil(recipe.budget.tokens / (recipe.batch_tokens * data.order.fill()))
     model = copy.deepcopy(run.model)
     trial = dataclasses.replace(run, model=model, optimiser=run.optim.build(model, model.trunk.groups()), total=24)
-    times = [time.perf_counter() for _ in train(trial, data.steps(Cursor()))]
+    times = [time.perf_counter() for report in train(trial, data.steps(Cursor())) if report.numbers]
     each = statistics.median(after - before for before, after in pairwise(times[4:]))
     return max(int(recipe.budget.minutes * 60 / each), 1)
 

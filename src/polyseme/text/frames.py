@@ -1,0 +1,137 @@
+"""What stands around a vocabulary: how each kind of tokenizer cleans, cuts, wraps and decodes text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+KINDS = ("wordpiece", "bpe", "unigram", "characters")
+BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+UNIGRAM_SPECIALS = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")  # ALBERT's, in its order
+END_OF_TEXT = "<|endoftext|>"
+PREFIX = "##"  # marks a piece that continues a word
+SPACE = "▁"  # stands for a space in sentencepiece's vocabularies
+END_OF_WORD = "</w>"  # ends the last piece of a word in GPT's vocabulary
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def sound(text: str) -> str:
+    """The text with U+FFFD for every lone surrogate, which no encoding can hold; its length stays."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _SURROGATE.sub("\ufffd", text)
+    return text
+
+
+def build_wordpiece(vocab: dict[str, int], lowercase: bool) -> Tokenizer:
+    """BERT's tokenizer over a given vocabulary: its cleaning, its split at punctuation, its pair template."""
+    made = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", continuing_subword_prefix=PREFIX))
+    made.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece(prefix=PREFIX)
+    add_specials(made, BERT_SPECIALS)
+    set_pair_template(made)
+    return made
+
+
+def build_bpe(
+    vocab: dict[str, int],
+    merges: Sequence[tuple[str, str]],
+    lowercase: bool,
+    specials: Sequence[str] = (END_OF_TEXT,),
+) -> Tokenizer:
+    """GPT-2's tokenizer: bytes written as characters, a space kept with the word behind it."""
+    made = Tokenizer(models.BPE(vocab, list(merges)))
+    if lowercase:
+        made.normalizer = normalizers.Lowercase()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.post_processor = processors.ByteLevel(trim_offsets=False)
+    add_specials(made, specials)
+    return made
+
+
+def build_unigram(pieces: Sequence[tuple[str, float]], lowercase: bool) -> Tokenizer:
+    """Pieces with log probabilities, the most probable cut: ALBERT's tokenizer, with its pair template.
+
+    Cleaning is NFKC and one space for any white space. Joiners and marks of direction stay.
+    """
+    vocab = [*((token, 0.0) for token in UNIGRAM_SPECIALS), *pieces]
+    made = Tokenizer(models.Unigram(vocab, UNIGRAM_SPECIALS.index("<unk>"), False))
+    steps = [normalizers.NFKC(), *([normalizers.Lowercase()] if lowercase else [])]
+    steps += [normalizers.Replace(Regex(r"\A\s+|\s+\z"), ""), normalizers.Replace(Regex(r"\s+"), " ")]
+    made.normalizer = normalizers.Sequence(steps)
+    metaspace = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always", split=True)
+    made.pre_tokenizer = pre_tokenizers.Sequence([metaspace, apart(UNIGRAM_SPECIALS)])
+    made.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="always", split=True)
+    add_specials(made, UNIGRAM_SPECIALS)
+    set_pair_template(made)
+    return made
+
+
+def build_characters(alphabet: Sequence[str], lowercase: bool) -> Tokenizer:
+    """A token for each character, after NFC; the space is one too. BERT's special tokens and pair template.
+
+    It is a BPE model without merges: that cuts a word into its characters, and the pre-tokenizer still says
+    where words start. A Chinese character is a word of its own, as in BERT.
+    """
+    vocab = {token: i for i, token in enumerate([*BERT_SPECIALS, *alphabet])}
+    made = Tokenizer(models.BPE(vocab, [], unk_token="[UNK]"))
+    made.normalizer = normalizers.NFC()
+    if lowercase:
+        made.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"\p{Han}|[\w&&[^\p{Han}]]+|\s|[^\w\s]"), "isolated")
+    made.decoder = decoders.Fuse()
+    add_specials(made, BERT_SPECIALS)
+    set_pair_template(made)
+    return made
+
+
+def empty(kind: str, lowercase: bool) -> Tokenizer:
+    """A tokenizer of a kind before it has learnt anything: it can clean and cut."""
+    if kind == "wordpiece":
+        return build_wordpiece({token: i for i, token in enumerate(BERT_SPECIALS)}, lowercase)
+    if kind == "bpe":
+        return build_bpe({}, [], lowercase)
+    return build_unigram([], lowercase) if kind == "unigram" else build_characters([], lowercase)
+
+
+def add_specials(made: Tokenizer, tokens: Iterable[str]) -> None:
+    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+
+
+def set_pair_template(made: Tokenizer) -> None:
+    """`[CLS] A [SEP] B [SEP]` with segments 0 and 1."""
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(token, made.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+    )
+
+
+def apart(tokens: Iterable[str]) -> pre_tokenizers.Split:
+    """Cuts behind the first character of a special token written in plain text.
+
+    A unigram model takes any entry that it finds in a text, so without the cut `[MASK]` in a corpus would become
+    the mask token.
+    """
+    rests: dict[str, list[str]] = {}
+    for token in tokens:
+        if len(token) > 1:
+            rests.setdefault(token[0], []).append(token[1:])
+    escaped = (f"{re.escape(first)}(?={'|'.join(map(re.escape, rest))})" for first, rest in rests.items())
+    return pre_tokenizers.Split(Regex("|".join(escaped)), "merged_with_previous")

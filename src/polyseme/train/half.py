@@ -1,0 +1,49 @@
+"""Mixed precision on a GPU: a copy of the model in bfloat16 does the work; the weights themselves stay in float32.
+
+Unlike autocast, nothing between two matrix products is in float32 (norms still reckon so inside), and a weight is
+rounded once a step, not once a use.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from polyseme.parts.model import Model
+
+
+class Half:
+    """The copy, and the two crossings between it and the model."""
+
+    def __init__(self, model: Model):
+        self.model = copy.deepcopy(model).to(torch.bfloat16)
+        pairs = [(p, h) for p, h in zip(model.parameters(), self.model.parameters()) if p.requires_grad]
+        self.weights: list[Tensor] = [p for p, _ in pairs]
+        self.halves: list[Tensor] = [h for _, h in pairs]
+
+    @torch.no_grad()
+    def load(self) -> Model:
+        """The copy with the model's weights as they are now."""
+        torch._foreach_copy_(self.halves, self.weights)
+        return self.model
+
+    @torch.no_grad()
+    def give(self) -> None:
+        """Add the copy's gradients to the model's, and forget them."""
+        fresh: tuple[list[Tensor], list[Tensor]] = ([], [])
+        more: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for p, h in zip(self.weights, self.halves):
+            if h.grad is None:
+                continue
+            mine, given = more if p.grad is not None else fresh
+            if p.grad is None:
+                p.grad = torch.empty_like(p)
+            mine.append(p.grad)
+            given.append(h.grad)
+            h.grad = None
+        if fresh[0]:
+            torch._foreach_copy_(*fresh)
+        if more[0]:
+            torch._foreach_add_(*more)

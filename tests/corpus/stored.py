@@ -1,0 +1,59 @@
+"""A corpus as it lies on disk, from given documents: shard borders, origins and counts are the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyseme.corpus.sentences import split_sentences
+from polyseme.corpus.store import FORMAT, Corpus, manifest_hash, shard_file, token_type
+from polyseme.files import sha256, write_json
+from polyseme.text.tokenizer import Tokenizer
+
+
+def store(
+    folder: Path, tokenizer: Tokenizer, documents: Sequence[str], per_shard: int = 5, said: dict[str, Any] | None = None
+) -> Corpus:
+    """Write and open a corpus; `said` is added to its manifest."""
+    tokenizer.save(folder / "tokenizer")
+    shards = []
+    for number, first in enumerate(range(0, len(documents), per_shard)):
+        texts = documents[first : first + per_shard]
+        sentences = [split_sentences(text) for text in texts]
+        run = tokenizer.encode_run([sentence for part in sentences for sentence in part])
+        assert run.lengths.all(), "every sentence of a test leaves a token"
+        arrays = {
+            "tokens": run.ids.astype(token_type(tokenizer.vocab_size)),
+            "sentences": starts(run.lengths),
+            "documents": starts(np.array([len(part) for part in sentences])),
+            "words": np.packbits(run.words, bitorder="little"),
+        }
+        counts = {name: len(arrays[name]) for name in ("tokens", "sentences", "documents")}
+        shards.append({"counts": counts | {"characters": sum(map(len, texts))}, "files": {}})
+        for part, array in arrays.items():
+            path = folder / shard_file(number, part)
+            np.save(path, array)
+            shards[-1]["files"][path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    files = sorted((folder / "tokenizer").iterdir())
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "finished": True,
+        "settings": {},
+        "tokenizer_hash": tokenizer.hash,
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer_files": {
+            f"tokenizer/{f.name}": {"bytes": f.stat().st_size, "sha256": sha256(f)} for f in files
+        },
+        "shards": shards,
+        "counts": {name: sum(shard["counts"][name] for shard in shards) for name in shards[0]["counts"]},
+    }  # fmt: skip
+    manifest |= said or {}
+    write_json(folder / "manifest.json", manifest | {"hash": manifest_hash(manifest)})
+    return Corpus.open(folder, verify=True)
+
+
+def starts(lengths: np.ndarray) -> np.ndarray:
+    return (np.cumsum(lengths) - lengths).astype(np.uint32)

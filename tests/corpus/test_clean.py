@@ -1,0 +1,267 @@
+"""Each step by example, nothing taken away without being counted, and repeated lines against a plain count."""
+
+import json
+import random
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from polyseme.corpus import language
+from polyseme.corpus.clean import (
+    DEFAULT,
+    EXAMPLES,
+    EXCERPT,
+    Cleaner,
+    Steps,
+    Tally,
+    line_hashes,
+    parse_steps,
+    repeated_lines,
+)
+from polyseme.errors import UserError
+
+ENGLISH = "The river had risen in the night, and nobody in the village could remember when it had last been so high. "
+GERMAN = "Der Fluss war in der Nacht gestiegen, und niemand im Dorf wusste noch, wann er zuletzt so hoch gewesen war. "
+PORTUGUESE = "O rio tinha subido durante a noite, e ninguém na aldeia se lembrava de quando tinha estado tão alto. "
+FOOTER = "We use cookies to make this page better."
+
+
+def lines_of(texts, at_least, path, memory=64 << 20):
+    return repeated_lines((line_hashes(text) for text in texts), at_least, path, memory)
+
+
+def clean(text, steps, lang="en", lines=None):
+    """The cleaned text and the tally; what is kept comes out of `rewrite` too."""
+    cleaner, tally = Cleaner(parse_steps(steps), lines), Tally()
+    found = cleaner.clean(text, lang, "here", tally)
+    if found is not None:
+        assert cleaner.rewrite(text) == found == cleaner.rewrite(found)
+    assert sum(row["characters"] for row in tally.steps.values()) == len(text) - len(found or "")
+    return found, {name: row for name, row in tally.steps.items() if row["changed"] or row["removed"]}
+
+
+def noisy_documents(seed, num):
+    rng = random.Random(seed)
+    lines = [
+        FOOTER,
+        "  Share this page \t",
+        "",
+        "* * *",
+        "e\u0301clair",
+        "a\x00b\x0cc\r\nd",
+        "soft\u00adhyphen",
+        GERMAN,
+    ]
+    fresh = [f"Line {number} has more to say. " + ENGLISH * (number % 4) for number in range(num * 4)]
+    return ["\n".join(rng.choice([*lines, *rng.sample(fresh, 4)]) for _ in range(rng.randrange(9))) for _ in range(num)]
+
+
+# ----------------------------------------------------------------------------------------------------- steps
+
+
+def test_steps_are_read():
+    assert parse_steps(DEFAULT) == Steps(nfc=True, control=True)
+    assert parse_steps("none") == Steps() and not parse_steps("none").counts_lines
+    steps = parse_steps(" short=20, boilerplate ,language=0.9,long=1000,nfc")
+    assert steps == Steps(nfc=True, boilerplate=10, short=20, long=1000, language=0.9) and steps.counts_lines
+    assert steps.to_json() == {"nfc": True, "boilerplate": 10, "short": 20, "long": 1000, "language": 0.9}
+    for each in (steps, Steps(), parse_steps("nfc,control,boilerplate,short,long,language")):
+        assert parse_steps(str(each)) == each
+
+
+@pytest.mark.parametrize(
+    "text, named",
+    [
+        ("nfc,contol", "did you mean 'control'"),
+        ("", "''"),
+        ("nfc,,control", "''"),
+        ("none,nfc", "'none'"),
+        ("nfc,nfc", "twice"),
+        ("nfc=1", "takes no value"),
+        ("short=", "short=200"),
+        ("short=many", "short=200"),
+        ("short=0", "1 or more"),
+        ("long=-3", "1 or more"),
+        ("boilerplate=1", "2 or more"),
+        ("language=1.5", "at most 1"),
+        ("language=0", "above 0"),
+        ("language=nan", "above 0"),
+        ("short=10,long=5", "at least 10 and at most 5"),
+    ],
+)
+def test_a_wrong_step_is_named(text, named):
+    with pytest.raises(UserError, match=named):
+        parse_steps(text)
+
+
+def test_composed_characters():
+    found, tally = clean("cafe\u0301 und Bru\u0308cke", "nfc")
+    assert found == "café und Brücke"
+    assert tally == {"nfc": {"changed": 1, "removed": 0, "characters": 2, "examples": tally["nfc"]["examples"]}}
+    assert tally["nfc"]["examples"] == [{"where": "here", "text": "cafe\u0301 und Bru\u0308cke"}]
+    longer, tally = clean("\u0958", "nfc")  # excluded from composition: NFC has two characters
+    assert len(longer) == 2 and tally["nfc"]["characters"] == -1
+
+
+def test_control_characters():
+    found, tally = clean("\ufeffone\r\ntwo\rthree\x0cfour\x85fi\x00ve\x1b[0m\tsix\u00ad\x9f", "control")
+    assert found == "one\ntwo\nthree\nfour\nfive[0m\tsix"
+    assert tally["control"]["characters"] == 6 and tally["control"]["changed"] == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["👩\u200d🚀", "می\u200cخواهم", "\u200fשלום\u200e", "क्\u200dष", "\ud800 lone", "a\u2028b", ENGLISH]
+)
+def test_what_text_needs_stays(text):
+    assert clean(text, "nfc,control") == (text, {})
+
+
+def test_both_hold_together():
+    """A soft hyphen kept two characters apart that compose without it."""
+    assert clean("e\u00ad\u0301", "nfc,control")[0] == "é"
+    assert clean("e\u00ad\u0301", "control")[0] == "e\u0301"
+
+
+def test_a_document_of_which_nothing_is_left_is_removed():
+    found, tally = clean(" \x00\x01\n", "nfc,control")
+    assert found is None and tally["control"]["removed"] == 1 and not tally["control"]["changed"]
+
+
+def test_repeated_lines_go(tmp_path):
+    texts = [f"Own line {i}.\n{FOOTER}\n* * *\nEnd {i}" for i in range(5)] + [f"  {FOOTER}\t\n{FOOTER}", "Own line 1."]
+    lines = lines_of(texts, 6, tmp_path)
+    assert len(lines) == 1
+    found, tally = clean(texts[0], "boilerplate=6", lines=lines)
+    assert found == "Own line 0.\n* * *\nEnd 0"
+    assert tally["boilerplate"]["examples"] == [{"where": "here", "text": FOOTER}]
+    assert clean(texts[5], "boilerplate=6", lines=lines)[1]["boilerplate"]["removed"] == 1
+    assert clean(texts[6], "boilerplate=6", lines=lines) == ("Own line 1.", {})
+    assert clean("last\n" + FOOTER, "boilerplate=6", lines=lines)[1]["boilerplate"]["examples"][0]["text"] == FOOTER
+    for none in (None, np.empty(0, dtype=np.uint64)):
+        assert clean(texts[0], "boilerplate=6", lines=none) == (texts[0], {})
+
+
+def test_short_and_long():
+    assert clean("x" * 9, "short=10,long=20")[1]["short"]["removed"] == 1
+    assert clean("x" * 10, "short=10,long=20") == ("x" * 10, {})
+    assert clean("x" * 20, "short=10,long=20") == ("x" * 20, {})
+    found, tally = clean("x" * 21, "short=10,long=20")
+    assert found is None and tally["long"]["characters"] == 21
+    assert clean("x\x00" * 8, "control,short=10")[1]["short"]["characters"] == 8  # it sees what control left
+
+
+# -------------------------------------------------------------------------------------------------- language
+
+
+def test_another_language():
+    pytest.importorskip("py3langid")
+    found, tally = clean(GERMAN * 3, "language", lang="en")
+    assert found is None and tally["language"]["examples"][0]["text"].startswith("de 1.00: Der Fluss")
+    for text, lang in ((GERMAN, "de"), (GERMAN, "de_AT"), (PORTUGUESE, "pt_BR"), (ENGLISH, "en-GB"), (GERMAN, "")):
+        assert clean(text, "language", lang=lang) == (text, {})
+    assert clean(GERMAN, "language", lang="tlh") == (GERMAN, {})  # nothing the model could tell
+    assert clean("1, 2, 3 … 4 + 5", "language", lang="de")[0]
+    assert clean("\ud800" * 50 + GERMAN, "language", lang="de")[0]
+
+
+def test_languages_that_are_one():
+    same = [
+        ("pt_BR", "pt"),
+        ("zh-Hans", "zh"),
+        ("yue", "zh-Hant"),
+        ("nb", "no"),
+        ("sr_Latn", "hr"),
+        ("de_DE.UTF-8", "DE"),
+    ]
+    assert all(language.language(a) == language.language(b) for a, b in same)
+    assert language.language("no") != language.language("sv")
+
+
+def test_a_long_text_is_sampled_from_beginning_middle_and_end():
+    text = "a" * 10_000 + "b" * 10_000 + "c" * 10_000
+    assert {*language.sample(text)} == {*"abc "} and len(language.sample(text)) <= language.SAMPLE + 2
+    assert language.sample(text).startswith("a") and language.sample(text).endswith("c")
+    pytest.importorskip("py3langid")
+    identify = language.Identifier()
+    found, probability = identify(GERMAN * 1000)
+    assert found == "de" and 0.99 < probability <= 1
+    assert identify("") == identify("12345 67890 12345 67890 !") == ("", 0.0)
+
+
+def test_a_missing_identifier_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "py3langid", None)
+    monkeypatch.setitem(sys.modules, "py3langid.langid", None)
+    language._model.cache_clear()
+    try:
+        with pytest.raises(UserError, match="pip install py3langid"):
+            Cleaner(parse_steps("language"))
+        Cleaner(parse_steps("nfc"))
+    finally:
+        language._model.cache_clear()
+
+
+# ----------------------------------------------------------------------------------------------------- tally
+
+
+@pytest.mark.parametrize("cut", [0, 1, 77, 300])
+def test_tallies_of_stretches_add_up(tmp_path, cut):
+    texts = noisy_documents(1, 300)
+    steps = parse_steps("nfc,control,boilerplate=5,short=60,long=600")
+    plain = Cleaner(steps)
+    lines = lines_of([plain.rewrite(text) for text in texts], 5, tmp_path)
+    assert len(lines) > 3
+
+    def tally_of(numbers):
+        cleaner, tally, left = Cleaner(steps, lines), Tally(), 0
+        for number in numbers:
+            found = cleaner.clean(texts[number], "en", f"line {number}", tally)
+            left += len(found or "")
+            assert found is None or cleaner.rewrite(texts[number]) == found
+        return tally, left
+
+    whole, left = tally_of(range(300))
+    first, second = tally_of(range(cut))[0], tally_of(range(cut, 300))[0]
+    merged = Tally.from_json(json.loads(json.dumps(first.to_json())))
+    merged.add(Tally.from_json(second.to_json()))
+    assert merged.to_json() == whole.to_json()
+    assert sum(map(len, texts)) == left + sum(row["characters"] for row in whole.steps.values())
+    for name in ("nfc", "control", "boilerplate", "short", "long"):
+        row = whole.steps[name]
+        assert row["changed"] + row["removed"] > EXAMPLES == len(row["examples"])
+        assert all(0 < len(each["text"]) <= EXCERPT for each in row["examples"] if name != "short")
+    assert whole.steps["boilerplate"]["removed"] and whole.steps["boilerplate"]["changed"]
+
+
+def test_examples_can_be_written_as_utf8():
+    _, tally = clean("\ud800 a\x00b", "control")
+    json.dumps(tally, ensure_ascii=False).encode("utf-8")
+
+
+# ------------------------------------------------------------------------------------------------------ lines
+
+
+def test_the_lines_of_a_document():
+    assert line_hashes("").tolist() == line_hashes("\n \n--\n").tolist() == []
+    assert line_hashes("a\n b\na \nb\n\n—").tolist() == sorted(np.concatenate([line_hashes("a"), line_hashes("b")]))
+    assert len(line_hashes("_1_\n第\n\ud800x")) == 3
+    assert line_hashes("a").dtype == np.uint64
+
+
+@pytest.mark.parametrize("memory", [64 << 20, 1 << 12])
+@pytest.mark.parametrize("at_least", [2, 10])
+def test_repeated_lines_against_a_plain_count(tmp_path, memory, at_least):
+    texts = noisy_documents(2, 900)
+    count = Counter(hash_ for text in texts for hash_ in line_hashes(text).tolist())
+    expected = sorted(hash_ for hash_, number in count.items() if number >= at_least)
+    assert lines_of(texts, at_least, tmp_path, memory).tolist() == expected and len(expected) > 3
+    assert not list(tmp_path.iterdir())
+    together = [np.concatenate([line_hashes(text) for text in texts])]
+    assert repeated_lines(together, at_least, tmp_path, memory).tolist() == expected
+
+
+def test_no_lines_at_all(tmp_path):
+    assert repeated_lines([], 2, tmp_path).tolist() == []
+    assert repeated_lines([np.array([0, 0], dtype=np.uint64)], 2, tmp_path).tolist() == [0]
+    assert repeated_lines([np.array([0], dtype=np.uint64)], 2, tmp_path).tolist() == []

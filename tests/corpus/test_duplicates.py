@@ -1,0 +1,370 @@
+"""Signatures against the true similarity, and duplicates against brute force."""
+
+import random
+from collections import Counter, defaultdict
+from functools import cache
+
+import numpy as np
+import pytest
+
+from polyseme.corpus import duplicates, fingerprint
+from polyseme.corpus.duplicates import bands, find_duplicates
+from polyseme.corpus.fingerprint import SIZE, fingerprints, jaccard, split_words
+from polyseme.corpus.runs import Runs
+from polyseme.errors import UserError
+
+PARTS = ("ka", "mo", "ri", "te", "su", "la", "pen", "dor", "gi", "sta", "vu", "ne")
+WORDS = [a + b + c for a in PARTS for b in PARTS for c in PARTS]
+LARGE = 64 << 20
+
+
+def sentence(rng, num_words):
+    """Words with few that are frequent and many that are rare, as in text."""
+    return [WORDS[int(len(WORDS) * rng.random() ** 3)] for _ in range(num_words)]
+
+
+def edited(rng, words, rate):
+    """Words replaced, left out and put in at random places."""
+    found = []
+    for word in words:
+        if rng.random() < rate:
+            found += rng.choice([[], [rng.choice(WORDS)], [word, rng.choice(WORDS)]])
+        else:
+            found.append(word)
+    return found
+
+
+def find(texts, path, threshold=0.8, memory=LARGE, alive=None, near=True, **options):
+    exact, signatures = fingerprints(texts)
+    alive = np.ones(len(texts), dtype=bool) if alive is None else alive
+    found, copies = find_duplicates([exact], [signatures] if near else None, alive, threshold, path, memory, **options)
+    assert not list(path.iterdir())
+    assert found.shape == copies.shape == (len(texts),) and copies.dtype == bool
+    return found, copies
+
+
+shingles_of = cache(fingerprint._shingles)
+
+
+def true_similarity(a, b):
+    return len(shingles_of(a) & shingles_of(b)) / len(shingles_of(a) | shingles_of(b))
+
+
+def brute_force(texts, threshold):
+    """The rule by counting: each document against every kept one that shares a shingle with it."""
+    shingles = [shingles_of(text) for text in texts]
+    kept_with, found = defaultdict(list), []
+    for number, mine in enumerate(shingles):
+        near = Counter(other for shingle in mine for other in kept_with[shingle])
+        alike = [i for i, n in near.items() if n / (len(mine) + len(shingles[i]) - n) >= threshold]
+        found.append(min(alike, default=-1))
+        if not alike:
+            for shingle in mine:
+                kept_with[shingle].append(number)
+    return np.array(found)
+
+
+@cache
+def near_copies(seed, num_documents):
+    """Documents of 40 to 800 words; every other one is a copy of an earlier one, with more or fewer edits."""
+    rng = random.Random(seed)
+    documents, similar = [], []
+    while len(documents) < num_documents:
+        if not documents or rng.random() < 0.5:
+            documents.append(sentence(rng, int(40 * 20 ** rng.random())))
+        else:
+            source = rng.choice(documents[-200:])
+            copy = edited(rng, source, 0.001 * 100 ** rng.random())
+            if rng.random() < 0.2:
+                copy += sentence(rng, 8)  # a footer
+            documents.append(copy)
+            similar.append(true_similarity(" ".join(source), " ".join(copy)))
+    return tuple(" ".join(words) for words in documents), np.array(similar)
+
+
+# ------------------------------------------------------------------------------------------------ signatures
+
+
+@pytest.mark.parametrize("num_words", [6, 12, 30, 100, 400, 1500])
+def test_equal_numbers_estimate_the_similarity_without_bias(num_words):
+    rng = random.Random(num_words)
+    pairs = []
+    for _ in range(300 if num_words < 1000 else 60):
+        first = sentence(rng, num_words)
+        pairs += [" ".join(first), " ".join(edited(rng, first, rng.choice([0.01, 0.03, 0.1, 0.2])))]
+    _, signatures = fingerprints(pairs)
+    estimates = (signatures[::2] == signatures[1::2]).mean(axis=1)
+    truth = np.array([jaccard(a, b) for a, b in zip(pairs[::2], pairs[1::2])])
+    errors = estimates - truth
+    assert truth.std() > 0.1
+    assert abs(errors.mean()) < 4 * errors.std() / len(errors) ** 0.5
+    inside = (truth > 0.1) & (truth < 0.9)
+    spread = (errors / np.sqrt(truth * (1 - truth) / SIZE + 1e-12))[inside].std()
+    assert spread < (1.15 if num_words >= 100 else 3)  # few shingles fill few bins, and copies err together
+
+
+def test_a_signature_depends_on_its_text_alone():
+    rng = random.Random(0)
+    texts = [" ".join(sentence(rng, rng.choice([0, 1, 4, 5, 6, 50, 900]))) for _ in range(300)]
+    texts[7] = " ".join(sentence(rng, 60_000))
+    assert len(texts[7]) > 2 * fingerprint.BATCH
+    exact, signatures = fingerprints(texts)
+    for number in (0, 1, 6, 7, 8, 150, 299):
+        alone = fingerprints([texts[number]])
+        assert (alone[0][0] == exact[number]).all() and (alone[1][0] == signatures[number]).all()
+    cut = fingerprints([texts[7][: len(texts[7]) // 2]])[1][0]
+    assert 0.35 < (cut == signatures[7]).mean() < 0.65
+
+
+def test_an_empty_bin_takes_from_the_first_full_one_in_its_order():
+    rng = np.random.default_rng(0)
+    full = rng.random((200, SIZE)) < 2.0 ** rng.uniform(-8, 0, (200, 1))
+    least = np.where(full, rng.integers(0, 2**62, (200, SIZE), dtype=np.uint64), fingerprint._EMPTY)
+    donors, _ = fingerprint._donors()
+    expected = [
+        [row[next((i for i in (bin, *donors[bin]) if there[i]), bin)] for bin in range(SIZE)]
+        for row, there in zip(least, full)
+    ]
+    fingerprint._densify(least)
+    assert (least == np.array(expected)).all() and len(set(full.sum(axis=1))) > 30
+
+
+def test_case_and_punctuation_do_not_count():
+    a, b = "Ach, wie gut, daß niemand weiß: ΣΟΦΌΣ!", "ACH WIE GUT DAß -- NIEMAND WEIß (σοφός)"
+    exact, signatures = fingerprints([a, b])
+    assert (signatures[0] == signatures[1]).all() and jaccard(a, b) == 1
+    assert (exact[0] != exact[1]).any()
+
+
+def test_words_of_every_script():
+    assert split_words("Über 3 Äpfel. e\u0301te\u0301!") == ["über", "3", "äpfel", "e\u0301te\u0301"]
+    assert split_words("हिन्दी भाषा, 漢字かな ไทย 한국어 🙂!") == ["हिन्दी", "भाषा", *"漢字かなไทย", "한국어"]
+    assert split_words("a漢b") == ["a", "漢", "b"]
+
+
+def test_the_table_says_of_every_character_what_the_rule_says():
+    table = fingerprint._table()
+    for code in (*range(0x3000), *range(0x3000, 0x110000, 7), *range(0xD700, 0xE000), *range(0xE0100, 0xE01F0)):
+        folded, alone = fingerprint._fold(chr(code))
+        assert table[code] == (ord(folded) | (alone << 31) if folded else 0), hex(code)
+
+
+def test_hashes_of_words_are_equal_where_the_words_are():
+    rng = random.Random(1)
+    signs = "abcAB ,.-é\u0301ßक\u093fท漢🙂\u200d\u200f\ud800\n"
+    for _ in range(50):
+        text = "".join(rng.choice(signs) for _ in range(300))
+        hashes, _ = fingerprint._words(text)
+        words = split_words(text)
+        assert len(hashes) == len(words) > len(set(words))
+        assert len(set(zip(words, hashes.tolist()))) == len(set(words)) == len(set(hashes.tolist()))
+
+
+# ------------------------------------------------------------------------------------------------ duplicates
+
+
+def test_bands_find_what_is_at_the_threshold():
+    assert bands(0.8) == (21, 6)
+    assert bands(1.0) == (1, SIZE)
+    for threshold in (0.1, 0.3, 0.5, 0.7, 0.9):
+        number, rows = bands(threshold)
+        assert number * rows <= SIZE and 1 - (1 - threshold**rows) ** number >= 0.99
+        assert 1 - (1 - threshold ** (rows + 1)) ** (SIZE // (rows + 1)) < 0.99
+    with pytest.raises(UserError, match=r"1\.5"):
+        bands(1.5)
+
+
+@pytest.mark.parametrize("threshold", [0.6, 0.8])
+def test_recall_and_precision_against_brute_force(tmp_path, threshold):
+    texts, similar = near_copies(3, 2000)
+    assert ((similar > 0.4) & (similar < 0.95)).mean() > 0.4 and (similar == 1).mean() < 0.3
+    truth = brute_force(texts, threshold)
+    found, copies = find(texts, tmp_path, threshold)
+    both = ((truth >= 0) & (found >= 0)).sum()
+    recall, precision = both / (truth >= 0).sum(), both / (found >= 0).sum()
+    print(f"threshold {threshold}: {(truth >= 0).sum()} removed, recall {recall:.3f}, precision {precision:.3f}")
+    assert (truth >= 0).sum() > 300
+    assert recall >= 0.95 and precision >= 0.95
+    # Errors are where the estimate may err: within three standard errors of the threshold.
+    margin = 3 * (threshold * (1 - threshold) / SIZE) ** 0.5
+    kept = [text for text, other in zip(texts, found) if other < 0]
+    assert (brute_force(kept, threshold + margin) >= 0).sum() <= 0.01 * (found >= 0).sum()
+    for later in np.flatnonzero(found >= 0):
+        assert true_similarity(texts[found[later]], texts[later]) >= threshold - 2 * margin
+        assert copies[later] == (texts[found[later]] == texts[later])
+
+
+def test_the_rule_on_the_estimate_is_kept_to_the_letter(tmp_path):
+    texts, _ = near_copies(3, 2000)
+    _, signatures = fingerprints(texts)
+    found, _ = find(texts, tmp_path)
+    expected, kept = np.full(len(texts), -1), []
+    for number in range(len(texts)):
+        alike = (signatures[kept] == signatures[number]).mean(axis=1) >= 0.8 if kept else np.zeros(0, bool)
+        if alike.any():
+            expected[number] = kept[int(alike.argmax())]
+        else:
+            kept.append(number)
+    assert (found != expected).sum() <= 0.01 * (expected >= 0).sum()  # pairs at the threshold that no band holds
+
+
+def test_memory_and_parts_do_not_matter(tmp_path):
+    texts = list(near_copies(5, 1200)[0])
+    texts += [" ".join(sentence(random.Random(5), 90))] * 400
+    texts += [" ".join(edited(random.Random(i), texts[5].split(), 0.004)) for i in range(400)]
+    exact, signatures = fingerprints(texts)
+    alive = np.random.default_rng(0).random(len(texts)) < 0.9
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "bands.runs").write_bytes(b"left by a killed job")
+    results = []
+    for memory, cuts in ((LARGE, []), (LARGE, [0, 1, 700, 700]), (1 << 16, [5]), (1 << 10, [300, 900])):
+        parts = []
+        for name, array in (("exact", exact), ("signatures", signatures)):
+            for number, part in enumerate(np.split(array, cuts)):
+                np.save(tmp_path / f"{name}{number}.npy", part)
+            files = [tmp_path / f"{name}{number}.npy" for number in range(len(cuts) + 1)]
+            parts.append([np.load(file, mmap_mode="r" if len(np.load(file)) else None) for file in files])
+        done = []
+        results.append(find_duplicates(*parts, alive, 0.8, tmp_path / "work", memory, done.append))
+        assert sum(done) == pytest.approx(len(texts)) and min(done) >= 0
+    assert not list((tmp_path / "work").iterdir())
+    for found, copies in results[1:]:
+        assert (found == results[0][0]).all() and (copies == results[0][1]).all()
+    found, copies = results[0]
+    assert (found >= 0).sum() > 800 and copies.sum() > 300
+    assert (found[~alive] == -1).all() and alive[found[found >= 0]].all()
+    assert (found[found[found >= 0]] == -1).all()  # whom one repeats is kept
+    assert (found < np.arange(len(texts))).all()
+
+
+@pytest.mark.parametrize("memory", [LARGE, 1 << 10])
+def test_exact_copies(tmp_path, memory):
+    rng = random.Random(6)
+    texts = [rng.choice(["", "a", "b c", " ", "same", f"text {rng.randrange(500)}"]) for _ in range(3000)]
+    alive = np.array([rng.random() < 0.8 for _ in texts])
+    found, copies = find(texts, tmp_path, memory=memory, alive=alive, near=False)
+    first = {}
+    for number, text in enumerate(texts):
+        expected = first.setdefault(text, number) if alive[number] else number
+        assert found[number] == (expected if expected != number else -1)
+    assert (copies == (found >= 0)).all()
+
+
+def test_hashes_that_agree_by_half_are_not_copies(tmp_path):
+    exact = np.array([[7, 1], [7, 2], [7, 1], [7 + 2**10, 1], [7, 2]], dtype=np.uint64)
+    found, _ = find_duplicates([exact], None, np.ones(5, dtype=bool), 0.8, tmp_path)
+    assert found.tolist() == [-1, -1, 0, -1, 1]
+
+
+def test_a_chain_is_cut_at_the_first_that_is_kept(tmp_path):
+    a = sentence(random.Random(7), 400)
+    b = [f"changed{i}" for i in range(28)] + a[28:]
+    c = [f"changed{i}" for i in range(56)] + a[56:]
+    other = sentence(random.Random(8), 400)
+    chain = [" ".join(words) for words in (other, a, b, c, b, c)]
+    found, copies = find(chain, tmp_path)
+    assert jaccard(chain[1], chain[2]) > 0.85 < jaccard(chain[2], chain[3]) and jaccard(chain[1], chain[3]) < 0.76
+    assert found.tolist() == [-1, -1, 1, -1, 1, 3]
+    assert copies.tolist() == [False, False, False, False, False, True]
+
+
+def test_of_two_kept_documents_the_first_is_named(tmp_path):
+    a = sentence(random.Random(9), 400)
+    left, right = [f"left{i}" for i in range(30)] + a[30:], a[:-30] + [f"right{i}" for i in range(30)]
+    found, _ = find([" ".join(words) for words in (left, right, a, right)], tmp_path)
+    assert found.tolist() == [-1, -1, 0, 1]
+
+
+@pytest.mark.parametrize("rate, removed", [(0.004, True), (0.05, False)])
+def test_a_large_cluster_is_no_square(tmp_path, monkeypatch, rate, removed):
+    """Copies of one template: like each other beyond the threshold, or just not, which is worse."""
+    rng = random.Random(10)
+    template = sentence(rng, 120)
+    texts = [" ".join(edited(rng, template, rate)) for _ in range(5000)]
+    compared = []
+    plain = duplicates.similar
+    monkeypatch.setattr(duplicates, "similar", lambda *a: compared.append(len(a[1])) or plain(*a))
+    found, _ = find(texts, tmp_path, memory=1 << 20)
+    assert ((found >= 0).mean() > 0.95) == removed
+    bound = len(texts) * (duplicates.FIRST + duplicates.BEFORE) * (1 if removed else bands(0.8)[0])
+    assert 0 < sum(compared) <= bound < len(texts) ** 2 / 4
+
+
+@pytest.mark.parametrize("memory", [LARGE, 0])
+def test_who_is_compared_in_a_bucket(tmp_path, memory):
+    """With the first 16 and the 4 before, each pair once, also where a bucket is read in several pieces."""
+    rng = np.random.default_rng(0)
+    total = 1000
+    keys = rng.choice([1, 2, 3, 500, *range(10_000, 10_400)], total, p=[0.4, 0.2, 0.05, 0.05, *[0.3 / 400] * 400])
+    keys = keys.astype(np.uint64) << np.uint64(40)
+    with Runs(tmp_path / "runs", memory) as records:
+        records.add(rng.permutation(duplicates._pack(keys, 0, total)))
+        found = np.concatenate(list(duplicates._pairs(records, total, lambda amount: None))).tolist()
+    expected = set()
+    for key in set(keys.tolist()):
+        bucket = np.flatnonzero(keys == np.uint64(key)).tolist()
+        for place, later in enumerate(bucket):
+            expected |= {later << 32 | one for one in (*bucket[: min(16, place)], *bucket[max(place - 4, 0) : place])}
+    assert sorted(found) == sorted(expected) and len(expected) > 5000
+
+
+@pytest.mark.parametrize(
+    "letters, word",
+    [
+        ([chr(c) for c in range(0x4E00, 0x5200)], 1),
+        (["क", "कि", "खा", "गे", "ची", "न्द", "मु", "लो"], 4),
+        ([chr(c) for c in (*range(0x0E01, 0x0E2F), 0x0E31, 0x0E34, 0x0E48)], 9),
+        (["ش", "ب", "ت", "ر", "م", "\u200cها"], 5),
+    ],
+)
+def test_near_copies_in_other_scripts(tmp_path, letters, word):
+    rng = random.Random(11)
+
+    def words(n):
+        return ["".join(rng.choice(letters) for _ in range(word)) for _ in range(n)]
+
+    join = "" if word in (1, 9) else " "
+    documents = [words(300) for _ in range(40)]
+    copies = [[rng.choice(words(3)) if rng.random() < 0.005 else each for each in one] for one in documents]
+    found, _ = find([join.join(one) for one in (*documents, *copies)], tmp_path)
+    assert found.tolist() == [-1] * 40 + list(range(40))
+
+
+def test_tiny_documents(tmp_path):
+    texts = ["", "🙂", "🙂 🙂", "...", "one", "One!", "one two", "one, two", "one two three", "", "…"]
+    found, copies = find(texts, tmp_path)
+    assert found.tolist() == [-1, -1, -1, -1, -1, 4, -1, 6, -1, 0, -1]
+    assert copies.tolist() == [False] * 9 + [True, False]
+    assert find([], tmp_path)[0].tolist() == []
+    assert find(["", "."], tmp_path)[0].tolist() == [-1, -1]
+
+
+def test_tiny_documents_are_not_taken_for_each_other(tmp_path):
+    """Some 16 bits would tell only 65,536 documents of one shingle apart."""
+    found, _ = find([f"document {number}" for number in range(20_000)], tmp_path)
+    assert (found == -1).all()
+
+
+def test_the_parts_must_fit(tmp_path):
+    exact, signatures = fingerprints(["a", "b"])
+    with pytest.raises(ValueError, match="not of the same"):
+        find_duplicates([exact], [signatures], np.ones(3, dtype=bool), 0.8, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------- sorting on disk
+
+
+@pytest.mark.parametrize("unique", [False, True])
+@pytest.mark.parametrize("memory, sizes", [(LARGE, [9, 0, 5000]), (1 << 13, [3000, 1, 7000]), (0, [100] * 60), (0, [])])
+def test_runs_give_back_everything_sorted(tmp_path, unique, memory, sizes):
+    rng = np.random.default_rng(0)
+    for top in (20, 2**63):
+        values = [rng.integers(0, top, size, dtype=np.uint64) for size in sizes]
+        with Runs(tmp_path / "made" / "here", memory, unique) as runs:
+            for part in values:
+                runs.add(part)
+            assert runs.total == sum(sizes)
+            found = np.concatenate([np.empty(0, np.uint64), *runs.merged()])
+        expected = np.sort(np.concatenate([np.empty(0, np.uint64), *values]))
+        assert (found == (np.unique(expected) if unique else expected)).all()
+        assert not (tmp_path / "made" / "here").exists()

@@ -1,0 +1,201 @@
+"""Preparing on many cores and a cluster, killed for real, appended to: always the same bytes."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyseme.corpus import blocks
+from polyseme.corpus.prepare import prepare
+from polyseme.corpus.store import Corpus, verify
+from polyseme.errors import UserError
+from polyseme.text.tokenizer import Tokenizer
+
+TEXTS = [text for _, text in sorted(topics.items())][:60]
+OPTIONS: dict[str, Any] = {"clean": "nfc,control,boilerplate=40,short=200", "shard_characters": 60_000}
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def changed(text: str, draw: random.Random) -> str:
+    """The text with a word or two replaced."""
+    words = text.split(" ")
+    for _ in range(max(1, len(words) // 200)):
+        words[draw.randrange(len(words))] = "otherwise"
+    return " ".join(words)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sources with copies, near copies, short texts, a footer on every page and a bad row; and their corpus."""
+    folder = tmp_path_factory.mktemp("scale")
+    draw = random.Random(0)
+    texts = [*TEXTS, *(changed(text, draw) for text in TEXTS[:20]), *TEXTS[20:30], "Too short.", ""]
+    draw.shuffle(texts)
+    pages = [text + "\nAll rights reserved by nobody.\n" for text in texts]
+    for name, part in (("a", pages[:50]), ("b", pages[50:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+    Tokenizer.train("wordpiece", iter(TEXTS), 700).save(folder / "tokenizer")
+    make(folder, folder / "whole")
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "BLOCK", 9_000)
+        yield
+
+
+def make(folder: Path, out: Path, names: str = "ab", **options: Any) -> dict[str, Any]:
+    paths = [f"{folder / name}.jsonl::weight={1 + i}" for i, name in enumerate(names)]
+    return prepare(paths, Tokenizer.load(folder / "tokenizer"), out, **({"workers": 1} | OPTIONS | options))
+
+
+def test_what_is_removed_is_told(folder: Path) -> None:
+    removed = Corpus.open(folder / "whole", verify=True).manifest["removed"]
+    assert 8 <= removed["duplicates"]["exact"] <= 12 and 8 <= removed["duplicates"]["near"] <= 20
+    assert removed["duplicates"]["characters"] > 30_000
+    example = removed["duplicates"]["examples"][0]
+    assert "line" in example["where"] and "line" in example["of"] and example["text"]
+    cleaning = removed["cleaning"]
+    assert cleaning["boilerplate"]["changed"] > 90 and cleaning["short"]["removed"] >= 1
+    assert "short" in json.dumps(cleaning["short"]["examples"])
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_any_number_of_workers(folder: Path, tmp_path: Path, workers: int) -> None:
+    make(folder, tmp_path / "out", workers=workers)
+    assert tree(tmp_path / "out") == tree(folder / "whole")
+
+
+def test_a_cluster(folder: Path, tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    cluster = distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
+    )
+    with cluster:
+        make(folder, tmp_path / "out", cluster=cluster.scheduler_address)
+    assert tree(tmp_path / "out") == tree(folder / "whole")
+
+
+def test_no_cluster_is_one_line(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    with pytest.raises(UserError, match="no dask scheduler answers at"):
+        make(folder, tmp_path / "out", cluster="nonsense")
+    assert not (tmp_path / "out").exists()
+
+
+KILLING = """
+import os, random, shutil, signal, sys, time
+from pathlib import Path
+from polyseme.corpus import blocks
+from polyseme.corpus.prepare import prepare
+from polyseme.text.tokenizer import Tokenizer
+blocks.BLOCK = 9_000
+folder, out, options = Path(sys.argv[1]), Path(sys.argv[2]), eval(sys.argv[3])
+
+def attempt():
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        paths = [f"{folder / name}.jsonl::weight={1 + i}" for i, name in enumerate("ab")]
+        prepare(paths, Tokenizer.load(folder / "tokenizer"), out, workers=2, **options)
+        os._exit(0)
+    return pid
+
+start = time.monotonic()
+assert os.waitpid(attempt(), 0)[1] == 0
+whole = time.monotonic() - start
+shutil.rmtree(out)
+draw, kills = random.Random(3), 0
+while kills < 20:
+    pid = attempt()
+    time.sleep(draw.uniform(0, whole))
+    os.kill(pid, signal.SIGKILL)
+    if os.waitpid(pid, 0)[1]:
+        kills += 1
+    elif kills < 19:
+        shutil.rmtree(out)
+assert os.waitpid(attempt(), 0)[1] == 0
+print(kills)
+"""
+
+
+def test_killed_twenty_times(folder: Path, tmp_path: Path) -> None:
+    """SIGKILL at twenty random moments, going on each time."""
+    command = [sys.executable, "-c", KILLING, str(folder), str(tmp_path / "out"), repr(OPTIONS)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert answer.returncode == 0 and answer.stdout == "20\n", answer.stderr
+    assert tree(tmp_path / "out") == tree(folder / "whole")
+
+
+def test_append(folder: Path, tmp_path: Path) -> None:
+    """What is appended is compared with what was there; killed, the corpus is still the old one."""
+    out, plain = tmp_path / "out", {"clean": "nfc,short=200"}
+    whole = make(folder, tmp_path / "whole", **plain)
+    old = make(folder, out, "a", **plain)
+    before = tree(out)
+
+    def killed(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(folder, out, "b", append=True, on_progress=killed, **plain)
+    assert Corpus.open(out, verify=True).manifest == old
+    new = make(folder, out, "b", append=True, **plain)
+    verify(out)
+    assert set(before) - {"manifest.json"} <= set(tree(out)) and len(new["origins"]) == len(new["sources"]) == 2
+    assert all(tree(out)[name] == data for name, data in before.items() if name != "manifest.json")
+    assert new["removed"]["duplicates"]["exact"] == whole["removed"]["duplicates"]["exact"]
+    assert new["removed"]["duplicates"]["near"] == whole["removed"]["duplicates"]["near"]
+    assert new["counts"]["documents"] == whole["counts"]["documents"]
+    assert make(folder, out, "b", append=True, **plain) == new  # again: it is there already
+    with pytest.raises(UserError, match=r"a.jsonl is in .* already"):
+        (folder / "c.jsonl").write_text(json.dumps({"text": "Something else entirely. " * 20}))
+        make(folder, out, "ac", append=True, **plain)
+    with pytest.raises(UserError, match=r"threshold 0\.8, not 0\.9"):
+        make(folder, out, "c", append=True, threshold=0.9, **plain)
+    with pytest.raises(UserError, match="no finished corpus"):
+        make(folder, tmp_path / "none", "c", append=True, **plain)
+
+
+def test_weights(folder: Path) -> None:
+    """A document of weight 2 is read twice, and never on both sides of the held-out border."""
+    corpus = Corpus.open(folder / "whole")
+    first, second = (origin["counts"]["documents"] for origin in corpus.manifest["origins"])
+    assert corpus.weighted().num_documents == first + 2 * second and first + second == corpus.num_documents
+    kept, held = corpus.split(0.1)
+    assert held is not None
+
+    def texts(part: Corpus) -> list[bytes]:
+        borders = part.sentences[part.documents]
+        return [part.gather(a, n).tobytes() for a, n in zip(borders[:-1, None], np.diff(borders)[:, None])]
+
+    double = texts(kept.weighted())
+    assert not set(double) & set(texts(held)) and sorted(set(double)) == sorted(texts(kept))
+    assert {double.count(text) for text in double} == {1, 2}
+    corpus.manifest["origins"][0]["weight"] = 0.5
+    assert corpus.weighted().num_documents == round(first / 2) + 2 * second
+
+
+def test_a_flipped_byte_is_named(folder: Path, tmp_path: Path) -> None:
+    make(folder, tmp_path / "out", "a")
+    for path in sorted((tmp_path / "out").glob("shard-*.npy")):
+        data = path.read_bytes()
+        at = random.Random(path.name).randrange(len(data))
+        path.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
+        with pytest.raises(UserError, match=f"{path.name} is damaged"):
+            verify(tmp_path / "out")
+        path.write_bytes(data)
+    verify(tmp_path / "out")

@@ -1,0 +1,153 @@
+"""Any script, odd marks and odd spaces: text comes back, offsets point to it, nothing crashes, for every kind."""
+
+from __future__ import annotations
+
+import random
+import unicodedata
+
+import numpy as np
+import pytest
+from mixed import MARKS, english, generated
+
+from polyseme.text.contract import bare
+from polyseme.text.frames import KINDS, sound
+from polyseme.text.tokenizer import Tokenizer
+
+LINES = generated(1200, seed=3) + english(100)
+NOISE = [
+    *MARKS,
+    "\u0323",
+    "\u0651",
+    "\u064e",
+    "\u3099",
+    "\uff9e",
+    "\u1100",
+    "\u1161",
+    "\r\n",
+    "[MASK]",
+    "</s>",
+    "##",
+    "Ġ",
+]
+
+
+def noise(count: int, seed: int) -> list[str]:
+    """Strings of anything: marks on nothing, code points from everywhere."""
+    draw = random.Random(seed)
+    blocks = [0x20, 0x80, 0x300, 0x370, 0x400, 0x590, 0x600, 0x900, 0xE00, 0x1100, 0x2000, 0x3000, 0x4E00, 0xAC00]
+    blocks += [0xFB00, 0xFE00, 0xFF00, 0x1D400, 0x1F300, 0x1F900, 0xE0000]
+    return [
+        "".join(
+            draw.choice(NOISE) if draw.random() < 0.2 else chr(draw.choice(blocks) + draw.randrange(0x80))
+            for _ in range(draw.randint(0, 24))
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module", params=[(kind, lower) for kind in KINDS for lower in (False, True)])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    kind, lower = request.param
+    if kind == "unigram":
+        pytest.importorskip("sentencepiece")
+    plain = generated(1500, seed=4, marks=["\u200d"])
+    return Tokenizer.train(kind, [*plain, *english(300)], 2400, lower, max_alphabet=580)
+
+
+def cleaned(tokenizer: Tokenizer, text: str) -> str:
+    normalizer = tokenizer.backend.normalizer
+    return text if normalizer is None else normalizer.normalize_str(text)
+
+
+def without_spaces(text: str) -> str:
+    return "".join(text.split())
+
+
+def cluster(line: str, start: int, end: int) -> str:
+    """A slice with the whole of its first and last cluster: NFC and NFKC put several marks into their order."""
+    marks = [unicodedata.combining(unicodedata.normalize("NFKD", character)[0]) for character in line]
+    while start and marks[start]:
+        start -= 1
+    while end < len(line) and marks[end]:
+        end += 1
+    return line[start:end]
+
+
+def test_text_comes_back(tokenizer: Tokenizer) -> None:
+    known = 0
+    for line in LINES:
+        ids = tokenizer.encode_run([line]).ids.tolist()
+        if not tokenizer.byte_level and tokenizer.specials.unk in ids:
+            continue
+        known += 1
+        expected = cleaned(tokenizer, line)
+        if tokenizer.kind == "wordpiece":  # it does not say where spaces were
+            pieces = "".join(bare(tokenizer, piece) for piece in tokenizer.pieces(ids))
+            assert pieces == without_spaces(expected)
+        elif "▁" not in line:
+            assert tokenizer.decode(ids) == expected
+    assert known > (600 if tokenizer.kind != "bpe" else len(LINES) - 1)
+
+
+def test_offsets_point_to_the_text(tokenizer: Tokenizer) -> None:
+    for line in LINES + noise(1500, seed=5):
+        ids, offsets = tokenizer.encode_with_offsets(line)
+        starts = [start for start, _ in offsets]
+        assert starts == sorted(starts), line
+        covered = np.zeros(len(line), bool)
+        for piece, number, (start, end) in zip(tokenizer.pieces(ids), ids, offsets):
+            assert 0 <= start <= end <= len(line)
+            covered[start:end] = True
+            if tokenizer.byte_level or number in tokenizer.special_ids:
+                continue
+            part = bare(tokenizer, piece).replace("▁", "")
+            assert part in cleaned(tokenizer, cluster(line, start, end)), (line, piece, start, end)
+        for place in np.flatnonzero(~covered).tolist():  # only what cleaning takes out may be passed over
+            passed = line[place]
+            assert not tokenizer.byte_level
+            mark = unicodedata.normalize("NFKD", passed)[0]  # one that stands alone may be taken for a space or nothing
+            assert not cleaned(tokenizer, passed).strip("▁ ") or unicodedata.combining(mark) or mark == " ", (
+                line,
+                place,
+            )
+
+
+def test_a_run_agrees_with_single_texts(tokenizer: Tokenizer) -> None:
+    lines = [line for line in noise(800, seed=6) if "[MASK]" not in line] + LINES[:300]
+    run = tokenizer.encode_run(lines)
+    parts = np.split(run.ids, np.cumsum(run.lengths)[:-1])
+    for line, part in zip(lines, parts):
+        assert part.tolist() == tokenizer.encode(line), line
+        assert len(tokenizer.words_of(line)) == len(part)
+
+
+def test_words_that_are_split_already_are_told_apart(tokenizer: Tokenizer) -> None:
+    for line in LINES[:400] + noise(400, seed=7):
+        words = line.split()
+        if not words:
+            continue
+        ids, of = tokenizer.encode_words(words)
+        assert len(ids) == len(of) and of == sorted(of) and set(of) <= set(range(len(words)))
+        if tokenizer.kind in ("bpe", "characters"):
+            known = tokenizer.byte_level or not tokenizer.special_ids & set(ids)
+            assert not known or tokenizer.decode(ids) == cleaned(tokenizer, " ".join(words))
+
+
+def test_a_lone_surrogate_reads_as_the_replacement_character(tokenizer: Tokenizer) -> None:
+    broken, mended = "one \ud83d two\udc00 \ud800\udc00é", "one \ufffd two\ufffd \ufffd\ufffdé"
+    assert sound(broken) == mended and sound("a\U0001f642é") == "a\U0001f642é"
+    assert tokenizer.encode(broken) == tokenizer.encode(mended)
+    assert tokenizer.encode_with_offsets(broken) == tokenizer.encode_with_offsets(mended)
+    assert tokenizer.encode_words(broken.split()) == tokenizer.encode_words(mended.split())
+    assert [a.tolist() for a in tokenizer.encode_batch([broken, "x"])] == [
+        tokenizer.encode(mended),
+        tokenizer.encode("x"),
+    ]
+    assert tokenizer.words_of(broken).tolist() == tokenizer.words_of(mended).tolist()
+
+
+def test_specials_written_in_a_corpus_are_plain_text(tokenizer: Tokenizer) -> None:
+    for token in tokenizer.special_tokens.values():
+        for text in (f"a {token} b", token, f"{token}{token}", f"x{token}y", token.lower()):
+            found = set(tokenizer.encode_run([text]).ids.tolist()) & tokenizer.special_ids
+            assert found <= ({tokenizer.specials.unk} if not tokenizer.byte_level else set()), text

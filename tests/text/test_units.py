@@ -1,0 +1,128 @@
+"""Looking units up gives what the tokenizer gives: on every script, every odd space, and with a table too small."""
+
+from __future__ import annotations
+
+import random
+from pydoc_data.topics import topics
+
+import pytest
+
+from polyseme.text import units
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.text.units import Units, cuts_of, encode_directly
+
+TEXTS = [text for _, text in sorted(topics.items())][:30]
+WORDS = [
+    *("the", "Café", "naïve", "it's", "I'LL", "'s", "rock'n'roll", "x'", "''", "don’t", "12", "3.14", "a1b2", "U.S.A."),
+    *(
+        "東京",
+        "漢字かな",
+        "ไทย",
+        "हिन्दी",
+        "العربية",
+        "русский",
+        "ﬁne",
+        "İstanbul",
+        "ΣΑΣ",
+        "e\u0301",
+        "\u0301x",
+        "ß",
+        "½",
+    ),
+    *(
+        "🙂",
+        "👩\u200d💻",
+        "\u200f",
+        "\ufeff",
+        "\ufffd",
+        "\x00",
+        "\x07b",
+        "—",
+        "…",
+        "“q”",
+        "。",
+        "「",
+        "！",
+        "[MASK]",
+        "##x",
+    ),
+    *(
+        "(a",
+        "b)",
+        "!?",
+        "_",
+        "a_b",
+        "<|endoftext|>",
+        "\U0001f1e9\U0001f1ea",
+        "㐀",
+        "\U00020000",
+        "x" * 60,
+        "9" * 120,
+        "1st",
+    ),
+]
+SPACES = [
+    " ",
+    " ",
+    " ",
+    "",
+    "",
+    "  ",
+    "\n",
+    "\n\n",
+    "\t",
+    "\r\n",
+    "\xa0",
+    "\u3000",
+    "\x0b",
+    "\x85",
+    "\u2028",
+    "\u200b",
+    " \n ",
+]
+
+
+def odd(draw: random.Random) -> str:
+    kinds = [lambda: draw.choice(WORDS), lambda: chr(draw.randrange(32, 0x2100)), lambda: draw.choice(WORDS).upper()]
+    parts = [draw.choice(kinds)() + draw.choice(SPACES) for _ in range(draw.randrange(12))]
+    return draw.choice(SPACES) + "".join(parts)
+
+
+CASES = [("wordpiece", True), ("wordpiece", False), ("bpe", False), ("bpe", True)]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    kind, lowercase = request.param
+    return Tokenizer.train(kind, iter([*TEXTS, " ".join(WORDS)]), 900, lowercase)
+
+
+@pytest.mark.parametrize("bits", [4, 9, 20])
+def test_units_give_what_the_tokenizer_gives(tokenizer: Tokenizer, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "BATCH", 300)
+    rule = cuts_of(tokenizer._plain)
+    assert rule is not None
+    encoder = Units(tokenizer._plain, rule, tokenizer._starts_word, bits)
+    draw = random.Random(bits)
+    for _ in range(12):
+        texts = [odd(draw) for _ in range(80)] + TEXTS[:2]
+        expected = encode_directly(tokenizer._plain, texts, tokenizer._starts_word)
+        found = encoder.encode(texts)
+        assert found.lengths.tolist() == expected.lengths.tolist()
+        assert found.ids.tolist() == expected.ids.tolist()
+        assert found.words.tolist() == expected.words.tolist()
+    assert bits < 20 or encoder.known.count > 500
+
+
+def test_nothing_is_something(tokenizer: Tokenizer) -> None:
+    for texts in ([], [""], ["", "\x00", ""]):
+        run = tokenizer.encode_run(texts)
+        assert len(run.lengths) == len(texts) and len(run.ids) == len(run.words) == run.lengths.sum()
+
+
+def test_a_tokenizer_of_another_make_is_asked_itself(tokenizer: Tokenizer) -> None:
+    other = Tokenizer.train("wordpiece", iter(TEXTS), 900)
+    other.backend.add_tokens(["the end"])
+    assert cuts_of(other.backend) is None
+    text = "this is the end of it"
+    assert Tokenizer(other.backend).encode_run([text]).ids.tolist() == other.encode(text)
