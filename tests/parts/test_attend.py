@@ -59,7 +59,7 @@ def test_dropout_drops_and_keeps_the_mean():
     assert abs(found.mean().item() - 1) < 0.05
 
 
-@pytest.mark.cuda
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("case", CASES)
@@ -76,7 +76,7 @@ def test_varlen_equals_the_definition(case, causal):
         assert (a - b).norm() / b.norm() < 2e-2
 
 
-@pytest.mark.cuda
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_varlen_with_dropout_and_empty_slots():
     layout = Layout.of([64, 64], slots=5, longest=80, device="cuda")

@@ -17,12 +17,7 @@ def losses(model: Model, batch: Batch) -> dict[str, Tensor]:
     """The summed cross entropy of each term of the batch."""
     last = model.trunk(batch.tokens, batch.layout, batch.segments).last
     return {
-        name: F.cross_entropy(
-            model.predict(name, last, batch.layout, targets.rows).float(),
-            targets.values,
-            ignore_index=IGNORED,
-            reduction="sum",
-        )
+        name: model.cross_entropy(name, last, batch.layout, targets.rows, targets.values, IGNORED)
         for name, targets in batch.targets.items()
     }
 

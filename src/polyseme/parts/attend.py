@@ -6,7 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyseme.parts import kernels
 from polyseme.parts.layout import Layout
+
+
+def attend_self(qkv: Tensor, layout: Layout, causal: bool = False, dropout: float = 0.0) -> Tensor:
+    """Attention of sequences to themselves, from the one matrix of queries, keys and values [T, 3, heads, head_dim]."""
+    if kernels.serve(qkv) and qkv.shape[-1] in kernels.HEAD_DIMS:
+        found: Tensor = kernels.flash(qkv, layout.starts, layout.longest, causal, dropout)
+        return found
+    q, k, v = qkv.unbind(1)
+    return attend(q, k, v, layout, layout, causal, dropout)
 
 
 def attend(

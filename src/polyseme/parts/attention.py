@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from polyseme.errors import UserError
-from polyseme.parts.attend import attend, attention_weights
+from polyseme.parts.attend import attend, attend_self, attention_weights
 from polyseme.parts.layout import Layout
 from polyseme.parts.memory import Cache
 from polyseme.parts.spec import Spec, in_range
@@ -38,18 +38,18 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim, bias=spec.bias)
         self.out = nn.Linear(dim, dim, bias=spec.bias)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.qkv(x).view(x.shape[0], 3, self.spec.num_heads, -1).unbind(1)
-        return q, k, v
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values, [T, 3, heads, head_dim]."""
+        return self.qkv(x).view(x.shape[0], 3, self.spec.num_heads, -1)
 
     def forward(self, x: Tensor, layout: Layout, cache: Cache | None = None) -> Tensor:
-        q, k, v = self.project(x)
-        k_layout = layout
-        if cache is not None:
-            k, v, k_layout = cache.extend(k, v)
-        dropout = self.spec.dropout if self.training else 0.0
+        qkv, dropout = self.project(x), self.spec.dropout if self.training else 0.0
+        if cache is None:
+            return self.out(attend_self(qkv, layout, self.spec.causal, dropout).flatten(1))
+        q, k, v = qkv.unbind(1)
+        k, v, k_layout = cache.extend(k, v)
         return self.out(attend(q, k, v, layout, k_layout, self.spec.causal, dropout).flatten(1))
 
     def weights(self, x: Tensor, layout: Layout) -> list[Tensor]:
-        q, k, _ = self.project(x)
+        q, k, _ = self.project(x).unbind(1)
         return attention_weights(q, k, layout, layout, self.spec.causal)

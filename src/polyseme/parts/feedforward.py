@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyseme.parts import kernels
 from polyseme.parts.spec import Spec, in_range
 
 ActivationName = Literal["gelu", "gelu_tanh", "relu", "tanh"]
@@ -39,9 +40,16 @@ class FeedForwardSpec(Spec):
 class FeedForward(nn.Module):
     def __init__(self, spec: FeedForwardSpec, dim: int):
         super().__init__()
+        self.spec = spec
         self.activation = ACTIVATIONS[spec.activation]
         self.up = nn.Linear(dim, spec.ffn_dim, bias=spec.bias)
         self.down = nn.Linear(spec.ffn_dim, dim, bias=spec.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        if kernels.serve(self.up.weight) and self.spec.bias and self.spec.activation in kernels.ACTIVATIONS:
+            up, down = self.up, self.down
+            found: Tensor = kernels.activated_linear(
+                F.linear(x, up.weight), up.bias, down.weight, down.bias, self.spec.activation
+            )
+            return found
         return self.down(self.activation(self.up(x)))

@@ -41,10 +41,14 @@ class LanguageHead(nn.Module):
         self.norm = spec.norm.build(dim)
         self.bias = nn.Parameter(torch.zeros(spec.vocab_size)) if spec.bias else None
 
-    def forward(self, states: Tensor, table: Tensor) -> Tensor:
+    def transform(self, states: Tensor) -> Tensor:
+        """What is multiplied with the table."""
         if self.dense is not None:
             states = ACTIVATIONS[self.spec.activation](self.dense(states))
-        return F.linear(self.norm(states), table, self.bias)
+        return self.norm(states)
+
+    def forward(self, states: Tensor, table: Tensor) -> Tensor:
+        return F.linear(self.transform(states), table, self.bias)
 
 
 @dataclass(frozen=True)

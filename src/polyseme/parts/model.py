@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.parts.heads import HeadSpec
+from polyseme.parts import kernels
+from polyseme.parts.heads import HeadSpec, LanguageHead
 from polyseme.parts.layout import Layout
 from polyseme.parts.spec import Spec
 from polyseme.parts.trunk import TransformerSpec
@@ -45,8 +47,18 @@ class Model(nn.Module):
 
     def predict(self, head: str, last: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
         """A head's scores from the trunk's last states: of every token or sequence, or of the `rows` asked for."""
-        module = self.heads[head]
-        states = self.trunk.pool(last, layout) if module.reads == "pooled" else last
-        if rows is not None:
-            states = states.index_select(0, rows)
-        return module(states, self.trunk.table)
+        return self.heads[head](self._states(head, last, layout, rows), self.trunk.table)
+
+    def cross_entropy(
+        self, head: str, last: Tensor, layout: Layout, rows: Tensor, values: Tensor, ignored: int
+    ) -> Tensor:
+        """The summed cross entropy of a head's scores of `rows`; on a GPU those over a vocabulary are never whole."""
+        module, states, table = self.heads[head], self._states(head, last, layout, rows), self.trunk.table
+        if isinstance(module, LanguageHead) and kernels.serve(states) and kernels.serve(table):
+            found: Tensor = kernels.vocabulary_loss(module.transform(states), table, module.bias, values, ignored)
+            return found
+        return F.cross_entropy(module(states, table).float(), values, ignore_index=ignored, reduction="sum")
+
+    def _states(self, head: str, last: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
+        states = self.trunk.pool(last, layout) if self.heads[head].reads == "pooled" else last
+        return states if rows is None else states.index_select(0, rows)

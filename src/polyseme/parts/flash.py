@@ -1,0 +1,298 @@
+"""Self-attention over packed sequences on a GPU, in Triton: no score matrix in memory, no padding.
+
+The algorithm is that of Dao 2023 (FlashAttention-2). What is gained over the kernel that torch brings: query, key and
+value are read from, and their gradients written to, the one matrix they are projected into; a sequence of at most one
+tile takes one pass backwards instead of three; dropout costs a few integer operations an element.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+HEAD_DIMS = (16, 32, 64, 128)
+LOG2E: Any = tl.constexpr(1.4426950408889634)  # scores are kept times this, for exp2
+
+
+@triton.jit
+def _drawn(seed, rows, columns, head, threshold):
+    """True where a score is kept: a hash of seed, head, row and column, held against a threshold of 32 bits."""
+    x = rows.to(tl.uint32) * 0x9E3779B1 + (head.to(tl.uint32) * 0x85EBCA77 + seed.to(tl.uint32))
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    y = columns.to(tl.uint32) * 0xC2B2AE3D
+    y = (y ^ (y >> 15)) * 0x2C1B3C6D
+    z = (x ^ y) * 0x297A2D39
+    z = (z ^ (z >> 15)) * 0x5BD1E995
+    return z >= threshold
+
+
+@triton.jit
+def _load(base, rows, step, columns, length, MASKED: tl.constexpr):
+    places = base + rows[:, None] * step + columns[None, :]
+    if MASKED:
+        return tl.load(places, mask=rows[:, None] < length, other=0.0)
+    return tl.load(places)
+
+
+@triton.jit
+def _see(q, acc, sums, most, base, start, rows, begin, length, head, seed,
+         scale: tl.constexpr, threshold: tl.constexpr,
+         HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+         DROPOUT: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+    """Queries meet one block of keys: the running maximum, sum and weighted values."""
+    step: tl.constexpr = 3 * HEADS * DIM
+    columns = tl.arange(0, DIM)
+    keys = start + tl.arange(0, BLOCK_N)
+    k = _load(base + HEADS * DIM, keys, step, columns, length, MASKED)
+    v = _load(base + 2 * HEADS * DIM, keys, step, columns, length, MASKED)
+    scores = tl.dot(q, tl.trans(k))
+    if MASKED:
+        seen = keys[None, :] < length
+        if CAUSAL:
+            seen = seen & (keys[None, :] <= rows[:, None])
+        scores = tl.where(seen, scores, -float("inf"))
+    new = tl.maximum(most, tl.max(scores, 1) * scale)
+    p = tl.exp2(scores * scale - new[:, None])
+    fade = tl.exp2(most - new)
+    sums = sums * fade + tl.sum(p, 1)
+    if DROPOUT:
+        p = tl.where(_drawn(seed, (begin + rows)[:, None], keys[None, :], head, threshold), p, 0.0)
+    return tl.dot(p.to(v.dtype), v, acc * fade[:, None]), sums, new
+
+
+@triton.jit
+def _forward(
+    qkv, out, lse, starts, seeds, total,
+    scale: tl.constexpr, keep: tl.constexpr, threshold: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    begin = tl.load(starts + sequence)
+    length = tl.load(starts + sequence + 1) - begin
+    if block * BLOCK_M >= length:
+        return
+    step: tl.constexpr = 3 * HEADS * DIM
+    columns = tl.arange(0, DIM)
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    base = qkv + begin.to(tl.int64) * step + head * DIM
+    q = _load(base, rows, step, columns, length, True)
+    seed = tl.load(seeds)
+    most = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    sums = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, DIM], tl.float32)
+    stop = tl.minimum((block + 1) * BLOCK_M, length) if CAUSAL else length
+    whole = (block * BLOCK_M if CAUSAL else length) // BLOCK_N * BLOCK_N  # keys that every query sees
+    for start in range(0, whole, BLOCK_N):
+        acc, sums, most = _see(q, acc, sums, most, base, start, rows, begin, length, head, seed, scale, threshold,
+                               HEADS, DIM, BLOCK_N, CAUSAL, DROPOUT, False)  # fmt: skip
+    for start in range(whole, stop, BLOCK_N):
+        acc, sums, most = _see(q, acc, sums, most, base, start, rows, begin, length, head, seed, scale, threshold,
+                               HEADS, DIM, BLOCK_N, CAUSAL, DROPOUT, True)  # fmt: skip
+    acc = acc * (keep / sums)[:, None]
+    places = (begin + rows).to(tl.int64)[:, None] * (HEADS * DIM) + head * DIM + columns[None, :]
+    tl.store(out + places, acc.to(out.dtype.element_ty), mask=rows[:, None] < length)
+    tl.store(lse + head * total + begin + rows, most + tl.log2(sums), mask=rows < length)
+
+
+@triton.jit
+def _back_keys(dk, dv, k, v, keys, base, o_base, g_base, l_base, target, start, begin, length, head, seed,
+               scale: tl.constexpr, keep: tl.constexpr, threshold: tl.constexpr,
+               HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+               CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, ONE: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+    """One block of queries gives its part of the gradients of a block of keys and values."""
+    step: tl.constexpr = 3 * HEADS * DIM
+    width: tl.constexpr = HEADS * DIM
+    columns = tl.arange(0, DIM)
+    rows = start + tl.arange(0, BLOCK)
+    q = _load(base, rows, step, columns, length, MASKED)
+    g = _load(g_base, rows, width, columns, length, MASKED)
+    o = _load(o_base, rows, width, columns, length, MASKED)
+    delta = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
+    level = tl.load(l_base + rows, mask=rows < length, other=float("inf")) if MASKED else tl.load(l_base + rows)
+    p = tl.exp2(tl.dot(k, tl.trans(q)) * scale - level[None, :])
+    if MASKED:
+        seen = keys[:, None] < length
+        if CAUSAL:
+            seen = seen & (keys[:, None] <= rows[None, :])
+        p = tl.where(seen, p, 0.0)
+    dp = tl.dot(v, tl.trans(g))
+    if DROPOUT:
+        kept = _drawn(seed, (begin + rows)[None, :], keys[:, None], head, threshold)
+        dp = tl.where(kept, dp * keep, 0.0)
+        dv = tl.dot(tl.where(kept, p * keep, 0.0).to(g.dtype), g, dv)
+    else:
+        dv = tl.dot(p.to(g.dtype), g, dv)
+    ds = (p * (dp - delta[None, :])).to(q.dtype)
+    dk = tl.dot(ds, q, dk)
+    if ONE:
+        dq = tl.dot(tl.trans(ds), k) * (scale / LOG2E)
+        tl.store(target + rows[:, None] * step + columns[None, :], dq.to(q.dtype), mask=rows[:, None] < length)
+    return dk, dv
+
+
+@triton.jit
+def _back_queries(dq, q, g, delta, level, rows, base, start, begin, length, head, seed,
+                  scale: tl.constexpr, keep: tl.constexpr, threshold: tl.constexpr,
+                  HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+                  CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+    """One block of keys gives its part of the gradient of a block of queries."""
+    step: tl.constexpr = 3 * HEADS * DIM
+    columns = tl.arange(0, DIM)
+    keys = start + tl.arange(0, BLOCK)
+    k = _load(base + HEADS * DIM, keys, step, columns, length, MASKED)
+    v = _load(base + 2 * HEADS * DIM, keys, step, columns, length, MASKED)
+    p = tl.exp2(tl.dot(q, tl.trans(k)) * scale - level[:, None])
+    if MASKED:
+        seen = keys[None, :] < length
+        if CAUSAL:
+            seen = seen & (keys[None, :] <= rows[:, None])
+        p = tl.where(seen, p, 0.0)
+    dp = tl.dot(g, tl.trans(v))
+    if DROPOUT:
+        kept = _drawn(seed, (begin + rows)[:, None], keys[None, :], head, threshold)
+        dp = tl.where(kept, dp * keep, 0.0)
+    return tl.dot((p * (dp - delta[:, None])).to(q.dtype), k, dq)
+
+
+@triton.jit
+def _backward(
+    qkv, out, lse, grad, dqkv, starts, seeds, total,
+    scale: tl.constexpr, keep: tl.constexpr, threshold: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, ONE: tl.constexpr,
+):  # fmt: skip
+    """Gradients of one block of keys and values, over all queries; then of one block of queries, over all keys.
+
+    With ONE, a sequence is one tile: its queries come with the keys.
+    """
+    block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    begin = tl.load(starts + sequence)
+    length = tl.load(starts + sequence + 1) - begin
+    if block * BLOCK >= length:
+        return
+    step: tl.constexpr = 3 * HEADS * DIM
+    width: tl.constexpr = HEADS * DIM
+    columns = tl.arange(0, DIM)
+    base = qkv + begin.to(tl.int64) * step + head * DIM
+    target = dqkv + begin.to(tl.int64) * step + head * DIM
+    o_base = out + begin.to(tl.int64) * width + head * DIM
+    g_base = grad + begin.to(tl.int64) * width + head * DIM
+    l_base = lse + head * total + begin
+    seed = tl.load(seeds)
+    mine = block * BLOCK + tl.arange(0, BLOCK)
+    k = _load(base + width, mine, step, columns, length, True)
+    v = _load(base + 2 * width, mine, step, columns, length, True)
+    dk = tl.zeros([BLOCK, DIM], tl.float32)
+    dv = tl.zeros([BLOCK, DIM], tl.float32)
+    # Which queries need no mask: if these keys are all inside, all whole blocks (behind the diagonal, where causal).
+    full = (block + 1) * BLOCK <= length
+    end = length // INNER * INNER if full else 0
+    clear = tl.minimum((block + 1) * BLOCK, end) if CAUSAL else 0
+    for start in range(block * BLOCK if CAUSAL else 0, clear if full else length, INNER):
+        dk, dv = _back_keys(dk, dv, k, v, mine, base, o_base, g_base, l_base, target, start, begin, length, head, seed,
+                            scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, DROPOUT, ONE, True)  # fmt: skip
+    for start in range(clear, end, INNER):
+        dk, dv = _back_keys(dk, dv, k, v, mine, base, o_base, g_base, l_base, target, start, begin, length, head, seed,
+                            scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, DROPOUT, ONE, False)  # fmt: skip
+    for start in range(end if full else length, length, INNER):
+        dk, dv = _back_keys(dk, dv, k, v, mine, base, o_base, g_base, l_base, target, start, begin, length, head, seed,
+                            scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, DROPOUT, ONE, True)  # fmt: skip
+    places = mine[:, None] * step + columns[None, :]
+    inside = mine[:, None] < length
+    tl.store(target + width + places, (dk * (scale / LOG2E)).to(k.dtype), mask=inside)
+    tl.store(target + 2 * width + places, dv.to(k.dtype), mask=inside)
+    if not ONE:
+        q = _load(base, mine, step, columns, length, True)
+        g = _load(g_base, mine, width, columns, length, True)
+        o = _load(o_base, mine, width, columns, length, True)
+        delta = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
+        level = tl.load(l_base + mine, mask=mine < length, other=float("inf"))
+        dq = tl.zeros([BLOCK, DIM], tl.float32)
+        stop = tl.minimum((block + 1) * BLOCK, length) if CAUSAL else length
+        whole = (block * BLOCK if CAUSAL else length) // INNER * INNER
+        for start in range(0, whole, INNER):
+            dq = _back_queries(dq, q, g, delta, level, mine, base, start, begin, length, head, seed,
+                               scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, DROPOUT, False)  # fmt: skip
+        for start in range(whole, stop, INNER):
+            dq = _back_queries(dq, q, g, delta, level, mine, base, start, begin, length, head, seed,
+                               scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, DROPOUT, True)  # fmt: skip
+        tl.store(target + places, (dq * (scale / LOG2E)).to(q.dtype), mask=inside)
+
+
+def forward_tiles(longest: int) -> tuple[int, int, int, int]:
+    """Rows of queries and of keys in a tile, warps, stages: measured on an H200."""
+    block = 64 if longest > 32 else 32
+    return block, block, 4, 3
+
+
+def backward_tiles(longest: int) -> tuple[int, int, int, int]:
+    """The same for gradients: rows of the block a program owns, and of those it meets in turn."""
+    if longest <= 128:
+        block = 128 if longest > 64 else 64 if longest > 32 else 32
+        return block, min(block, 64), 8 if block > 64 else 4, 2
+    return 64, 64, 4, 3
+
+
+def _threshold(dropout: float) -> int:
+    return round(dropout * 2**32)
+
+
+@torch.library.triton_op("polyseme::flash_forward", mutates_args=())
+def flash_forward(
+    qkv: Tensor, starts: Tensor, seed: Tensor, longest: int, causal: bool, dropout: float
+) -> tuple[Tensor, Tensor]:
+    total, _, heads, dim = qkv.shape
+    out, lse = qkv.new_empty(total, heads, dim), qkv.new_empty(heads, total, dtype=torch.float32)
+    block, inner, warps, stages = forward_tiles(longest)
+    grid = (triton.cdiv(longest, block), heads, starts.shape[0] - 1)
+    torch.library.wrap_triton(_forward)[grid](
+        qkv, out, lse, starts, seed, total, dim**-0.5 * LOG2E.value, 1 / (1 - dropout), _threshold(dropout),
+        heads, dim, block, inner, causal, dropout > 0, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out, lse
+
+
+@torch.library.triton_op("polyseme::flash_backward", mutates_args=())
+def flash_backward(
+    grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, starts: Tensor, seed: Tensor, longest: int, causal: bool,
+    dropout: float,
+) -> Tensor:  # fmt: skip
+    total, _, heads, dim = qkv.shape
+    dqkv = torch.empty_like(qkv)
+    block, inner, warps, stages = backward_tiles(longest)
+    grid = (triton.cdiv(longest, block), heads, starts.shape[0] - 1)
+    torch.library.wrap_triton(_backward)[grid](
+        qkv, out, lse, grad.contiguous(), dqkv, starts, seed, total, dim**-0.5 * LOG2E.value, 1 / (1 - dropout),
+        _threshold(dropout), heads, dim, block, inner, causal, dropout > 0, longest <= block,
+        num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return dqkv
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    qkv, starts, seed, *rest = inputs
+    ctx.save_for_backward(qkv, *output, starts, seed)
+    ctx.rest = rest
+
+
+def _grad(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    qkv, out, lse, starts, seed = ctx.saved_tensors
+    return (flash_backward(grad, qkv, out, lse, starts, seed, *ctx.rest), None, None, None, None, None)
+
+
+flash_forward.register_autograd(_grad, setup_context=_keep)
+
+
+def flash(qkv: Tensor, starts: Tensor, longest: int, causal: bool = False, dropout: float = 0.0) -> Tensor:
+    """[T, 3, heads, head_dim] to [T, heads, head_dim]; each sequence sees itself alone.
+
+    Rows behind the last sequence are not written.
+    """
+    seed = torch.randint(0, 2**31 - 1, (1,), dtype=torch.int32, device=qkv.device) if dropout else starts[:1]
+    return flash_forward(qkv, starts, seed, longest, causal, dropout)[0]

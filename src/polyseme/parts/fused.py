@@ -1,0 +1,109 @@
+"""The inside of a feed-forward sublayer on a GPU, in Triton: bias and activation in one pass each way.
+
+Backwards, one pass over the widest matrix of the layer makes three things: the activation again, so that it need not
+be kept (a quarter of a model's memory), the gradient, and its column sums for the bias.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+NAMES = ("gelu", "gelu_tanh", "relu")
+ROWS, COLUMNS = 32, 256  # of a tile
+TILES = 4  # below each other, of one program
+
+
+@triton.jit
+def _activate(x, KIND: tl.constexpr):
+    """The activation and its slope."""
+    if KIND == 0:
+        normal = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
+        return x * normal, normal + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
+    if KIND == 1:
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        tanh = 1 - 2 / (1 + tl.exp(2 * inner))
+        slope = 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * 0.7978845608028654 * (1 + 0.134145 * x * x)
+        return 0.5 * x * (1 + tanh), slope
+    return tl.maximum(x, 0.0), tl.where(x > 0, 1.0, 0.0)
+
+
+@triton.jit
+def _forward(h, bias, out, rows, width, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    here = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    places = here.to(tl.int64)[:, None] * width + columns[None, :]
+    inside = (here[:, None] < rows) & (columns[None, :] < width)
+    b = tl.load(bias + columns, mask=columns < width, other=0.0).to(tl.float32)
+    x = tl.load(h + places, mask=inside, other=0.0).to(tl.float32) + b[None, :]
+    tl.store(out + places, _activate(x, KIND)[0].to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _backward(
+    h, bias, grad, out, dh, sums, rows, width,
+    KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    b = tl.load(bias + columns, mask=columns < width, other=0.0).to(tl.float32)
+    total = tl.zeros([COLUMNS], tl.float32)
+    for tile in range(TILES):
+        here = (tl.program_id(1) * TILES + tile) * ROWS + tl.arange(0, ROWS)
+        places = here.to(tl.int64)[:, None] * width + columns[None, :]
+        inside = (here[:, None] < rows) & (columns[None, :] < width)
+        x = tl.load(h + places, mask=inside, other=0.0).to(tl.float32) + b[None, :]
+        g = tl.load(grad + places, mask=inside, other=0.0).to(tl.float32)
+        value, slope = _activate(x, KIND)
+        d = (g * slope).to(dh.dtype.element_ty)
+        tl.store(out + places, value.to(out.dtype.element_ty), mask=inside)
+        tl.store(dh + places, d, mask=inside)
+        total += tl.sum(d.to(tl.float32), 0)
+    tl.store(sums + tl.program_id(1).to(tl.int64) * width + columns, total, mask=columns < width)
+
+
+@torch.library.triton_op("polyseme::activate", mutates_args=())
+def activate(h: Tensor, bias: Tensor, kind: int) -> Tensor:
+    rows, width = h.shape
+    out = torch.empty_like(h)
+    grid = (triton.cdiv(width, COLUMNS), triton.cdiv(rows, ROWS))
+    torch.library.wrap_triton(_forward)[grid](h, bias, out, rows, width, kind, ROWS, COLUMNS, num_warps=4)
+    return out
+
+
+@torch.library.triton_op("polyseme::activate_backward", mutates_args=())
+def activate_backward(h: Tensor, bias: Tensor, grad: Tensor, kind: int) -> tuple[Tensor, Tensor, Tensor]:
+    rows, width = h.shape
+    out, dh = torch.empty_like(h), torch.empty_like(h)
+    groups = triton.cdiv(rows, ROWS * TILES)
+    sums = torch.empty(groups, width, dtype=torch.float32, device=h.device)
+    torch.library.wrap_triton(_backward)[(triton.cdiv(width, COLUMNS), groups)](
+        h, bias, grad, out, dh, sums, rows, width, kind, ROWS, COLUMNS, TILES, num_warps=4
+    )
+    return out, dh, sums
+
+
+class _ActivatedLinear(torch.autograd.Function):
+    """`linear(activation(h + bias))`, keeping h alone."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, bias: Tensor, weight: Tensor, offset: Tensor, kind: int) -> Tensor:
+        ctx.save_for_backward(h, bias, weight)
+        ctx.kind = kind
+        return F.linear(activate(h, bias, kind), weight, offset)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        h, bias, weight = ctx.saved_tensors
+        out, dh, sums = activate_backward(h, bias, grad @ weight, ctx.kind)
+        return dh, sums.sum(0).to(bias.dtype), grad.t() @ out, grad.sum(0), None
+
+
+def activated_linear(h: Tensor, bias: Tensor, weight: Tensor, offset: Tensor, activation: str) -> Tensor:
+    """Two thirds of a feed-forward sublayer: what follows its first matrix, whose bias comes along."""
+    found: Tensor = _ActivatedLinear.apply(h, bias, weight, offset, NAMES.index(activation))
+    return found

@@ -1,0 +1,191 @@
+"""What runs on a GPU alone: our kernels against their definitions, and the loop in bfloat16 against float32."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from polyseme.objectives.batch import IGNORED, Batch, Targets
+from polyseme.objectives.terms import losses
+from polyseme.parts.attend import attend_eager, attend_varlen
+from polyseme.parts.layout import Layout
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+LENGTHS = [[128] * 3, [5, 17, 128, 1, 64, 90], [512, 511, 3], [1000, 64, 513], [33, 32, 31], [7]]
+
+
+def error(found: torch.Tensor, true: torch.Tensor) -> float:
+    return ((found.double() - true.double()).norm() / true.double().norm()).item()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads,dim", [(3, 64), (2, 32), (1, 128), (2, 16)])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_flash_is_attention(lengths: list[int], heads: int, dim: int, causal: bool) -> None:
+    from polyseme.parts.flash import flash
+
+    torch.manual_seed(0)
+    layout = Layout.of(lengths, slots=len(lengths) + 2, longest=max(lengths) + 9, device="cuda")
+    qkv = torch.randn(layout.total, 3, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    above = torch.randn(layout.total, heads, dim, device="cuda", dtype=torch.bfloat16)
+    found = flash(qkv, layout.starts, layout.longest, causal)
+    (gradient,) = torch.autograd.grad(found, qkv, above)
+    exact = qkv.detach().double().requires_grad_()
+    true = attend_eager(*exact.unbind(1), layout, layout, causal)
+    (true_gradient,) = torch.autograd.grad(true, exact, above.double())
+    other = qkv.detach().clone().requires_grad_()
+    theirs = attend_varlen(*other.unbind(1), layout, layout, causal)
+    (their_gradient,) = torch.autograd.grad(theirs, other, above)
+    assert error(found, true) < max(1.5 * error(theirs, true), 1e-4)
+    assert error(gradient, true_gradient) < max(1.5 * error(their_gradient, true_gradient), 1e-4)
+
+
+@pytest.mark.parametrize("length", [100, 300])
+def test_flash_drops_out_as_asked_and_the_same_backwards(length: int) -> None:
+    from polyseme.parts.flash import flash, flash_backward, flash_forward
+
+    torch.manual_seed(0)
+    starts = torch.tensor([0, length, 2 * length], device="cuda", dtype=torch.int32)
+    qkv = torch.randn(2 * length, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
+    ones = qkv.clone()
+    ones[:, 2] = 1
+    kept = flash(ones, starts, length, dropout=0.25).float()
+    assert kept.mean().item() == pytest.approx(1, abs=0.01) and kept.std().item() > 0.02
+    assert not torch.equal(kept, flash(ones, starts, length, dropout=0.25).float())  # another seed
+    # The output is linear in the values, so their gradient must say exactly how it changes.
+    seed = torch.tensor([5], device="cuda", dtype=torch.int32)
+    out, lse = flash_forward(qkv, starts, seed, length, False, 0.25)
+    above = torch.randn_like(out)
+    gradient = flash_backward(above, qkv, out, lse, starts, seed, length, False, 0.25)
+    change = torch.randn_like(qkv)
+    change[:, :2] = 0
+    moved = flash_forward(qkv + change, starts, seed, length, False, 0.25)[0]
+    said = (gradient[:, 2].double() * change[:, 2].double()).sum()
+    seen = (above.double() * (moved.double() - out.double())).sum()
+    assert said.item() == pytest.approx(seen.item(), rel=0.02, abs=1.0)
+
+
+@pytest.mark.parametrize("size,rows,bias", [(30_522, 300, True), (101, 9000, False), (640, 64, True)])
+def test_vocabulary_loss_is_cross_entropy(size: int, rows: int, bias: bool) -> None:
+    from polyseme.parts.vocabulary_loss import vocabulary_loss
+
+    torch.manual_seed(0)
+    shapes: list[tuple[int, ...]] = [(rows, 64), (size, 64), *([(size,)] if bias else [])]
+    given = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+    targets = torch.randint(0, size, (rows,), device="cuda")
+    targets[::7] = IGNORED
+    states, table, *rest = given
+    found = vocabulary_loss(states, table, rest[0] if rest else None, targets, IGNORED)
+    gradients = torch.autograd.grad(found / rows, given)
+    exact = [each.detach().double().requires_grad_() for each in given]
+    scores = F.linear(exact[0], exact[1], exact[2] if rest else None)
+    true = F.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum")
+    assert found.item() == pytest.approx(true.item(), rel=2e-3)
+    for ours, theirs in zip(gradients, torch.autograd.grad(true / rows, exact)):
+        assert error(ours, theirs) < 0.02
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
+def test_activated_linear_is_its_parts(activation: str) -> None:
+    from polyseme.parts.feedforward import ACTIVATIONS
+    from polyseme.parts.fused import activated_linear
+
+    torch.manual_seed(0)
+    shapes = [(1000, 300), (300,), (64, 300), (64,)]
+    given = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+    found = activated_linear(*given, activation)
+    above = torch.randn_like(found)
+    exact = [each.detach().double().requires_grad_() for each in given]
+    true = F.linear(ACTIVATIONS[activation](exact[0] + exact[1]), exact[2], exact[3])
+    assert error(found, true) < 0.01
+    for ours, theirs in zip(torch.autograd.grad(found, given, above), torch.autograd.grad(true, exact, above.double())):
+        assert error(ours, theirs) < 0.01
+
+
+def model_and_batch(**changes: Any) -> tuple[Any, Batch]:
+    from polyseme.families import FAMILIES
+
+    spec = FAMILIES["bert"].spec(
+        num_layers=2,
+        dim=128,
+        num_heads=2,
+        vocab_size=500,
+        max_len=128,
+        **({"dropout": 0.0, "attention_dropout": 0.0} | changes),
+    )
+    draw = torch.Generator().manual_seed(0)
+    layout = Layout.of([100, 128, 30, 66])
+    rows = torch.randperm(layout.total, generator=draw)[:64]
+    targets = {
+        "masked": Targets(rows, torch.randint(0, 500, (64,), generator=draw), 64),
+        "pair": Targets(torch.arange(4), torch.tensor([0, 1, 1, 0]), 4),
+    }
+    tokens = torch.randint(0, 500, (layout.total,), generator=draw)
+    return spec.build(seed=1), Batch(tokens, layout, torch.zeros_like(tokens), targets, layout.total)
+
+
+def test_a_model_in_bfloat16_says_what_it_says_in_float32() -> None:
+    model, batch = model_and_batch()
+    true = losses(model, batch)
+    found = losses(model.to("cuda", torch.bfloat16), batch.to("cuda"))
+    for name, value in true.items():
+        assert found[name].item() == pytest.approx(value.item(), rel=0.01)
+
+
+def train_tiny(precision: str, steps: int, rate: float = 1e-3) -> tuple[list[float], Any]:
+    from polyseme.train.loop import Training, train
+    from polyseme.train.optim import OptimSpec
+    from polyseme.train.schedule import ScheduleSpec
+
+    model, batch = model_and_batch()
+    model = model.to("cuda")
+    optim = OptimSpec(rate=rate)
+    run = Training(
+        model,
+        optim.build(model, model.trunk.groups()),
+        optim,
+        ScheduleSpec("constant"),
+        steps,
+        torch.device("cuda"),
+        precision,
+    )
+    found = [report.loss["masked"] for report in train(run, (([batch, batch], i) for i in range(steps)))]
+    return found, model
+
+
+def test_training_in_bfloat16_follows_float32() -> None:
+    half, _ = train_tiny("bf16", 60)
+    full, _ = train_tiny("float32", 60)
+    assert full[-1] < 0.5 * full[0]
+    assert max(abs(a - b) for a, b in zip(half, full)) < 0.1 * full[0]
+
+
+def test_a_step_that_is_not_finite_changes_nothing() -> None:
+    from polyseme.errors import UserError
+    from polyseme.train.loop import Training, train
+    from polyseme.train.optim import OptimSpec
+    from polyseme.train.schedule import ScheduleSpec
+
+    model, batch = model_and_batch()
+    model = model.to("cuda")
+    with torch.no_grad():
+        model.trunk.blocks[0].ffn.up.weight[0, 0] = math.inf
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optim = OptimSpec(rate=0.1)
+    run = Training(
+        model,
+        optim.build(model, model.trunk.groups()),
+        optim,
+        ScheduleSpec("constant"),
+        200,
+        torch.device("cuda"),
+        "bf16",
+    )
+    with pytest.raises(UserError, match="step 1 is not finite"):
+        for _ in train(run, (([batch], i) for i in range(200))):
+            pass
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
