@@ -77,7 +77,7 @@ def test_steps_are_read():
         ("nfc,contol", "did you mean 'control'"),
         ("", "''"),
         ("nfc,,control", "''"),
-        ("none,nfc", "'none'"),
+        ("none,nfc", "stands alone"),
         ("nfc,nfc", "twice"),
         ("nfc=1", "takes no value"),
         ("short=", "short=200"),

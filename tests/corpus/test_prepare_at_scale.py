@@ -92,6 +92,8 @@ def test_a_cluster(folder: Path, tmp_path: Path) -> None:
 def test_no_cluster_is_one_line(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     with pytest.raises(UserError, match="no dask scheduler answers at"):
+        make(folder, tmp_path / "out", cluster="127.0.0.1:1")
+    with pytest.raises(UserError, match="is HOST:PORT"):
         make(folder, tmp_path / "out", cluster="nonsense")
     assert not (tmp_path / "out").exists()
 

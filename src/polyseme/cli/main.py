@@ -75,6 +75,10 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         status = 130
+    except SystemExit as end:  # how newer releases of typer leave at Ctrl-C
+        status = end.code
+        if status == 130:
+            print("interrupted", file=sys.stderr)
     except BrokenPipeError:  # the reader of our output left: not an error
         sys.stderr.close()
         status = 0

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 def overlap(
     corpus: Annotated[Path, typer.Argument(help="a corpus folder made by `polyseme prepare`")],
-    with_: Annotated[list[str], typer.Option("--with", help="an evaluation set, as prepare reads it; may be repeated")],
+    with_: Annotated[list[str], typer.Option("--with", help="evaluation sets, as prepare reads text; may be repeated")],
+    more: Annotated[list[str] | None, typer.Argument(help="further evaluation sets")] = None,
     n: Annotated[int, typer.Option(help="how many words are compared: 8 for GPT-2, 13 for GPT-3")] = 8,
     key: Annotated[str, typer.Option(help="the key or column of the text")] = "text",
     show: Annotated[int, typer.Option(help="how many examples of each set are shown", min=0)] = 3,
@@ -32,7 +33,7 @@ def overlap(
     from polyseme.errors import UserError
 
     opened = Corpus.open(corpus)
-    sets = {name: open_sources([name], key=key, split="line", skip_bad=skip_bad) for name in with_}
+    sets = {name: open_sources([name], key=key, split="line", skip_bad=skip_bad) for name in (*with_, *(more or ()))}
     places: dict[str, list[str]] = {name: [] for name in sets}
 
     def texts(name: str, sources: Sources) -> Iterator[str]:

@@ -2,92 +2,125 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from polyseme.corpus.blocks import Passed
 from polyseme.corpus.clean import Tally
-from polyseme.corpus.store import UNFINISHED_WORK, read_manifest
+from polyseme.corpus.store import UNFINISHED_WORK
 from polyseme.errors import UserError
-from polyseme.files import read_json, write_json
+from polyseme.files import read_json, told, write_json
 from polyseme.text.tokenizer import Tokenizer
 
 EXAMPLES = 5  # of what was removed, for each reason
+_GONE = ".work.gone"
 
 
-def look(out: Path, append: bool) -> dict[str, Any] | None:
-    """The manifest of a finished corpus that is there; a `UserError` if the folder holds something else."""
+@contextmanager
+def at_work(out: Path) -> Iterator[Path]:
+    """The folder's `.work`, which is there from now on, and nobody else's while this lasts.
+
+    What an earlier run was about to throw away goes first. If the block fails before anything of worth is in it, all
+    that was made goes again, the folder too if it was not there.
+    """
+    if out.is_file():
+        raise UserError(f"{out} is a file: choose another folder")
+    new, work = not out.exists(), out / UNFINISHED_WORK
+    with told(out):
+        shutil.rmtree(out / _GONE, ignore_errors=True)
+        if out.is_dir() and not work.exists() and not (out / "manifest.json").is_file() and any(out.glob("[!.]*")):
+            raise UserError(f"{out} is not empty and not a corpus: choose another folder")
+        work.mkdir(parents=True, exist_ok=True)
+        lock = open(work / "lock", "w")  # noqa: SIM115  # held as long as the block runs
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise UserError(f"another prepare is at work in {out}") from None
+    try:
+        yield work
+    except BaseException:
+        if not any(work.glob("*-00000.json")):
+            forget(out, new)
+        raise
+    finally:
+        lock.close()
+
+
+def forget(out: Path, new: bool) -> None:
+    """Take back what was made and is in no manifest, and the folder if it was not there before."""
     if (out / "manifest.json").is_file():
-        return read_manifest(out)
-    if append:
-        raise UserError(f"there is no finished corpus in {out} to append to")
-    if out.is_file() or (out.is_dir() and not (out / UNFINISHED_WORK).exists() and any(out.glob("[!.]*"))):
-        raise UserError(f"{out} is not empty and not a corpus: choose another folder")
-    return None
+        tidy(out, read_json(out / "manifest.json"))
+        return
+    tidy(out, {"shards": []})
+    shutil.rmtree(out / "tokenizer", ignore_errors=True)
+    if new and not any(out.iterdir()):
+        out.rmdir()
 
 
-def already(out: Path, base: dict[str, Any], plan: dict[str, Any], append: bool) -> dict[str, Any] | None:
-    """The corpus as it is, if it holds these sources already; None if they are to be appended."""
-    if append:
-        if other := difference(base | {key: plan[key] for key in ("sources", "origins")}, plan):
-            raise UserError(f"{out} holds a corpus with {other}: what is appended has to be made in the same way")
-        there = {source.get("sha256") or source.get("version") for source in base["sources"]}
-        again = [s for s in plan["sources"] if (s.get("sha256") or s.get("version")) in there]
-        if again and len(again) < len(plan["sources"]):
-            raise UserError(f"{again[0]['path']} is in {out} already: leave it out")
-        if not again:
-            return None
-        for there, here in zip(base["origins"][-len(plan["origins"]) :], plan["origins"]):
-            for name, value in here.items():
-                if name != "path" and there.get(name) != value:
-                    raise UserError(
-                        f"{here['path']} is in {out} already, with {name} {there.get(name)!r}, not {value!r}"
-                    )
-    elif other := difference(base, plan):
-        raise UserError(f"{out} holds a corpus with {other}: choose another folder, or remove it")
-    print(f"{out} is already prepared from the same sources", file=sys.stderr)
-    path = out / UNFINISHED_WORK / "plan.json"
-    if not path.is_file() or not difference(read_json(path), plan):
-        tidy(out, base)
-    return base
+def tidy(out: Path, manifest: dict[str, Any]) -> None:
+    """Leave nothing but what the manifest names. `.work` goes in one move, so that no half of it is ever read."""
+    if (out / UNFINISHED_WORK).exists():
+        os.replace(out / UNFINISHED_WORK, out / _GONE)
+        shutil.rmtree(out / _GONE, ignore_errors=True)
+    named = {name for shard in manifest["shards"] for name in shard["files"]}
+    for path in (*out.glob("shard-*.npy"), *out.rglob(".*.part")):
+        if path.name not in named:
+            path.unlink(missing_ok=True)
+
+
+def already(out: Path, base: dict[str, Any], plan: dict[str, Any], append: bool) -> bool:
+    """Whether a finished corpus holds these sources; a `UserError` if it does not and cannot take them."""
+    if not append:
+        count = len(plan["sources"]), len(plan["origins"])
+        begun = base | {"sources": base["sources"][: count[0]], "origins": base["origins"][: count[1]]}
+        if other := difference(begun, plan):
+            raise UserError(f"{out} holds a corpus with {other}: choose another folder, or remove it")
+        return True
+    if other := difference(base | {key: plan[key] for key in ("sources", "origins")}, plan):
+        raise UserError(f"{out} holds a corpus with {other}: what is appended has to be made in the same way")
+    there = {_content(base, source): base["origins"][source["origin"]] for source in base["sources"]}
+    known = [source for source in plan["sources"] if _content(plan, source) in there]
+    for source in known:
+        old, new = there[_content(plan, source)]["weight"], plan["origins"][source["origin"]]["weight"]
+        if old != new:
+            raise UserError(f"{source['path']} is in {out} already, with weight {old}, not {new}")
+    if known and len(known) < len(plan["sources"]):
+        raise UserError(f"{known[0]['path']} is in {out} already: leave it out")
+    return bool(known)
+
+
+def _content(plan: dict[str, Any], source: dict[str, Any]) -> tuple[str, ...]:
+    """What is read from a source, wherever it lies."""
+    origin = plan["origins"][source["origin"]]
+    return source.get("sha256") or source["version"], source["format"], origin["key"], origin["split"]
 
 
 def begin(out: Path, plan: dict[str, Any], base: dict[str, Any] | None, tokenizer: Tokenizer) -> None:
     """Write down what is to be done, or find it written; a `UserError` if something else was begun here."""
-    path = out / UNFINISHED_WORK / "plan.json"
+    work = out / UNFINISHED_WORK
     said = plan | {"base": base["hash"] if base else ""}
-    if path.is_file():
-        found = read_json(path)
-        other = "another start" if found.get("base") != said["base"] else difference(found, plan)
+    if (work / "plan.json").is_file():
+        found = read_json(work / "plan.json")
+        other = "other sources" if found.get("base") != said["base"] else difference(found, plan)
         if not other:
             return
-        if any(path.parent.glob("*-00000.json")):
-            raise UserError(f"{out} holds an unfinished corpus with {other}: choose another folder, or remove it")
+        over = base is not None and found.get("base") != base["hash"]  # it was finished, or can never be
+        if any(work.glob("*-00000.json")) and not over:
+            way = f"remove {work} to drop it" if base else "choose another folder, or remove it"
+            raise UserError(f"{out} holds an unfinished run with {other}: run that again to finish it, or {way}")
+        for path in work.iterdir():
+            if path.name not in ("lock", "stdin"):
+                path.unlink()
     if not base:
         tokenizer.save(out / "tokenizer")
-    write_json(path, said)
-
-
-def forget(out: Path, base: dict[str, Any] | None) -> None:
-    """Take back what was made, and the folder if it is empty then."""
-    shutil.rmtree(out / UNFINISHED_WORK, ignore_errors=True)
-    if not base and out.is_dir() and not (out / "manifest.json").exists():
-        shutil.rmtree(out / "tokenizer", ignore_errors=True)
-        if not any(out.iterdir()):
-            out.rmdir()
-
-
-def tidy(out: Path, manifest: dict[str, Any]) -> None:
-    """Leave nothing but what the manifest names."""
-    shutil.rmtree(out / UNFINISHED_WORK, ignore_errors=True)
-    named = {name for shard in manifest["shards"] for name in shard["files"]}
-    for path in (*out.glob("shard-*.npy"), *out.rglob(".*.part")):
-        if path.name not in named:
-            path.unlink()
+    write_json(work / "plan.json", said)
 
 
 def difference(found: dict[str, Any], plan: dict[str, Any]) -> str:

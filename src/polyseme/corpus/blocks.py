@@ -12,6 +12,7 @@ from polyseme.corpus.sources import Place, Sources
 from polyseme.errors import UserError
 
 BLOCK = 2_000_000  # characters: enough to be worth sending, little enough for memory
+MANY, MOST = 20_000, 200_000  # documents of a block and of a shard at most, however short they are
 SHOWN = 100  # how many bad rows are kept with their message; all are counted
 
 
@@ -57,12 +58,12 @@ class Block:
 
 def read_blocks(sources: Sources, start: Place, first: int, shard_characters: int) -> Iterator[Block]:
     """Every block from a place on; document `first` is the next. A shard ends with the block that fills it."""
-    shard = 0
+    characters = documents = 0
     for block in _blocks(sources, start, first):
-        shard += block.characters
-        block.closes = shard >= shard_characters
+        characters, documents = characters + block.characters, documents + block.count
+        block.closes = characters >= shard_characters or documents >= MOST
         if block.closes:
-            shard = 0
+            characters = documents = 0
         yield block
 
 
@@ -91,7 +92,7 @@ def _blocks(sources: Sources, start: Place, first: int) -> Iterator[Block]:
                 block.texts.append(found.text)
                 block.places.append(f"{found.source} {found.where}".rstrip())
                 block.characters += len(found.text)
-                if block.characters >= BLOCK:
+                if block.characters >= BLOCK or block.count >= MANY:
                     yield block
                     block = None
     if block:

@@ -70,6 +70,8 @@ def parse_steps(text: str) -> Steps:
     given: dict[str, Any] = {}
     for item in text.split(","):
         name, equals, value = (part.strip() for part in item.partition("="))
+        if name == "none":
+            raise UserError(f"none stands alone, not among other steps as in {text!r}")
         if name not in _VALUES:
             raise UserError(f"there is no cleaning step {name!r} in {text!r}: {nearest(name, [*_VALUES, 'none'])}")
         if name in given:

@@ -38,12 +38,15 @@ class Identifier:
         found, probability = self._model.classify(shown)
         return ("", 0.0) if found == _NONE else (str(found), float(probability))
 
+    def knows(self, lang: str) -> bool:
+        return language(lang) in self._known
+
     def wrong(self, text: str, lang: str, least: float) -> tuple[str, float] | None:
         """The language a text has instead of `lang`, if that is at least so probable.
 
         Nothing can be said against a language the model does not know, or one that was not told.
         """
-        if language(lang) not in self._known:
+        if not self.knows(lang):
             return None
         found, probability = self(text)
         return (found, probability) if found and language(found) != language(lang) and probability >= least else None

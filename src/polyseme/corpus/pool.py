@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
-import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -102,7 +102,24 @@ class _Cluster:
     def submit(self, task: Task[Item, Answer], job: Job, item: Item) -> Future[Answer]:
         if self.sent[0] != job.key:
             self.sent = job.key, self.client.scatter(job, broadcast=True)
-        return self.client.submit(perform, task, self.sent[1], item, pure=False)
+        return _Sent(self.client.submit(perform, task, self.sent[1], item, pure=False))  # type: ignore[return-value]
+
+
+class _Sent:
+    """An answer that a cluster owes; when it breaks down, one line says so."""
+
+    def __init__(self, future: Any):
+        self.future = future
+
+    def result(self) -> Any:
+        try:
+            return self.future.result()
+        except UserError:
+            raise
+        except Exception as error:
+            if not type(error).__module__.startswith(("distributed", "asyncio", "concurrent", "tornado")):
+                raise
+            raise UserError(f"the cluster broke down ({type(error).__name__}); run the command again") from None
 
 
 @contextmanager
@@ -111,6 +128,7 @@ def _cluster(address: str) -> Iterator[Any]:
         from distributed import Client
     except ImportError:
         raise UserError("a cluster is reached by dask, which is not installed: pip install distributed") from None
+    _check_answers(address)
     try:
         client = Client(address, timeout=20, set_as_default=False)
     except (OSError, ValueError) as error:
@@ -123,6 +141,17 @@ def _cluster(address: str) -> Iterator[Any]:
         raise UserError(f"the scheduler at {address!r} has no workers") from None
     finally:
         client.close()
+
+
+def _check_answers(address: str) -> None:
+    """Whether something listens there: dask itself would try for long, and leave noise."""
+    host, _, port = address.removeprefix("tcp://").removeprefix("tls://").rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"the address of a dask scheduler is HOST:PORT or tcp://HOST:PORT, not {address!r}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(f"no dask scheduler answers at {address!r}: {error}") from None
 
 
 class _Crew:
@@ -144,7 +173,9 @@ class _Crew:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         command = [sys.executable, "-c", "from polyseme.corpus.pool import serve; serve()"]
         _local.key = ""
-        _local.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        _local.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+        )  # in a session of its own: Ctrl-C is the parent's to handle
         self.processes.append(_local.process)
 
     def _ask(self, task: Task[Item, Answer], job: Job, item: Item) -> Answer:
@@ -156,7 +187,7 @@ class _Crew:
         except (EOFError, OSError):
             status = process.wait()
             why = "it was killed, as when memory runs out" if status < 0 else f"it ended with status {status}"
-            raise UserError(f"a worker is gone ({why}); run the command again and it goes on from there") from None
+            raise UserError(f"a worker is gone ({why}); run the command again") from None
         if not good:
             raise answer
         return answer
@@ -172,9 +203,11 @@ class _Crew:
 
 def serve() -> None:
     """A worker's life: items until the pipe closes. What tasks print goes to standard error."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     given, said = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    try:
+        os.dup2(2, 1)
+    except OSError:  # nobody listens there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     job: Any = None
     while True:
         try:

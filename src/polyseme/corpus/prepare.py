@@ -10,21 +10,32 @@ marker that is there.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from polyseme.corpus.begun import EXAMPLES, already, begin, forget, joined, look, tidy, total
+from polyseme.corpus.begun import EXAMPLES, already, at_work, begin, forget, joined, tidy, total
 from polyseme.corpus.blocks import Block, Passed, read_blocks
-from polyseme.corpus.clean import DEFAULT, Tally, parse_steps, repeated_lines
+from polyseme.corpus.clean import DEFAULT, Steps, Tally, parse_steps, repeated_lines
 from polyseme.corpus.duplicates import find_duplicates
+from polyseme.corpus.language import Identifier
 from polyseme.corpus.pool import Pool, Task, in_order, num_cores, open_pool
 from polyseme.corpus.sources import Origin, Place, Sources, open_sources
-from polyseme.corpus.store import FORMAT, UNFINISHED_WORK, manifest_hash, map_array, shard_file
+from polyseme.corpus.store import (
+    FORMAT,
+    UNFINISHED_WORK,
+    check_hashes,
+    manifest_hash,
+    map_array,
+    read_manifest,
+    shard_file,
+)
 from polyseme.corpus.work import Work, count_lines, scan, tokenise
 from polyseme.errors import UserError, nearest
 from polyseme.files import read_json, sha256, write_array, write_json
@@ -66,11 +77,11 @@ def prepare(
         raise UserError(f"duplicates is {duplicates!r}: {nearest(duplicates, DUPLICATES)}")
     if not 0 < threshold <= 1:
         raise UserError(f"threshold is {threshold}: it has to be above 0 and at most 1")
-    base = look(out, append)
-    work = out / UNFINISHED_WORK
-    fresh = not work.exists()
-    try:
-        sources = open_sources(paths, key, split, skip_bad, lang=lang, format=format, spool=work)
+    if append and not (out / "manifest.json").is_file():
+        raise UserError(f"there is no finished corpus in {out} to append to")
+    with at_work(out) as work:
+        base = read_manifest(out) if (out / "manifest.json").is_file() else None
+        sources = open_sources(paths, key, split, skip_bad, lang=lang, format=format, spool=work, leave_out=out)
         if next(iter(sources), None) is None:  # before anything is written: most bad input shows here
             raise UserError(f"there is no text in {', '.join(map(str, paths))}")
         plan = {
@@ -86,15 +97,15 @@ def prepare(
             "origins": _origins(sources),
             "sources": sources.fingerprint,
         }
-        if base and (known := already(out, base, plan, append)):
-            return known
+        if base and already(out, base, plan, append):
+            print(f"{out} is already prepared from the same sources", file=sys.stderr)
+            forget(out, False)
+            return base
         begin(out, plan, base, tokenizer)
-    except BaseException:
-        if fresh:
-            forget(out, base)
-        raise
-    whole = Work(steps, near=duplicates == "near")
-    try:
+        if base:
+            check_hashes(out, base)
+        _note(sources, steps)
+        whole = Work(steps, near=duplicates == "near")
         with open_pool(workers or num_cores(), cluster) as pool:
             run = _Run(out, sources, plan, base, pool, on_progress or (lambda _: None))
             if steps.counts_lines:
@@ -102,13 +113,23 @@ def prepare(
             repeats = run.duplicates(whole, threshold) if duplicates != "none" else None
             run.tokens(replace(whole, tokenizer=tokenizer.backend.to_str(), cleaned=repeats is not None), repeats)
         manifest = run.manifest(repeats)
-    except UserError:
-        if not any(work.glob("*-00000.json")):  # nothing was finished, so nothing of ours is left
-            forget(out, base)
-        raise
-    write_json(out / "manifest.json", manifest)
-    tidy(out, manifest)
+        if not manifest["shards"]:
+            forget(out, False)
+            raise UserError("nothing is left of this text: every document was removed, or leaves no token")
+        write_json(out / "manifest.json", manifest)
+        tidy(out, manifest)
     return manifest
+
+
+def _note(sources: Sources, steps: Steps) -> None:
+    """What the user may not expect, on standard error."""
+    if sources.passed_over:
+        shown = f"{len(sources.passed_over):,} files of other kinds were passed over, such as {sources.passed_over[0]}"
+        print(f"note: {shown}", file=sys.stderr)
+    if steps.language:
+        lost = sorted({each.lang for each in sources.inputs if each.lang and not Identifier().knows(each.lang)})
+        if lost:
+            print(f"note: the language step cannot judge {', '.join(lost)}", file=sys.stderr)
 
 
 @dataclass
@@ -149,12 +170,24 @@ class _Run:
         path = self.work / "boilerplate.npy"
         if not path.exists():
             for name, group in self._read("lines", "count lines", count_lines, work):
-                lines = [answer for _, answer in group]
-                write_array(self.work / f"{name}.npy", lines, np.uint64)
+                for part in ("lines", "sizes", "exact"):
+                    arrays = [getattr(answer, part) for _, answer in group]
+                    write_array(self.work / f"{name}.{part}.npy", arrays, arrays[0].dtype)
                 self._mark(name, group, {})
-            parts = (map_array(self.work / f"{name}.npy") for name, _ in self._markers("lines"))
+            parts = self._first_lines([name for name, _ in self._markers("lines")])
             write_array(path, [repeated_lines(parts, work.steps.boilerplate, self.work)], np.uint64)
         return map_array(path)
+
+    def _first_lines(self, names: list[str]) -> Iterator[np.ndarray]:
+        """The lines of each stretch, without those of exact copies: a document that is repeated counts once."""
+        exact = [map_array(self.work / f"{name}.exact.npy") for name in names]
+        alive = np.ones(sum(map(len, exact)), bool)
+        _, copies = find_duplicates(exact, None, alive, 1.0, self.work)
+        first = 0
+        for name, part in zip(names, exact):
+            sizes = map_array(self.work / f"{name}.sizes.npy")
+            yield map_array(self.work / f"{name}.lines.npy")[np.repeat(~copies[first : first + len(part)], sizes)]
+            first += len(part)
 
     def duplicates(self, work: Work, threshold: float) -> _Repeats:
         """Second reading: clean, and find what repeats an earlier document."""
@@ -267,8 +300,6 @@ class _Run:
         langs = sorted({lang for marker in markers for lang in marker["languages"]})
         languages = {lang: _sums(marker["languages"].get(lang, {}) for marker in markers) for lang in langs}
         shards = [{"counts": m["counts"], "files": m["files"]} for m in markers if m["files"]]
-        if not shards and not self.base:
-            raise UserError("nothing is left of this text: every document was removed, or leaves no token")
         manifest = self.plan | {"origins": origins, "languages": languages, "removed": removed, "shards": shards}
         if self.base:
             manifest = joined(self.base, manifest)
@@ -286,6 +317,7 @@ class _Run:
         start = Place(*markers[-1]["after"]) if markers else Place()
         done = sum(marker["read"] for marker in markers)
         blocks = read_blocks(self.sources, start, done, self.plan["settings"]["shard_characters"])
+        self.sources.check_unchanged()
         tell = self.on_progress if stage == "shard" else lambda _: None
         numbers = itertools.count(len(markers))
         group: list[tuple[Block, Any]] = []
@@ -300,6 +332,7 @@ class _Run:
                 if block.closes:
                     yield f"{stage}-{next(numbers):05d}", group
                     group = []
+            self.sources.check_unchanged()
             if group:
                 yield f"{stage}-{next(numbers):05d}", group
 
@@ -322,13 +355,22 @@ class _Run:
             "characters": sum(block.characters for block in blocks),
             "passed": asdict(passed),
         }
-        write_json(self.work / f"{name}.json", said | facts)
+        write_json(self.work / f"{name}.json", {"plan": self.key} | said | facts)
 
     def _markers(self, stage: str) -> list[tuple[str, dict[str, Any]]]:
         """The stretches of a reading that are done, in order."""
-        names = (f"{stage}-{number:05d}" for number in itertools.count())
-        done = itertools.takewhile(lambda name: (self.work / f"{name}.json").is_file(), names)
-        return [(name, read_json(self.work / f"{name}.json")) for name in done]
+        found: list[tuple[str, dict[str, Any]]] = []
+        while (path := self.work / f"{stage}-{len(found):05d}.json").is_file():
+            marker = read_json(path)
+            if marker["plan"] != self.key:
+                break
+            found.append((path.stem, marker))
+        return found
+
+    @cached_property
+    def key(self) -> str:
+        """Names this run in its markers."""
+        return manifest_hash(self.plan | {"base": self.base["hash"] if self.base else ""})
 
     def _num_shards(self) -> int:
         before = len(self.base["shards"]) if self.base else 0

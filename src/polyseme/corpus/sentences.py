@@ -23,6 +23,7 @@ def split_sentences(text: str, lang: str = "en") -> list[str]:
     encoding the sentences one by one gives the ids of the whole text. Only the last may end in white space.
     """
     found: list[str] = []
+    parts: list[str] = []  # of the sentence that may go on
     space = ""  # what stands between the last sentence and the next
     for number, line in enumerate(text.split("\n")):
         if number:
@@ -32,11 +33,13 @@ def split_sentences(text: str, lang: str = "en") -> list[str]:
             if not body:
                 space += piece
                 continue
-            if found and not space and not _may_cut(found[-1][-1], body[0]):
-                found[-1] += body
+            if parts and not space and not _may_cut(parts[-1][-1], body[0]):
+                parts.append(body)
             else:
-                found.append(space + body)
+                found += ["".join(parts)] * bool(parts)
+                parts = [space + body]
             space = piece[len(body) :]
+    found += ["".join(parts)] * bool(parts)
     if space:
         found[-1:] = ["".join(found[-1:]) + space]
     return found

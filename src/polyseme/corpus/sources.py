@@ -6,7 +6,6 @@ also be `-`, `python-docs` or `gettext`.
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sys
@@ -25,6 +24,7 @@ from polyseme.files import PACKED, arrow, sha256, write_whole
 
 STDIN = "-"
 GETTEXT = "gettext"
+HEAVIEST = 1000
 _SHOWN = 100  # how many bad rows are kept with their message; all are counted
 
 
@@ -66,8 +66,8 @@ def parse_origin(given: str, defaults: Origin | None = None) -> Origin:
 
 
 def _checked(origin: Origin) -> Origin:
-    if not (origin.weight > 0 and math.isfinite(origin.weight)):
-        raise UserError(f"{origin.path}: weight is {origin.weight}; it must be a number above 0")
+    if not 0 < origin.weight <= HEAVIEST:
+        raise UserError(f"{origin.path}: weight is {origin.weight}; it must be a number above 0, at most {HEAVIEST}")
     if origin.split not in SPLITS:
         raise UserError(f"split is {origin.split!r}: {nearest(origin.split, SPLITS)}")
     if origin.format and origin.format not in FORMATS:
@@ -96,6 +96,7 @@ class Sources:
     num_blank: int = 0
     num_bad: int = 0
     bad: list[str] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)  # files in folders that are of no known kind, or empty
     spool: Any = None  # the temporary folder of standard input, which goes when this does
 
     def read(self, start: Place = START) -> Iterator[tuple[Place, Found]]:
@@ -120,12 +121,23 @@ class Sources:
             else:
                 yield found
 
+    def check_unchanged(self) -> None:
+        """A `UserError` if a file is not as it was when this was first called."""
+        for each, was in zip(self.inputs, self._stats):
+            if _stat(each) != was:
+                raise UserError(f"{each.path} has changed while it was read: begin again")
+
+    @cached_property
+    def _stats(self) -> list[tuple[int, int] | None]:
+        return [_stat(each) for each in self.inputs]
+
     @cached_property
     def fingerprint(self) -> list[dict[str, Any]]:
         """What the documents depend on, file by file: enough to tell whether two runs read the same."""
+        self.check_unchanged()
         found = []
         for each in self.inputs:
-            facts: dict[str, Any] = {"path": legible(str(each.path)), "origin": each.origin}
+            facts: dict[str, Any] = {"path": legible(str(each.path)), "origin": each.origin, "format": each.format}
             if each.format == PYTHON_DOCS:
                 facts["version"] = python_docs.version()
             else:
@@ -152,11 +164,13 @@ def open_sources(
     lang: str = "en",
     format: str = "",
     spool: Path | None = None,
+    leave_out: Path | None = None,
 ) -> Sources:
     """Find the files, before anything is read. `key`, `split` and `format` are for sources that do not tell.
 
     `lang` is for those whose language nothing tells; it does not choose among the languages of `gettext`.
-    Standard input is copied to `spool` (a temporary folder if None): it is read more than once.
+    Standard input is copied to `spool` (a temporary folder if None): it is read more than once. `leave_out` is a
+    folder that is no source, though it may lie inside one.
     """
     defaults = _checked(Origin("", key=key, split=split, format=format))
     origins: list[Origin] = []
@@ -176,7 +190,7 @@ def open_sources(
         if origin.path == STDIN and spool is None:
             sources.spool = tempfile.TemporaryDirectory(prefix="polyseme-")
             spool = Path(sources.spool.name)
-        sources.inputs += _inputs(number, origin, lang, spool)
+        sources.inputs += _inputs(number, origin, lang, spool, leave_out, sources.passed_over)
     if any(each.format == "parquet" for each in sources.inputs):
         arrow("Parquet files")
     if any(each.file.suffix.lower() == ".zst" for each in sources.inputs):
@@ -184,7 +198,9 @@ def open_sources(
     return sources
 
 
-def _inputs(number: int, origin: Origin, lang: str, spool: Path | None) -> list[Input]:
+def _inputs(
+    number: int, origin: Origin, lang: str, spool: Path | None, leave_out: Path | None, passed_over: list[str]
+) -> list[Input]:
     """The files of an origin, in reading order."""
     given = Input(number, origin.path, origin.lang or lang, origin.format or "text", origin.key, origin.split)
     path = Path(origin.path)
@@ -197,10 +213,12 @@ def _inputs(number: int, origin: Origin, lang: str, spool: Path | None) -> list[
         assert spool is not None
         return [replace(given, copy=_spooled(spool))]
     if path.is_dir():
-        files = _in_folder(path, origin.format)
+        files = _in_folder(path, origin.format, leave_out, passed_over)
     elif path.is_file():
         files = [path]
     else:
+        if path.exists():
+            raise UserError(f"{path} is neither a file nor a folder: pipe it in and read -")
         there = os.listdir(path.parent) if path.parent.is_dir() else []
         raise UserError(f"there is no {path}: {nearest(path.name, [*there, PYTHON_DOCS, GETTEXT])}")
     inputs = []
@@ -211,19 +229,30 @@ def _inputs(number: int, origin: Origin, lang: str, spool: Path | None) -> list[
     return inputs
 
 
-def _in_folder(folder: Path, form: str) -> list[Path]:
+def _stat(each: Input) -> tuple[int, int] | None:
+    if each.format == PYTHON_DOCS:
+        return None
+    try:
+        facts = each.file.stat()
+    except OSError as error:
+        raise UserError(f"cannot read {each.path}: {error.strerror}") from None
+    return facts.st_size, facts.st_mtime_ns
+
+
+def _in_folder(folder: Path, form: str, leave_out: Path | None, passed_over: list[str]) -> list[Path]:
     """Every file below whose name tells its format, or every one if the format is told, in the order of paths.
 
-    Empty and hidden ones are passed over.
+    Hidden ones are passed over, and so are empty ones and those of no known kind, which are noted.
     """
-    found = [
-        path
-        for path in folder.rglob("*")
-        if (form or format_of(path))
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and path.is_file()
-        and path.stat().st_size
-    ]
+    found = []
+    for path in folder.rglob("*"):
+        inside = leave_out is not None and path.is_relative_to(leave_out)
+        if inside or path.is_dir() or any(part.startswith(".") for part in path.relative_to(folder).parts):
+            continue
+        if (form or format_of(path)) and path.is_file() and path.stat().st_size:
+            found.append(path)
+        else:
+            passed_over.append(str(path))
     if not found:
         known = f"{' '.join(ENDINGS)}, plain or with {' '.join(PACKED)}"
         raise UserError(f"{folder} has no text" + ("" if form else f" in files that end in {known}"))

@@ -67,7 +67,7 @@ class Corpus:
         folder = Path(folder)
         manifest = read_manifest(folder)
         if verify:
-            _check_hashes(folder, manifest)
+            check_hashes(folder, manifest)
         shards = [[map_array(folder / shard_file(i, part)) for part in PARTS] for i in range(len(manifest["shards"]))]
         tokens, sentences, documents, words = zip(*shards)
         token_starts = np.cumsum([0, *map(len, tokens)])
@@ -175,7 +175,7 @@ class Corpus:
         chosen = []
         for i, origin in enumerate(origins):
             mine = np.flatnonzero(of == i)
-            whole = round(len(mine) * origin["weight"])
+            whole = max(round(len(mine) * origin["weight"]), min(len(mine), 1))
             chosen.append(mine[np.arange(whole) * max(len(mine), 1) // max(whole, 1)])
         return self.take(np.concatenate(chosen))
 
@@ -194,7 +194,7 @@ def verify(folder: Path | str) -> None:
     """Hash every file of a corpus; a `UserError` names the first that is not what prepare wrote."""
     folder = Path(folder)
     manifest = read_manifest(folder)
-    _check_hashes(folder, manifest)
+    check_hashes(folder, manifest)
     if Tokenizer.load(folder / "tokenizer").hash != manifest["tokenizer_hash"]:
         raise UserError(f"{folder}/tokenizer is not the tokenizer that this corpus was made with")
 
@@ -226,7 +226,7 @@ def _files(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: facts for group in groups for name, facts in group.items()}
 
 
-def _check_hashes(folder: Path, manifest: dict[str, Any]) -> None:
+def check_hashes(folder: Path, manifest: dict[str, Any]) -> None:
     for name, facts in _files(manifest).items():
         if sha256(folder / name) != facts["sha256"]:
             raise UserError(f"{folder}/{name} is damaged: its hash is not the one in the manifest")

@@ -45,6 +45,14 @@ class Opened(NamedTuple):
     tokenizer: Tokenizer | None
 
 
+class Lines(NamedTuple):
+    """The lines of a block's documents."""
+
+    lines: np.ndarray  # uint64: a hash of each, once a document
+    sizes: np.ndarray  # int64: how many a document has
+    exact: np.ndarray  # uint64 [n, 2]: a hash of the document
+
+
 class Scanned(NamedTuple):
     """What is known of a block's documents before they become tokens."""
 
@@ -67,10 +75,12 @@ class Tokens(NamedTuple):
     empty: list[str]  # where documents were that leave no token
 
 
-def count_lines(opened: Opened, block: Block) -> np.ndarray:
-    """The hash of each line, once a document, as the steps before leave it."""
-    found = [line_hashes(opened.cleaner.rewrite(text)) for text in block.texts]
-    return np.concatenate(found) if found else np.zeros(0, np.uint64)
+def count_lines(opened: Opened, block: Block) -> Lines:
+    """The lines of each document, as the steps before leave them."""
+    texts = [opened.cleaner.rewrite(text) for text in block.texts]
+    found = [line_hashes(text) for text in texts]
+    sizes = np.fromiter(map(len, found), np.int64, len(found))
+    return Lines(np.concatenate([np.zeros(0, np.uint64), *found]), sizes, exact_hashes(texts))
 
 
 def scan(opened: Opened, block: Block) -> Scanned:

@@ -15,16 +15,19 @@ import triton.language as tl
 from torch import Tensor
 
 NAMES = ("gelu", "gelu_tanh", "relu")
-ROWS, COLUMNS = 32, 256  # of a tile
+ROWS, COLUMNS = 2, 1024  # of a tile: measured on an H200
 TILES = 4  # below each other, of one program
 
 
 @triton.jit
 def _activate(x, KIND: tl.constexpr):
     """The activation and its slope."""
-    if KIND == 0:
-        normal = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
-        return x * normal, normal + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
+    if KIND == 0:  # the normal distribution to 1e-7 (Abramowitz and Stegun 1964, 7.1.26), with the exponent at hand
+        e = tl.exp(-0.5 * x * x)
+        t = 1 / (1 + 0.3275911 * 0.7071067811865476 * tl.abs(x))
+        tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t * e
+        normal = tl.where(x > 0, 1 - 0.5 * tail, 0.5 * tail)
+        return x * normal, normal + x * e * 0.3989422804014327
     if KIND == 1:
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
         tanh = 1 - 2 / (1 + tl.exp(2 * inner))

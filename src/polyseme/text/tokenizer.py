@@ -20,7 +20,7 @@ from polyseme.errors import UserError
 from polyseme.files import read_json, write_json, write_text
 from polyseme.text import contract
 from polyseme.text.counts import SMOOTHING, WordCounts
-from polyseme.text.frames import PREFIX, SPACE, sound
+from polyseme.text.frames import SPACE, sound
 from polyseme.text.published import read_published, read_tokenizer, read_vocab
 from polyseme.text.units import Run, Units, cuts_of, encode_directly
 from polyseme.text.vocabulary import MAX_ALPHABET, learn
@@ -315,9 +315,10 @@ class Tokenizer:
     @cached_property
     def _starts_word(self) -> np.ndarray | None:
         """For each id whether it starts a word, where the id tells."""
-        if self.kind != "wordpiece":
+        prefix = getattr(self.backend.model, "continuing_subword_prefix", "")
+        if self.kind != "wordpiece" or not prefix:
             return None
-        return np.array([not piece.startswith(PREFIX) for piece in self.vocabulary])
+        return np.array([not piece.startswith(prefix) for piece in self.vocabulary])
 
 
 def _joins(character: str) -> bool:

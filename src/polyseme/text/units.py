@@ -214,7 +214,10 @@ class Units:
         if self.rule != "gpt2":  # white space is no token
             kept = classes[starts] != _SPACE
             starts, stops = starts[kept], stops[kept]
-        ids, words, sizes = self._look_up(joined, _hashes(codes, starts, stops), starts, stops)
+        hashes = _hashes(codes, starts, stops)
+        long = np.flatnonzero(stops - starts > LONGEST)
+        hashes[long] = 2 + 2 * long.astype(np.uint64)  # even, each its own: neither known nor taken for another
+        ids, words, sizes = self._look_up(joined, hashes, starts, stops)
         totals = np.concatenate([[0], np.cumsum(sizes)])
         borders = totals[np.searchsorted(starts, np.concatenate([[0], ends]))]
         lengths = np.diff(borders)
