@@ -200,7 +200,9 @@ def _removed_section(removed: dict[str, Any]) -> str:
         for each in again["examples"]:
             parts.append(note(f"{each.get('where', '')} repeats {each.get('of', '')}") + quote(each.get("text", "")))
     blank, bad, messages = removed.get("blank", 0), removed.get("bad", 0), removed.get("bad_rows", [])
-    parts.append(note(f"Blank documents passed over: {blank:,}. Rows that could not be read: {bad:,}."))
+    empty = removed.get("empty", 0)
+    said = f"Blank documents passed over: {blank:,}. Documents that leave no token: {empty:,}."
+    parts.append(note(f"{said} Rows that could not be read: {bad:,}."))
     if messages:
         left = f"and {bad - _ROWS:,} more" if bad > _ROWS else ""
         parts.append(table(["row that could not be read"], [[each] for each in messages[:_ROWS]]) + note(left))

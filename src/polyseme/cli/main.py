@@ -61,6 +61,8 @@ def main() -> None:
         for given in sys.argv:
             _check_text(given)
         status = app(standalone_mode=False)
+        if status == 130:  # how typer tells of Ctrl-C
+            raise KeyboardInterrupt
     except Misuse as error:
         said = error.format_message()
         asked = type(error).__name__ == "NoArgsIsHelpError"
@@ -75,10 +77,6 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         status = 130
-    except SystemExit as end:  # how newer releases of typer leave at Ctrl-C
-        status = end.code
-        if status == 130:
-            print("interrupted", file=sys.stderr)
     except BrokenPipeError:  # the reader of our output left: not an error
         sys.stderr.close()
         status = 0
