@@ -1,18 +1,21 @@
 """Training and encoding on one GPU, against `transformers` eager and compiled, in one process.
 
-    python benchmarks/gpu.py [--rows NAME …] [--steps 20] [--no-compiled-peer] [--out FILE.json]
+    python benchmarks/gpu.py [--rows NAME …] [--corpus FOLDER] [--steps 20] [--no-compiled-peer] [--out FILE.json]
 
 Each row: the same weights on both sides (the peer's are saved and opened by us), the same tokens, the same targets;
 first the losses and the gradients are compared with dropout off, then steps are timed. Ours is the loop that
 `polyseme pretrain` runs, batches on the host included; the peer's is the usual one: autocast to bf16, fused AdamW,
 clipping. Times are CUDA events around runs of steps, the median of three; tokens are real ones; memory is the
-allocator's peak; MFU is against a matrix product measured in the same process. A family is one more row in ROWS.
+allocator's peak; MFU is against a matrix product measured in the same process. Rows on documents read a corpus made by
+`polyseme prepare`, ours through the loader of `polyseme pretrain`; the peer gets the same samples and masks in batches
+of `sequences`, padded to the longest, as its default collator does. A family is one more row in ROWS.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import statistics
 import time
@@ -25,15 +28,21 @@ import numpy as np
 import torch
 from report import header, table
 
+from polyseme.corpus.order import Cursor
+from polyseme.corpus.store import Corpus
 from polyseme.families import FAMILIES
 from polyseme.objectives.batch import Batch, Targets
+from polyseme.objectives.specs import MaskedPairs
 from polyseme.objectives.terms import losses
 from polyseme.parts.layout import Layout, bins
 from polyseme.parts.model import Model
+from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.cost import training_flops
 from polyseme.train.half import Half
 from polyseme.train.loop import Training, train
 from polyseme.train.optim import OptimSpec
+from polyseme.train.pretrain import open_data
+from polyseme.train.recipe import Recipe
 from polyseme.train.schedule import ScheduleSpec
 from polyseme.weights.table import to_ours
 
@@ -60,6 +69,8 @@ ROWS = {
     "bert-large-512": Row("bert", {"num_layers": 24, "dim": 1024, "num_heads": 16}, 64, 512),
     "bert-small-128": Row("bert", {"num_layers": 4, "dim": 512, "num_heads": 8}, 512, 128),
     "gpt2-small-1024": Row("gpt2", BASE, 32, 1024),
+    "bert-base-documents": Row("bert", BASE, 64, 512, work="documents"),
+    "bert-small-documents": Row("bert", {"num_layers": 4, "dim": 512, "num_heads": 8}, 512, 128, work="documents"),
     "bert-base-encode": Row("bert", BASE, 16_384, 512, work="encode"),
 }
 
@@ -295,12 +306,92 @@ def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
     }
 
 
-def measure_row(row: Row, peak: float, steps: int, compiled_peer: bool) -> dict[str, Measured]:
+def documents(row: Row, peer: Any, model: Model, folder: Path, peak: float, steps: int) -> dict[str, Measured]:
+    """Real text of uneven length, from the corpus on disk to the step."""
+    size = row.sequences * row.length
+    recipe = Recipe(
+        name="benchmark", family=row.family,
+        model={**row.size, "dropout": row.dropout, "attention_dropout": row.dropout},
+        objective=MaskedPairs(), max_len=row.length, batch_tokens=size, bin_tokens=size, compile=True, holdout=0.0,
+    )  # fmt: skip
+    corpus = Corpus.open(folder)
+    if corpus.vocab_size != model.trunk.table.shape[0]:
+        raise SystemExit(f"{folder} has a vocabulary of {corpus.vocab_size}, not {model.trunk.table.shape[0]}")
+    data, _ = open_data(recipe, corpus, Tokenizer.load(folder / "tokenizer"), 0, 1)
+    samples = [batch for batches, _ in itertools.islice(data.steps(Cursor()), 4) for batch in batches]
+    optim = OptimSpec()
+    run = Training(
+        model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec("constant"), 10**6, DEVICE, "bf16",
+        terms=torch.compile(losses),
+    )  # fmt: skip
+    fresh()
+    reports = train(run, data.steps(Cursor()))
+    tokens = statistics.mean(batch.num_tokens for batch in samples)
+    flops = int(statistics.mean(training_flops(model, batch) for batch in samples))
+    found = {"polyseme": measure(lambda: next(reports), int(tokens), flops, peak, steps)}
+    reports.close()  # type: ignore[attr-defined]
+    del run, model
+    fresh()
+    ready = list(padded(row, samples))
+    counts = [int(inputs["attention_mask"].sum()) for inputs in ready]
+    optimiser = torch.optim.AdamW(peer.parameters(), lr=1e-4, fused=True)
+    turn = itertools.cycle(ready)
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = peer(**next(turn)).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
+        optimiser.step()
+
+    found["transformers"] = measure(step, int(statistics.mean(counts)), flops, peak, max(len(ready), 5))
+    found["transformers"].mfu = 0.0
+    return found
+
+
+def padded(row: Row, samples: list[Batch]) -> Iterator[dict[str, torch.Tensor]]:
+    """The sequences of packed batches, mixed, in padded batches as the peer takes them."""
+    sequences = []
+    for batch in samples:
+        labels = torch.full_like(batch.tokens, -100)
+        masked, pair = batch.targets["masked"], batch.targets["pair"]
+        real = masked.values != -100
+        labels[masked.rows[real]] = masked.values[real]
+        answers = dict(zip(pair.rows.tolist(), pair.values.tolist()))
+        assert batch.segments is not None
+        parts = (each.split(list(batch.layout.lengths)) for each in (batch.tokens, labels, batch.segments))
+        for number, (tokens, label, segments) in enumerate(zip(*parts)):
+            if answers.get(number, -100) != -100:  # the rest is filler
+                sequences.append((tokens, label, segments, answers[number]))
+    order = np.random.default_rng(0).permutation(len(sequences))
+    for start in range(0, len(order) - row.sequences + 1, row.sequences):
+        chosen = [sequences[i] for i in order[start : start + row.sequences]]
+        pad = torch.nn.utils.rnn.pad_sequence
+        tokens, labels, segments = (
+            pad([each[part] for each in chosen], batch_first=True, padding_value=value).to(DEVICE)
+            for part, value in ((0, 0), (1, -100), (2, 0))
+        )
+        lengths = torch.tensor([len(each[0]) for each in chosen], device=DEVICE)
+        yield {
+            "input_ids": tokens,
+            "labels": labels,
+            "token_type_ids": segments,
+            "attention_mask": (torch.arange(tokens.shape[1], device=DEVICE)[None] < lengths[:, None]).long(),
+            "next_sentence_label": torch.tensor([each[3] for each in chosen], device=DEVICE),
+        }
+
+
+def measure_row(row: Row, peak: float, steps: int, compiled_peer: bool, corpus: Path | None) -> dict[str, Measured]:
     torch.manual_seed(0)
     peer = peer_model(row).to(DEVICE)
     model = our_model(row, peer).to(DEVICE)
     if row.work == "encode":
         return encode(row, model, peer)
+    if row.work == "documents":
+        if corpus is None:
+            raise SystemExit("rows on documents need --corpus")
+        return documents(row, peer, model, corpus, peak, steps)
     batch = our_batch(row, model.trunk.table.shape[0])
     notes = check(model, peer, row, batch)
     found = {"polyseme": train_ours(row, model, batch, peak, steps)}
@@ -324,6 +415,7 @@ def matrix_peak() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", nargs="*", default=list(ROWS), choices=list(ROWS))
+    parser.add_argument("--corpus", type=Path, help="with BERT's vocabulary of 30,522, for the rows on documents")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--no-compiled-peer", action="store_true")
     parser.add_argument("--out", type=Path)
@@ -334,7 +426,7 @@ def main() -> None:
     print(header(f"one GPU, bf16; matrix product {peak / 1e12:.0f} TFLOP/s"), flush=True)
     lines, kept = [], {}
     for name in given.rows:
-        found = measure_row(ROWS[name], peak, given.steps, not given.no_compiled_peer)
+        found = measure_row(ROWS[name], peak, given.steps, not given.no_compiled_peer, given.corpus)
         kept[name] = {who: asdict(each) for who, each in found.items()}
         for who, each in found.items():
             ratio = found["polyseme"].tokens / each.tokens

@@ -19,7 +19,7 @@ from polyseme.train.cost import num_parameters, training_flops
 from polyseme.train.loop import Training, prefetch, train
 from polyseme.train.optim import OptimSpec, load_optimiser_state, optimiser_state, set_rate
 from polyseme.train.pretrain import compiled, pretrain
-from polyseme.train.recipe import Recipe
+from polyseme.train.recipe import BudgetSpec, Recipe
 from polyseme.train.schedule import ScheduleSpec
 
 # --- schedules -------------------------------------------------------------------------------------------------------
@@ -320,3 +320,23 @@ def test_without_a_compiler_one_line_and_eager(monkeypatch, capsys):
     assert compiled(losses, torch.device("cpu")) is losses
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "no C++ compiler found" in said
+
+
+@pytest.mark.parametrize(
+    "text,expected",
+    [
+        ("20m", BudgetSpec(minutes=20)),
+        ("1h30m", BudgetSpec(minutes=90)),
+        ("90s", BudgetSpec(minutes=1.5)),
+        ("500steps", BudgetSpec(steps=500)),
+        ("1e9tokens", BudgetSpec(tokens=10**9)),
+    ],
+)
+def test_a_budget_in_words(text, expected):
+    assert BudgetSpec.parse(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "20", "m", "0m", "20 m", "-3m", "1.2.3m", "1e999steps", "esteps", "20x"])
+def test_a_budget_that_is_none(text):
+    with pytest.raises(UserError, match="a budget is a time such as 20m"):
+        BudgetSpec.parse(text)

@@ -13,6 +13,7 @@ def pretrain(
     corpus: Annotated[Path, typer.Option(help="a corpus folder made by `polyseme prepare`")],
     out: Annotated[Path, typer.Option(help="the run folder to write, or to go on with")],
     set_: Annotated[list[str], typer.Option("--set", help="path=value, e.g. optim.rate=1e-4; may be repeated")] = [],  # noqa: B006
+    budget: Annotated[str, typer.Option(help="how long: 20m, 1h30m, 90s, 500steps or 1e9tokens")] = "",
     resume: Annotated[bool, typer.Option(help="go on with the run in --out")] = False,
 ) -> None:
     """Pre-train a model. Ctrl-C and SIGTERM save and leave; --resume goes on exactly."""
@@ -20,8 +21,12 @@ def pretrain(
     from polyseme.recipes import find_recipe
     from polyseme.train import distributed
     from polyseme.train.pretrain import pretrain as run
+    from polyseme.train.recipe import BudgetSpec
 
-    results = run(set_values(find_recipe(recipe), set_), corpus, out, resume)
+    chosen = set_values(find_recipe(recipe), set_)
+    if budget:
+        chosen = chosen.replace(budget=BudgetSpec.parse(budget))
+    results = run(chosen, corpus, out, resume)
     if distributed.start()[0] == 0:
         for name, value in results["valid"].items():
             print(f"valid {name}: {value:.4f}")

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from polyseme.errors import UserError
 from polyseme.parts.block import Block, BlockSpec
@@ -81,9 +82,12 @@ class TransformerSpec(Spec):
 
 
 class Transformer(nn.Module):
+    """With `recompute`, training keeps the input of each block alone and runs the block again backwards."""
+
     def __init__(self, spec: TransformerSpec):
         super().__init__()
         self.spec = spec
+        self.recompute = False
         self.embeddings = spec.embeddings.build()
         self.blocks = nn.ModuleList(spec.block.build(spec.dim) for _ in range(max(spec.order) + 1))
         self.final_norm = spec.final_norm.build(spec.dim)
@@ -111,7 +115,10 @@ class Transformer(nn.Module):
         wanted = set(keep)
         layers = {0: x} if 0 in wanted else {}
         for depth, block in enumerate(self.depths(), start=1):
-            x = block(x, layout, caches[depth - 1] if caches else None)
+            if self.recompute and self.training and caches is None:
+                x = checkpoint(block, x, layout, use_reentrant=False)
+            else:
+                x = block(x, layout, caches[depth - 1] if caches else None)
             if depth == self.spec.num_layers:
                 x = self.final_norm(x)
             if depth in wanted:

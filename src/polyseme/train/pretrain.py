@@ -63,6 +63,7 @@ def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False)
     The run folder holds the recipe, the log, checkpoints, the model and a report. Under `torchrun` every rank calls
     this; only the first writes.
     """
+    began = time.perf_counter()
     rank, world = distributed.start()
     device = choose_device()
     recipe = recipe.check()
@@ -70,11 +71,11 @@ def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False)
     corpus, tokenizer = Corpus.open(corpus_path), Tokenizer.load(corpus_path / "tokenizer")
     spec = recipe.model_spec(tokenizer.vocab_size)
     begun = distributed.on_first(lambda: _open_run(out, recipe, corpus, resume))
-    data, valid = _open_data(recipe, corpus, tokenizer, rank, world)
+    data, valid = open_data(recipe, corpus, tokenizer, rank, world)
     run = _training(recipe, spec, device, rank)
     environment = _environment(run, world)
     run.total = begun.get("total") or distributed.on_first(
-        partial(_store_total, out, begun, _total_steps(recipe, run, data))
+        partial(_store_total, out, begun, _total_steps(recipe, run, data, valid, began))
     )
     checkpoint = load_checkpoint(out / "checkpoints")
     cursor, spent = Cursor(), {"tokens": 0, "flops": 0, "seconds": 0.0}
@@ -131,6 +132,7 @@ def _training(recipe: Recipe, spec: ModelSpec, device: torch.device, rank: int) 
     """The model at its start, and all that a step needs but the number of steps."""
     precision = ("bf16" if device.type == "cuda" else "float32") if recipe.precision == "auto" else recipe.precision
     model = spec.build(recipe.seed).to(device)
+    model.trunk.recompute = recipe.recompute
     return Training(
         model,
         recipe.optim.build(model, model.trunk.groups()),
@@ -158,9 +160,7 @@ def _environment(run: Training, world: int) -> dict[str, Any]:
     }
 
 
-def _open_data(
-    recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, rank: int, world: int
-) -> tuple[Data, Bound | None]:
+def open_data(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, rank: int, world: int) -> tuple[Data, Bound | None]:
     """What is trained on, in the recipe's order, and what is held out."""
     ids = tokenizer.specials
     vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.special_ids, ids.cls, ids.sep, ids.mask, ids.bos, ids.eos)
@@ -176,7 +176,7 @@ def _open_data(
             valid = recipe.objective.bind(held, vocabulary, recipe.max_len, recipe.seed)
         except UserError as error:
             print(f"note: nothing is held out for validation: {error}", file=sys.stderr)
-            return _open_data(recipe.replace(holdout=0.0), corpus, tokenizer, rank, world)
+            return open_data(recipe.replace(holdout=0.0), corpus, tokenizer, rank, world)
     return Data(bound, order, shape, rank, world), valid
 
 
@@ -310,8 +310,11 @@ def _restore(run: Training, checkpoint: Checkpoint, environment: dict[str, Any])
     return Cursor(**state["cursor"]), state["spent"]
 
 
-def _total_steps(recipe: Recipe, run: Training, data: Data) -> int:
-    """The budget as a number of steps; for minutes, by timing a few steps on a copy of the model."""
+def _total_steps(recipe: Recipe, run: Training, data: Data, valid: Bound | None, began: float) -> int:
+    """The budget as a number of steps; for minutes, by timing a few steps on a copy of the model.
+
+    The minutes are those of the whole run since `began`: compiling and this calibration, measuring and saving too.
+    """
     if recipe.budget.steps:
         return recipe.budget.steps
     if recipe.budget.tokens:
@@ -320,7 +323,13 @@ def _total_steps(recipe: Recipe, run: Training, data: Data) -> int:
     trial = dataclasses.replace(run, model=model, optimiser=run.optim.build(model, model.trunk.groups()), total=24)
     times = [time.perf_counter() for report in train(trial, data.steps(Cursor())) if report.numbers]
     each = statistics.median(after - before for before, after in pairwise(times[4:]))
-    return max(int(recipe.budget.minutes * 60 / each), 1)
+    clock = time.perf_counter()
+    if valid is not None:
+        evaluate(trial, valid, recipe)
+    now = time.perf_counter()
+    saving = 12 * num_parameters(model) / 5e8  # weights and two moments, at the pace of a plain disk
+    each += (now - clock) / recipe.eval_every + saving / recipe.save_every
+    return max(int((recipe.budget.minutes * 60 - (now - began) - (now - clock) - 2 * saving) / each), 1)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,6 +25,20 @@ class BudgetSpec(Spec):
     steps: int = 0
     tokens: int = 0
     minutes: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> BudgetSpec:
+        """From `20m`, `1h30m`, `90s`, `500steps` or `1e9tokens`."""
+        if found := re.fullmatch(r"([\d.e]+)(steps|tokens)", text):
+            number, unit = found.groups()
+            with suppress(ValueError, OverflowError):
+                return cls(**{unit: int(float(number))})
+        found = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?", text)
+        with suppress(ValueError):
+            hours, minutes, seconds = (float(part or 0) for part in (found.groups() if found else (0, 0, 0)))
+            if total := 60 * hours + minutes + seconds / 60:
+                return cls(minutes=total)
+        raise UserError(f"a budget is a time such as 20m, 1h30m or 90s, or 500steps or 1e9tokens, not {text!r}")
 
 
 @dataclass(frozen=True)
@@ -47,6 +63,7 @@ class Recipe(Spec):
     seed: int = 0
     precision: Literal["auto", "float32", "bf16"] = "auto"
     compile: bool = False
+    recompute: bool = False  # less memory, a third more work: blocks run again backwards
     holdout: float = 0.01
     eval_every: int = 500
     eval_tokens: int = 65536
