@@ -16,6 +16,7 @@ from functools import cache, lru_cache
 import numpy as np
 
 from polyseme.corpus.order import GOLDEN, mix
+from polyseme.text.units import powers
 
 SIZE = 128  # numbers in a signature, a power of two
 SHINGLE = 5  # words
@@ -24,7 +25,6 @@ _DOCUMENTS = 2048  # in a batch at most
 _FEW = 16  # full bins
 _SHIFT = np.uint64(65 - SIZE.bit_length())  # leaves the bits that say the bin
 _EMPTY = np.uint64(2**64 - 1)
-_BASE = 0xD6E8FEB86659FD93  # odd, so that its powers have inverses modulo 2^64
 _STEP = np.uint64(0xA0761D6478BD642F)
 _ALONE = 1 << 31  # marks characters that are a word each
 # Blocks of scripts written without spaces: Thai and Lao, Burmese, Khmer, Tai Le to Tai Tham, Balinese,
@@ -104,18 +104,6 @@ def _table() -> np.ndarray:
 
 
 @cache
-def _powers() -> tuple[np.ndarray, np.ndarray]:
-    """The powers of the base, and their inverses, for every place in a batch."""
-
-    def powers(base: int) -> np.ndarray:
-        found = np.full(BATCH + _DOCUMENTS, base, dtype=np.uint64)
-        found[0] = 1
-        return np.cumprod(found)
-
-    return powers(_BASE), powers(pow(_BASE, -1, 2**64))
-
-
-@cache
 def _donors() -> tuple[np.ndarray, np.ndarray]:
     """For each bin all bins in a drawn order, [SIZE, SIZE]: the first that is not empty gives to it.
 
@@ -179,10 +167,10 @@ def _words(text: str) -> tuple[np.ndarray, np.ndarray]:
     joins = begins & (folded < _ALONE)
     begins[1:] &= ~(joins[1:] & joins[:-1])
     starts = np.flatnonzero(begins)
-    powers, inverses = _powers()
+    factors, inverses = powers((BATCH + _DOCUMENTS).bit_length())
     sums = np.empty(len(codes) + 1, dtype=np.uint64)
     sums[0] = 0
-    np.cumsum(folded * powers[: len(codes)], out=sums[1:])
+    np.cumsum(folded * factors[: len(codes)], out=sums[1:])
     hashes = sums[np.append(starts, len(codes))]
     hashes = (hashes[1:] - hashes[:-1]) * inverses[starts]
     return mix(hashes), starts

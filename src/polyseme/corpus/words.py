@@ -21,10 +21,10 @@ from polyseme.corpus.order import fold, mix
 from polyseme.corpus.store import Corpus
 from polyseme.errors import UserError
 from polyseme.text.tokenizer import Tokenizer
+from polyseme.text.units import powers
 
 BREAK = "\U0010ffff"  # stands before each document; Unicode promises that it is no character
 _LOST = 0xFFFD  # what stands for an unknown token, and for bytes that are no text
-_BASE = 0xD6E8FEB86659FD93  # odd, so it has an inverse modulo 2^64
 _GAP, _WORD, _ALONE, _NOTHING = range(4)  # between words, part of a word, a word of one character, as if not there
 
 
@@ -46,9 +46,9 @@ class Words(NamedTuple):
         """The hash of the n words from each word on; whether all are of one document; whether one is lost."""
         size = len(self.hashes)
         count = max(size - n + 1, 0)
-        powers, inverses = _powers(size)
+        factors, inverses = powers(max(size.bit_length(), 16))
         sums = np.zeros(size + 1, np.uint64)
-        np.cumsum(self.hashes * powers, out=sums[1:])
+        np.cumsum(self.hashes * factors[:size], out=sums[1:])
         lost = np.concatenate([[0], np.cumsum(self.lost)])
         hashes = mix((sums[n:] - sums[:count]) * inverses[:count])
         return hashes, self.document[:count] == self.document[n - 1 :], lost[n:] > lost[:count]
@@ -68,8 +68,8 @@ def read_words(text: str) -> Words:
     begins = kinds != _GAP
     begins[1:] &= (kinds[1:] != _WORD) | (kinds[:-1] != _WORD)
     starts = np.flatnonzero(begins)
-    powers, inverses = _powers(len(codes))
-    sums = np.add.reduceat(values[codes] * powers, starts) if starts.size else np.zeros(0, np.uint64)
+    factors, inverses = powers(max(len(codes).bit_length(), 16))
+    sums = np.add.reduceat(values[codes] * factors[: len(codes)], starts) if starts.size else np.zeros(0, np.uint64)
     lost = np.zeros(len(starts), bool)
     lost[np.searchsorted(starts, np.flatnonzero(codes == _LOST), side="right") - 1] = True
     breaks = np.flatnonzero(codes == ord(BREAK))
@@ -101,22 +101,6 @@ def _alphabet() -> tuple[np.ndarray, np.ndarray]:
     values = fold(np.zeros(1, np.uint64), bases)
     values[classes == _GAP] = 0
     return classes, values
-
-
-def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first powers of the base, and those of its inverse."""
-    powers, inverses = _all_powers(max(count.bit_length(), 16))
-    return powers[:count], inverses
-
-
-@lru_cache(maxsize=8)
-def _all_powers(bits: int) -> tuple[np.ndarray, np.ndarray]:
-    def of(base: int) -> np.ndarray:
-        factors = np.full(1 << bits, base, np.uint64)
-        factors[0] = 1
-        return np.multiply.accumulate(factors)
-
-    return of(_BASE), of(pow(_BASE, -1, 1 << 64))
 
 
 class Writer:

@@ -13,7 +13,7 @@ import threading
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from tokenizers import Tokenizer as Backend
 
 BATCH = 1 << 18  # characters looked at together: the arrays stay in the processor's cache
 LONGEST = 48  # characters; a longer unit is not worth remembering
-_BASE = np.uint64(0xD6E8FEB86659FD93)  # odd, so it has an inverse modulo 2^64
+_BASE = 0xD6E8FEB86659FD93  # odd, so it has an inverse modulo 2^64
 _OTHER, _SPACE, _ALONE, _LETTER, _MARK, _QUOTE = range(6)
 
 
@@ -106,16 +106,20 @@ def _begins(classes: np.ndarray, rule: str) -> np.ndarray:
     return begins
 
 
-@cache
-def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The powers of the base and of its inverse."""
-    inverse = np.full(1, pow(int(_BASE), -1, 1 << 64), np.uint64)
-    found = []
-    for factor in (np.full(1, _BASE), inverse):
-        powers = np.repeat(factor, count)
-        powers[0] = 1
-        found.append(np.multiply.accumulate(powers))
-    return found[0], found[1]
+@lru_cache(maxsize=8)
+def powers(bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first 2^bits powers of the base of our hashes, and of its inverse.
+
+    A stretch's hash is its sum of code times power, divided by the power it starts with: sums of all places at once
+    give the hashes of all stretches.
+    """
+
+    def of(base: int) -> np.ndarray:
+        factors = np.full(1 << bits, base, np.uint64)
+        factors[0] = 1
+        return np.multiply.accumulate(factors)
+
+    return of(_BASE), of(pow(_BASE, -1, 1 << 64))
 
 
 @dataclass(eq=False)
@@ -297,9 +301,9 @@ def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 
 def _hashes(codes: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """A hash of each unit: a polynomial of its code points, then mixed; never 0, which marks an empty slot."""
-    powers, inverses = _powers(1 << max(len(codes) - 1, BATCH - 1).bit_length())
+    factors, inverses = powers(max(len(codes) - 1, BATCH - 1).bit_length())
     sums = np.zeros(len(codes) + 1, np.uint64)
-    np.cumsum((codes + np.uint32(1)) * powers[: len(codes)], out=sums[1:])
+    np.cumsum((codes + np.uint32(1)) * factors[: len(codes)], out=sums[1:])
     state = (sums[stops] - sums[starts]) * inverses[starts]
     state ^= state >> np.uint64(32)
     state *= np.uint64(0xD6E8FEB86659FD93)
