@@ -58,9 +58,16 @@ class Packed:
     segments: Tensor | None
 
 
-def load(folder: str | Path, device: str | None = None) -> LanguageModel:
-    """Open a model folder, written here or by `transformers`."""
-    return LanguageModel(load_model(folder), device)
+def load(folder: str | Path, device: str | None = None, precision: str = "float32") -> LanguageModel:
+    """Open a model folder, written here or by `transformers`. On a GPU, `bf16` is several times as fast."""
+    if precision not in ("float32", "bf16"):
+        raise UserError(f"precision is {precision!r}: {nearest(precision, ['float32', 'bf16'])}")
+    model = LanguageModel(load_model(folder), device)
+    if precision == "bf16":
+        if model.device.type != "cuda":
+            raise UserError("bf16 needs a GPU: leave the precision at float32")
+        model.model.to(torch.bfloat16)
+    return model
 
 
 class LanguageModel:
@@ -295,7 +302,11 @@ def _word_means(vectors: np.ndarray, begins: np.ndarray) -> np.ndarray:
 
 
 def _means(states: Tensor, packed: Packed) -> Iterator[np.ndarray]:
-    """The mean over each sequence's tokens, a run of equal lengths at a time."""
+    """The mean over each sequence's tokens: a run of equal lengths at a time, or on a GPU all at once."""
+    if states.is_cuda:
+        lengths = packed.layout.starts.diff().long()
+        yield from torch.segment_reduce(states.float(), "mean", lengths=lengths, axis=0).cpu().numpy()
+        return
     parts = states.split([n * length for n, length in packed.layout.runs])
     for (n, length), part in zip(packed.layout.runs, parts):
         yield from part.view(n, length, *part.shape[1:]).float().mean(1).cpu().numpy()

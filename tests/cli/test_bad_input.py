@@ -6,6 +6,7 @@ import lzma
 import os
 
 import pytest
+import torch
 
 LONG = "the old cat sees the dog " * 10
 
@@ -61,6 +62,14 @@ def test_sources(case, verb, refused, project, tmp_path):
 
 
 @pytest.mark.parametrize("case", [c for c in TEXTS if not c.startswith("json") and c != "empty folder"])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there it works")
+@pytest.mark.parametrize("precision,says", [("bf16", "needs a GPU"), ("fp16", "float32")])
+def test_precision(precision, says, refused, project, tmp_path):
+    (tmp_path / "a.txt").write_text("The cat.")
+    given = ("--data", tmp_path / "a.txt", "--out", tmp_path / "v.npz", "--precision", precision)
+    refused("embed", project / "run-bert/model", *given, says=says)
+
+
 @pytest.mark.parametrize("verb", ["score", "embed"])
 def test_lines(case, verb, refused, project, tmp_path):
     name, content, says = TEXTS[case]

@@ -17,6 +17,7 @@ def embed(
         typer.Option(help="embeddings, last, second-to-last, sum-last-4, concat-last-4, sum-all, all, or a depth"),
     ] = "last",
     per: Annotated[str, typer.Option(help="token, word or text (the mean over its tokens)")] = "text",
+    precision: Annotated[str, typer.Option(help="float32, or bf16 on a GPU")] = "float32",
     truncate: Annotated[bool, typer.Option(help="cut texts that are longer than the model reads")] = False,
 ) -> None:
     """Write vectors to an .npz file: `vectors`, and for tokens or words `starts`, where each text begins."""
@@ -29,7 +30,7 @@ def embed(
 
     if out.suffix != ".npz":
         raise UserError(f"--out {out} does not end in .npz")
-    found = polyseme.load(model).embed(read_texts(data), layers, per, truncate)  # type: ignore[arg-type]
+    found = polyseme.load(model, precision=precision).embed(read_texts(data), layers, per, truncate)  # type: ignore[arg-type]
     arrays = {"vectors": found}
     if isinstance(found, list):
         arrays = {"vectors": np.concatenate(found), "starts": np.cumsum([0, *map(len, found)])}
