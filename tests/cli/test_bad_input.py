@@ -62,14 +62,6 @@ def test_sources(case, verb, refused, project, tmp_path):
 
 
 @pytest.mark.parametrize("case", [c for c in TEXTS if not c.startswith("json") and c != "empty folder"])
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there it works")
-@pytest.mark.parametrize("precision,says", [("bf16", "needs a GPU"), ("fp16", "float32")])
-def test_precision(precision, says, refused, project, tmp_path):
-    (tmp_path / "a.txt").write_text("The cat.")
-    given = ("--data", tmp_path / "a.txt", "--out", tmp_path / "v.npz", "--precision", precision)
-    refused("embed", project / "run-bert/model", *given, says=says)
-
-
 @pytest.mark.parametrize("verb", ["score", "embed"])
 def test_lines(case, verb, refused, project, tmp_path):
     name, content, says = TEXTS[case]
@@ -385,3 +377,11 @@ def test_out_without_permission(verb, refused, project, tmp_path):
 ])  # fmt: skip
 def test_usage(args, says, refused):
     refused(*args, says=says)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there it works")
+@pytest.mark.parametrize("precision,says", [("bf16", "needs a GPU"), ("fp16", "float32")])
+def test_precision(precision, says, refused, project, tmp_path):
+    (tmp_path / "a.txt").write_text("The cat.")
+    given = ("--data", tmp_path / "a.txt", "--out", tmp_path / "v.npz", "--precision", precision)
+    refused("embed", project / "run-bert/model", *given, says=says)
