@@ -380,7 +380,7 @@ def test_usage(args, says, refused):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it works")
-@pytest.mark.parametrize("precision,says", [("bf16", "needs a GPU"), ("fp16", "float32")])
+@pytest.mark.parametrize("precision,says", [("bf16", "needs a GPU"), ("fp16", "precision is .fp16.")])
 def test_precision(precision, says, refused, project, tmp_path):
     (tmp_path / "a.txt").write_text("The cat.")
     given = ("--data", tmp_path / "a.txt", "--out", tmp_path / "v.npz", "--precision", precision)
