@@ -154,6 +154,7 @@ def test_an_unfinished_append_and_another_one(
 def test_the_corpus_inside_its_own_source(files: dict[str, Path], tmp_path: Path) -> None:
     made = make(tmp_path, tmp_path / "corpus")
     assert make(tmp_path, tmp_path / "corpus") == made and len(made["sources"]) == 3
+    assert make(tmp_path, tmp_path / "other")["sources"] == made["sources"]  # nor is the first one read as text
 
 
 def test_many_short_documents_close_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

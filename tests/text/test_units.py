@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pydoc_data.topics import topics
 
 import pytest
+from tokenizers import Tokenizer as Backend
 
 from polyseme.text import units
 from polyseme.text.tokenizer import Tokenizer
@@ -126,3 +128,13 @@ def test_a_tokenizer_of_another_make_is_asked_itself(tokenizer: Tokenizer) -> No
     assert cuts_of(other.backend) is None
     text = "this is the end of it"
     assert Tokenizer(other.backend).encode_run([text]).ids.tolist() == other.encode(text)
+
+
+def test_another_prefix_tells_where_words_start() -> None:
+    said = json.loads(Tokenizer.train("wordpiece", iter(TEXTS), 900).backend.to_str())
+    vocab = {piece.replace("##", "@@"): number for piece, number in said["model"]["vocab"].items()}
+    said["model"] |= {"vocab": vocab, "continuing_subword_prefix": "@@"}
+    other = Tokenizer(Backend.from_str(json.dumps(said)))
+    run = other.encode_run(["unbelievable café words"])
+    assert run.words.tolist() == [not piece.startswith("@@") for piece in other.pieces(run.ids)]
+    assert not run.words.all()

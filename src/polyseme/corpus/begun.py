@@ -40,6 +40,8 @@ def at_work(out: Path) -> Iterator[Path]:
         lock = open(work / "lock", "w")  # noqa: SIM115  # held as long as the block runs
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock.fileno()).st_ino != (work / "lock").stat().st_ino:  # moved away by one who has just finished
+            raise OSError
     except OSError:
         lock.close()
         raise UserError(f"another prepare is at work in {out}") from None
@@ -66,13 +68,13 @@ def forget(out: Path, new: bool) -> None:
 
 def tidy(out: Path, manifest: dict[str, Any]) -> None:
     """Leave nothing but what the manifest names. `.work` goes in one move, so that no half of it is ever read."""
-    if (out / UNFINISHED_WORK).exists():
-        os.replace(out / UNFINISHED_WORK, out / _GONE)
-        shutil.rmtree(out / _GONE, ignore_errors=True)
     named = {name for shard in manifest["shards"] for name in shard["files"]}
     for path in (*out.glob("shard-*.npy"), *out.rglob(".*.part")):
         if path.name not in named:
             path.unlink(missing_ok=True)
+    if (out / UNFINISHED_WORK).exists():
+        os.replace(out / UNFINISHED_WORK, out / _GONE)
+        shutil.rmtree(out / _GONE, ignore_errors=True)
 
 
 def already(out: Path, base: dict[str, Any], plan: dict[str, Any], append: bool) -> bool:

@@ -132,7 +132,7 @@ def _cluster(address: str) -> Iterator[Any]:
     try:
         client = Client(address, timeout=20, set_as_default=False)
     except (OSError, ValueError) as error:
-        raise UserError(f"no dask scheduler answers at {address!r}: {str(error) or 'timed out'}") from None
+        raise UserError(f"what listens at {address!r} is no dask scheduler ({type(error).__name__})") from None
     try:
         if not client.nthreads():
             client.wait_for_workers(1, timeout=60)
@@ -146,7 +146,7 @@ def _cluster(address: str) -> Iterator[Any]:
 def _check_answers(address: str) -> None:
     """Whether something listens there: dask itself would try for long, and leave noise."""
     host, _, port = address.removeprefix("tcp://").removeprefix("tls://").rpartition(":")
-    if not host or not port.isdigit():
+    if not host or "/" in host or not port.isdigit() or int(port) > 65535:
         raise UserError(f"the address of a dask scheduler is HOST:PORT or tcp://HOST:PORT, not {address!r}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()

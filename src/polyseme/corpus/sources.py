@@ -170,7 +170,7 @@ def open_sources(
 
     `lang` is for those whose language nothing tells; it does not choose among the languages of `gettext`.
     Standard input is copied to `spool` (a temporary folder if None): it is read more than once. `leave_out` is a
-    folder that is no source, though it may lie inside one.
+    folder that is no source, though it may lie inside one; corpora inside a folder are none either.
     """
     defaults = _checked(Origin("", key=key, split=split, format=format))
     origins: list[Origin] = []
@@ -245,8 +245,10 @@ def _in_folder(folder: Path, form: str, leave_out: Path | None, passed_over: lis
     Hidden ones are passed over, and so are empty ones and those of no known kind, which are noted.
     """
     found = []
+    corpora = [path.parent for path in folder.rglob("shard-00000.tokens.npy")]
+    corpora += [leave_out] if leave_out else []
     for path in folder.rglob("*"):
-        inside = leave_out is not None and path.is_relative_to(leave_out)
+        inside = any(path.is_relative_to(each) for each in corpora)
         if inside or path.is_dir() or any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
         if (form or format_of(path)) and path.is_file() and path.stat().st_size:
