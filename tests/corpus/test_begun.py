@@ -169,3 +169,14 @@ def test_a_pipe_by_name_is_refused_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="pipe it in and read -"):
         make(tmp_path / "pipe", tmp_path / "out")
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
+
+
+def test_what_one_may_not_expect_is_said(
+    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("py3langid")
+    (tmp_path / "picture.bin").write_bytes(b"x")
+    make(tmp_path, tmp_path / "out", clean="language", lang="eng")
+    said = capsys.readouterr().err
+    assert "1 files of other kinds were passed over" in said and "picture.bin" in said
+    assert "the language step cannot judge eng" in said

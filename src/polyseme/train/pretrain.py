@@ -328,8 +328,14 @@ def _total_steps(recipe: Recipe, run: Training, data: Data, valid: Bound | None,
         evaluate(trial, valid, recipe)
     now = time.perf_counter()
     saving = 12 * num_parameters(model) / 5e8  # weights and two moments, at the pace of a plain disk
-    each += (now - clock) / recipe.eval_every + saving / recipe.save_every
-    return max(int((recipe.budget.minutes * 60 - (now - began) - (now - clock) - 2 * saving) / each), 1)
+    left = recipe.budget.minutes * 60 - (now - began)
+    return steps_in(left, each, (now - clock, recipe.eval_every), (saving, recipe.save_every))
+
+
+def steps_in(seconds: float, each: float, *others: tuple[float, int]) -> int:
+    """How many steps fit, each of so long; `others` take their time after every so many steps and once at the end."""
+    seconds -= sum(cost for cost, _ in others)
+    return max(int(seconds / (each + sum(cost / every for cost, every in others))), 1)
 
 
 @contextmanager
