@@ -22,23 +22,23 @@ def error(found: torch.Tensor, true: torch.Tensor) -> float:
     return ((found.double() - true.double()).norm() / true.double().norm()).item()
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal,window", [(False, 0), (True, 0), (False, 20), (True, 100)])
 @pytest.mark.parametrize("heads,dim", [(3, 64), (2, 32), (1, 128), (2, 16)])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_flash_is_attention(lengths: list[int], heads: int, dim: int, causal: bool) -> None:
+def test_flash_is_attention(lengths: list[int], heads: int, dim: int, causal: bool, window: int) -> None:
     from polyseme.parts.flash import flash
 
     torch.manual_seed(0)
     layout = Layout.of(lengths, slots=len(lengths) + 2, longest=max(lengths) + 9, device="cuda")
     qkv = torch.randn(layout.total, 3, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     above = torch.randn(layout.total, heads, dim, device="cuda", dtype=torch.bfloat16)
-    found = flash(qkv, layout.starts, layout.longest, causal)
+    found = flash(qkv, layout.starts, layout.longest, causal, window=window)
     (gradient,) = torch.autograd.grad(found, qkv, above)
     exact = qkv.detach().double().requires_grad_()
-    true = attend_eager(*exact.unbind(1), layout, layout, causal)
+    true = attend_eager(*exact.unbind(1), layout, layout, causal, window)
     (true_gradient,) = torch.autograd.grad(true, exact, above.double())
     other = qkv.detach().clone().requires_grad_()
-    theirs = attend_varlen(*other.unbind(1), layout, layout, causal)
+    theirs = attend_varlen(*other.unbind(1), layout, layout, causal, 0.0, window)
     (their_gradient,) = torch.autograd.grad(theirs, other, above)
     assert error(found, true) < max(1.5 * error(theirs, true), 1e-4)
     assert error(gradient, true_gradient) < max(1.5 * error(their_gradient, true_gradient), 1e-4)
@@ -58,12 +58,12 @@ def test_flash_drops_out_as_asked_and_the_same_backwards(length: int) -> None:
     assert not torch.equal(kept, flash(ones, starts, length, dropout=0.25).float())  # another seed
     # The output is linear in the values, so their gradient must say exactly how it changes.
     seed = torch.tensor([5], device="cuda", dtype=torch.int32)
-    out, lse = flash_forward(qkv, starts, seed, length, False, 0.25)
+    out, lse = flash_forward(qkv, starts, seed, length, False, 0, 0.25)
     above = torch.randn_like(out)
-    gradient = flash_backward(above, qkv, out, lse, starts, seed, length, False, 0.25)
+    gradient = flash_backward(above, qkv, out, lse, starts, seed, length, False, 0, 0.25)
     change = torch.randn_like(qkv)
     change[:, :2] = 0
-    moved = flash_forward(qkv + change, starts, seed, length, False, 0.25)[0]
+    moved = flash_forward(qkv + change, starts, seed, length, False, 0, 0.25)[0]
     said = (gradient[:, 2].double() * change[:, 2].double()).sum()
     seen = (above.double() * (moved.double() - out.double())).sum()
     assert said.item() == pytest.approx(seen.item(), rel=0.02, abs=1.0)

@@ -10,13 +10,13 @@ from polyseme.parts import kernels
 from polyseme.parts.layout import Layout
 
 
-def attend_self(qkv: Tensor, layout: Layout, causal: bool = False, dropout: float = 0.0) -> Tensor:
+def attend_self(qkv: Tensor, layout: Layout, causal: bool = False, dropout: float = 0.0, window: int = 0) -> Tensor:
     """Attention of sequences to themselves, from the one matrix of queries, keys and values [T, 3, heads, head_dim]."""
     if kernels.serve(qkv) and qkv.shape[-1] in kernels.HEAD_DIMS:
-        found: Tensor = kernels.flash(qkv, layout.starts, layout.longest, causal, dropout)
+        found: Tensor = kernels.flash(qkv, layout.starts, layout.longest, causal, dropout, window)
         return found
     q, k, v = qkv.unbind(1)
-    return attend(q, k, v, layout, layout, causal, dropout)
+    return attend(q, k, v, layout, layout, causal, dropout, window)
 
 
 def attend(
@@ -27,15 +27,17 @@ def attend(
     k_layout: Layout,
     causal: bool = False,
     dropout: float = 0.0,
+    window: int = 0,
 ) -> Tensor:
     """Softmax attention of each query to the keys of its own sequence.
 
     q is [Tq, heads, head_dim], k and v [Tk, heads, head_dim]. With `causal`, query i of a sequence of n queries and
-    m keys sees keys 0 … m − n + i: aligned at the end, which is right for a cache.
+    m keys sees keys 0 … m − n + i: aligned at the end, which is right for a cache. With a `window`, it sees those at
+    most so far from its own place.
     """
     if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
-        return attend_varlen(q, k, v, q_layout, k_layout, causal, dropout)
-    return attend_runs(q, k, v, q_layout, k_layout, causal, dropout)
+        return attend_varlen(q, k, v, q_layout, k_layout, causal, dropout, window)
+    return attend_runs(q, k, v, q_layout, k_layout, causal, dropout, window)
 
 
 def attend_varlen(
@@ -46,13 +48,15 @@ def attend_varlen(
     k_layout: Layout,
     causal: bool = False,
     dropout: float = 0.0,
+    window: int = 0,
 ) -> Tensor:
     """CUDA in half precision: the variable-length flash kernel.
 
     `torch.nn.attention.varlen.varlen_attn` wraps this operator without its dropout, which BERT needs.
     """
+    sides = {"window_size_left": window, "window_size_right": 0 if causal else window} if window else {}
     return torch.ops.aten._flash_attention_forward(
-        q, k, v, q_layout.starts, k_layout.starts, q_layout.longest, k_layout.longest, dropout, causal, False
+        q, k, v, q_layout.starts, k_layout.starts, q_layout.longest, k_layout.longest, dropout, causal, False, **sides
     )[0]
 
 
@@ -65,6 +69,7 @@ def attend_runs(
     k_layout: Layout,
     causal: bool = False,
     dropout: float = 0.0,
+    window: int = 0,
 ) -> Tensor:
     """CPU, or float32: neighbours of equal length are viewed as one dense batch.
 
@@ -82,36 +87,47 @@ def attend_runs(
         v.split([columns for _, columns in counts]),
     )
     for (n, rows, columns), qs, ks, vs in pieces:
-        mask = None
-        if causal and rows != columns and rows > 1:
-            mask = torch.ones(rows, columns, dtype=torch.bool, device=q.device).tril(columns - rows)
+        plain = causal and rows == columns and not 0 < window < columns  # torch's own causal mask will do
+        mask = None if plain else seen(rows, columns, causal, window, q.device)
         out = F.scaled_dot_product_attention(
             qs.view(n, rows, heads, head_dim).transpose(1, 2),
             ks.view(n, columns, heads, head_dim).transpose(1, 2),
             vs.view(n, columns, heads, head_dim).transpose(1, 2),
             attn_mask=mask,
             dropout_p=dropout,
-            is_causal=causal and rows == columns,
+            is_causal=plain,
         )
         outputs.append(out.transpose(1, 2).reshape(n * rows, heads, head_dim))
     return torch.cat(outputs) if outputs else torch.zeros_like(q)
 
 
-def attention_weights(q: Tensor, k: Tensor, q_layout: Layout, k_layout: Layout, causal: bool = False) -> list[Tensor]:
+def seen(rows: int, columns: int, causal: bool, window: int, device: torch.device) -> Tensor | None:
+    """Which keys each query sees, bool [rows, columns] aligned at the end; None if all."""
+    if not (causal and rows > 1) and not 0 < window < columns:
+        return None
+    ahead = torch.arange(columns, device=device) - torch.arange(columns - rows, columns, device=device)[:, None]
+    mask = ahead <= (0 if causal else window)
+    return mask & (ahead >= -window) if window else mask
+
+
+def attention_weights(
+    q: Tensor, k: Tensor, q_layout: Layout, k_layout: Layout, causal: bool = False, window: int = 0
+) -> list[Tensor]:
     """The probabilities themselves, [heads, queries, keys] for each sequence: for pictures and for tests."""
     found = []
     for qs, ks in zip(q.split(list(q_layout.lengths)), k.split(list(k_layout.lengths))):
         scores = torch.einsum("ihd,jhd->hij", qs, ks) * q.shape[-1] ** -0.5
-        if causal:
-            seen = torch.ones(len(qs), len(ks), dtype=torch.bool, device=q.device).tril(len(ks) - len(qs))
-            scores = scores.masked_fill(~seen, float("-inf"))
+        if (mask := seen(len(qs), len(ks), causal, window, q.device)) is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
         found.append(scores.softmax(-1))
     return found
 
 
-def attend_eager(q: Tensor, k: Tensor, v: Tensor, q_layout: Layout, k_layout: Layout, causal: bool = False) -> Tensor:
+def attend_eager(
+    q: Tensor, k: Tensor, v: Tensor, q_layout: Layout, k_layout: Layout, causal: bool = False, window: int = 0
+) -> Tensor:
     """The definition, one sequence at a time: what the other bodies are tested against."""
-    weights = attention_weights(q, k, q_layout, k_layout, causal)
+    weights = attention_weights(q, k, q_layout, k_layout, causal, window)
     values = v.split(list(k_layout.lengths))
     return torch.cat([torch.einsum("hij,jhd->ihd", w, x) for w, x in zip(weights, values)])
 

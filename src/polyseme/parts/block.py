@@ -21,6 +21,7 @@ class BlockSpec(Spec):
     before: NormSpec = field(default_factory=NoNormSpec)
     after: NormSpec = field(default_factory=NoNormSpec)
     dropout: float = 0.0  # on each sublayer's output, before the residual sum
+    bare: bool = False  # without the norm before attention: a first block whose input is normed already
 
     def build(self, dim: int) -> Block:
         return Block(self, dim)
@@ -29,7 +30,7 @@ class BlockSpec(Spec):
 class Block(nn.Module):
     def __init__(self, spec: BlockSpec, dim: int):
         super().__init__()
-        self.attention_before = spec.before.build(dim)
+        self.attention_before = (NoNormSpec() if spec.bare else spec.before).build(dim)
         self.attention = spec.attention.build(dim)
         self.attention_after = spec.after.build(dim)
         self.ffn_before = spec.before.build(dim)
@@ -37,8 +38,8 @@ class Block(nn.Module):
         self.ffn_after = spec.after.build(dim)
         self.dropout = nn.Dropout(spec.dropout)
 
-    def forward(self, x: Tensor, layout: Layout, cache: Cache | None = None) -> Tensor:
-        x = self.attention_after(x + self.dropout(self.attention(self.attention_before(x), layout, cache)))
+    def forward(self, x: Tensor, layout: Layout, positions: Tensor, cache: Cache | None = None) -> Tensor:
+        x = self.attention_after(x + self.dropout(self.attention(self.attention_before(x), layout, positions, cache)))
         return self.ffn_after(x + self.dropout(self.ffn(self.ffn_before(x))))
 
     def attention_weights(self, x: Tensor, layout: Layout) -> list[Tensor]:

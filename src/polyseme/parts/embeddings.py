@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ class EmbeddingsSpec(Spec):
     num_segments: int = 0
     norm: NormSpec = field(default_factory=NoNormSpec)
     dropout: float = 0.0
+    positions: Literal["learned", "none"] = "learned"
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "max_len"):
@@ -39,7 +41,7 @@ class Embeddings(nn.Module):
         super().__init__()
         self.spec = spec
         self.tokens = nn.Embedding(spec.vocab_size, spec.dim)
-        self.positions = nn.Embedding(spec.max_len, spec.dim)
+        self.positions = nn.Embedding(spec.max_len, spec.dim) if spec.positions == "learned" else None
         self.segments = nn.Embedding(spec.num_segments, spec.dim) if spec.num_segments else None
         self.norm = spec.norm.build(spec.dim)
         self.dropout = nn.Dropout(spec.dropout)
@@ -47,7 +49,9 @@ class Embeddings(nn.Module):
     def forward(self, tokens: Tensor, positions: Tensor, segments: Tensor | None, longest: int) -> Tensor:
         if longest > self.spec.max_len:
             raise UserError(f"a sequence of {longest} tokens is longer than the model reads ({self.spec.max_len})")
-        x = self.tokens(tokens) + self.positions(positions)
+        x = self.tokens(tokens)
+        if self.positions is not None:
+            x = x + self.positions(positions)
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else F.embedding(segments, self.segments.weight))
         return self.dropout(self.norm(x))

@@ -29,6 +29,7 @@ class FeedForwardSpec(Spec):
     ffn_dim: int
     activation: ActivationName = "gelu"
     bias: bool = True
+    gated: bool = False  # activation(a) · b, a and b the halves of the first product (Shazeer 2020)
 
     def __post_init__(self) -> None:
         in_range("ffn_dim", self.ffn_dim, 1, math.inf)
@@ -42,14 +43,17 @@ class FeedForward(nn.Module):
         super().__init__()
         self.spec = spec
         self.activation = ACTIVATIONS[spec.activation]
-        self.up = nn.Linear(dim, spec.ffn_dim, bias=spec.bias)
+        self.up = nn.Linear(dim, (1 + spec.gated) * spec.ffn_dim, bias=spec.bias)
         self.down = nn.Linear(spec.ffn_dim, dim, bias=spec.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if kernels.serve(self.up.weight) and self.spec.bias and self.spec.activation in kernels.ACTIVATIONS:
-            up, down = self.up, self.down
+        spec, up, down = self.spec, self.up, self.down
+        if spec.gated:
+            a, b = up(x).chunk(2, dim=-1)
+            return down(self.activation(a) * b)
+        if kernels.serve(up.weight) and spec.bias and spec.activation in kernels.ACTIVATIONS:
             found: Tensor = kernels.activated_linear(
-                F.linear(x, up.weight), up.bias, down.weight, down.bias, self.spec.activation
+                F.linear(x, up.weight), up.bias, down.weight, down.bias, spec.activation
             )
             return found
-        return self.down(self.activation(self.up(x)))
+        return down(self.activation(up(x)))

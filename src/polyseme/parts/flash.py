@@ -2,7 +2,8 @@
 
 The algorithm is that of Dao 2023 (FlashAttention-2). What is gained over the kernel that torch brings: query, key and
 value are read from, and their gradients written to, the one matrix they are projected into; a sequence of at most one
-tile takes one pass backwards instead of three; dropout costs a few integer operations an element.
+tile takes one pass backwards, a longer one two, each with tiles of its own and none with atomic sums; dropout costs a
+few integer operations an element; a window skips the tiles outside it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,17 @@ def _drawn(seed, rows, columns, head, threshold):
 
 
 @triton.jit
+def _seen(rows, columns, length, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Whether a query sees a key: inside the sequence, not ahead if causal, at most WINDOW away if there is one."""
+    seen = columns < length
+    if CAUSAL:
+        seen = seen & (columns <= rows)
+    if WINDOW:
+        seen = seen & (rows - columns <= WINDOW) & (columns - rows <= WINDOW)
+    return seen
+
+
+@triton.jit
 def _load(base, rows, step, columns, length, MASKED: tl.constexpr):
     places = base + rows[:, None] * step + columns[None, :]
     if MASKED:
@@ -42,7 +54,7 @@ def _load(base, rows, step, columns, length, MASKED: tl.constexpr):
 @triton.jit
 def _see(q, acc, sums, most, base, start, rows, begin, length, head, seed,
          scale: tl.constexpr, threshold: tl.constexpr,
-         HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+         HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
          DROPOUT: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Queries meet one block of keys: the running maximum, sum and weighted values."""
     step: tl.constexpr = 3 * HEADS * DIM
@@ -52,10 +64,7 @@ def _see(q, acc, sums, most, base, start, rows, begin, length, head, seed,
     v = _load(base + 2 * HEADS * DIM, keys, step, columns, length, MASKED)
     scores = tl.dot(q, tl.trans(k))
     if MASKED:
-        seen = keys[None, :] < length
-        if CAUSAL:
-            seen = seen & (keys[None, :] <= rows[:, None])
-        scores = tl.where(seen, scores, -float("inf"))
+        scores = tl.where(_seen(rows[:, None], keys[None, :], length, CAUSAL, WINDOW), scores, -1e30)
     new = tl.maximum(most, tl.max(scores, 1) * scale)
     p = tl.exp2(scores * scale - new[:, None])
     fade = tl.exp2(most - new)
@@ -70,7 +79,7 @@ def _forward(
     qkv, out, lse, starts, seeds, total,
     scale: tl.constexpr, keep: tl.constexpr, threshold: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin = tl.load(starts + sequence)
@@ -83,17 +92,16 @@ def _forward(
     base = qkv + begin.to(tl.int64) * step + head * DIM
     q = _load(base, rows, step, columns, length, True)
     seed = tl.load(seeds)
-    most = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    most = tl.full([BLOCK_M], -1e29, tl.float32)
     sums = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
-    stop = tl.minimum((block + 1) * BLOCK_M, length) if CAUSAL else length
-    whole = (block * BLOCK_M if CAUSAL else length) // BLOCK_N * BLOCK_N  # keys that every query sees
-    for start in range(0, whole, BLOCK_N):
+    first, whole, stop = _keys_of(block * BLOCK_M, BLOCK_M, length, BLOCK_N, CAUSAL, WINDOW)
+    for start in range(first, whole, BLOCK_N):
         acc, sums, most = _see(q, acc, sums, most, base, start, rows, begin, length, head, seed, scale, threshold,
-                               HEADS, DIM, BLOCK_N, CAUSAL, DROPOUT, False)  # fmt: skip
+                               HEADS, DIM, BLOCK_N, CAUSAL, WINDOW, DROPOUT, False)  # fmt: skip
     for start in range(whole, stop, BLOCK_N):
         acc, sums, most = _see(q, acc, sums, most, base, start, rows, begin, length, head, seed, scale, threshold,
-                               HEADS, DIM, BLOCK_N, CAUSAL, DROPOUT, True)  # fmt: skip
+                               HEADS, DIM, BLOCK_N, CAUSAL, WINDOW, DROPOUT, True)  # fmt: skip
     acc = acc * (keep / sums)[:, None]
     places = (begin + rows).to(tl.int64)[:, None] * (HEADS * DIM) + head * DIM + columns[None, :]
     tl.store(out + places, acc.to(out.dtype.element_ty), mask=rows[:, None] < length)
@@ -101,10 +109,25 @@ def _forward(
 
 
 @triton.jit
-def _back_keys(dk, dv, k, v, keys, base, o_base, g_base, l_base, target, start, begin, length, head, seed,
+def _keys_of(row, ROWS: tl.constexpr, length, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Which keys a block of queries meets: the first, where those begin that need a mask, and the end."""
+    stop = length
+    first = 0
+    whole = (row if CAUSAL else length) // BLOCK * BLOCK
+    if CAUSAL:
+        stop = tl.minimum(row + ROWS, length)
+    if WINDOW:
+        first = tl.maximum(row - WINDOW, 0) // BLOCK * BLOCK
+        whole = first
+        stop = tl.minimum(row + ROWS + WINDOW, stop)
+    return first, whole, stop
+
+
+@triton.jit
+def _back_keys(dk, dv, k, v, keys, base, o_base, g_base, l_base, d_base, target, start, begin, length, head, seed,
                scale: tl.constexpr, keep: tl.constexpr, threshold: tl.constexpr,
-               HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
-               CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, ONE: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+               HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
+               WINDOW: tl.constexpr, DROPOUT: tl.constexpr, ONE: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """One block of queries gives its part of the gradients of a block of keys and values."""
     step: tl.constexpr = 3 * HEADS * DIM
     width: tl.constexpr = HEADS * DIM
@@ -112,15 +135,15 @@ def _back_keys(dk, dv, k, v, keys, base, o_base, g_base, l_base, target, start, 
     rows = start + tl.arange(0, BLOCK)
     q = _load(base, rows, step, columns, length, MASKED)
     g = _load(g_base, rows, width, columns, length, MASKED)
-    o = _load(o_base, rows, width, columns, length, MASKED)
-    delta = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
+    if ONE:
+        o = _load(o_base, rows, width, columns, length, MASKED)
+        delta = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
+    else:
+        delta = tl.load(d_base + rows, mask=rows < length, other=0.0) if MASKED else tl.load(d_base + rows)
     level = tl.load(l_base + rows, mask=rows < length, other=float("inf")) if MASKED else tl.load(l_base + rows)
     p = tl.exp2(tl.dot(k, tl.trans(q)) * scale - level[None, :])
     if MASKED:
-        seen = keys[:, None] < length
-        if CAUSAL:
-            seen = seen & (keys[:, None] <= rows[None, :])
-        p = tl.where(seen, p, 0.0)
+        p = tl.where(_seen(rows[None, :], keys[:, None], length, CAUSAL, WINDOW), p, 0.0)
     dp = tl.dot(v, tl.trans(g))
     if DROPOUT:
         kept = _drawn(seed, (begin + rows)[None, :], keys[:, None], head, threshold)
@@ -139,8 +162,8 @@ def _back_keys(dk, dv, k, v, keys, base, o_base, g_base, l_base, target, start, 
 @triton.jit
 def _back_queries(dq, q, g, delta, level, rows, base, start, begin, length, head, seed,
                   scale: tl.constexpr, keep: tl.constexpr, threshold: tl.constexpr,
-                  HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
-                  CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+                  HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
+                  WINDOW: tl.constexpr, DROPOUT: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """One block of keys gives its part of the gradient of a block of queries."""
     step: tl.constexpr = 3 * HEADS * DIM
     columns = tl.arange(0, DIM)
@@ -149,10 +172,7 @@ def _back_queries(dq, q, g, delta, level, rows, base, start, begin, length, head
     v = _load(base + 2 * HEADS * DIM, keys, step, columns, length, MASKED)
     p = tl.exp2(tl.dot(q, tl.trans(k)) * scale - level[:, None])
     if MASKED:
-        seen = keys[None, :] < length
-        if CAUSAL:
-            seen = seen & (keys[None, :] <= rows[:, None])
-        p = tl.where(seen, p, 0.0)
+        p = tl.where(_seen(rows[:, None], keys[None, :], length, CAUSAL, WINDOW), p, 0.0)
     dp = tl.dot(g, tl.trans(v))
     if DROPOUT:
         kept = _drawn(seed, (begin + rows)[:, None], keys[None, :], head, threshold)
@@ -161,13 +181,52 @@ def _back_queries(dq, q, g, delta, level, rows, base, start, begin, length, head
 
 
 @triton.jit
-def _backward(
-    qkv, out, lse, grad, dqkv, starts, seeds, total,
+def _backward_queries(
+    qkv, out, lse, grad, deltas, dqkv, starts, seeds, total,
     scale: tl.constexpr, keep: tl.constexpr, threshold: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr,
-    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, ONE: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of keys and values, over all queries; then of one block of queries, over all keys.
+    """Gradients of one block of queries, over the keys they see; and Σ gradient · output of each, for the keys' pass."""
+    block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    begin = tl.load(starts + sequence)
+    length = tl.load(starts + sequence + 1) - begin
+    if block * BLOCK >= length:
+        return
+    step: tl.constexpr = 3 * HEADS * DIM
+    width: tl.constexpr = HEADS * DIM
+    columns = tl.arange(0, DIM)
+    base = qkv + begin.to(tl.int64) * step + head * DIM
+    offset = begin.to(tl.int64) * width + head * DIM
+    mine = block * BLOCK + tl.arange(0, BLOCK)
+    seed = tl.load(seeds)
+    q = _load(base, mine, step, columns, length, True)
+    g = _load(grad + offset, mine, width, columns, length, True)
+    o = _load(out + offset, mine, width, columns, length, True)
+    delta = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
+    tl.store(deltas + head * total + begin + mine, delta, mask=mine < length)
+    level = tl.load(lse + head * total + begin + mine, mask=mine < length, other=float("inf"))
+    dq = tl.zeros([BLOCK, DIM], tl.float32)
+    first, whole, stop = _keys_of(block * BLOCK, BLOCK, length, INNER, CAUSAL, WINDOW)
+    for start in range(first, whole, INNER):
+        dq = _back_queries(dq, q, g, delta, level, mine, base, start, begin, length, head, seed,
+                           scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, WINDOW, DROPOUT, False)  # fmt: skip
+    for start in range(whole, stop, INNER):
+        dq = _back_queries(dq, q, g, delta, level, mine, base, start, begin, length, head, seed,
+                           scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, WINDOW, DROPOUT, True)  # fmt: skip
+    target = dqkv + begin.to(tl.int64) * step + head * DIM
+    places = mine[:, None] * step + columns[None, :]
+    tl.store(target + places, (dq * (scale / LOG2E)).to(q.dtype), mask=mine[:, None] < length)
+
+
+@triton.jit
+def _backward_keys(
+    qkv, out, lse, grad, deltas, dqkv, starts, seeds, total,
+    scale: tl.constexpr, keep: tl.constexpr, threshold: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr, ONE: tl.constexpr,
+):  # fmt: skip
+    """Gradients of one block of keys and values, over the queries that see them.
 
     With ONE, a sequence is one tile: its queries come with the keys.
     """
@@ -184,45 +243,41 @@ def _backward(
     o_base = out + begin.to(tl.int64) * width + head * DIM
     g_base = grad + begin.to(tl.int64) * width + head * DIM
     l_base = lse + head * total + begin
+    d_base = deltas + head * total + begin
     seed = tl.load(seeds)
     mine = block * BLOCK + tl.arange(0, BLOCK)
     k = _load(base + width, mine, step, columns, length, True)
     v = _load(base + 2 * width, mine, step, columns, length, True)
     dk = tl.zeros([BLOCK, DIM], tl.float32)
     dv = tl.zeros([BLOCK, DIM], tl.float32)
-    # Which queries need no mask: if these keys are all inside, all whole blocks (behind the diagonal, where causal).
-    full = (block + 1) * BLOCK <= length
-    end = length // INNER * INNER if full else 0
-    clear = tl.minimum((block + 1) * BLOCK, end) if CAUSAL else 0
-    for start in range(block * BLOCK if CAUSAL else 0, clear if full else length, INNER):
-        dk, dv = _back_keys(dk, dv, k, v, mine, base, o_base, g_base, l_base, target, start, begin, length, head, seed,
-                            scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, DROPOUT, ONE, True)  # fmt: skip
+    # Queries from `first` to `clear` need a mask, then none to `end`, then the rest does again.
+    first = block * BLOCK if CAUSAL else 0
+    stop = length
+    if WINDOW:
+        first = first if CAUSAL else tl.maximum(block * BLOCK - WINDOW, 0) // INNER * INNER
+        stop = tl.minimum((block + 1) * BLOCK + WINDOW, length)
+        clear = stop
+        end = stop
+    else:
+        full = (block + 1) * BLOCK <= length
+        end = length // INNER * INNER if full else length
+        clear = (tl.minimum((block + 1) * BLOCK, end) if CAUSAL else 0) if full else length
+    for start in range(first, clear, INNER):
+        dk, dv = _back_keys(dk, dv, k, v, mine, base, o_base, g_base, l_base, d_base, target, start, begin, length,
+                            head, seed, scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, WINDOW, DROPOUT, ONE,
+                            True)  # fmt: skip
     for start in range(clear, end, INNER):
-        dk, dv = _back_keys(dk, dv, k, v, mine, base, o_base, g_base, l_base, target, start, begin, length, head, seed,
-                            scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, DROPOUT, ONE, False)  # fmt: skip
-    for start in range(end if full else length, length, INNER):
-        dk, dv = _back_keys(dk, dv, k, v, mine, base, o_base, g_base, l_base, target, start, begin, length, head, seed,
-                            scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, DROPOUT, ONE, True)  # fmt: skip
+        dk, dv = _back_keys(dk, dv, k, v, mine, base, o_base, g_base, l_base, d_base, target, start, begin, length,
+                            head, seed, scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, WINDOW, DROPOUT, ONE,
+                            False)  # fmt: skip
+    for start in range(end, stop, INNER):
+        dk, dv = _back_keys(dk, dv, k, v, mine, base, o_base, g_base, l_base, d_base, target, start, begin, length,
+                            head, seed, scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, WINDOW, DROPOUT, ONE,
+                            True)  # fmt: skip
     places = mine[:, None] * step + columns[None, :]
     inside = mine[:, None] < length
     tl.store(target + width + places, (dk * (scale / LOG2E)).to(k.dtype), mask=inside)
     tl.store(target + 2 * width + places, dv.to(k.dtype), mask=inside)
-    if not ONE:
-        q = _load(base, mine, step, columns, length, True)
-        g = _load(g_base, mine, width, columns, length, True)
-        o = _load(o_base, mine, width, columns, length, True)
-        delta = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
-        level = tl.load(l_base + mine, mask=mine < length, other=float("inf"))
-        dq = tl.zeros([BLOCK, DIM], tl.float32)
-        stop = tl.minimum((block + 1) * BLOCK, length) if CAUSAL else length
-        whole = (block * BLOCK if CAUSAL else length) // INNER * INNER
-        for start in range(0, whole, INNER):
-            dq = _back_queries(dq, q, g, delta, level, mine, base, start, begin, length, head, seed,
-                               scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, DROPOUT, False)  # fmt: skip
-        for start in range(whole, stop, INNER):
-            dq = _back_queries(dq, q, g, delta, level, mine, base, start, begin, length, head, seed,
-                               scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, DROPOUT, True)  # fmt: skip
-        tl.store(target + places, (dq * (scale / LOG2E)).to(q.dtype), mask=inside)
 
 
 def forward_tiles(longest: int) -> tuple[int, int, int, int]:
@@ -231,29 +286,35 @@ def forward_tiles(longest: int) -> tuple[int, int, int, int]:
     return block, block, 4, 3
 
 
-def backward_tiles(longest: int) -> tuple[int, int, int, int]:
-    """The same for gradients: rows of the block a program owns, and of those it meets in turn."""
+def key_tiles(longest: int) -> tuple[int, int, int, int]:
+    """The same for gradients of keys: rows of the block a program owns, and of those it meets in turn."""
     if longest <= 128:
         block = 128 if longest > 64 else 64 if longest > 32 else 32
         return block, min(block, 64), 8 if block > 64 else 4, 2
     return 64, 64, 4, 3
 
 
-def _threshold(dropout: float) -> int:
-    return round(dropout * 2**32)
+def query_tiles(longest: int) -> tuple[int, int, int, int]:
+    """The same for gradients of queries, which come with those of the keys where a sequence is one tile."""
+    return 64, 64, 4, 3
+
+
+def _constants(dim: int, dropout: float) -> tuple[float, float, int]:
+    """The scale of scores for exp2, the factor on what dropout keeps, and its threshold on 32 bits."""
+    return dim**-0.5 * LOG2E.value, 1 / (1 - dropout), round(dropout * 2**32)
 
 
 @torch.library.triton_op("polyseme::flash_forward", mutates_args=())
 def flash_forward(
-    qkv: Tensor, starts: Tensor, seed: Tensor, longest: int, causal: bool, dropout: float
+    qkv: Tensor, starts: Tensor, seed: Tensor, longest: int, causal: bool, window: int, dropout: float
 ) -> tuple[Tensor, Tensor]:
     total, _, heads, dim = qkv.shape
     out, lse = qkv.new_empty(total, heads, dim), qkv.new_empty(heads, total, dtype=torch.float32)
     block, inner, warps, stages = forward_tiles(longest)
     grid = (triton.cdiv(longest, block), heads, starts.shape[0] - 1)
     torch.library.wrap_triton(_forward)[grid](
-        qkv, out, lse, starts, seed, total, dim**-0.5 * LOG2E.value, 1 / (1 - dropout), _threshold(dropout),
-        heads, dim, block, inner, causal, dropout > 0, num_warps=warps, num_stages=stages,
+        qkv, out, lse, starts, seed, total, *_constants(dim, dropout), heads, dim, block, inner, causal, window,
+        dropout > 0, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out, lse
 
@@ -261,16 +322,22 @@ def flash_forward(
 @torch.library.triton_op("polyseme::flash_backward", mutates_args=())
 def flash_backward(
     grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, starts: Tensor, seed: Tensor, longest: int, causal: bool,
-    dropout: float,
+    window: int, dropout: float,
 ) -> Tensor:  # fmt: skip
     total, _, heads, dim = qkv.shape
-    dqkv = torch.empty_like(qkv)
-    block, inner, warps, stages = backward_tiles(longest)
-    grid = (triton.cdiv(longest, block), heads, starts.shape[0] - 1)
-    torch.library.wrap_triton(_backward)[grid](
-        qkv, out, lse, grad.contiguous(), dqkv, starts, seed, total, dim**-0.5 * LOG2E.value, 1 / (1 - dropout),
-        _threshold(dropout), heads, dim, block, inner, causal, dropout > 0, longest <= block,
-        num_warps=warps, num_stages=stages,
+    dqkv, grad, deltas = torch.empty_like(qkv), grad.contiguous(), torch.empty_like(lse)
+    sequences, constants = starts.shape[0] - 1, _constants(dim, dropout)
+    block, inner, warps, stages = key_tiles(longest)
+    one = longest <= block
+    if not one:
+        rows, keys, query_warps, query_stages = query_tiles(longest)
+        torch.library.wrap_triton(_backward_queries)[(triton.cdiv(longest, rows), heads, sequences)](
+            qkv, out, lse, grad, deltas, dqkv, starts, seed, total, *constants, heads, dim, rows, keys, causal, window,
+            dropout > 0, num_warps=query_warps, num_stages=query_stages,
+        )  # fmt: skip
+    torch.library.wrap_triton(_backward_keys)[(triton.cdiv(longest, block), heads, sequences)](
+        qkv, out, lse, grad, deltas, dqkv, starts, seed, total, *constants, heads, dim, block, inner, causal, window,
+        dropout > 0, one, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dqkv
 
@@ -283,16 +350,18 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _grad(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     qkv, out, lse, starts, seed = ctx.saved_tensors
-    return (flash_backward(grad, qkv, out, lse, starts, seed, *ctx.rest), None, None, None, None, None)
+    return (flash_backward(grad, qkv, out, lse, starts, seed, *ctx.rest), *[None] * 6)
 
 
 flash_forward.register_autograd(_grad, setup_context=_keep)
 
 
-def flash(qkv: Tensor, starts: Tensor, longest: int, causal: bool = False, dropout: float = 0.0) -> Tensor:
+def flash(
+    qkv: Tensor, starts: Tensor, longest: int, causal: bool = False, dropout: float = 0.0, window: int = 0
+) -> Tensor:
     """[T, 3, heads, head_dim] to [T, heads, head_dim]; each sequence sees itself alone.
 
     Rows behind the last sequence are not written.
     """
     seed = torch.randint(0, 2**31 - 1, (1,), dtype=torch.int32, device=qkv.device) if dropout else starts[:1]
-    return flash_forward(qkv, starts, seed, longest, causal, dropout)[0]
+    return flash_forward(qkv, starts, seed, longest, causal, window, dropout)[0]

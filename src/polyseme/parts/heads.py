@@ -26,6 +26,7 @@ class LanguageHeadSpec(Spec):
     activation: ActivationName = "gelu"
     norm: NormSpec = field(default_factory=NoNormSpec)
     bias: bool = False
+    dense_bias: bool = True
 
     def build(self, dim: int) -> LanguageHead:
         return LanguageHead(self, dim)
@@ -37,7 +38,7 @@ class LanguageHead(nn.Module):
     def __init__(self, spec: LanguageHeadSpec, dim: int):
         super().__init__()
         self.spec = spec
-        self.dense = nn.Linear(dim, dim) if spec.dense else None
+        self.dense = nn.Linear(dim, dim, bias=spec.dense_bias) if spec.dense else None
         self.norm = spec.norm.build(dim)
         self.bias = nn.Parameter(torch.zeros(spec.vocab_size)) if spec.bias else None
 
@@ -53,12 +54,19 @@ class LanguageHead(nn.Module):
 
 @dataclass(frozen=True)
 class LabelHeadSpec(Spec):
-    """A linear layer over named labels, on each token (tagging) or on the pooled vector (classification)."""
+    """A linear layer over named labels, on each token (tagging) or on the pooled vector (classification).
+
+    Some families have a `dense` layer, an activation and a norm before it.
+    """
 
     labels: tuple[str, ...]
     reads: Literal["tokens", "pooled"] = "pooled"
     dropout: float = 0.0
     bias: bool = True
+    dense: bool = False
+    dense_bias: bool = True
+    activation: ActivationName = "tanh"
+    norm: NormSpec = field(default_factory=NoNormSpec)
 
     def build(self, dim: int) -> LabelHead:
         return LabelHead(self, dim)
@@ -69,11 +77,15 @@ class LabelHead(nn.Module):
         super().__init__()
         self.spec = spec
         self.reads = spec.reads
+        self.dense = nn.Linear(dim, dim, bias=spec.dense_bias) if spec.dense else None
+        self.norm = spec.norm.build(dim)
         self.dropout = nn.Dropout(spec.dropout)
         self.linear = nn.Linear(dim, len(spec.labels), bias=spec.bias)
 
     def forward(self, states: Tensor, table: Tensor) -> Tensor:
-        return self.linear(self.dropout(states))
+        if self.dense is not None:
+            states = ACTIVATIONS[self.spec.activation](self.dense(states))
+        return self.linear(self.dropout(self.norm(states)))
 
 
 HeadSpec = LanguageHeadSpec | LabelHeadSpec

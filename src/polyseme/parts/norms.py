@@ -12,9 +12,10 @@ from polyseme.parts.spec import Spec
 @dataclass(frozen=True)
 class LayerNormSpec(Spec):
     eps: float = 1e-5
+    bias: bool = True
 
     def build(self, dim: int) -> nn.Module:
-        return nn.LayerNorm(dim, self.eps)
+        return nn.LayerNorm(dim, self.eps, bias=self.bias)
 
 
 @dataclass(frozen=True)

@@ -54,11 +54,16 @@ class Reading:
 
 @dataclass(frozen=True)
 class TransformerSpec(Spec):
-    """`order` names the block that runs at each depth, so that sharing blocks is data."""
+    """`order` names the block that runs at each depth, so that sharing blocks is data.
+
+    Where blocks are not alike, `pattern` says of each block which kind it is: 0 is `block`, i is `variants[i − 1]`.
+    """
 
     embeddings: EmbeddingsSpec
     block: BlockSpec
     order: tuple[int, ...]
+    variants: tuple[BlockSpec, ...] = ()
+    pattern: tuple[int, ...] = ()
     final_norm: NormSpec = field(default_factory=NoNormSpec)
     pooler: PoolerSpec = field(default_factory=PoolerSpec)
     init: InitSpec = field(default_factory=InitSpec)
@@ -75,6 +80,19 @@ class TransformerSpec(Spec):
     def causal(self) -> bool:
         return self.block.attention.causal
 
+    @property
+    def blocks(self) -> tuple[BlockSpec, ...]:
+        """The spec of each block."""
+        number = max(self.order) + 1
+        kinds = (self.block, *self.variants)
+        if self.pattern and (
+            len(self.pattern) != number or not 0 <= min(self.pattern) <= max(self.pattern) < len(kinds)
+        ):
+            raise UserError(
+                f"pattern {list(self.pattern)} does not name a kind, 0 to {len(kinds) - 1}, for {number} blocks"
+            )
+        return tuple(kinds[kind] for kind in self.pattern or (0,) * number)
+
     def build(self) -> Transformer:
         if not self.order:
             raise UserError("a trunk needs one layer or more")
@@ -89,7 +107,7 @@ class Transformer(nn.Module):
         self.spec = spec
         self.recompute = False
         self.embeddings = spec.embeddings.build()
-        self.blocks = nn.ModuleList(spec.block.build(spec.dim) for _ in range(max(spec.order) + 1))
+        self.blocks = nn.ModuleList(block.build(spec.dim) for block in spec.blocks)
         self.final_norm = spec.final_norm.build(spec.dim)
         self.pooler = spec.pooler.build(spec.dim)
 
@@ -116,9 +134,9 @@ class Transformer(nn.Module):
         layers = {0: x} if 0 in wanted else {}
         for depth, block in enumerate(self.depths(), start=1):
             if self.recompute and self.training and caches is None:
-                x = checkpoint(block, x, layout, use_reentrant=False)
+                x = checkpoint(block, x, layout, positions, use_reentrant=False)
             else:
-                x = block(x, layout, caches[depth - 1] if caches else None)
+                x = block(x, layout, positions, caches[depth - 1] if caches else None)
             if depth == self.spec.num_layers:
                 x = self.final_norm(x)
             if depth in wanted:

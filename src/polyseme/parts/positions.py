@@ -1,0 +1,24 @@
+"""Where a token stands, for attention to know."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rotate(qkv: Tensor, positions: Tensor, base: float) -> Tensor:
+    """Rotary positions (Su et al. 2021, §3.2): queries and keys turned by their place, so that scores know distances.
+
+    Dimension i of the first half of a head and i of the second are one pair, turned by position / base^(2i / head_dim).
+    """
+    half = qkv.shape[-1] // 2
+    angles = positions[:, None] * base ** (-torch.arange(half, device=qkv.device, dtype=_exact(qkv)) / half)
+    cos, sin = angles.cos()[:, None, None], angles.sin()[:, None, None]
+    a, b = qkv[:, :2].to(cos.dtype).split(half, dim=-1)
+    turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(qkv.dtype)
+    return torch.cat([turned, qkv[:, 2:]], dim=1)
+
+
+def _exact(x: Tensor) -> torch.dtype:
+    """Angles need float32 at least."""
+    return torch.promote_types(x.dtype, torch.float32)
