@@ -87,6 +87,7 @@ def test_every_layer_and_head(family, make, head, names):
 @pytest.mark.parametrize("family,make,head,name", [
     ("bert", tiny_bert, "BertForSequenceClassification", "classify"),
     ("bert", tiny_bert, "BertForTokenClassification", "tag"),
+    ("bert", tiny_bert, "BertForQuestionAnswering", "span"),
     ("gpt2", tiny_gpt2, "GPT2ForSequenceClassification", "classify"),
     ("gpt2", tiny_gpt2, "GPT2ForTokenClassification", "tag"),
 ])  # fmt: skip
@@ -97,9 +98,10 @@ def test_label_heads(family, make, head, name):
     model = ours(theirs, family, (name,))
     tokens, layout, _ = batch()
     with torch.no_grad():
-        expected = theirs(input_ids=layout.pad(tokens), attention_mask=layout.mask().long()).logits
+        found = theirs(input_ids=layout.pad(tokens), attention_mask=layout.mask().long())
         scores = model.predict(name, model.trunk(tokens, layout).last, layout)
-    expected = layout.unpad(expected) if name == "tag" else expected
+    expected = torch.stack([found.start_logits, found.end_logits], -1) if name == "span" else found.logits
+    expected = expected if name == "classify" else layout.unpad(expected)
     torch.testing.assert_close(scores, expected, atol=1e-5, rtol=0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import Family, Rule, both, read_config
+from polyseme.families.family import READS, Family, Rule, both, read_config
 from polyseme.parts.attention import AttentionSpec
 from polyseme.parts.block import BlockSpec
 from polyseme.parts.embeddings import EmbeddingsSpec
@@ -53,7 +53,7 @@ def heads(spec: TransformerSpec) -> dict[str, HeadSpec]:
 
 
 def label_head(name: str, labels: tuple[str, ...], spec: TransformerSpec) -> HeadSpec:
-    return LabelHeadSpec(labels, "tokens" if name == "tag" else "pooled", spec.block.dropout)
+    return LabelHeadSpec(labels, READS[name], 0.0 if name == "span" else spec.block.dropout)
 
 
 ACTIVATIONS: dict[ActivationName, str] = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
@@ -155,6 +155,8 @@ BERT = Family(
         "BertForNextSentencePrediction": ("pair",),
         "BertForSequenceClassification": ("classify",),
         "BertForTokenClassification": ("tag",),
+        "BertForQuestionAnswering": ("span",),
+        "BertForMultipleChoice": ("choice",),
         "BertModel": (),
     },
     prefix="bert.",
@@ -181,6 +183,8 @@ BERT = Family(
         "pair": both("heads.pair.linear", "cls.seq_relationship"),
         "classify": both("heads.classify.linear", "classifier"),
         "tag": both("heads.tag.linear", "classifier"),
+        "span": both("heads.span.linear", "qa_outputs"),
+        "choice": both("heads.choice.linear", "classifier"),
     },
     tied={
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",

@@ -10,6 +10,15 @@ from polyseme.errors import UserError, nearest
 from polyseme.parts.heads import HeadSpec
 from polyseme.parts.model import ModelSpec, TrunkSpec
 
+# The heads of tasks: a label of the sequence, of each token, where an answer begins and ends, the worth of a choice.
+READS: dict[str, Literal["tokens", "pooled"]] = {
+    "classify": "pooled",
+    "tag": "tokens",
+    "span": "tokens",
+    "choice": "pooled",
+}
+FIXED_LABELS: dict[str, tuple[str, ...]] = {"span": ("start", "end"), "choice": ("score",)}
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -36,7 +45,7 @@ class Family:
     sizes: dict[str, dict[str, int]]  # arguments of `trunk`
     published: dict[str, int]  # parameters of the bare model at its published vocabulary
     heads: Callable[[TrunkSpec], dict[str, HeadSpec]]  # the heads of pre-training
-    label_head: Callable[[str, tuple[str, ...], TrunkSpec], HeadSpec]  # "classify" or "tag" and its labels
+    label_head: Callable[[str, tuple[str, ...], TrunkSpec], HeadSpec]  # a name of `READS`, and its labels
     # the folder that `transformers` reads and writes
     to_config: Callable[[ModelSpec], dict[str, Any]]
     from_config: Callable[[dict[str, Any]], TrunkSpec]

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES, Family
+from polyseme.families.family import FIXED_LABELS
 from polyseme.files import read_json, sha256, whole_folder, write_json, write_tensors
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec
 from polyseme.parts.model import Model, ModelSpec, TrunkSpec
@@ -116,7 +117,9 @@ def read_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
     numbered = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     labels = tuple(numbered[i] for i in sorted(numbered, key=int))
     chosen = {
-        head: pretraining[head] if head in pretraining else family.label_head(head, labels, trunk)
+        head: pretraining[head]
+        if head in pretraining
+        else family.label_head(head, FIXED_LABELS.get(head, labels), trunk)
         for head in family.architectures[name or base]
     }
     # published files may hold more heads than their architecture names: bert-base has both of pre-training's
@@ -150,7 +153,7 @@ def _config(family: Family, spec: ModelSpec, architecture: str | None, tokenizer
     config |= {key: value for key, value in ids.items() if value is not None}
     for name in family.architectures[architecture] if architecture else ():
         head = spec.heads[name]
-        if name not in family.heads(spec.trunk) and isinstance(head, LabelHeadSpec):
+        if name not in FIXED_LABELS and name not in family.heads(spec.trunk) and isinstance(head, LabelHeadSpec):
             config["id2label"] = {str(i): label for i, label in enumerate(head.labels)}
             config["label2id"] = {label: i for i, label in enumerate(head.labels)}
     return config
