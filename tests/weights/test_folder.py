@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
+from polyseme.families.family import FIXED_LABELS
 from polyseme.parts.layout import Layout
 from polyseme.parts.model import ModelSpec
 from polyseme.recipes import RECIPES
@@ -30,9 +31,13 @@ def batch(vocab_size, family):
 
 
 def theirs_on(model, tokens, layout, segments):
-    extra = {} if segments is None else {"token_type_ids": layout.pad(segments)}
+    given = {"input_ids": layout.pad(tokens), "attention_mask": layout.mask().long()}
+    if segments is not None:
+        given["token_type_ids"] = layout.pad(segments)
+    if type(model).__name__.endswith("MultipleChoice"):  # each sequence as the one choice there is
+        given = {name: value[:, None] for name, value in given.items()}
     with torch.no_grad():
-        return model.eval()(input_ids=layout.pad(tokens), attention_mask=layout.mask().long(), **extra)
+        return model.eval()(**given)
 
 
 def assert_same(ours, theirs, names=None):
@@ -52,6 +57,8 @@ def assert_same(ours, theirs, names=None):
             wanted = expected.seq_relationship_logits if hasattr(expected, "seq_relationship_logits") else logits
         elif name in ("next", "tag"):
             wanted = layout.unpad(logits)
+        elif name == "span":
+            wanted = layout.unpad(torch.stack([expected.start_logits, expected.end_logits], -1))
         else:
             wanted = logits
         torch.testing.assert_close(found[name], wanted, atol=1e-5, rtol=1e-5)
@@ -114,7 +121,7 @@ def test_our_folder_of_each_architecture(family, name, tiny_folders, tmp_path):
     fam, folder = FAMILIES[family], load_model(tiny_folders[family])
     trunk, known = folder.model.spec.trunk, folder.model.spec.heads
     labels = ("a", "b", "c")
-    heads = {h: known.get(h) or fam.label_head(h, labels, trunk) for h in fam.architectures[name]}
+    heads = {h: known.get(h) or fam.label_head(h, FIXED_LABELS.get(h, labels), trunk) for h in fam.architectures[name]}
     model = ModelSpec(family, trunk, heads).build(seed=3)
     randomise(model)
     save_model(tmp_path / "model", model, folder.tokenizer)
@@ -144,7 +151,7 @@ def randomise(model):
 
 def make(family, name, tiny_folders, **changes):
     config = transformers.AutoConfig.from_pretrained(tiny_folders[family])
-    config.num_labels = 3
+    config.num_labels = 2 if name.endswith("QuestionAnswering") else 3
     config.attn_implementation = "eager"
     for key, value in changes.items():
         setattr(config, key, value)
@@ -177,7 +184,8 @@ def test_we_open_theirs(family, name, sharded, tiny_folders, tmp_path):
     assert tuple(found.model.heads) == FAMILIES[family].architectures[name]
     # the classes that train no pooler have none to give: it is new, and named as such
     assert all(n.startswith("trunk.pooler.") for n in found.fresh)
-    assert bool(found.fresh) == (name in ("BertForMaskedLM", "BertForTokenClassification"))
+    poolless = ("BertForMaskedLM", "BertForTokenClassification", "BertForQuestionAnswering")
+    assert bool(found.fresh) == (name in poolless)
     assert_same(found.model, theirs)
     verify_model(tmp_path)
     save_model(tmp_path / "ours", found.model, found.tokenizer)

@@ -187,7 +187,7 @@ def _backward_queries(
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of queries, over the keys they see; and Σ gradient · output of each, for the keys' pass."""
+    """Gradients of one block of queries, over the keys they see; and Σ gradient · output, for the other pass."""
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin = tl.load(starts + sequence)
     length = tl.load(starts + sequence + 1) - begin
