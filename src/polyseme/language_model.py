@@ -243,7 +243,7 @@ class LanguageModel:
 
     def _packed(self, ids: Sequence[np.ndarray], segments: Sequence[np.ndarray] | None = None) -> Iterator[Packed]:
         """The sequences in bins of about `bin_tokens` tokens, ready for the trunk."""
-        if not self.model.spec.trunk.embeddings.num_segments:
+        if not self.model.spec.trunk.num_segments:
             segments = None
         lengths = np.array([len(row) for row in ids], dtype=np.int64)
         total = int(lengths.sum())

@@ -7,7 +7,7 @@ import torch
 
 from polyseme.families import FAMILIES
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.parts.heads import LanguageHeadSpec
+from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.model import Model, ModelSpec
 
@@ -40,7 +40,7 @@ def sequences(lengths: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
 
 
 def segments_of(layout: Layout, family: str) -> torch.Tensor | None:
-    return (layout.positions >= 3).long() if FAMILIES[family].spec().trunk.embeddings.num_segments else None
+    return (layout.positions >= 3).long() if FAMILIES[family].spec().trunk.num_segments else None
 
 
 def training_batch(model: Model, rows: list[torch.Tensor], seed: int = 3) -> Batch:
@@ -49,7 +49,7 @@ def training_batch(model: Model, rows: list[torch.Tensor], seed: int = 3) -> Bat
     begins = np.cumsum([0, *layout.lengths])
     targets = {}
     for name, head in model.spec.heads.items():
-        if isinstance(head, LanguageHeadSpec):
+        if not isinstance(head, LabelHeadSpec):
             where = np.concatenate([b + np.arange(0, n, 2) for b, n in zip(begins, layout.lengths)])
             what = np.concatenate([(r.numpy()[::2] * 7 + seed) % VOCAB for r in rows])
         else:

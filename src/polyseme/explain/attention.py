@@ -16,11 +16,12 @@ def attention_maps(model: LanguageModel, text: str, pair: str | None = None) -> 
     trunk = model.model.trunk
     layout = Layout.of([len(encoded["ids"])], device=model.device)
     tokens = torch.tensor(encoded["ids"], device=model.device)
-    segments = torch.tensor(encoded["segments"], device=model.device) if trunk.spec.embeddings.num_segments else None
+    segments = torch.tensor(encoded["segments"], device=model.device) if trunk.spec.num_segments else None
     depth = trunk.spec.num_layers
     reading = trunk(tokens, layout, segments, keep=range(depth))
+    _, relations = trunk.relations(reading.layers[0], layout, segments, None, None)
     maps = [
-        block.attention_weights(reading.layers[i], layout)[0].float().cpu().numpy()
+        block.attention_weights(reading.layers[i], layout, relations)[0].float().cpu().numpy()
         for i, block in enumerate(trunk.depths())
     ]
     return encoded["pieces"], np.stack(maps)

@@ -76,7 +76,7 @@ def attend_runs(
     The loader sorts a micro-batch by length, so there are few runs. Lengths change from batch to batch, so a
     compiled model steps out of its graph here.
     """
-    pairs = _paired_runs(q_layout, k_layout)
+    pairs = paired_runs(q_layout, k_layout)
     counts = [(n * rows, n * columns) for n, rows, columns in pairs]
     heads, head_dim = q.shape[1:]
     outputs = []
@@ -87,6 +87,8 @@ def attend_runs(
         v.split([columns for _, columns in counts]),
     )
     for (n, rows, columns), qs, ks, vs in pieces:
+        if not rows:
+            continue
         plain = causal and rows == columns and not 0 < window < columns  # torch's own causal mask will do
         mask = None if plain else seen(rows, columns, causal, window, q.device)
         out = F.scaled_dot_product_attention(
@@ -132,8 +134,8 @@ def attend_eager(
     return torch.cat([torch.einsum("hij,jhd->ihd", w, x) for w, x in zip(weights, values)])
 
 
-def _paired_runs(q_layout: Layout, k_layout: Layout) -> list[tuple[int, int, int]]:
-    """(how many, queries each, keys each) for neighbours alike in both."""
+def paired_runs(q_layout: Layout, k_layout: Layout) -> list[tuple[int, int, int]]:
+    """(how many, queries each, keys each) for neighbours alike in both; there may be keys without a query."""
     if q_layout is k_layout:
         return [(n, length, length) for n, length in q_layout.runs]
     found: list[tuple[int, int, int]] = []
@@ -142,4 +144,4 @@ def _paired_runs(q_layout: Layout, k_layout: Layout) -> list[tuple[int, int, int
             found[-1] = (found[-1][0] + 1, rows, columns)
         else:
             found.append((1, rows, columns))
-    return [run for run in found if run[1]]
+    return found

@@ -12,6 +12,7 @@ from polyseme.parts.attend import attend, attend_self, attention_weights
 from polyseme.parts.layout import Layout
 from polyseme.parts.memory import Cache
 from polyseme.parts.positions import rotate
+from polyseme.parts.relative import Relations
 from polyseme.parts.spec import Spec, in_range
 
 
@@ -51,7 +52,14 @@ class Attention(nn.Module):
         qkv: Tensor = self.qkv(x).view(x.shape[0], 3, self.spec.num_heads, -1)
         return rotate(qkv, positions, self.spec.rotary) if self.spec.rotary else qkv
 
-    def forward(self, x: Tensor, layout: Layout, positions: Tensor, cache: Cache | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        layout: Layout,
+        positions: Tensor,
+        cache: Cache | None = None,
+        relations: Relations | None = None,
+    ) -> Tensor:
         spec, dropout = self.spec, self.spec.dropout if self.training else 0.0
         qkv = self.project(x, positions)
         if cache is None:
@@ -60,6 +68,6 @@ class Attention(nn.Module):
         k, v, k_layout = cache.extend(k, v)
         return self.out(attend(q, k, v, layout, k_layout, spec.causal, dropout, spec.window).flatten(1))
 
-    def weights(self, x: Tensor, layout: Layout) -> list[Tensor]:
+    def weights(self, x: Tensor, layout: Layout, relations: Relations | None = None) -> list[Tensor]:
         q, k, _ = self.project(x, layout.positions).unbind(1)
         return attention_weights(q, k, layout, layout, self.spec.causal, self.spec.window)

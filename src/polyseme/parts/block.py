@@ -11,12 +11,13 @@ from polyseme.parts.feedforward import FeedForwardSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.memory import Cache
 from polyseme.parts.norms import NoNormSpec, NormSpec
+from polyseme.parts.relative import Relations, RelativeAttentionSpec
 from polyseme.parts.spec import Spec
 
 
 @dataclass(frozen=True)
 class BlockSpec(Spec):
-    attention: AttentionSpec
+    attention: AttentionSpec | RelativeAttentionSpec
     ffn: FeedForwardSpec
     before: NormSpec = field(default_factory=NoNormSpec)
     after: NormSpec = field(default_factory=NoNormSpec)
@@ -38,9 +39,17 @@ class Block(nn.Module):
         self.ffn_after = spec.after.build(dim)
         self.dropout = nn.Dropout(spec.dropout)
 
-    def forward(self, x: Tensor, layout: Layout, positions: Tensor, cache: Cache | None = None) -> Tensor:
-        x = self.attention_after(x + self.dropout(self.attention(self.attention_before(x), layout, positions, cache)))
+    def forward(
+        self,
+        x: Tensor,
+        layout: Layout,
+        positions: Tensor,
+        cache: Cache | None = None,
+        relations: Relations | None = None,
+    ) -> Tensor:
+        found = self.attention(self.attention_before(x), layout, positions, cache, relations)
+        x = self.attention_after(x + self.dropout(found))
         return self.ffn_after(x + self.dropout(self.ffn(self.ffn_before(x))))
 
-    def attention_weights(self, x: Tensor, layout: Layout) -> list[Tensor]:
-        return self.attention.weights(self.attention_before(x), layout)
+    def attention_weights(self, x: Tensor, layout: Layout, relations: Relations | None = None) -> list[Tensor]:
+        return self.attention.weights(self.attention_before(x), layout, relations)

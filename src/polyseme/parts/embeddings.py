@@ -46,6 +46,11 @@ class Embeddings(nn.Module):
         self.norm = spec.norm.build(spec.dim)
         self.dropout = nn.Dropout(spec.dropout)
 
+    @property
+    def table(self) -> Tensor:
+        """What a tied head reads."""
+        return self.tokens.weight
+
     def forward(self, tokens: Tensor, positions: Tensor, segments: Tensor | None, longest: int) -> Tensor:
         if longest > self.spec.max_len:
             raise UserError(f"a sequence of {longest} tokens is longer than the model reads ({self.spec.max_len})")

@@ -30,8 +30,10 @@ class FeedForwardSpec(Spec):
     activation: ActivationName = "gelu"
     bias: bool = True
     gated: bool = False  # activation(a) · b, a and b the halves of the first product (Shazeer 2020)
+    dropout: float = 0.0  # on what goes into the second matrix
 
     def __post_init__(self) -> None:
+        in_range("dropout", self.dropout, 0, 1)
         in_range("ffn_dim", self.ffn_dim, 1, math.inf)
 
     def build(self, dim: int) -> FeedForward:
@@ -48,12 +50,13 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         spec, up, down = self.spec, self.up, self.down
+        dropout = spec.dropout if self.training else 0.0
         if spec.gated:
             a, b = up(x).chunk(2, dim=-1)
-            return down(self.activation(a) * b)
-        if kernels.serve(up.weight) and spec.bias and spec.activation in kernels.ACTIVATIONS:
+            return down(F.dropout(self.activation(a) * b, dropout))
+        if kernels.serve(up.weight) and spec.bias and not dropout and spec.activation in kernels.ACTIVATIONS:
             found: Tensor = kernels.activated_linear(
                 F.linear(x, up.weight), up.bias, down.weight, down.bias, spec.activation
             )
             return found
-        return down(self.activation(up(x)))
+        return down(F.dropout(self.activation(up(x)), dropout))

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyseme.parts.adaptive import AdaptiveHeadSpec
 from polyseme.parts.feedforward import ACTIVATIONS, ActivationName
 from polyseme.parts.norms import NoNormSpec, NormSpec
 from polyseme.parts.spec import Spec
@@ -88,4 +89,4 @@ class LabelHead(nn.Module):
         return self.linear(self.dropout(self.norm(states)))
 
 
-HeadSpec = LanguageHeadSpec | LabelHeadSpec
+HeadSpec = LanguageHeadSpec | LabelHeadSpec | AdaptiveHeadSpec

@@ -33,6 +33,8 @@ class InitSpec(Spec):
                     nn.init.trunc_normal_(part.weight, 0.0, std, -2 * std, 2 * std, generator=generator)
                 else:
                     nn.init.normal_(part.weight, 0.0, std, generator=generator)
+            for vector in getattr(part, "vectors", list)():  # parameters that no layer holds
+                nn.init.normal_(vector, 0.0, self.std, generator=generator)
             if isinstance(part, nn.LayerNorm):
                 nn.init.ones_(part.weight)
             if isinstance(bias := getattr(part, "bias", None), nn.Parameter):

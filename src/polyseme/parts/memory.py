@@ -1,8 +1,10 @@
-"""What a causal trunk carries from one chunk to the next."""
+"""What a trunk carries from one chunk to the next."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,31 +15,62 @@ from polyseme.parts.layout import Layout
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Keys and values of every depth, packed, with the layout of what was read so far."""
+    """What attention keeps of each depth, packed, with the layout of what is kept.
+
+    What that is, attention decides: keys and values, or the states they are made from. `read` is how many tokens of
+    each sequence were read so far, which is more than is kept where a memory has a set length.
+    """
 
     layout: Layout
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
+    states: tuple[tuple[Tensor, ...], ...]  # [depth][part], each [T, …]
+    read: tuple[int, ...]
 
     def detach(self) -> Memory:
-        return Memory(self.layout, tuple(k.detach() for k in self.keys), tuple(v.detach() for v in self.values))
+        return Memory(self.layout, tuple(tuple(t.detach() for t in part) for part in self.states), self.read)
+
+    def last(self, length: int) -> Memory:
+        """The newest `length` of each sequence."""
+        if max(self.layout.lengths, default=0) <= length:
+            return self
+        sizes = np.array(self.layout.lengths)
+        kept = np.minimum(sizes, length)
+        ends = np.repeat(np.cumsum(sizes), sizes)
+        index = np.flatnonzero(ends - np.arange(len(ends)) <= length)
+        rows = torch.from_numpy(index).to(self.layout.starts.device)
+        states = tuple(tuple(t.index_select(0, rows) for t in part) for part in self.states)
+        return Memory(Layout.of(kept, device=self.layout.starts.device), states, self.read)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it as named tensors, for a checkpoint."""
+        found = {f"{depth}.{i}": t for depth, part in enumerate(self.states) for i, t in enumerate(part)}
+        return found | {"lengths": torch.tensor(self.layout.lengths), "read": torch.tensor(self.read)}
+
+    @classmethod
+    def of(cls, tensors: dict[str, Tensor], device: str | torch.device = "cpu") -> Memory:
+        """The inverse of `tensors`."""
+        places = [tuple(map(int, name.split("."))) for name in tensors if "." in name]
+        states: list[tuple[Tensor, ...]] = [() for _ in range(1 + max((depth for depth, _ in places), default=-1))]
+        for depth, i in sorted(places):
+            states[depth] += (tensors[f"{depth}.{i}"].to(device),)
+        layout = Layout.of(tensors["lengths"].tolist(), device=device)
+        return cls(layout, tuple(states), tuple(tensors["read"].tolist()))
 
 
 class Cache:
-    """One depth's keys and values while a chunk is read: the old ones, then the chunk's, sequence by sequence."""
+    """One depth's memory while a chunk is read: the old rows, then the chunk's, sequence by sequence."""
 
-    def __init__(self, old: tuple[Tensor, Tensor] | None, joined: Layout, index: Tensor | None):
+    def __init__(self, old: tuple[Tensor, ...] | None, joined: Layout, index: Tensor | None):
         self.old, self.joined, self.index = old, joined, index
-        self.key: Tensor
-        self.value: Tensor
+        self.new: tuple[Tensor, ...] = ()
 
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Layout]:
-        if self.old is None or self.index is None:
-            self.key, self.value = k, v
-        else:
-            self.key = torch.cat([self.old[0], k]).index_select(0, self.index)
-            self.value = torch.cat([self.old[1], v]).index_select(0, self.index)
-        return self.key, self.value, self.joined
+    def extend(self, *parts: Tensor) -> tuple[Any, ...]:
+        """The chunk's rows of each part behind the old ones, and their layout."""
+        self.new = parts if self.old is None else tuple(map(self.behind, self.old, parts))
+        return *self.new, self.joined
+
+    def behind(self, old: Tensor, new: Tensor) -> Tensor:
+        """Rows of the chunk behind old ones, sequence by sequence."""
+        return new if self.index is None else torch.cat([old, new]).index_select(0, self.index)
 
 
 def open_caches(memory: Memory | None, layout: Layout, depth: int) -> list[Cache]:
@@ -48,8 +81,10 @@ def open_caches(memory: Memory | None, layout: Layout, depth: int) -> list[Cache
     joined = Layout.of(old + new, device=layout.starts.device)
     ranks = np.concatenate([np.repeat(2 * np.arange(len(old)), old), np.repeat(2 * np.arange(len(new)) + 1, new)])
     index = torch.from_numpy(np.argsort(ranks, kind="stable")).to(layout.starts.device)
-    return [Cache(pair, joined, index) for pair in zip(memory.keys, memory.values)]
+    return [Cache(part, joined, index) for part in memory.states]
 
 
-def close_caches(caches: list[Cache]) -> Memory:
-    return Memory(caches[0].joined, tuple(c.key for c in caches), tuple(c.value for c in caches))
+def close_caches(caches: Sequence[Cache], layout: Layout, memory: Memory | None) -> Memory:
+    read = memory.read if memory else (0,) * len(layout.lengths)
+    total = tuple(a + b for a, b in zip(read, layout.lengths))
+    return Memory(caches[0].joined, tuple(c.new for c in caches), total)

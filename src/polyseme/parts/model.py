@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.parts import kernels
+from polyseme.parts.adaptive import AdaptiveHead
 from polyseme.parts.heads import HeadSpec, LanguageHead
 from polyseme.parts.layout import Layout
 from polyseme.parts.spec import Spec
@@ -54,6 +55,8 @@ class Model(nn.Module):
     ) -> Tensor:
         """The summed cross entropy of a head's scores of `rows`; on a GPU those over a vocabulary are never whole."""
         module, states, table = self.heads[head], self._states(head, last, layout, rows), self.trunk.table
+        if isinstance(module, AdaptiveHead):
+            return module.loss(states, table, values, ignored)
         if isinstance(module, LanguageHead) and kernels.serve(states) and kernels.serve(table):
             found: Tensor = kernels.vocabulary_loss(module.transform(states), table, module.bias, values, ignored)
             return found

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from polyseme.errors import UserError
+from polyseme.parts.adaptive import AdaptiveEmbeddingsSpec
 from polyseme.parts.block import Block, BlockSpec
 from polyseme.parts.embeddings import EmbeddingsSpec
 from polyseme.parts.feedforward import ACTIVATIONS
@@ -18,6 +19,7 @@ from polyseme.parts.init import InitSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.memory import Memory, close_caches, open_caches
 from polyseme.parts.norms import NoNormSpec, NormSpec
+from polyseme.parts.relative import NoRelationsSpec, Queries, RelationsSpec, RelativeAttentionSpec
 from polyseme.parts.spec import Spec
 
 
@@ -59,7 +61,7 @@ class TransformerSpec(Spec):
     Where blocks are not alike, `pattern` says of each block which kind it is: 0 is `block`, i is `variants[i − 1]`.
     """
 
-    embeddings: EmbeddingsSpec
+    embeddings: EmbeddingsSpec | AdaptiveEmbeddingsSpec
     block: BlockSpec
     order: tuple[int, ...]
     variants: tuple[BlockSpec, ...] = ()
@@ -67,6 +69,8 @@ class TransformerSpec(Spec):
     final_norm: NormSpec = field(default_factory=NoNormSpec)
     pooler: PoolerSpec = field(default_factory=PoolerSpec)
     init: InitSpec = field(default_factory=InitSpec)
+    relations: RelationsSpec | NoRelationsSpec = field(default_factory=NoRelationsSpec)
+    memory_len: int = 0  # how many tokens of each sequence are remembered; 0 is all
 
     @property
     def dim(self) -> int:
@@ -79,6 +83,13 @@ class TransformerSpec(Spec):
     @property
     def causal(self) -> bool:
         return self.block.attention.causal
+
+    @property
+    def num_segments(self) -> int:
+        """How many segments the trunk tells apart, by vectors of their own or by scores; 0 is none."""
+        attention = self.block.attention
+        relative = isinstance(attention, RelativeAttentionSpec) and attention.segments
+        return self.embeddings.num_segments or 2 * relative
 
     @property
     def blocks(self) -> tuple[BlockSpec, ...]:
@@ -107,6 +118,7 @@ class Transformer(nn.Module):
         self.spec = spec
         self.recompute = False
         self.embeddings = spec.embeddings.build()
+        self.relations = spec.relations.build(spec.dim)
         self.blocks = nn.ModuleList(block.build(spec.dim) for block in spec.blocks)
         self.final_norm = spec.final_norm.build(spec.dim)
         self.pooler = spec.pooler.build(spec.dim)
@@ -120,28 +132,36 @@ class Transformer(nn.Module):
         keep: Iterable[int] = (),
         memory: Memory | None = None,
         remember: bool = False,
+        queries: Queries | None = None,
     ) -> Reading:
-        """Read a chunk. With `remember`, the reading carries the memory with which the next chunk is read."""
+        """Read a chunk. With `remember`, the reading carries the memory with which the next chunk is read.
+
+        With `queries`, the states of the query stream stand behind those of the tokens.
+        """
         caches = open_caches(memory, layout, len(self.spec.order)) if remember or memory else None
         positions, longest = layout.positions, layout.longest
         if memory is not None:
             lengths = torch.tensor(layout.lengths, device=tokens.device)
-            past = torch.tensor(memory.layout.lengths, device=tokens.device)
+            past = torch.tensor(memory.read, device=tokens.device)
             positions = positions + past.repeat_interleave(lengths, output_size=layout.total)
             longest = max(p + n for p, n in zip(memory.layout.lengths, layout.lengths))
         x = self.embeddings(tokens, positions, segments, longest)
+        x, relations = self.relations(x, layout, segments, queries, caches[0] if caches else None)
         wanted = set(keep)
         layers = {0: x} if 0 in wanted else {}
         for depth, block in enumerate(self.depths(), start=1):
             if self.recompute and self.training and caches is None:
-                x = checkpoint(block, x, layout, positions, use_reentrant=False)
+                x = checkpoint(block, x, layout, positions, None, relations, use_reentrant=False)
             else:
-                x = block(x, layout, positions, caches[depth - 1] if caches else None)
+                x = block(x, layout, positions, caches[depth - 1] if caches else None, relations)
             if depth == self.spec.num_layers:
                 x = self.final_norm(x)
             if depth in wanted:
                 layers[depth] = x
-        return Reading(x, layers, close_caches(caches) if caches else None)
+        memory = close_caches(caches, layout, memory) if caches else None
+        if memory is not None and self.spec.memory_len:
+            memory = memory.last(self.spec.memory_len)
+        return Reading(x, layers, memory)
 
     def depths(self) -> list[Block]:
         """The block that runs at each depth, from input to output."""
@@ -152,14 +172,15 @@ class Transformer(nn.Module):
         return self.pooler(hidden, layout)
 
     @property
-    def table(self) -> Tensor:
+    def table(self) -> Any:
         """The token vectors, which tied language-model heads share."""
-        return self.embeddings.tokens.weight
+        return self.embeddings.table
 
     def groups(self) -> list[list[nn.Parameter]]:
         """Parameters from input to output, one group a layer: for freezing and for rates by depth."""
         top = [*self.final_norm.parameters(), *self.pooler.parameters()]
-        found = [list(self.embeddings.parameters()), *(list(b.parameters()) for b in self.blocks)]
+        bottom = [*self.embeddings.parameters(), *self.relations.parameters()]
+        found = [bottom, *(list(b.parameters()) for b in self.blocks)]
         return [*found, top] if top else found
 
     def initialise(self, generator: torch.Generator | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from polyseme.objectives.batch import Batch
+from polyseme.parts.adaptive import AdaptiveHeadSpec
 from polyseme.parts.heads import LanguageHeadSpec
 from polyseme.parts.model import Model
 
@@ -25,7 +26,9 @@ def training_flops(model: Model, batch: Batch) -> int:
     heads = 0
     for name, targets in batch.targets.items():
         head = model.spec.heads[name]
-        if isinstance(head, LanguageHeadSpec):
+        if isinstance(head, AdaptiveHeadSpec):  # the rare bands are left out
+            heads += 6 * targets.count * dim * (head.bands[0][1] + len(head.cutoffs) + (dim if head.factor > 1 else 0))
+        elif isinstance(head, LanguageHeadSpec):
             heads += 6 * targets.count * (dim * head.vocab_size + (dim * dim if head.dense else 0))
         else:
             pooled = dim * dim if head.reads == "pooled" and trunk.pooler.dense else 0

@@ -93,7 +93,7 @@ class Recipe(Spec):
             Model(spec)
         if unfit := [name for name in self.objective.terms if name not in spec.heads]:
             raise UserError(f"{type(self.objective).__name__} needs a head {unfit[0]!r}, which {self.family} has not")
-        if "pair" in self.objective.terms and spec.trunk.embeddings.num_segments == 1:
+        if "pair" in self.objective.terms and spec.trunk.num_segments == 1:
             raise UserError("num_segments is 1, but pairs have two segments: give 2, or 0 for none")
         if self.max_len > spec.trunk.embeddings.max_len:
             limit = spec.trunk.embeddings.max_len

@@ -1,0 +1,337 @@
+"""Attention that knows how far apart two tokens are, by scores that depend on the query (Dai et al. 2019, §3.3).
+
+The score of query i and key j is (q + u)·k + (q + v)·r(i − j), and where relative segments are asked for
+(Yang et al. 2019, §2.5) (q + s)·g of whether the two lie in one segment. Sequences of equal length that are
+neighbours are one dense batch; r is met once for each distance, and its scores are skewed into place.
+
+In two-stream attention (Yang et al. 2019, §2.3) the rows of a query stream stand behind those of the tokens, in
+one matrix: they ask, but are never asked. A `Relations` is what all depths of one reading share.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyseme.errors import UserError
+from polyseme.parts.attend import paired_runs, seen
+from polyseme.parts.layout import Layout
+from polyseme.parts.memory import Cache
+from polyseme.parts.spec import Spec, in_range
+
+FIRST = torch.iinfo(torch.int64).min  # the rank of what is remembered: before every other
+
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """A query stream: the places to be predicted, each from what stands before it in an order of factorisation.
+
+    Tokens of one rank see each other; a place in the query stream sees lower ranks alone, so never its own token.
+    """
+
+    order: Tensor  # int64 [T]: the rank of each token
+    rows: Tensor  # int64 [P]: the tokens that are predicted
+    layout: Layout  # how many of them each sequence has
+
+    def to(self, device: str | torch.device) -> Queries:
+        order, rows = (t.to(device, non_blocking=True) for t in (self.order, self.rows))
+        return Queries(order, rows, self.layout.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Neighbours alike in length: `number` sequences of `rows` queries and `columns` keys."""
+
+    number: int
+    rows: int
+    columns: int
+    hidden: Tensor | None  # bool, [rows, columns] or one for each sequence: what is not seen
+    apart: Tensor | None = None  # bool [number, rows, columns]: in different segments
+    places: Tensor | None = None  # int64 [number, rows, columns], of a query stream: rows of the table of distances
+
+
+@dataclass(frozen=True, eq=False)
+class Relations:
+    """What the depths share: the waves of the distances `furthest` to least, the offsets, who sees whom."""
+
+    waves: Tensor  # [distances, dim]
+    most: int  # the distance of the first wave
+    offsets: tuple[Tensor, Tensor] | None  # u and v, where all depths share them
+    layout: Layout
+    keys: Layout  # of the tokens and, before them, what is remembered
+    segments: tuple[Tensor, Tensor] | None  # of the tokens and of the keys
+    queries: Queries | None
+    ranks: Tensor | None  # of the keys
+    found: dict[tuple[bool, int, bool], list[Run]] = field(default_factory=dict)
+
+    @property
+    def shared(self) -> tuple[Tensor, Tensor]:
+        if self.offsets is None:
+            raise UserError("attention without offsets of its own stands in a stack that shares none")
+        return self.offsets
+
+    def runs(self, causal: bool, window: int, stream: bool = False) -> list[Run]:
+        """The runs of the tokens, or of the query stream; worked out at the first depth that asks."""
+        key = causal, window, stream
+        if key not in self.found:
+            self.found[key] = self._queried() if stream else self._plain(causal, window)
+        return self.found[key]
+
+    def _plain(self, causal: bool, window: int) -> list[Run]:
+        found, at, column = [], 0, 0
+        device = self.waves.device
+        for n, rows, columns in paired_runs(self.layout, self.keys):
+            here, there = slice(at, at + n * rows), slice(column, column + n * columns)
+            shown = seen(rows, columns, causal, window, device)
+            hidden = None if shown is None else ~shown
+            if self.queries is not None and self.ranks is not None:
+                order = self.queries.order[here].view(n, rows, 1)
+                later = self.ranks[there].view(n, 1, columns) > order
+                hidden = later if hidden is None else hidden | later
+            found.append(Run(n, rows, columns, hidden, self._apart(here, there, n)))
+            at, column = here.stop, there.stop
+        return found
+
+    def _queried(self) -> list[Run]:
+        assert self.queries is not None and self.ranks is not None
+        found, at, column = [], 0, 0
+        rows_of, order = self.queries.rows, self.queries.order.index_select(0, self.queries.rows)
+        past = [k - n for k, n in zip(self.keys.lengths, self.layout.lengths)]
+        starts = self.layout.positions.index_select(0, rows_of)
+        sequence = 0
+        for n, rows, columns in paired_runs(self.queries.layout, self.keys):
+            here, there = slice(at, at + n * rows), slice(column, column + n * columns)
+            sequence, first = sequence + n, sequence
+            at, column = here.stop, there.stop
+            hidden = self.ranks[there].view(n, 1, columns) >= order[here].view(n, rows, 1)
+            before = torch.tensor(past[first:sequence], device=starts.device).view(n, 1, 1)
+            far = starts[here].view(n, rows, 1) + before - torch.arange(columns, device=starts.device)
+            mine = None if self.segments is None else self.segments[0].index_select(0, rows_of[here])
+            found.append(Run(n, rows, columns, hidden, self._apart(mine, there, n), self.most - far))
+        return found
+
+    def _apart(self, mine: slice | Tensor | None, theirs: slice, number: int) -> Tensor | None:
+        if self.segments is None or mine is None:
+            return None
+        own = self.segments[0][mine] if isinstance(mine, slice) else mine
+        return own.view(number, -1, 1) != self.segments[1][theirs].view(number, 1, -1)
+
+
+@dataclass(frozen=True)
+class NoRelationsSpec(Spec):
+    def build(self, dim: int) -> NoRelations:
+        return NoRelations()
+
+
+class NoRelations(nn.Module):
+    def forward(
+        self, x: Tensor, layout: Layout, segments: Tensor | None, queries: Queries | None, cache: Cache | None
+    ) -> tuple[Tensor, None]:
+        if queries is not None:
+            raise UserError("this model has no query stream, so it cannot predict in an order of its own")
+        return x, None
+
+
+@dataclass(frozen=True)
+class RelationsSpec(Spec):
+    """What stands on the stack: how distances are written, the offsets u and v where all depths share them
+    (`shared` is their shape, heads by head_dim), and the vector that every place of a query stream starts from."""
+
+    furthest: int = 0  # greater distances count as this one; 0 is none
+    dropout: float = 0.0
+    shared: tuple[int, ...] = ()
+    stream: bool = False
+
+    def build(self, dim: int) -> RelationsTable:
+        return RelationsTable(self, dim)
+
+
+class RelationsTable(nn.Module):
+    def __init__(self, spec: RelationsSpec, dim: int):
+        super().__init__()
+        self.spec, self.dim = spec, dim
+        self.u = nn.Parameter(torch.zeros(spec.shared)) if spec.shared else None
+        self.v = nn.Parameter(torch.zeros(spec.shared)) if spec.shared else None
+        self.start = nn.Parameter(torch.zeros(1, 1, dim)) if spec.stream else None
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def vectors(self) -> list[nn.Parameter]:
+        return [p for p in (self.u, self.v, self.start) if p is not None]
+
+    def forward(
+        self, x: Tensor, layout: Layout, segments: Tensor | None, queries: Queries | None, cache: Cache | None
+    ) -> tuple[Tensor, Relations]:
+        """The states with those of the query stream behind them, and what attention needs to know."""
+        keys = layout if cache is None else cache.joined
+        most, least = max(keys.lengths, default=0), 1 - max(layout.lengths, default=1)
+        distances = torch.arange(most, least - 1, -1, device=x.device)
+        if self.spec.furthest:
+            distances = distances.clamp(-self.spec.furthest, self.spec.furthest)
+        old = keys.total - layout.total
+        ranks = None
+        if queries is not None:
+            if self.start is None:
+                raise UserError("this model has no query stream, so it cannot predict in an order of its own")
+            ranks = _behind(cache, queries.order, old, FIRST)
+            x = torch.cat([x, self.dropout(self.start.view(1, -1).expand(len(queries.rows), -1)).to(x.dtype)])
+        both = None if segments is None else (segments, _behind(cache, segments, old, 0))
+        offsets = None if self.u is None or self.v is None else (self.u, self.v)
+        waves = self.dropout(sinusoids(distances, self.dim, x.dtype))
+        return x, Relations(waves, most, offsets, layout, keys, both, queries, ranks)
+
+
+def _behind(cache: Cache | None, new: Tensor, old: int, value: int) -> Tensor:
+    return new if cache is None else cache.behind(new.new_full((old,), value), new)
+
+
+def sinusoids(places: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Vaswani et al. 2017, §3.5, with all sines before all cosines."""
+    exact = torch.promote_types(dtype, torch.float32)
+    rates = 10000 ** (-torch.arange(0, dim, 2, device=places.device, dtype=exact) / dim)
+    angles = places.to(exact)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :dim].to(dtype)
+
+
+@dataclass(frozen=True)
+class RelativeAttentionSpec(Spec):
+    num_heads: int
+    head_dim: int = 0  # 0 is dim / num_heads
+    dropout: float = 0.0  # on the probabilities
+    causal: bool = False
+    window: int = 0  # how far a query sees, on each side or back; 0 is all
+    segments: bool = False  # scores know whether two tokens lie in one segment
+    offsets: bool = True  # u and v of its own; else those of the stack
+
+    def __post_init__(self) -> None:
+        in_range("attention dropout", self.dropout, 0, 1)
+        in_range("window", self.window, 0, math.inf)
+        in_range("head_dim", self.head_dim, 0, math.inf)
+
+    def build(self, dim: int) -> RelativeAttention:
+        if self.num_heads < 1 or (not self.head_dim and dim % self.num_heads):
+            raise UserError(f"num_heads is {self.num_heads}, which does not divide dim {dim}")
+        return RelativeAttention(self, dim)
+
+
+class RelativeAttention(nn.Module):
+    """Attention to keys in the same sequence and in what is remembered of it, which is hidden states."""
+
+    def __init__(self, spec: RelativeAttentionSpec, dim: int):
+        super().__init__()
+        self.spec = spec
+        self.head_dim = spec.head_dim or dim // spec.num_heads
+        shape = spec.num_heads, self.head_dim
+        width = shape[0] * shape[1]
+        self.qkv = nn.Linear(dim, 3 * width, bias=False)
+        self.out = nn.Linear(width, dim, bias=False)
+        self.distance = nn.Linear(dim, width, bias=False)
+        self.u = nn.Parameter(torch.zeros(shape)) if spec.offsets else None
+        self.v = nn.Parameter(torch.zeros(shape)) if spec.offsets else None
+        self.s = nn.Parameter(torch.zeros(shape)) if spec.segments else None
+        self.segments = nn.Parameter(torch.zeros(2, *shape)) if spec.segments else None
+
+    def vectors(self) -> list[nn.Parameter]:
+        return [p for p in (self.u, self.v, self.s, self.segments) if p is not None]
+
+    def forward(
+        self,
+        x: Tensor,
+        layout: Layout,
+        positions: Tensor,
+        cache: Cache | None = None,
+        relations: Relations | None = None,
+    ) -> Tensor:
+        assert relations is not None, "relative attention stands in a stack with relations"
+        total = layout.total
+        content = x if relations.queries is None else x[:total]
+        source = content if cache is None else cache.extend(content)[0]
+        q, k, v = self._project(x, source)
+        r = self.distance(relations.waves).view(-1, *q.shape[1:])
+        found = self._attend(q[:total], k, v, r, relations)
+        if relations.queries is not None:
+            found = torch.cat([found, self._attend(q[total:], k, v, r, relations, stream=True)])
+        return self.out(found)
+
+    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of x, keys and values of the source, each [rows, heads, head_dim]."""
+        heads, width = self.spec.num_heads, self.spec.num_heads * self.head_dim
+        if source is x:
+            q, k, v = self.qkv(x).view(len(x), 3, heads, -1).unbind(1)
+        else:
+            q = F.linear(x, self.qkv.weight[:width]).view(len(x), heads, -1)
+            k, v = F.linear(source, self.qkv.weight[width:]).view(len(source), 2, heads, -1).unbind(1)
+        return q, k, v
+
+    @torch.compiler.disable
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, relations: Relations, stream: bool = False) -> Tensor:
+        runs = relations.runs(self.spec.causal, self.spec.window, stream)
+        dropout = self.spec.dropout if self.training else 0.0
+        rows, columns = [run.number * run.rows for run in runs], [run.number * run.columns for run in runs]
+        outputs = []
+        for run, qs, ks, vs in zip(runs, q.split(rows), k.split(columns), v.split(columns)):
+            if not run.rows:
+                continue
+            weights = F.dropout(self._weights(run, qs, ks, r, relations), dropout)
+            values = vs.view(run.number, run.columns, *vs.shape[1:]).permute(2, 0, 1, 3)
+            out = torch.bmm(weights, values.reshape(len(weights), run.columns, -1))
+            out = out.view(-1, run.number, run.rows, vs.shape[-1]).permute(1, 2, 0, 3)
+            outputs.append(out.reshape(len(qs), -1))
+        return torch.cat(outputs) if outputs else q.flatten(1)
+
+    def _weights(self, run: Run, q: Tensor, k: Tensor, r: Tensor, relations: Relations) -> Tensor:
+        """Probabilities of one run, [heads · number, rows, columns]."""
+        n, rows, columns = run.number, run.rows, run.columns
+        heads, head_dim = q.shape[1:]
+        u, v = (self.u, self.v) if self.u is not None and self.v is not None else relations.shared
+        q = q * head_dim**-0.5
+
+        def asked(offset: Tensor) -> Tensor:
+            return (q + offset * head_dim**-0.5).transpose(0, 1).contiguous()  # [heads, number · rows, head_dim]
+
+        by_place = self._by_place(run, asked(v), r, relations)
+        keys = k.view(n, columns, heads, head_dim).permute(2, 0, 3, 1).reshape(heads * n, head_dim, columns)
+        scores = torch.baddbmm(by_place, asked(u).view(heads * n, rows, head_dim), keys)
+        if self.s is not None and self.segments is not None and run.apart is not None:
+            # what one segment adds is the same for all keys, and softmax does not see it: the difference counts
+            more = (asked(self.s) @ (self.segments[1] - self.segments[0]).unsqueeze(-1)).view(heads, n, rows, 1)
+            scores = (scores.view(heads, n, rows, columns) + more * run.apart).view(heads * n, rows, columns)
+        if run.hidden is None:
+            return scores.softmax(-1)
+        least = torch.finfo(scores.dtype).min
+        if run.hidden.dim() == 2:
+            return scores.masked_fill_(run.hidden, least).softmax(-1)
+        weights = scores.view(heads, n, rows, columns).masked_fill(run.hidden, least).softmax(-1)
+        if run.places is not None:  # a place that sees nothing gets nothing
+            weights = weights.masked_fill(run.hidden, 0)
+        return weights.view(heads * n, rows, columns)
+
+    def _by_place(self, run: Run, q: Tensor, r: Tensor, relations: Relations) -> Tensor:
+        """(q + v)·r of each query and key: scores of all distances, brought to their keys."""
+        heads, (n, rows, columns) = len(q), (run.number, run.rows, run.columns)
+        if run.places is not None:
+            far = (q @ r.permute(1, 2, 0)).view(heads, n, rows, -1)
+            return far.gather(-1, run.places.expand(heads, -1, -1, -1)).view(heads * n, rows, columns)
+        least = 0 if self.spec.causal else 1 - rows
+        table = r[relations.most - columns : relations.most - least + 1]
+        far = (q @ table.permute(1, 2, 0)).view(heads * n, rows, -1)
+        # row i holds distances columns … least and wants to begin rows − i later: without the first `rows` numbers,
+        # lines that are one number shorter do
+        shorter = far.shape[-1] - 1
+        return far.view(heads * n, -1)[:, rows:].view(heads * n, rows, shorter)[..., :columns]
+
+    def weights(self, x: Tensor, layout: Layout, relations: Relations | None = None) -> list[Tensor]:
+        """The probabilities themselves, [heads, queries, keys] for each sequence: for pictures."""
+        assert relations is not None and relations.queries is None
+        q, k, _ = self._project(x, x)
+        r = self.distance(relations.waves).view(-1, *q.shape[1:])
+        runs = relations.runs(self.spec.causal, self.spec.window)
+        sizes = [run.number * run.rows for run in runs]
+        found: list[Tensor] = []
+        for run, qs, ks in zip(runs, q.split(sizes), k.split(sizes)):
+            each = self._weights(run, qs, ks, r, relations).view(-1, run.number, run.rows, run.columns)
+            found += each.unbind(1)
+        return found
