@@ -10,6 +10,7 @@ from polyseme.objectives.batch import Batch, Targets
 from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.model import Model, ModelSpec
+from polyseme.parts.relative import Queries
 
 VOCAB = 61
 NAMES = list(FAMILIES)
@@ -47,17 +48,21 @@ def training_batch(model: Model, rows: list[torch.Tensor], seed: int = 3) -> Bat
     """A batch with targets for each of the model's heads; the draw belongs to the sequence, not to the batch."""
     layout = Layout.of([len(r) for r in rows])
     begins = np.cumsum([0, *layout.lengths])
-    targets = {}
+    targets, queries = {}, None
     for name, head in model.spec.heads.items():
         if not isinstance(head, LabelHeadSpec):
             where = np.concatenate([b + np.arange(0, n, 2) for b, n in zip(begins, layout.lengths)])
+            if getattr(model.spec.trunk.relations, "stream", False):
+                order = torch.cat([torch.where(torch.arange(len(r)) % 2 == 0, r + 1, 0) for r in rows])
+                queries = Queries(order, torch.from_numpy(where), Layout.of([-(-n // 2) for n in layout.lengths]))
+                where = layout.total + np.arange(len(where))
             what = np.concatenate([(r.numpy()[::2] * 7 + seed) % VOCAB for r in rows])
         else:
             where = np.arange(len(rows))
             what = np.array([int(r.sum()) % len(head.labels) for r in rows])
         targets[name] = Targets(torch.from_numpy(where), torch.from_numpy(what), len(where))
     segments = segments_of(layout, model.spec.family)
-    return Batch(torch.cat(rows), layout, segments, targets, layout.total)
+    return Batch(torch.cat(rows), layout, segments, targets, layout.total, queries=queries)
 
 
 def with_dropout(spec: ModelSpec, dropout: float) -> ModelSpec:

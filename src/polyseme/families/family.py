@@ -25,12 +25,14 @@ class Rule:
     """One row of the two-way weight table: our name, the published name or names, and what lies between.
 
     `same` copies, `transpose` turns a matrix (GPT-2 stores its linear layers the other way round), `stack` joins
-    several along their first axis. `{}` stands for the layer's number.
+    several along their first axis. Where others keep a matrix as [dim, heads, head_dim], `fold` turns it into ours,
+    [heads · head_dim, dim], joined as by `stack`, and `flat` into [dim, heads · head_dim]. `{}` stands for the layer's
+    number.
     """
 
     ours: str
     theirs: tuple[str, ...]
-    how: Literal["same", "transpose", "stack"] = "same"
+    how: Literal["same", "transpose", "stack", "fold", "flat"] = "same"
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Family:
 
     name: str
     paper: str
-    tokenizer: Literal["wordpiece", "bpe"]
+    tokenizer: Literal["wordpiece", "bpe", "unigram"]
     objective: str  # what it was pre-trained with, in words
     trunk: Callable[..., TrunkSpec]
     sizes: dict[str, dict[str, int]]  # arguments of `trunk`
@@ -57,6 +59,7 @@ class Family:
     optional: tuple[str, ...] = ()  # our names that some published architectures lack
     ignored: tuple[str, ...] = ()  # published names that hold no weight
     renamed: dict[str, str] = field(default_factory=dict)  # endings that older files use, and what they became
+    marks: Literal["first", "last"] = "first"  # where the token of the whole sequence stands, if there is one
     departures: tuple[str, ...] = ()
 
     def modern(self, name: str) -> str:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from polyseme.parts.layout import Layout
+from polyseme.parts.memory import Memory
+from polyseme.parts.relative import Queries
 
 IGNORED = -100  # a target value that fills a fixed shape and never counts
 
@@ -28,15 +30,29 @@ class Targets:
         return Targets(self.rows.to(device, non_blocking=True), self.values.to(device, non_blocking=True), self.count)
 
 
+@dataclass
+class Carry:
+    """What a row of batches hands on, each of which goes on where the one before it ended."""
+
+    memory: Memory | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One micro-batch. `num_tokens` leaves filler out."""
+    """One micro-batch. `num_tokens` leaves filler out.
+
+    With `queries`, the states of the query stream stand behind those of the tokens, and targets may name their rows.
+    With a `carry`, the batch is read with the memory in it, unless it `opens` the row, and leaves its own there.
+    """
 
     tokens: Tensor  # int64 [T]
     layout: Layout
     segments: Tensor | None = None  # int64 [T]
     targets: dict[str, Targets] = field(default_factory=dict)
     num_tokens: int = 0
+    queries: Queries | None = None
+    carry: Carry | None = None
+    opens: bool = False
 
     def to(self, device: str | torch.device) -> Batch:
         return Batch(
@@ -45,4 +61,7 @@ class Batch:
             None if self.segments is None else self.segments.to(device, non_blocking=True),
             {name: target.to(device) for name, target in self.targets.items()},
             self.num_tokens,
+            queries=None if self.queries is None else self.queries.to(device),
+            carry=self.carry,
+            opens=self.opens,
         )

@@ -13,9 +13,22 @@ from polyseme.objectives.batch import IGNORED, Batch
 from polyseme.parts.model import Model
 
 
+def read(model: Model, batch: Batch) -> Tensor:
+    """The trunk's last states, with the memory of the batch before where the batch carries one; it has no gradient."""
+    carry = batch.carry
+    if carry is None:
+        return model.trunk(batch.tokens, batch.layout, batch.segments, queries=batch.queries).last
+    memory = None if batch.opens else carry.memory
+    reading = model.trunk(
+        batch.tokens, batch.layout, batch.segments, queries=batch.queries, memory=memory, remember=True
+    )
+    carry.memory = reading.memory.detach()
+    return reading.last
+
+
 def losses(model: Model, batch: Batch) -> dict[str, Tensor]:
     """The summed cross entropy of each term of the batch."""
-    last = model.trunk(batch.tokens, batch.layout, batch.segments).last
+    last = read(model, batch)
     return {
         name: model.cross_entropy(name, last, batch.layout, targets.rows, targets.values, IGNORED)
         for name, targets in batch.targets.items()
@@ -25,7 +38,7 @@ def losses(model: Model, batch: Batch) -> dict[str, Tensor]:
 @torch.no_grad()
 def scores(model: Model, batch: Batch) -> dict[str, tuple[float, int, int]]:
     """For measuring: (summed cross entropy, right answers, count) of each term."""
-    last = model.trunk(batch.tokens, batch.layout, batch.segments).last
+    last = read(model, batch)
     found = {}
     for name, targets in batch.targets.items():
         logits = model.predict(name, last, batch.layout, targets.rows).float()

@@ -47,9 +47,9 @@ class Block(nn.Module):
         cache: Cache | None = None,
         relations: Relations | None = None,
     ) -> Tensor:
-        found = self.attention(self.attention_before(x), layout, positions, cache, relations)
+        found = self.attention(self.attention_before(x), layout, positions, cache, relations=relations)
         x = self.attention_after(x + self.dropout(found))
         return self.ffn_after(x + self.dropout(self.ffn(self.ffn_before(x))))
 
     def attention_weights(self, x: Tensor, layout: Layout, relations: Relations | None = None) -> list[Tensor]:
-        return self.attention.weights(self.attention_before(x), layout, relations)
+        return self.attention.weights(self.attention_before(x), layout, relations=relations)

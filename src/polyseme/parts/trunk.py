@@ -151,9 +151,9 @@ class Transformer(nn.Module):
         layers = {0: x} if 0 in wanted else {}
         for depth, block in enumerate(self.depths(), start=1):
             if self.recompute and self.training and caches is None:
-                x = checkpoint(block, x, layout, positions, None, relations, use_reentrant=False)
+                x = checkpoint(block, x, layout, positions, relations=relations, use_reentrant=False)
             else:
-                x = block(x, layout, positions, caches[depth - 1] if caches else None, relations)
+                x = block(x, layout, positions, caches[depth - 1] if caches else None, relations=relations)
             if depth == self.spec.num_layers:
                 x = self.final_norm(x)
             if depth in wanted:

@@ -36,10 +36,8 @@ def to_theirs(family: Family, spec: ModelSpec, state: Mapping[str, Tensor]) -> t
             continue  # two heads of ours share one published name: the first keeps it
         left.discard(rule.ours)
         tensor = state[rule.ours]
-        if rule.how == "stack":
-            found.update(zip(rule.theirs, tensor.chunk(len(rule.theirs))))
-        else:
-            found[rule.theirs[0]] = tensor.t() if rule.how == "transpose" else tensor
+        parts = tensor.chunk(len(rule.theirs))
+        found.update((name, _outwards(part, rule.how, spec)) for name, part in zip(rule.theirs, parts))
     return {name: t.contiguous() for name, t in found.items()}, left
 
 
@@ -69,13 +67,14 @@ def to_ours(
         if missing:
             raise UserError(f"{where} lacks the tensor {missing[0]!r}; {nearest(missing[0], set(present) - used)}")
         ours = tuple(shapes[rule.ours])
-        each = (ours[0] // len(rule.theirs), *ours[1:]) if rule.how == "stack" else ours
+        each = torch.empty(ours[0] // len(rule.theirs), *ours[1:], device="meta") if ours else torch.empty(())
         parts = [present[name] for name in rule.theirs]
         for name, part in zip(rule.theirs, parts):
-            if part.shape != (each[::-1] if rule.how == "transpose" else each):
+            if part.shape != _outwards(each, rule.how, spec).shape:
                 raise UserError(f"{where}: {name!r} has shape {tuple(part.shape)}, which does not fit its config")
         used.update(rule.theirs)
-        found[rule.ours] = torch.cat(parts) if len(parts) > 1 else parts[0].t() if rule.how == "transpose" else parts[0]
+        parts = [_inwards(part, rule.how) for part in parts]
+        found[rule.ours] = torch.cat(parts) if len(parts) > 1 else parts[0]
     for name, source in family.tied.items():
         if name in present and source in present:
             if not torch.equal(present[name], present[source]):
@@ -84,3 +83,17 @@ def to_ours(
     if extra := sorted(set(present) - used):
         raise UserError(f"{where} has a tensor {extra[0]!r} that {family.name} with these heads does not have")
     return found
+
+
+def _outwards(tensor: Tensor, how: str, spec: ModelSpec) -> Tensor:
+    """One of our tensors, or a part of a stack, in its published form."""
+    heads = spec.trunk.block.attention.num_heads
+    if how in ("transpose", "fold"):
+        tensor = tensor.t()
+    return tensor.reshape(len(tensor), heads, -1) if how in ("fold", "flat") else tensor
+
+
+def _inwards(tensor: Tensor, how: str) -> Tensor:
+    """The inverse of `_outwards`."""
+    tensor = tensor.flatten(1) if how in ("fold", "flat") else tensor
+    return tensor.t() if how in ("transpose", "fold") else tensor
