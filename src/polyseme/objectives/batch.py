@@ -30,11 +30,11 @@ class Targets:
         return Targets(self.rows.to(device, non_blocking=True), self.values.to(device, non_blocking=True), self.count)
 
 
-@dataclass
 class Carry:
     """What a row of batches hands on, each of which goes on where the one before it ended."""
 
-    memory: Memory | None = None
+    def __init__(self) -> None:
+        self.memory: Memory | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,7 @@ import numpy as np
 from polyseme.corpus.order import GOLDEN, fold, mix
 
 CHOOSE, FATE, REPLACE = 0, 1, 2  # per token: is it predicted, how is it damaged, by which id
+SPAN, SPAN_PLACE, RANK = 16, 17, 18  # per window: how many tokens are predicted, which; per token: when
 SPLIT, NEXT, WHERE, SHORT = 3, 4, 5, 6  # per pair: where A ends, is B random, from where, how short
 
 

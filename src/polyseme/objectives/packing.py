@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from polyseme.corpus.order import Samples
+from polyseme.corpus.order import Lanes, Order, Samples
 from polyseme.errors import UserError
 from polyseme.objectives.batch import IGNORED, Batch, Targets
 from polyseme.parts.layout import Layout
@@ -88,6 +88,10 @@ class Bound(ABC):
     @abstractmethod
     def rows(self, num_tokens: int) -> int:
         """A cap on predicted tokens among `num_tokens` that is passed once in many millions of batches."""
+
+    def order(self, bin_tokens: int, bins_per_step: int = 1, seed: int = 0, bin_sequences: int = 0) -> Order | Lanes:
+        """How samples are read: each once an epoch, drawn anew."""
+        return Order(self, bin_tokens, bins_per_step, seed, bin_sequences=bin_sequences)
 
     def shape(self, bin_tokens: int) -> Shape:
         """The fixed shape for bins of this size: room for the usual number of samples and six deviations."""

@@ -19,6 +19,8 @@ from polyseme.objectives.batch import Batch
 from polyseme.objectives.draws import NEXT, SHORT, SPLIT, WHERE, below, draw, integers, keys
 from polyseme.objectives.masking import Unit, mask
 from polyseme.objectives.packing import Bound, Rows, Shape, Vocabulary, enclose, pack
+from polyseme.objectives.permutation import PermutationLM
+from polyseme.objectives.segments import SegmentLM
 from polyseme.parts.spec import Spec
 
 if TYPE_CHECKING:
@@ -113,7 +115,7 @@ class CausalLM(Spec):
         return _CausalLM(corpus, vocabulary, max_len)
 
 
-Objective = MaskedLM | MaskedPairs | CausalLM
+Objective = MaskedLM | MaskedPairs | CausalLM | PermutationLM | SegmentLM
 
 
 class _Masked(Bound):
