@@ -66,3 +66,15 @@ def tensors(value: object) -> list[Tensor]:
     found: list[Tensor] = []
     changed(value, lambda t: found.append(t) or t)  # type: ignore[func-returns-value]
     return found
+
+
+def signature(value: object) -> tuple[object, ...]:
+    """The shapes of its tensors and the bounds of its layouts: all that a recording of its kernels depends on."""
+    if isinstance(value, Layout):
+        return (value.longest, value.starts.shape, value.positions.shape)
+    if isinstance(value, Tensor):
+        return (value.shape,)
+    if is_dataclass(value) and not isinstance(value, type):
+        return tuple(part for f in fields(value) for part in signature(getattr(value, f.name)))
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
+    return tuple(part for item in items for part in signature(item))

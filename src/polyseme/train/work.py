@@ -6,6 +6,7 @@ one by one, some 700 of them leave the GPU waiting for the host.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from polyseme.objectives.batch import Batch, changed, tensors
+from polyseme.objectives.batch import Batch, changed, signature, tensors
 from polyseme.train import distributed
 from polyseme.train.half import Half
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from polyseme.train.loop import Training
 
 WARM = 3  # calls before a recording: kernels are compiled and chosen in them
+MOST = 48  # recordings of a function
 
 
 class Work:
@@ -90,33 +92,30 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Recorded:
-    """A function of tensors on a GPU, recorded at its fourth call and replayed from then on with new values.
+    """A function of tensors on a GPU, recorded at its fourth call with inputs of a kind, then replayed on new values.
 
-    What it does in Python alone happens once. A call with other shapes is made as it is.
+    What it does in Python alone happens once. Kinds beyond the first few dozens are not recorded.
     """
 
+    pool: Any = None  # of memory, for all recordings: no two run at once, and what they leave is copied out
+
     def __init__(self, function: Callable[..., Any]):
-        self.function, self.calls = function, 0
-        self.stream = torch.cuda.Stream()
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.given: tuple[Any, ...] = ()
-        self.result: Any = None
+        self.function, self.stream = function, torch.cuda.Stream()
+        self.calls: Counter[tuple[object, ...]] = Counter()
+        self.recordings: dict[tuple[object, ...], tuple[torch.cuda.CUDAGraph, list[Tensor], Any]] = {}
 
     def __call__(self, *given: Any) -> Any:
-        new = tensors(given)
-        if self.graph is None:
-            self.calls += 1
-            if self.calls <= WARM:
+        kind = signature(given)
+        if kind not in self.recordings:
+            self.calls[kind] += 1
+            if self.calls[kind] <= WARM or len(self.recordings) == MOST:
                 return self._aside(given)
-            self._record(given)
-        old = tensors(self.given)
-        if [t.shape for t in new] != [t.shape for t in old]:
-            return self._aside(given)
-        for mine, yours in zip(old, new):
+            self.recordings[kind] = self._record(given)
+        graph, inputs, result = self.recordings[kind]
+        for mine, yours in zip(inputs, tensors(given)):
             mine.copy_(yours, non_blocking=True)
-        assert self.graph is not None
-        self.graph.replay()
-        return self.result.clone() if isinstance(self.result, Tensor) else self.result
+        graph.replay()
+        return result.clone() if isinstance(result, Tensor) else result
 
     def _aside(self, given: tuple[Any, ...]) -> Any:
         """A plain call, on the stream that will record: gradients belong to the stream that first made them."""
@@ -126,10 +125,13 @@ class Recorded:
         torch.cuda.current_stream().wait_stream(self.stream)
         return found
 
-    def _record(self, given: tuple[Any, ...]) -> None:
-        self.given = changed(given, lambda t: t.to("cuda", copy=True))
+    def _record(self, given: tuple[Any, ...]) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Any]:
+        held = changed(given, lambda t: t.to("cuda", copy=True))
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # what the plain calls used, the recording takes anew
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=self.stream):
-            self.result = self.function(*self.given)
+        if Recorded.pool is None:
+            Recorded.pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=Recorded.pool, stream=self.stream):
+            result = self.function(*held)
+        return graph, tensors(held), result
