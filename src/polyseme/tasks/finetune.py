@@ -79,10 +79,12 @@ def finetune(
     first_seed: int = 0,
     scratch: bool = False,
     primary: str = "",
+    data_set: str = "",
 ) -> dict[str, Any]:
     """Fine-tune once for each seed, measure on the dev examples; report all seeds, mean and deviation.
 
-    `primary` is the metric that counts, if it is not the one the kind has; it stands first.
+    `primary` is the metric that counts, if it is not the one the kind has; it stands first. `data_set` is the name
+    that is noted.
 
     The seed draws the new head, the order of the examples and the dropout. `out` gets `results.json`,
     `log.jsonl` and the model of the seed that did best on the dev examples (that choice flatters its own
@@ -131,6 +133,7 @@ def finetune(
     assert best is not None
     results = {
         "task": kind,
+        **({"data": data_set} if data_set else {}),
         "model": str(model_folder),
         "from_scratch": scratch,
         "primary": primary,
