@@ -231,7 +231,6 @@ def commands() -> dict[tuple[str, ...], dict[str, bool]]:
 
 def named_commands() -> list[str]:
     """What stands behind `polyseme` in the README, in a line of a block or between backticks."""
-    glue.rename("GLUE")
     lines = [line for block in blocks("bash") for line in block.splitlines()]
     inline = re.findall(r"`(polyseme [^`]*)`", README)
     return [text.removeprefix("polyseme ") for text in (*lines, *inline) if text.startswith("polyseme ")]
