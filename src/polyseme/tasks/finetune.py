@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES
@@ -28,7 +29,7 @@ from polyseme.tasks.metrics import PRIMARY, require, score
 from polyseme.tasks.predict import logits, measure
 from polyseme.tasks.task import HEADS, Encoded, Task
 from polyseme.train.cost import num_parameters
-from polyseme.train.loop import Report, Training, choose_device, train
+from polyseme.train.loop import CHECKED, Report, Training, choose_device, train
 from polyseme.train.optim import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 from polyseme.weights.folder import ModelFolder, load_model, read_spec, save_model
@@ -117,10 +118,10 @@ def finetune(
         with progress(f"finetune, seed {seed}", run.total, "steps") as bar:
             done: list[Report] = []
             for report in train(run, steps(task, data, settings, seed)):
-                shown = run.device.type == "cpu" or report.step % 20 == 0  # on a GPU asking costs a wait
+                shown = run.device.type == "cpu" or report.step % CHECKED == 0  # when the loop has asked the GPU
                 bar.advance(1, f"loss {report.loss[task.head_name]:.3f}" if shown else "")
                 done.append(report)
-            rows += [{"seed": seed, **_row(report)} for report in done]
+            rows += _rows(seed, done)
         spent["tokens"] += sum(report.tokens for report in done)
         spent["flops"] += sum(report.flops for report in done)
         spent["seconds"] += time.perf_counter() - began
@@ -232,8 +233,17 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _row(report: Report) -> dict[str, Any]:
-    return {name: getattr(report, name) for name in ("step", "loss", "rate", "gradient", "tokens")}
+def _rows(seed: int, done: Sequence[Report]) -> list[dict[str, Any]]:
+    """The log of a run. What lies on a GPU comes in one transfer: thousands would each wait for their turn."""
+    found = []
+    for report, values in zip(done, torch.stack([report.values for report in done]).tolist()):
+        *losses, gradient, broken = values
+        if broken:
+            report.numbers  # noqa: B018  # raises, and says which step
+        loss = dict(zip(report.names, losses))
+        row = {"step": report.step, "loss": loss, "rate": report.rate, "gradient": gradient, "tokens": report.tokens}
+        found.append({"seed": seed, **row})
+    return found
 
 
 def _check_empty(out: Path) -> None:
