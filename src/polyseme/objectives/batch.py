@@ -23,7 +23,7 @@ class Targets:
     """
 
     rows: Tensor  # int64 [n]
-    values: Tensor  # int64 [n], IGNORED where it fills; float for regression
+    values: Tensor  # int64 [n], IGNORED where it fills; float32 for numbers, there NaN fills
     count: int
 
 
