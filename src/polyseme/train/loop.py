@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +16,13 @@ from polyseme.errors import UserError
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.terms import losses
 from polyseme.parts.model import Model
+from polyseme.prefetch import prefetch
 from polyseme.train import distributed
 from polyseme.train.cost import training_flops
 from polyseme.train.optim import OptimSpec, set_rate
 from polyseme.train.schedule import ScheduleSpec
 from polyseme.train.work import Work
 
-Item = TypeVar("Item")
 CHECKED = 64  # steps after which the host waits for the GPU
 
 
@@ -102,7 +100,7 @@ def train(run: Training, data: Iterable[tuple[list[Batch], Any]]) -> Iterator[Re
     for step, (batches, cursor) in zip(range(run.start, run.total), prefetch(_pinned(data) if cuda else data)):
         began = time.perf_counter()
         # dropout is drawn from (seed, step, rank) and nothing else, so a run goes on exactly where it stopped
-        torch.manual_seed((run.seed << 40) + (step << 12) + run.rank)
+        _seed((run.seed << 40) + (step << 12) + run.rank, run.device)
         names = tuple(batches[0].targets)
         counts = {name: sum(b.targets[name].count for b in batches) for name in names}
         counts |= {" tokens": sum(b.num_tokens for b in batches)}
@@ -128,43 +126,13 @@ def train(run: Training, data: Iterable[tuple[list[Batch], Any]]) -> Iterator[Re
         yield report
 
 
+def _seed(seed: int, device: torch.device) -> None:
+    """`torch.manual_seed` for the generators in use; that of every other device would cost a millisecond a step."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
+
+
 def _pinned(data: Iterable[tuple[list[Batch], Any]]) -> Iterator[tuple[list[Batch], Any]]:
     for batches, cursor in data:
         yield [batch.pinned() for batch in batches], cursor
-
-
-def prefetch(items: Iterable[Item], ahead: int = 2) -> Iterator[Item]:
-    """The same items, made by one thread while the caller works: corrupting a batch is numpy, which frees the lock."""
-    ready: queue.Queue[tuple[str, Any]] = queue.Queue(ahead)
-    stop = threading.Event()
-
-    def put(kind: str, value: Any) -> None:
-        while not stop.is_set():
-            try:
-                return ready.put((kind, value), timeout=0.1)
-            except queue.Full:
-                continue
-
-    def work() -> None:
-        try:
-            for item in items:
-                put("item", item)
-                if stop.is_set():
-                    return
-            put("end", None)
-        except BaseException as error:
-            put("error", error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        while True:
-            kind, value = ready.get()
-            if kind == "error":
-                raise value
-            if kind == "end":
-                return
-            yield value
-    finally:
-        stop.set()
-        thread.join()
