@@ -25,6 +25,7 @@ LONGEST = 500
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "progress": set(),
+    "prefetch": set(),
     "files": {"errors"},
     "parts": {"errors"},
     "families": {"errors", "parts"},
@@ -33,10 +34,23 @@ ARROWS: dict[str, set[str]] = {
     "objectives": {"errors", "parts", "corpus.order"},
     "weights": {"errors", "files", "parts", "families", "text"},
     "report": {"files"},
-    "train": {"errors", "files", "progress", "parts", "families", "objectives", "text", "corpus", "weights", "report"},
+    "train": {
+        "errors",
+        "files",
+        "progress",
+        "prefetch",
+        "parts",
+        "families",
+        "objectives",
+        "text",
+        "corpus",
+        "weights",
+        "report",
+    },
     "recipes": {"errors", "files", "objectives", "train"},
     "tasks": {"errors", "files", "progress", "parts", "families", "objectives", "text", "weights", "report", "train"},
-    "language_model": {"errors", "progress", "parts", "weights", "tasks"},
+    "reading": {"prefetch", "progress", "parts", "text"},
+    "language_model": {"errors", "progress", "reading", "parts", "weights", "tasks"},
     "": {"errors", "language_model"},
     "explain": {"language_model", "parts"},
 }
@@ -271,7 +285,7 @@ def test_readme_python_runs(tmp_path):
     assert "'mat'" in done.stdout and "(2, 128)" in done.stdout
 
 
-def test_readme_commands_run(tmp_path, monkeypatch, capsys):
+def test_readme_commands_run(tmp_path, monkeypatch, capsys, glue):
     """The lines of the README in turn, on a little text; pre-training is cut to two steps."""
     from polyseme.cli.main import app
 
@@ -285,6 +299,7 @@ def test_readme_commands_run(tmp_path, monkeypatch, capsys):
     for name in ("train.tsv", "dev.tsv"):
         Path(name).write_text("text\tlabel\n" + "".join(rows), encoding="utf-8")
     Path("new.tsv").write_text("text\n" + "\n".join(texts[:3]) + "\n", encoding="utf-8")
+    glue.rename("GLUE")
     lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("polyseme ")]
     assert len(lines) >= 5
     for line in lines:

@@ -106,7 +106,7 @@ def test_loss_and_gradients(name):
     memory = model.trunk(first.flatten(), layout, remember=True).memory.detach()
     last = model.trunk(second.flatten(), layout, memory=memory).last
     rows = torch.tensor([0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12])
-    loss = model.cross_entropy("next", last, layout, rows, second[:, 1:].flatten(), -100)
+    loss = model.loss("next", last, layout, rows, second[:, 1:].flatten(), -100)
     torch.testing.assert_close(loss, tensors["loss_sum"], atol=1e-5, rtol=1e-5)
     loss.backward()
     expected = ours_of(tensors, "gradient", config)

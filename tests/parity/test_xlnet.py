@@ -115,7 +115,7 @@ def test_both_streams_and_gradients(memory):
         close(found.view(3, -1, 32), other.transpose(0, 1))
     values, rows = tokens.gather(1, predicted).flatten(), 27 + torch.arange(9)
     close(model.predict("masked", reading.last, layout, rows), expected.logits.flatten(0, 1))
-    loss = model.cross_entropy("masked", reading.last, layout, rows, values, -100)
+    loss = model.loss("masked", reading.last, layout, rows, values, -100)
     other = torch.nn.functional.cross_entropy(expected.logits.flatten(0, 1), values, reduction="sum")
     close(loss, other)
     loss.backward()

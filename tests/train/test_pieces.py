@@ -14,9 +14,10 @@ from polyseme.families import FAMILIES
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.terms import losses
 from polyseme.parts.layout import Layout
+from polyseme.prefetch import prefetch
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from polyseme.train.cost import num_parameters, training_flops
-from polyseme.train.loop import Training, prefetch, train
+from polyseme.train.loop import Training, train
 from polyseme.train.optim import OptimSpec, load_optimiser_state, optimiser_state, set_rate
 from polyseme.train.pretrain import compiled, pretrain, steps_in
 from polyseme.train.recipe import BudgetSpec, Recipe

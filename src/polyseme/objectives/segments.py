@@ -1,4 +1,4 @@
-"""Next-token prediction over segments that go on from step to step, for models with a memory (Dai et al. 2019, §3.2)."""
+"""Next-token prediction over segments that go on, for models with a memory (Dai et al. 2019, §3.2)."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -36,10 +37,6 @@ class Queries:
     order: Tensor  # int64 [T]: the rank of each token
     rows: Tensor  # int64 [P]: the tokens that are predicted
     layout: Layout  # how many of them each sequence has
-
-    def to(self, device: str | torch.device) -> Queries:
-        order, rows = (t.to(device, non_blocking=True) for t in (self.order, self.rows))
-        return Queries(order, rows, self.layout.to(device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,6 +216,8 @@ class RelativeAttentionSpec(Spec):
 
 class RelativeAttention(nn.Module):
     """Attention to keys in the same sequence and in what is remembered of it, which is hidden states."""
+
+    stacked: ClassVar = {"qkv": 3}  # how many matrices are one
 
     def __init__(self, spec: RelativeAttentionSpec, dim: int):
         super().__init__()

@@ -183,5 +183,14 @@ class Transformer(nn.Module):
         found = [bottom, *(list(b.parameters()) for b in self.blocks)]
         return [*found, top] if top else found
 
+    def matrices(self) -> list[tuple[Tensor, int]]:
+        """The matrices inside the blocks, and how many are stacked in each: what Muon makes orthogonal."""
+        return [
+            (child.weight, getattr(part, "stacked", {}).get(name, 1))
+            for part in self.blocks.modules()
+            for name, child in part.named_children()
+            if isinstance(child, nn.Linear)
+        ]
+
     def initialise(self, generator: torch.Generator | None = None) -> None:
         self.spec.init.apply(self, 2 * self.spec.num_layers, generator)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES
 from polyseme.files import write_json, write_text
 from polyseme.objectives.batch import Batch
@@ -24,11 +25,11 @@ from polyseme.parts.spec import Spec
 from polyseme.progress import progress
 from polyseme.report import write_report
 from polyseme.tasks.examples import Example, Kind
-from polyseme.tasks.metrics import PRIMARY, require
+from polyseme.tasks.metrics import PRIMARY, require, score
 from polyseme.tasks.predict import logits, measure
 from polyseme.tasks.task import HEADS, Encoded, Task
 from polyseme.train.cost import num_parameters
-from polyseme.train.loop import Report, Training, choose_device, train
+from polyseme.train.loop import CHECKED, Report, Training, choose_device, train
 from polyseme.train.optim import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 from polyseme.weights.folder import ModelFolder, load_model, read_spec, save_model
@@ -78,8 +79,13 @@ def finetune(
     seeds: int = 1,
     first_seed: int = 0,
     scratch: bool = False,
+    primary: str = "",
+    data_set: str = "",
 ) -> dict[str, Any]:
     """Fine-tune once for each seed, measure on the dev examples; report all seeds, mean and deviation.
+
+    `primary` is the metric that counts, if it is not the one the kind has; it stands first. `data_set` is the name
+    that is noted.
 
     The seed draws the new head, the order of the examples and the dropout. `out` gets `results.json`,
     `log.jsonl` and the model of the seed that did best on the dev examples (that choice flatters its own
@@ -92,13 +98,17 @@ def finetune(
     if out is not None:
         _check_empty(out)
     require(kind)
+    primary = primary or PRIMARY[kind]
     task = Task.of(kind, train_examples)
     loaded = _open(Path(model_folder), task, first_seed, scratch)
     data, dev = (_encode(task, examples, loaded, settings) for examples in (train_examples, dev_examples))
+    gold = [e.answer for e in dev_examples]
+    known = score(kind, gold, gold, task.labels)
+    if primary not in known:
+        raise UserError(f"there is no metric {primary!r} here; {nearest(primary, known)}")
 
     rows: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
-    primary = PRIMARY[kind]
     best: tuple[float, int, Model] | None = None
     spent = {"tokens": 0, "flops": 0, "seconds": 0.0}
     for seed in range(first_seed, first_seed + seeds):
@@ -108,21 +118,23 @@ def finetune(
         with progress(f"finetune, seed {seed}", run.total, "steps") as bar:
             done: list[Report] = []
             for report in train(run, steps(task, data, settings, seed)):
-                shown = run.device.type == "cpu" or report.step % 20 == 0  # on a GPU asking costs a wait
+                shown = run.device.type == "cpu" or report.step % CHECKED == 0  # when the loop has asked the GPU
                 bar.advance(1, f"loss {report.loss[task.head_name]:.3f}" if shown else "")
                 done.append(report)
-            rows += [{"seed": seed, **_row(report)} for report in done]
+            rows += _rows(seed, done)
         spent["tokens"] += sum(report.tokens for report in done)
         spent["flops"] += sum(report.flops for report in done)
         spent["seconds"] += time.perf_counter() - began
         scores = logits(run.model, task, dev)
         predictions = [task.decode(part, e) for part, e in zip(scores, dev_examples)]
-        runs.append({"seed": seed, **measure(task, dev_examples, predictions)})
+        found = measure(task, dev_examples, predictions)
+        runs.append({"seed": seed, primary: found[primary], **found})
         if best is None or runs[-1][primary] > best[0]:
             best = (runs[-1][primary], seed, run.model)
     assert best is not None
     results = {
         "task": kind,
+        **({"data": data_set} if data_set else {}),
         "model": str(model_folder),
         "from_scratch": scratch,
         "primary": primary,
@@ -221,8 +233,17 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _row(report: Report) -> dict[str, Any]:
-    return {name: getattr(report, name) for name in ("step", "loss", "rate", "gradient", "tokens")}
+def _rows(seed: int, done: Sequence[Report]) -> list[dict[str, Any]]:
+    """The log of a run. What lies on a GPU comes in one transfer: thousands would each wait for their turn."""
+    found = []
+    for report, values in zip(done, torch.stack([report.values for report in done]).tolist()):
+        *losses, gradient, broken = values
+        if broken:
+            report.numbers  # noqa: B018  # raises, and says which step
+        loss = dict(zip(report.names, losses))
+        row = {"step": report.step, "loss": loss, "rate": report.rate, "gradient": gradient, "tokens": report.tokens}
+        found.append({"seed": seed, **row})
+    return found
 
 
 def _check_empty(out: Path) -> None:

@@ -144,6 +144,7 @@ def _training(recipe: Recipe, spec: ModelSpec, device: torch.device, rank: int) 
         seed=recipe.seed,
         rank=rank,
         terms=compiled(losses, device) if recipe.compile else losses,
+        record=recipe.compile,
     )
 
 
