@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -68,6 +68,8 @@ class Bound(ABC):
 
     `longest` is the most tokens a sample can come out with; `overhead` the special tokens a sample is given.
     """
+
+    goes_on: ClassVar[bool] = False  # a step's samples are those that follow the step before's
 
     def __init__(self, samples: Samples, longest: int, overhead: int):
         if not len(samples):

@@ -88,7 +88,10 @@ def _check_template(tokenizer: Tokenizer, text: str) -> None:
     if tokenizer.wrap(tokenizer.encode(first), tokenizer.encode(second)) != (joined.ids, joined.type_ids):
         raise UserError("the tokenizer's pair template does more than add special tokens")
     cls, sep = tokenizer.specials.cls, tokenizer.specials.sep
-    if tokenizer.kind in ("wordpiece", "characters") and tokenizer.wrap([], []) != ([cls, sep, sep], [0, 0, 1]):
+    if tokenizer.kind in ("wordpiece", "characters") and tokenizer.wrap([], []) not in (
+        ([cls, sep, sep], [0, 0, 1]),
+        ([sep, sep, cls], [0, 1, 2]),
+    ):
         raise UserError("the tokenizer's pair template is not [CLS] A [SEP] B [SEP] with segments 0 and 1")
 
 

@@ -123,6 +123,15 @@ def set_pair_template(made: Tokenizer) -> None:
     )
 
 
+def set_last_template(made: Tokenizer, cls: str, sep: str) -> None:
+    """`A <sep> B <sep> <cls>` with segments 0, 1 and 2: the token of the whole sequence comes last, as in XLNet."""
+    made.post_processor = processors.TemplateProcessing(
+        single=f"$A:0 {sep}:0 {cls}:2",
+        pair=f"$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2",
+        special_tokens=[(token, made.token_to_id(token)) for token in (cls, sep)],
+    )
+
+
 def apart(tokens: Iterable[str]) -> pre_tokenizers.Split:
     """Cuts behind the first character of a special token written in plain text.
 

@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from polyseme.errors import UserError
-from polyseme.text.frames import SPACE, add_specials, apart, set_pair_template
+from polyseme.text.frames import SPACE, add_specials, apart, set_last_template, set_pair_template
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 UNIGRAM, BPE, WORD, CHAR = range(1, 5)
@@ -124,6 +124,8 @@ def build(model: Model, name: str) -> tuple[Tokenizer, dict[str, str]]:
             roles[role] = found[0]
     if roles.get("cls") == "[CLS]" and roles.get("sep") == "[SEP]":
         set_pair_template(made)
+    if roles.get("cls") == "<cls>" and roles.get("sep") == "<sep>":
+        set_last_template(made, "<cls>", "<sep>")
     return made, {f"{role}_token": token for role, token in roles.items()}
 
 

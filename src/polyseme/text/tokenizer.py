@@ -20,7 +20,7 @@ from polyseme.errors import UserError
 from polyseme.files import read_json, write_json, write_text
 from polyseme.text import contract
 from polyseme.text.counts import SMOOTHING, WordCounts
-from polyseme.text.frames import SPACE, sound
+from polyseme.text.frames import SPACE, set_last_template, sound
 from polyseme.text.published import read_published, read_tokenizer, read_vocab
 from polyseme.text.units import Run, Units, cuts_of, encode_directly
 from polyseme.text.vocabulary import MAX_ALPHABET, learn
@@ -29,8 +29,8 @@ from polyseme.text.vocabulary import MAX_ALPHABET, learn
 _USUAL = {
     "pad": ("[PAD]", "<pad>", "<|endoftext|>"),
     "unk": ("[UNK]", "<unk>", "<|endoftext|>"),
-    "cls": ("[CLS]", "<s>"),
-    "sep": ("[SEP]", "</s>"),
+    "cls": ("[CLS]", "<cls>", "<s>"),
+    "sep": ("[SEP]", "<sep>", "</s>"),
     "mask": ("[MASK]", "<mask>"),
     "bos": ("<s>", "<|endoftext|>"),
     "eos": ("</s>", "<|endoftext|>"),
@@ -149,7 +149,11 @@ class Tokenizer:
         normalizer = self.backend.normalizer
         if self.kind == "bpe" and self.byte_level and normalizer is None and "mask" not in self.special_tokens:
             config["tokenizer_class"] = "GPT2Tokenizer"
-        elif self.kind == "wordpiece" and isinstance(normalizer, BertNormalizer):
+        elif (
+            self.kind == "wordpiece"
+            and isinstance(normalizer, BertNormalizer)
+            and self.wrap([])[0] == [self.specials.cls, self.specials.sep]
+        ):
             config["tokenizer_class"] = "BertTokenizer"
             config["do_lower_case"] = normalizer.lowercase
             config["strip_accents"] = normalizer.strip_accents
@@ -271,6 +275,15 @@ class Tokenizer:
             ids += part
             segments += [segment] * len(part)
         return ids, segments
+
+    def marked(self, place: Literal["first", "last"]) -> Tokenizer:
+        """The tokenizer for a family whose token of the whole sequence stands there; `first` is how they are made."""
+        cls, sep = self.special_tokens.get("cls"), self.special_tokens.get("sep")
+        if place == "first" or cls is None or sep is None:
+            return self
+        backend = copy.deepcopy(self.backend)
+        set_last_template(backend, cls, sep)
+        return Tokenizer(backend, self.config)
 
     def num_added(self, pair: bool = False) -> int:
         """How many special tokens `wrap` adds."""

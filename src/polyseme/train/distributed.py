@@ -83,6 +83,15 @@ def sum_values(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+def collect(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of every rank, which have names of their own."""
+    if not dist.is_initialized():
+        return tensors
+    boxes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(boxes, tensors)
+    return {name: t for box in boxes for name, t in box.items()}
+
+
 def agree(flag: bool, device: torch.device) -> bool:
     """True on every rank if it is on any: a signal that reached one process stops all at the same step."""
     if not dist.is_initialized():

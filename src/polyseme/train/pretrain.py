@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,13 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyseme.corpus.order import Cursor, Order
+from polyseme.corpus.order import Bin, Cursor, Lanes, Order
 from polyseme.corpus.store import Corpus, verify
 from polyseme.errors import Stopped, UserError
+from polyseme.families import FAMILIES
 from polyseme.files import read_json, told, write_json, write_text
-from polyseme.objectives.batch import Batch
+from polyseme.objectives.batch import Batch, Carry
 from polyseme.objectives.packing import Bound, Shape, Vocabulary
 from polyseme.objectives.terms import losses, scores
+from polyseme.parts.memory import Memory
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.progress import progress
 from polyseme.report import write_report
@@ -44,17 +46,40 @@ from polyseme.weights.folder import save_model
 
 @dataclass
 class Data:
-    """A corpus read by an objective in the order of a recipe, for one rank."""
+    """A corpus read by an objective in the order of a recipe, for one rank.
+
+    Where batches go on from step to step, `carries` holds what the model remembers, one for each bin of a step.
+    """
 
     bound: Bound
-    order: Order
+    order: Order | Lanes
     shape: Shape | None
     rank: int = 0
     world: int = 1
+    carries: dict[int, Carry] = field(default_factory=dict)
 
     def steps(self, cursor: Cursor) -> Iterator[tuple[list[Batch], Cursor]]:
         for bins, after in self.order.steps(cursor, self.rank, self.world):
-            yield [self.bound.batch(b.ids, b.epoch, self.shape) for b in bins], after
+            found = [self.bound.batch(b.ids, b.epoch, self.shape) for b in bins]
+            if self.bound.goes_on:
+                found = [self._going_on(i, b, batch) for i, (b, batch) in enumerate(zip(bins, found))]
+            yield found, after
+
+    def _going_on(self, number: int, found: Bin, batch: Batch) -> Batch:
+        carry = self.carries.setdefault(self.rank + number * self.world, Carry())
+        return dataclasses.replace(batch, carry=carry, opens=found.opens)
+
+    def remembered(self) -> dict[str, Tensor]:
+        """What is carried from step to step, on every rank: every rank has to ask."""
+        carried = {number: carry.memory for number, carry in self.carries.items() if carry.memory is not None}
+        tensors = {f"{n}/{name}": t.cpu() for n, memory in carried.items() for name, t in memory.tensors().items()}
+        return distributed.collect(tensors) if self.bound.goes_on else {}
+
+    def recall(self, tensors: dict[str, Tensor], device: torch.device) -> None:
+        """The inverse of `remembered`."""
+        for number in {int(name.partition("/")[0]) for name in tensors}:
+            own = {name.partition("/")[2]: t for name, t in tensors.items() if name.startswith(f"{number}/")}
+            self.carries.setdefault(number, Carry()).memory = Memory.of(own, device)
 
 
 def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False) -> dict[str, Any]:
@@ -70,6 +95,7 @@ def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False)
     distributed.on_first(lambda: verify(corpus_path))
     corpus, tokenizer = Corpus.open(corpus_path), Tokenizer.load(corpus_path / "tokenizer")
     spec = recipe.model_spec(tokenizer.vocab_size)
+    tokenizer = tokenizer.marked(FAMILIES[spec.family].marks)
     begun = distributed.on_first(lambda: _open_run(out, recipe, corpus, resume))
     data, valid = open_data(recipe, corpus, tokenizer, rank, world)
     run = _training(recipe, spec, device, rank)
@@ -81,6 +107,7 @@ def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False)
     cursor, spent = Cursor(), {"tokens": 0, "flops": 0, "seconds": 0.0}
     if checkpoint is not None:
         cursor, spent = _restore(run, checkpoint, environment)
+        data.recall(checkpoint.tensors.get("memory", {}), device)
     log = Log(out, run.start) if rank == 0 else None
     found: dict[str, float] = {}
     clock = time.perf_counter()
@@ -105,8 +132,10 @@ def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False)
                 if log is not None:
                     log.write({"step": report.step, "valid": found})
             stop = distributed.agree(bool(caught), device)
-            if rank == 0 and (done or stop or report.step % recipe.save_every == 0) and report.numbers:
-                _save(out, run, report, spent, environment, recipe.keep)
+            if done or stop or report.step % recipe.save_every == 0:
+                memory = data.remembered()
+                if rank == 0 and report.numbers:
+                    _save(out, run, report, spent, environment, recipe.keep, memory)
             if stop and not done:
                 raise Stopped(caught[0] if caught else signal.SIGTERM, report.step)
     if valid is not None and not found:  # every step was done before this call
@@ -170,7 +199,7 @@ def open_data(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, rank: int, w
     bound = recipe.objective.bind(kept, vocabulary, recipe.max_len, recipe.seed)
     shape = bound.shape(recipe.bin_tokens) if recipe.compile else None
     bins = recipe.batch_tokens // recipe.bin_tokens
-    order = Order(bound, recipe.bin_tokens, bins, recipe.seed, bin_sequences=shape.samples if shape else 0)
+    order = bound.order(recipe.bin_tokens, bins, recipe.seed, bin_sequences=shape.samples if shape else 0)
     valid = None
     if held is not None:
         try:
@@ -184,12 +213,12 @@ def open_data(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, rank: int, w
 @torch.no_grad()
 def evaluate(run: Training, bound: Bound, recipe: Recipe) -> dict[str, float]:
     """Mean loss and accuracy of each term on held-out text, always on the same damage; perplexity of the words."""
-    order = Order(bound, recipe.bin_tokens)
+    data = Data(bound, bound.order(recipe.bin_tokens), None)
     sums: dict[str, list[float]] = {}
     tokens = 0
     run.model.eval()
-    for bins, after in order.steps(Cursor()):
-        batch = bound.batch(bins[0].ids, 0, None).to(run.device)
+    for (first,), after in data.steps(Cursor()):
+        batch = first.to(run.device)
         with run.autocast():
             for name, parts in scores(run.model, batch).items():
                 sums[name] = [a + b for a, b in zip(sums.get(name, [0, 0, 0]), parts)]
@@ -293,9 +322,16 @@ def _store_total(out: Path, begun: dict[str, Any], total: int) -> int:
 
 
 def _save(
-    out: Path, run: Training, report: Report, spent: dict[str, Any], environment: dict[str, Any], keep: int
+    out: Path,
+    run: Training,
+    report: Report,
+    spent: dict[str, Any],
+    environment: dict[str, Any],
+    keep: int,
+    memory: dict[str, Tensor],
 ) -> None:
     tensors = {"model": run.model.state_dict(), "optimiser": optimiser_state(run.optimiser, run.model)}
+    tensors |= {"memory": memory} if memory else {}
     state = {"cursor": dataclasses.asdict(report.cursor), "spent": spent, "environment": environment}
     save_checkpoint(out / "checkpoints", Checkpoint(report.step, tensors, state), keep)
 

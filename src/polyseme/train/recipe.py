@@ -15,6 +15,7 @@ from polyseme.objectives.permutation import PermutationLM
 from polyseme.objectives.segments import SegmentLM
 from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs
 from polyseme.parts.model import Model, ModelSpec
+from polyseme.parts.relative import RelationsSpec
 from polyseme.parts.spec import Spec
 from polyseme.train.optim import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
@@ -95,12 +96,23 @@ class Recipe(Spec):
             Model(spec)
         if unfit := [name for name in self.objective.terms if name not in spec.heads]:
             raise UserError(f"{type(self.objective).__name__} needs a head {unfit[0]!r}, which {self.family} has not")
+        self._check_reading(spec)
         if "pair" in self.objective.terms and spec.trunk.num_segments == 1:
             raise UserError("num_segments is 1, but pairs have two segments: give 2, or 0 for none")
         if self.max_len > spec.trunk.embeddings.max_len:
             limit = spec.trunk.embeddings.max_len
             raise UserError(f"max_len {self.max_len} is longer than the model reads ({limit})")
         return spec.replace(heads={name: spec.heads[name] for name in self.objective.terms})
+
+    def _check_reading(self, spec: ModelSpec) -> None:
+        """Whether the trunk can be read as the objective wants it."""
+        name, relative = type(self.objective).__name__, isinstance(spec.trunk.relations, RelationsSpec)
+        if isinstance(self.objective, PermutationLM) and not getattr(spec.trunk.relations, "stream", False):
+            raise UserError(f"{name} needs a query stream, which {self.family} has not; {nearest('xlnet', FAMILIES)}")
+        if isinstance(self.objective, SegmentLM) and not spec.trunk.memory_len:
+            raise UserError(f"{name} needs a memory of a set length: memory_len of the model is 0")
+        if self.compile and relative:
+            raise UserError(f"compile is for models of one shape, and {self.family} works by lengths: leave it false")
 
     def check(self) -> Recipe:
         """Itself, if its numbers fit each other."""

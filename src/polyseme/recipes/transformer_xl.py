@@ -1,0 +1,50 @@
+"""Transformer-XL's training on segments with memory, and a small run of the same kind."""
+
+from __future__ import annotations
+
+from polyseme.objectives.segments import SegmentLM
+from polyseme.train.optim import OptimSpec
+from polyseme.train.recipe import BudgetSpec, Recipe
+from polyseme.train.schedule import ScheduleSpec
+
+
+def base() -> Recipe:
+    """Transformer-XL base as for WikiText-103: 60 lanes, segments and memory of 150 tokens, 200,000 steps.
+
+    Dai et al. 2019, §4.1, and the settings published with it: Adam at 2.5e-4, cosine to zero, gradients clipped at
+    0.25, no decay, dropout 0.1.
+    """
+    return Recipe(
+        name="transformer_xl-base",
+        family="transformer_xl",
+        size="base",
+        objective=SegmentLM(),
+        max_len=150,
+        batch_tokens=9000,
+        bin_tokens=9000,
+        budget=BudgetSpec(steps=200_000),
+        optim=OptimSpec(rate=2.5e-4, eps=1e-8, decay=0.0, clip=0.25),
+        schedule=ScheduleSpec("cosine", warmup=1),
+        eval_every=4000,
+        save_every=4000,
+        log_every=100,
+    )
+
+
+def tiny() -> Recipe:
+    """Transformer-XL at L2 H128: minutes on a CPU, to try things out."""
+    return Recipe(
+        name="transformer_xl-tiny",
+        family="transformer_xl",
+        size="tiny",
+        model={"dropout": 0.0, "attention_dropout": 0.0, "memory_len": 64},
+        objective=SegmentLM(),
+        max_len=64,
+        batch_tokens=4096,
+        bin_tokens=4096,
+        budget=BudgetSpec(steps=900),
+        optim=OptimSpec(rate=3e-3, beta2=0.98),
+        schedule=ScheduleSpec("cosine", warmup=100, floor=0.1),
+        eval_every=250,
+        save_every=250,
+    )
