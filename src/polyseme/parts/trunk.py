@@ -144,7 +144,8 @@ class Transformer(nn.Module):
             lengths = torch.tensor(layout.lengths, device=tokens.device)
             past = torch.tensor(memory.read, device=tokens.device)
             positions = positions + past.repeat_interleave(lengths, output_size=layout.total)
-            longest = max(p + n for p, n in zip(memory.layout.lengths, layout.lengths))
+            if not self.spec.memory_len:  # else it is read without end, in chunks
+                longest = max(p + n for p, n in zip(memory.layout.lengths, layout.lengths))
         x = self.embeddings(tokens, positions, segments, longest)
         x, relations = self.relations(x, layout, segments, queries, caches[0] if caches else None)
         wanted = set(keep)

@@ -1,0 +1,99 @@
+"""What a causal model makes of a long text by how much of it it has in sight, and how fast.
+
+Transformer-XL reads a text once, in segments, with a memory that may be longer than in training; a model without memory
+has to read a whole window anew for each token to have as much in sight (Dai et al. 2019, §4.4 and §4.5).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyseme.errors import UserError
+from polyseme.parts.layout import Layout
+from polyseme.parts.model import Model
+from polyseme.parts.relative import RelativeAttentionSpec
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The mean loss of the tokens predicted, in nats, and what it took."""
+
+    loss: float
+    tokens: int
+    seconds: float
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, 50.0))
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / max(self.seconds, 1e-9)
+
+
+def with_memory(model: Model, length: int, even: bool = False) -> Model:
+    """The same weights with a memory of another length; `even` lets every token see as far back, and no further."""
+    trunk, attention = model.spec.trunk, model.spec.trunk.block.attention
+    if not isinstance(attention, RelativeAttentionSpec) or not attention.causal:
+        raise UserError(f"{model.spec.family} has no memory of a set length: read it by windows")
+    block = trunk.block.replace(attention=attention.replace(window=length if even else 0))
+    with torch.device("meta"):
+        other = Model(model.spec.replace(trunk=trunk.replace(block=block, memory_len=length)))
+    other.load_state_dict(model.state_dict(), assign=True)
+    return other.eval()
+
+
+def by_segments(model: Model, text: Tensor, segment: int, memory: int, head: str = "next") -> Measured:
+    """Read a text [n] once, in segments, each with the memory of those before; its first token is not predicted."""
+    reader = with_memory(model, memory, even=True)
+    state = None
+
+    def read(start: int) -> Tensor:
+        nonlocal state
+        chunk = text[start : min(start + segment, len(text) - 1)]
+        layout = Layout.of([len(chunk)], device=text.device)
+        reading = reader.trunk(chunk, layout, memory=state, remember=True)
+        state = reading.memory
+        return reader.loss(head, reading.last, layout, layout.positions, text[start + 1 : start + 1 + len(chunk)], -100)
+
+    return _measured(read, range(0, len(text) - 1, segment), len(text) - 1)
+
+
+def by_windows(
+    model: Model, text: Tensor, context: int, together: int = 64, stride: int = 1, head: str = "next"
+) -> Measured:
+    """Predict each token of a text [n] from a window of the `context` tokens before it, read anew for each.
+
+    With a `stride` above 1 a window predicts its last `stride` tokens, the first of which see less. `together` windows
+    are one batch.
+    """
+    model = model.eval()
+    ends = list(range(stride, len(text), stride))
+    ends += [] if ends and ends[-1] == len(text) - 1 else [len(text) - 1]
+
+    def read(start: int) -> Tensor:
+        chosen = ends[start : start + together]
+        windows = [(max(end - context, 0), end) for end in chosen]
+        layout = Layout.of([b - a for a, b in windows], device=text.device)
+        last = model.trunk(torch.cat([text[a:b] for a, b in windows]), layout).last
+        before = [ends[start + i - 1] if start + i else 0 for i in range(len(chosen))]
+        sizes = [end - max(earlier, a) for (a, end), earlier in zip(windows, before)]
+        closes = layout.starts[1:].tolist()
+        rows = torch.cat([torch.arange(close - size, close) for close, size in zip(closes, sizes)]).to(text.device)
+        values = torch.cat([text[end - size + 1 : end + 1] for end, size in zip(chosen, sizes)])
+        return model.loss(head, last, layout, rows, values, -100)
+
+    return _measured(read, range(0, len(ends), together), len(text) - 1)
+
+
+@torch.inference_mode()
+def _measured(read: Callable[[int], Tensor], places: range, tokens: int) -> Measured:
+    began = time.perf_counter()
+    total = sum(float(read(place)) for place in places)
+    return Measured(total / max(tokens, 1), tokens, time.perf_counter() - began)

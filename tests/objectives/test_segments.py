@@ -1,0 +1,115 @@
+"""Segments in lanes: every token is predicted once an epoch, each lane goes on from step to step."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from polyseme.corpus.order import Cursor, Lanes
+from polyseme.errors import UserError
+from polyseme.objectives.batch import Carry
+from polyseme.objectives.segments import SegmentLM
+from polyseme.objectives.terms import losses, scores
+from polyseme.parts.layout import Layout
+from polyseme.train.pretrain import Data
+from tests.contracts import cases
+from tests.objectives.test_specs import GPT2, Pages, all_of
+
+DOCUMENTS = [[30, 20, 50], [1], [], [63], [64], [65]]
+
+
+def bind(documents=DOCUMENTS, max_len=16):
+    corpus = Pages([d for d in documents])
+    return corpus, SegmentLM().bind(corpus, GPT2, max_len, 0)
+
+
+def test_the_stream_is_every_document_between_marks():
+    corpus, bound = bind()
+    batch = bound.batch(all_of(bound), 0)
+    borders = np.cumsum([0, *(sum(d) for d in DOCUMENTS if d)])
+    stream = np.insert(corpus.tokens, borders, 0)
+    read = len(bound) * 16
+    assert len(stream) - 1 - read < 16
+    assert np.array_equal(batch.tokens.numpy(), stream[:read])
+    assert np.array_equal(batch.targets["next"].values.numpy(), stream[1 : read + 1])
+    assert batch.layout.lengths == (16,) * len(bound)
+    some = bound.batch(np.array([7, 2]), 3)
+    assert np.array_equal(some.tokens.numpy(), np.concatenate([stream[112:128], stream[32:48]]))
+
+
+def test_lanes_go_on_and_any_place_is_reached():
+    _, bound = bind([[40] * 20], 16)
+    order = bound.order(64, 2)
+    assert isinstance(order, Lanes) and (order.lanes, order.length) == (8, len(bound) // 8) and order.fill() == 1
+    steps = list(itertools.islice(order.steps(), 2 * order.length))
+    for lane in range(8):
+        seen = [np.concatenate([b.ids for b in bins])[lane] for bins, _ in steps[: order.length]]
+        assert seen == list(range(lane * order.length, (lane + 1) * order.length))
+    assert [b.opens for bins, _ in steps for b in bins] == ([True] * 2 + [False] * 2 * (order.length - 1)) * 2
+    for at in (0, 3, order.length - 1, order.length + 1):
+        bins, after = next(order.steps(steps[at - 1][1] if at else Cursor()))
+        assert all(np.array_equal(a.ids, b.ids) for a, b in zip(bins, steps[at][0])) and after == steps[at][1]
+    parts = [next(order.steps(Cursor(), rank, 2))[0] for rank in range(2)]
+    assert [np.array_equal(part[0].ids, whole.ids) for part, whole in zip(parts, steps[0][0])] == [True, True]
+    with pytest.raises(UserError, match="no place"):
+        next(order.steps(Cursor(0, 0, order.length)))
+    with pytest.raises(UserError, match="fewer than"):
+        Lanes(bound, 64, len(bound) + 1)
+
+
+def test_a_row_of_batches_is_the_whole_read_at_once():
+    """With a memory that covers everything, losses of segments in turn are those of the lanes read whole."""
+    model = cases.tiny_model("transformer_xl")
+    corpus, bound = bind([[30, 33]], 8)
+    corpus.tokens = corpus.tokens % cases.VOCAB
+    data = Data(bound, bound.order(16), None)
+    carry_total = 0.0
+    for batches, after in data.steps(Cursor()):
+        with torch.no_grad():
+            carry_total += float(sum(losses(model, batches[0]).values()))
+        if after.epoch:
+            break
+    length = data.order.length * 8
+    ids = [lane * data.order.length + s for lane in range(2) for s in range(data.order.length)]
+    whole = bound.batch(np.array(ids), 0)
+    layout = Layout.of([length] * 2)
+    with torch.no_grad():
+        last = model.trunk(whole.tokens, layout).last
+        expected = model.loss("next", last, layout, whole.targets["next"].rows, whole.targets["next"].values, -100)
+    assert carry_total == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_the_memory_has_no_gradient_and_a_new_epoch_none():
+    model = cases.tiny_model("transformer_xl")
+    _, bound = bind([[50, 30]], 8)
+    batch = bound.batch(np.array([0, 3]), 0)
+    object.__setattr__(batch, "tokens", batch.tokens % cases.VOCAB)
+    object.__setattr__(batch.targets["next"], "values", batch.targets["next"].values % cases.VOCAB)
+    carry = Carry()
+    object.__setattr__(batch, "carry", carry)
+    first = scores(model, batch)["next"]
+    assert carry.memory.layout.lengths == (8, 8) and not any(
+        t.requires_grad for part in carry.memory.states for t in part
+    )
+    assert scores(model, batch)["next"] != first
+    object.__setattr__(batch, "opens", True)
+    assert scores(model, batch)["next"] == first
+    sum(losses(model, batch).values()).backward()
+    assert not any(t.requires_grad for part in carry.memory.states for t in part)
+
+
+def test_overfits_one_batch():
+    model = cases.tiny_spec("transformer_xl").build(seed=0)
+    _, bound = bind([[50, 30]], 8)
+    batch = bound.batch(np.arange(6), 0)
+    tokens, values = batch.tokens % cases.VOCAB, batch.targets["next"].values % cases.VOCAB
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    rows = torch.arange(4, len(tokens))
+    for _ in range(80):
+        last = model.trunk(tokens, batch.layout).last
+        loss = model.loss("next", last, batch.layout, rows, values[4:], -100) / len(rows)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert loss.item() < 0.3

@@ -1,0 +1,200 @@
+"""Relative attention against its definition, one pair of tokens at a time; the memory; adaptive softmax."""
+
+import itertools
+
+import pytest
+import torch
+
+from polyseme.errors import UserError
+from polyseme.parts.adaptive import AdaptiveEmbeddingsSpec, AdaptiveHeadSpec
+from polyseme.parts.layout import Layout
+from polyseme.parts.memory import Memory, close_caches, open_caches
+from polyseme.parts.relative import NoRelationsSpec, Queries, RelationsSpec, RelativeAttentionSpec, sinusoids
+
+DIM = 12
+
+
+def built(spec: RelativeAttentionSpec, stack: RelationsSpec):
+    torch.manual_seed(0)
+    attention, relations = spec.build(DIM).double(), stack.build(DIM).double()
+    with torch.no_grad():
+        for p in itertools.chain(attention.parameters(), relations.parameters()):
+            p.normal_()
+    return attention, relations
+
+
+def scored(attention, relations, stack, x, source, segments, places):
+    """Scores [heads, queries, keys] of one sequence, by the formula; `places` are those of queries among the keys."""
+    heads, width = attention.spec.num_heads, attention.head_dim
+    q, k, v = attention.qkv.weight.view(3, heads * width, DIM)
+    u, w = (attention.u, attention.v) if attention.u is not None else (relations.u, relations.v)
+    found = torch.zeros(heads, len(x), len(source)).double()
+    for i, j in itertools.product(range(len(x)), range(len(source))):
+        far = torch.tensor([places[i] - j])
+        if stack.furthest:
+            far = far.clamp(-stack.furthest, stack.furthest)
+        r = (attention.distance.weight @ sinusoids(far, DIM, torch.float64)[0]).view(heads, width)
+        query, key = (q @ x[i]).view(heads, width), (k @ source[j]).view(heads, width)
+        score = ((query + u) * key + (query + w) * r).sum(-1)
+        if segments is not None and attention.s is not None:
+            same = int(segments[0][i] != segments[1][j])
+            score = score + ((query + attention.s) * attention.segments[same]).sum(-1)
+        found[:, i, j] = score / width**0.5
+    return found, (source @ v.T).view(-1, heads, width)
+
+
+def mixed(scores, hidden, values):
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).nan_to_num(0.0)
+    return torch.einsum("hij,jhd->ihd", weights, values).flatten(1)
+
+
+@pytest.mark.parametrize("causal,window,furthest,shared,segmented", [
+    (True, 0, 0, True, False), (True, 3, 2, False, False), (False, 0, 0, False, True), (False, 2, 3, False, True),
+])  # fmt: skip
+@pytest.mark.parametrize("past", [(0, 0, 0), (2, 2, 5)])
+def test_every_pair_of_tokens(causal, window, furthest, shared, segmented, past):
+    spec = RelativeAttentionSpec(3, 4, causal=causal, window=window, segments=segmented, offsets=not shared)
+    stack = RelationsSpec(furthest, shared=(3, 4) if shared else ())
+    attention, relations = built(spec, stack)
+    sizes = (4, 4, 6)
+    layout = Layout.of(sizes)
+    x = torch.randn(layout.total, DIM).double()
+    segments = torch.randint(0, 3, (layout.total,)) if segmented else None
+    old = torch.randn(sum(past), DIM).double()
+    memory = Memory(Layout.of(past), ((old,),), past) if any(past) else None
+    cache = open_caches(memory, layout, 1)[0] if memory else None
+    _, told = relations(x, layout, segments, None, cache)
+    found = attention(x, layout, layout.positions, cache, relations=told)
+    for i, (own, before) in enumerate(zip(x.split(sizes), old.split(past))):
+        source = torch.cat([before, own])
+        both = None
+        if segments is not None:
+            mine = segments.split(sizes)[i]
+            both = mine, torch.cat([torch.zeros(past[i], dtype=torch.long), mine])
+        places = [past[i] + n for n in range(len(own))]
+        scores, values = scored(attention, relations, stack, own, source, both, places)
+        ahead = torch.arange(len(source)) - torch.tensor(places)[:, None]
+        hidden = (ahead > 0) if causal else torch.zeros_like(ahead, dtype=torch.bool)
+        if window:
+            hidden = hidden | (ahead < -window) | (ahead > window)
+        expected = mixed(scores, hidden, values) @ attention.out.weight.T
+        torch.testing.assert_close(found.split(sizes)[i], expected, atol=1e-10, rtol=1e-10)
+    if memory is None:
+        maps = attention.weights(x, layout, told)
+        assert all(torch.allclose(m.sum(-1), torch.ones(3, n).double()) for m, n in zip(maps, sizes))
+
+
+@pytest.mark.parametrize("past", [(0, 0, 0, 0), (2, 2, 1, 0)])
+def test_both_streams_by_the_definition(past):
+    """Sequences with no place to predict, with all, and with one that sees nothing."""
+    attention, relations = built(RelativeAttentionSpec(3, segments=True), RelationsSpec(stream=True))
+    sizes, counts = (4, 4, 5, 3), (2, 2, 0, 3)
+    layout = Layout.of(sizes)
+    rows = torch.tensor([1, 3, 4, 7, 13, 14, 15])
+    order = torch.tensor([-1, 1, -1, 0, 2, -1, -1, 1, -1, -1, -1, -1, -1, 1, 0, 2])
+    queries = Queries(order, rows, Layout.of(counts))
+    x, old = torch.randn(layout.total, DIM).double(), torch.randn(sum(past), DIM).double()
+    segments = torch.randint(0, 2, (layout.total,))
+    memory = Memory(Layout.of(past), ((old,),), past) if any(past) else None
+    cache = open_caches(memory, layout, 1)[0] if memory else None
+    whole, told = relations(x, layout, segments, queries, cache)
+    assert torch.equal(whole[layout.total :], relations.start.view(1, -1).expand(7, -1))
+    whole = torch.cat([x, torch.randn(7, DIM).double()])
+    found = attention(whole, layout, layout.positions, cache, relations=told)
+    starts = layout.starts.tolist()
+    for i, (own, before, asked) in enumerate(zip(x.split(sizes), old.split(past), rows.split(counts))):
+        source, ranks = torch.cat([before, own]), order.split(sizes)[i]
+        keys = torch.cat([torch.full((past[i],), -5), ranks])
+        mine = segments.split(sizes)[i]
+        kinds = torch.cat([torch.zeros(past[i], dtype=torch.long), mine])
+        inside = asked - starts[i]
+        for states, places, limit, out in (
+            (own, torch.arange(len(own)), ranks, found[: layout.total].split(sizes)[i]),
+            (whole[layout.total :].split(counts)[i], inside, ranks[inside] - 1, found[layout.total :].split(counts)[i]),
+        ):
+            scores, values = scored(
+                attention,
+                relations,
+                RelationsSpec(),
+                states,
+                source,
+                (mine[places], kinds),
+                (places + past[i]).tolist(),
+            )
+            expected = mixed(scores, keys[None] > limit[:, None], values) @ attention.out.weight.T
+            torch.testing.assert_close(out, expected, atol=1e-10, rtol=1e-10)
+
+
+def test_an_ordinary_stack_has_no_query_stream():
+    layout = Layout.of([2])
+    queries = Queries(torch.zeros(2, dtype=torch.long), torch.tensor([0]), Layout.of([1]))
+    for spec in (NoRelationsSpec(), RelationsSpec()):
+        with pytest.raises(UserError, match="no query stream"):
+            spec.build(4)(torch.zeros(2, 4), layout, None, queries, None)
+
+
+def test_a_memory_of_set_length_and_its_tensors():
+    layout = Layout.of([3, 1, 5])
+    caches = open_caches(None, layout, 2)
+    for i, cache in enumerate(caches):
+        cache.extend(torch.arange(9.0)[:, None] + 10 * i)
+    memory = close_caches(caches, layout, None)
+    short = memory.last(2)
+    assert short.layout.lengths == (2, 1, 2) and short.read == (3, 1, 5)
+    assert short.states[1][0][:, 0].tolist() == [11, 12, 13, 17, 18] and memory.last(5) is memory
+    back = Memory.of({k: t.clone() for k, t in short.tensors().items()})
+    assert back.layout.lengths == short.layout.lengths and back.read == short.read
+    assert all(torch.equal(a, b) for one, two in zip(back.states, short.states) for a, b in zip(one, two))
+    caches = open_caches(short, Layout.of([1, 2, 0]), 2)
+    joined, where = caches[0].extend(torch.tensor([[100.0], [101.0], [102.0]]))
+    assert joined[:, 0].tolist() == [1, 2, 100, 3, 101, 102, 7, 8] and where.lengths == (3, 3, 2)
+    assert close_caches(caches, Layout.of([1, 2, 0]), short).read == (4, 3, 5)
+
+
+@pytest.mark.parametrize("factor", [1, 2, 4])
+def test_adaptive_softmax_is_that_of_torch(factor):
+    """Theirs projects the rare bands only and has no bias there."""
+    torch.manual_seed(1)
+    cutoffs, size, dim = (5, 9, 20), 40, 64
+    theirs = torch.nn.AdaptiveLogSoftmaxWithLoss(dim, size, list(cutoffs), div_value=factor, head_bias=True).double()
+    head = AdaptiveHeadSpec(size, dim, cutoffs, factor).build(dim).double()
+    tables = AdaptiveEmbeddingsSpec(size, dim, cutoffs, factor).build().double()
+    with torch.no_grad():
+        tables.tables[0].weight.copy_(theirs.head.weight[:5])
+        head.clusters.weight.copy_(theirs.head.weight[5:])
+        head.biases[0].copy_(theirs.head.bias[:5])
+        head.clusters.bias.copy_(theirs.head.bias[5:])
+        if head.projection is not None:
+            head.projection.weight.copy_(torch.eye(dim))
+        for i, (down, up) in enumerate(theirs.tail, start=1):
+            if factor > 1:
+                tables.projections[i].weight.copy_(down.weight.T)
+                tables.tables[i].weight.copy_(up.weight)
+            else:  # nothing lies between here: one matrix for their two
+                tables.tables[i].weight.copy_(up.weight @ down.weight)
+    states, values = torch.randn(50, dim).double(), torch.randint(0, size, (50,))
+    torch.testing.assert_close(head(states, tables), theirs.log_prob(states), check_dtype=False, atol=1e-5, rtol=1e-5)
+    expected = -theirs(states, values).output.sum()
+    torch.testing.assert_close(
+        head.loss(states, tables, values, -100), expected, check_dtype=False, rtol=1e-5, atol=1e-5
+    )
+    values[::2] = -100
+    expected = -theirs(states[1::2], values[1::2]).output.sum()
+    torch.testing.assert_close(
+        head.loss(states, tables, values, -100), expected, check_dtype=False, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_adaptive_embeddings():
+    spec = AdaptiveEmbeddingsSpec(20, 8, (4, 9), 2)
+    made = spec.build()
+    tokens = torch.tensor([3, 19, 4, 0, 8, 9, 3])
+    found = made(tokens, tokens, None, 7)
+    for token, vector in zip(tokens.tolist(), found):
+        band = sum(token >= cut for cut in spec.cutoffs)
+        own = made.tables[band].weight[token - spec.borders[band]]
+        torch.testing.assert_close(vector, made.projections[band](own) * 8**0.5)
+    with pytest.raises(UserError, match="do not rise"):
+        AdaptiveEmbeddingsSpec(20, 8, (9, 4))
+    with pytest.raises(UserError, match="leaves nothing"):
+        AdaptiveEmbeddingsSpec(20, 8, (4, 9), 3)
