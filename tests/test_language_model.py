@@ -31,7 +31,8 @@ def ours(tiny_folders):
 
 @pytest.fixture(scope="module")
 def theirs(tiny_folders):
-    classes = {"bert": transformers.BertForPreTraining, "gpt2": transformers.GPT2LMHeadModel}
+    classes = {"bert": transformers.BertForPreTraining, "gpt2": transformers.GPT2LMHeadModel,
+               "modern": transformers.ModernBertForMaskedLM}  # fmt: skip
     return {f: classes[f].from_pretrained(p).eval() for f, p in tiny_folders.items()}
 
 
@@ -177,7 +178,7 @@ def test_a_word_is_the_mean_of_its_pieces(family, ours):
     text = "the catfish unseendog"
     tokens, words = (model.embed([text], per=per)[0] for per in ("token", "word"))
     pieces = model.encode(text)["pieces"]
-    if family == "bert":
+    if FAMILIES[family].tokenizer == "wordpiece":
         starts = [i for i, p in enumerate(pieces) if not p.startswith(("##", "["))] + [len(pieces) - 1]
     else:
         starts = [0, *(i for i, p in enumerate(pieces) if p.startswith("Ġ")), len(pieces)]

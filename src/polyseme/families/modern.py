@@ -140,7 +140,7 @@ def from_config(config: dict[str, Any]) -> TransformerSpec:
     pooling: dict[str, Any] = {theirs: ours for ours, theirs in POOLING.items()}
     activation = config.get("hidden_activation", "gelu")
     values = read_config(
-        config,
+        {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": EVERY, **config},
         needed={
             "num_layers": "num_hidden_layers",
             "dim": "hidden_size",
@@ -148,6 +148,8 @@ def from_config(config: dict[str, Any]) -> TransformerSpec:
             "ffn_dim": "intermediate_size",
             "vocab_size": "vocab_size",
             "max_len": "max_position_embeddings",
+            "window": "local_attention",
+            "global_every": "global_attn_every_n_layers",
         },
         fixed={
             "hidden_activation": list(names),
@@ -159,6 +161,9 @@ def from_config(config: dict[str, Any]) -> TransformerSpec:
             **{f"{part}_bias": [False] for part in ("attention", "mlp", "norm", "classifier")},
         },
     )
+    values["window"] //= 2
+    if config.get("layer_types") is not None:
+        values["global_every"] = _global_every(config["layer_types"], values["num_layers"])
     return trunk(
         **values,
         dropout=config.get("mlp_dropout", 0.0),
@@ -167,20 +172,14 @@ def from_config(config: dict[str, Any]) -> TransformerSpec:
         activation=names[activation],
         eps=config.get("norm_eps", 1e-5),
         init_std=config.get("initializer_range", 0.02),
-        global_every=_global_every(config, values["num_layers"]),
-        window=config.get("local_attention", 2 * WINDOW) // 2,
         rotary=_base(config, "full_attention", "global_rope_theta", GLOBAL_BASE),
         local_rotary=_base(config, "sliding_attention", "local_rope_theta", LOCAL_BASE),
         pooling=pooling[config.get("classifier_pooling", "cls")],
     )
 
 
-def _global_every(config: dict[str, Any], num_layers: int) -> int:
-    """Every how many layers attention is global: a number in older files, else to be seen from the list of layers."""
-    kinds = config.get("layer_types")
-    if kinds is None:
-        every: int = config.get("global_attn_every_n_layers", EVERY)
-        return every
+def _global_every(kinds: Any, num_layers: int) -> int:
+    """Every how many layers attention is global, from the list of layers; older files have the number itself."""
     for every in range(1, num_layers + 1):
         if kinds == [LAYERS[i % every > 0] for i in range(num_layers)]:
             return every
@@ -189,7 +188,10 @@ def _global_every(config: dict[str, Any], num_layers: int) -> int:
 
 def _base(config: dict[str, Any], kind: str, older: str, usual: float) -> float:
     """The base of rotary positions of one kind of layers, which older files have under a name of its own."""
-    found = (config.get("rope_parameters") or {}).get(kind) or {}
+    kinds = config.get("rope_parameters") or {}
+    found = (kinds.get(kind) or {}) if isinstance(kinds, dict) else kinds
+    if not isinstance(found, dict):
+        raise UserError(f"config.json: rope_parameters is {kinds!r}, expected settings for {' and '.join(LAYERS)}")
     if found.get("rope_type", "default") != "default":
         raise UserError(f"config.json: rope_type is {found['rope_type']!r}, but only 'default' is supported")
     base: float = found.get("rope_theta", config.get(older, usual))
@@ -253,7 +255,7 @@ MODERN = Family(
     tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
     departures=(
         "The paper's vocabulary is a byte-level BPE with BERT's special tokens; any vocabulary that has them will do.",
-        "Dropout, where it is not 0, is on the output of each sublayer; in `transformers` inside the feed-forward layer.",
+        "Dropout, where it is not 0, is on the output of each sublayer; `transformers` has it inside the feed-forward.",
         "tiny, small and medium are sizes of this project; their attention is global in every layer.",
     ),
 )
