@@ -259,6 +259,16 @@ def test_pad_and_unpad_are_inverse(lengths):
     assert layout.mask().sum(1).tolist() == list(lengths)
 
 
+def test_means_of_sequences():
+    """Each its own mean, an empty one and an empty slot 0; halves are summed in float32."""
+    packed = torch.arange(20, dtype=torch.float64).view(10, 2)
+    found = Layout.of((1, 7, 0, 2), slots=6).mean(packed)
+    expected = [[0, 1], [8, 9], [0, 0], [17, 18], [0, 0], [0, 0]]
+    assert torch.equal(found, torch.tensor(expected, dtype=torch.float64))
+    many = Layout.of([5000]).mean(torch.ones(5000, 1, dtype=torch.bfloat16))
+    assert many.dtype == torch.bfloat16 and many.item() == 1
+
+
 def test_the_padded_view_is_that_of_other_tools(ours, tokenizers):
     found = [ours["bert"].encode(text) for text in TEXTS]
     layout = Layout.of([len(f["ids"]) for f in found])
