@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import torch
 
@@ -13,7 +13,7 @@ from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES
 from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs
 from polyseme.parts.model import Model, ModelSpec
-from polyseme.parts.spec import Spec
+from polyseme.parts.spec import Spec, read_value
 from polyseme.train.optim import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 
@@ -76,11 +76,13 @@ class Recipe(Spec):
         if self.family not in FAMILIES:
             raise UserError(f"unknown family {self.family!r}; {nearest(self.family, FAMILIES)}")
         family = FAMILIES[self.family]
-        arguments = family.trunk.__annotations__.keys() - {"return"}
-        for key in self.model:
+        arguments = get_type_hints(family.trunk)
+        del arguments["return"]
+        changes: dict[str, Any] = {"vocab_size": vocab_size}
+        for key, value in self.model.items():
             if key not in arguments:
                 raise UserError(f"unknown key {key!r} in model; {nearest(key, arguments)}")
-        changes: dict[str, Any] = {**self.model, "vocab_size": vocab_size}
+            changes.setdefault(key, read_value(arguments[key], value, f"model.{key}"))
         spec = family.spec(self.size or None, **changes)
         ModelSpec.from_json(spec.to_json(), "model")  # every value is of its type
         try:
