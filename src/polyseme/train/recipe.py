@@ -45,8 +45,8 @@ class BudgetSpec(Spec):
 class Recipe(Spec):
     """One pre-training run. `model` holds arguments of the family's trunk; its vocabulary is the corpus's.
 
-    A step reads `batch_tokens`, in micro-batches of `bin_tokens`; a share `holdout` of the documents, spread evenly
-    over the corpus, is kept for validation.
+    A step reads `batch_tokens`, in micro-batches of `bin_tokens`; over the first `ramp` steps it grows to that from one
+    micro-batch. A share `holdout` of the documents, spread evenly over the corpus, is kept for validation.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Recipe(Spec):
     max_len: int = 128
     batch_tokens: int = 16384
     bin_tokens: int = 16384
+    ramp: int = 0
     budget: BudgetSpec = field(default_factory=lambda: BudgetSpec(steps=1000))
     optim: OptimSpec = field(default_factory=OptimSpec)
     schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
@@ -115,6 +116,8 @@ class Recipe(Spec):
         ):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}, which is less than 1")
+        if self.ramp < 0:
+            raise UserError(f"ramp is {self.ramp}, expected a number of steps")
         if not 0 <= self.holdout < 1:
             raise UserError(f"holdout is {self.holdout}, expected a share from 0 to below 1")
         if self.bin_tokens < self.max_len:
