@@ -40,8 +40,8 @@ def test_the_stream_is_every_document_between_marks():
 
 def test_lanes_go_on_and_any_place_is_reached():
     _, bound = bind([[40] * 20], 16)
-    order = bound.order(64, 2)
-    assert isinstance(order, Lanes) and (order.lanes, order.length) == (8, len(bound) // 8) and order.fill() == 1
+    order = Lanes(bound, 64, 2)
+    assert (order.lanes, order.length) == (8, len(bound) // 8) and order.fill() == 1
     steps = list(itertools.islice(order.steps(), 2 * order.length))
     for lane in range(8):
         seen = [np.concatenate([b.ids for b in bins])[lane] for bins, _ in steps[: order.length]]
@@ -63,7 +63,7 @@ def test_a_row_of_batches_is_the_whole_read_at_once():
     model = cases.tiny_model("transformer_xl")
     corpus, bound = bind([[30, 33]], 8)
     corpus.tokens = corpus.tokens % cases.VOCAB
-    data = Data(bound, bound.order(16), None)
+    data = Data(bound, Lanes(bound, 16), None)
     carry_total = 0.0
     for batches, after in data.steps(Cursor()):
         with torch.no_grad():

@@ -260,6 +260,14 @@ def test_training_flops_of_a_causal_model():
     assert training_flops(model, batch_of(model)) == 6 * matrices * 8 + attention + 6 * 2 * 8 * 11
 
 
+def test_training_flops_of_blocks_that_differ():
+    """A gated layer has three matrices; in the second block a query sees its neighbours, 3 tokens of 5."""
+    model = tiny("modern", global_every=2, window=1)
+    matrices = 2 * (4 * 8 * 8 + 3 * 8 * 16)
+    attention = 3 * 4 * 8 * (3 * 3 + 5 * 5) + 3 * 4 * 8 * (3 * 3 + 5 * 3)
+    assert training_flops(model, batch_of(model)) == 6 * matrices * 8 + attention + 6 * 2 * (8 * 8 + 8 * 11)
+
+
 def test_training_flops_ignore_filler():
     model = tiny("gpt2")
     batch = batch_of(model)

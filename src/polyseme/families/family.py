@@ -61,6 +61,7 @@ class Family:
     renamed: dict[str, str] = field(default_factory=dict)  # endings that older files use, and what they became
     marks: Literal["first", "last"] = "first"  # where the token of the whole sequence stands, if there is one
     departures: tuple[str, ...] = ()
+    model_type: str = ""  # what config.json calls it, where that is not its name
 
     def modern(self, name: str) -> str:
         """A published tensor's name as today's files write it."""
@@ -78,13 +79,16 @@ class Family:
 
 
 def read_config(config: dict[str, Any], needed: dict[str, Any], fixed: dict[str, Any]) -> dict[str, Any]:
-    """Values of a published config by name; a setting that the family here does not have is an error, not a guess."""
+    """Whole numbers of a published config by name; a setting that the family does not have is an error, not a guess."""
     for key, only in fixed.items():
         if config.get(key, only[0]) not in only:
             shown = " or ".join(map(repr, only))
             raise UserError(f"config.json: {key} is {config[key]!r}, but only {shown} is supported")
     if missing := [theirs for theirs in needed.values() if theirs not in config]:
         raise UserError(f"config.json lacks {', '.join(missing)}")
+    for theirs in needed.values():
+        if type(config[theirs]) is not int:
+            raise UserError(f"config.json: {theirs} is {config[theirs]!r}, expected a whole number")
     return {ours: config[theirs] for ours, theirs in needed.items()}
 
 

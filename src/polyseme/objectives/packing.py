@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
-from polyseme.corpus.order import Lanes, Order, Samples
+from polyseme.corpus.order import Samples
 from polyseme.errors import UserError
 from polyseme.objectives.batch import IGNORED, Batch, Targets
 from polyseme.parts.layout import Layout
@@ -91,10 +92,6 @@ class Bound(ABC):
     def rows(self, num_tokens: int) -> int:
         """A cap on predicted tokens among `num_tokens` that is passed once in many millions of batches."""
 
-    def order(self, bin_tokens: int, bins_per_step: int = 1, seed: int = 0, bin_sequences: int = 0) -> Order | Lanes:
-        """How samples are read: each once an epoch, drawn anew."""
-        return Order(self, bin_tokens, bins_per_step, seed, bin_sequences=bin_sequences)
-
     def shape(self, bin_tokens: int) -> Shape:
         """The fixed shape for bins of this size: room for the usual number of samples and six deviations."""
         sizes = self.samples.lengths + self.overhead
@@ -164,6 +161,31 @@ def pack(
         targets,
         real,
     )
+
+
+def rounded(batch: Batch, max_len: int) -> Batch:
+    """The batch filled up to one of few shapes, eight an octave, so that a recording of a step's kernels serves many.
+
+    Targets that are one a sequence stay as they are; those of tokens are filled with what never counts.
+    """
+    lengths = list(batch.layout.lengths)
+    unit = max(1 << (batch.layout.total.bit_length() - 4), 64)
+    longest = min(max(1 << (batch.layout.longest - 1).bit_length(), 32), max_len)
+    spare = -batch.layout.total % unit
+    full, rest = divmod(spare, longest)
+    layout = Layout.of([*lengths, *[longest] * full, *[rest] * (rest > 0)], len(lengths) + unit // longest + 1, longest)
+    targets = {
+        name: found if len(found.rows) == len(lengths) else _filled(found, -len(found.rows) % unit)
+        for name, found in batch.targets.items()
+    }
+    segments = None if batch.segments is None else F.pad(batch.segments, (0, spare))
+    return replace(batch, tokens=F.pad(batch.tokens, (0, spare)), layout=layout, segments=segments, targets=targets)
+
+
+def _filled(targets: Targets, more: int) -> Targets:
+    ignored = float("nan") if targets.values.is_floating_point() else IGNORED
+    values = F.pad(targets.values, (0, more), value=ignored)
+    return replace(targets, rows=F.pad(targets.rows, (0, more)), values=values)
 
 
 def _targets(found: Rows, cap: int) -> Targets:

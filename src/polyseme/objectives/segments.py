@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from polyseme.corpus.order import Lanes, Samples
+from polyseme.corpus.order import Samples
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.packing import Bound, Shape, Vocabulary, pack
 from polyseme.parts.spec import Spec
@@ -40,9 +40,6 @@ class _SegmentLM(Bound):
         starts = np.arange(0, int(self.marks[-1]) // max_len * max_len, max_len)
         numbers, sizes = np.arange(len(starts)), np.full(len(starts), max_len)
         super().__init__(Samples(starts, sizes, numbers, np.append(starts, 0), numbers, sizes), max_len, 0)
-
-    def order(self, bin_tokens: int, bins_per_step: int = 1, seed: int = 0, bin_sequences: int = 0) -> Lanes:
-        return Lanes(self, bin_tokens, bins_per_step)
 
     def rows(self, num_tokens: int) -> int:
         return num_tokens

@@ -10,7 +10,7 @@ from polyseme.parts.attention import AttentionSpec
 from polyseme.parts.feedforward import FeedForwardSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.memory import Cache
-from polyseme.parts.norms import NoNormSpec, NormSpec
+from polyseme.parts.norms import NoNormSpec, NormSpec, added
 from polyseme.parts.relative import Relations, RelativeAttentionSpec
 from polyseme.parts.spec import Spec
 
@@ -47,9 +47,9 @@ class Block(nn.Module):
         cache: Cache | None = None,
         relations: Relations | None = None,
     ) -> Tensor:
-        found = self.attention(self.attention_before(x), layout, positions, cache, relations=relations)
-        x = self.attention_after(x + self.dropout(found))
-        return self.ffn_after(x + self.dropout(self.ffn(self.ffn_before(x))))
+        attended = self.attention(self.attention_before(x), layout, positions, cache, relations=relations)
+        x = added(self.attention_after, x, self.dropout(attended))
+        return added(self.ffn_after, x, self.dropout(self.ffn(self.ffn_before(x))))
 
     def attention_weights(self, x: Tensor, layout: Layout, relations: Relations | None = None) -> list[Tensor]:
         return self.attention.weights(self.attention_before(x), layout, relations=relations)

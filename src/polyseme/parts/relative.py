@@ -202,6 +202,7 @@ class RelativeAttentionSpec(Spec):
     window: int = 0  # how far a query sees, on each side or back; 0 is all
     segments: bool = False  # scores know whether two tokens lie in one segment
     offsets: bool = True  # u and v of its own; else those of the stack
+    rotary: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         in_range("attention dropout", self.dropout, 0, 1)

@@ -25,9 +25,9 @@ from polyseme.parts.spec import Spec
 
 @dataclass(frozen=True)
 class PoolerSpec(Spec):
-    """One vector a sequence: its first or last token, through a dense layer and tanh if the family has one."""
+    """One vector a sequence: its first or last token or their mean, through a dense layer and tanh if there is one."""
 
-    place: Literal["first", "last"] = "first"
+    place: Literal["first", "last", "mean"] = "first"
     dense: bool = False
 
     def build(self, dim: int) -> Pooler:
@@ -41,7 +41,10 @@ class Pooler(nn.Module):
         self.dense = nn.Linear(dim, dim) if spec.dense else None
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
-        x = hidden.index_select(0, layout.first if self.spec.place == "first" else layout.last)
+        if self.spec.place == "mean":
+            x = layout.mean(hidden)
+        else:
+            x = hidden.index_select(0, layout.first if self.spec.place == "first" else layout.last)
         return x if self.dense is None else ACTIVATIONS["tanh"](self.dense(x))
 
 

@@ -7,23 +7,17 @@ from pathlib import Path
 
 from polyseme.errors import UserError, nearest
 from polyseme.files import read_json
-from polyseme.recipes import bert, demo, gpt2, transformer_xl, xlnet
+from polyseme.recipes import bert, demo, gpt2, modern, transformer_xl, xlnet
 from polyseme.train.recipe import Recipe
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     make().name: make
     for make in (
-        demo.demo,
-        bert.tiny,
-        bert.small,
-        bert.base,
-        bert.large,
-        gpt2.tiny,
-        gpt2.small,
-        transformer_xl.tiny,
-        transformer_xl.base,
-        xlnet.tiny,
-        xlnet.base,
+        *(demo.demo, bert.tiny, bert.small, bert.base, bert.large),
+        *(gpt2.tiny, gpt2.small),
+        *(modern.tiny, modern.small),
+        *(transformer_xl.tiny, transformer_xl.base),
+        *(xlnet.tiny, xlnet.base),
     )
 }
 

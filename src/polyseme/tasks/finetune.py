@@ -19,6 +19,7 @@ from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES
 from polyseme.files import write_json, write_text
 from polyseme.objectives.batch import Batch
+from polyseme.objectives.packing import rounded
 from polyseme.parts.layout import bins
 from polyseme.parts.model import Model
 from polyseme.parts.spec import Spec
@@ -117,7 +118,7 @@ def finetune(
         began = time.perf_counter()
         with progress(f"finetune, seed {seed}", run.total, "steps") as bar:
             done: list[Report] = []
-            for report in train(run, steps(task, data, settings, seed)):
+            for report in train(run, steps(task, data, settings, seed, run)):
                 shown = run.device.type == "cpu" or report.step % CHECKED == 0  # when the loop has asked the GPU
                 bar.advance(1, f"loss {report.loss[task.head_name]:.3f}" if shown else "")
                 done.append(report)
@@ -175,9 +176,12 @@ def _encode(task: Task, examples: Sequence[Example], folder: ModelFolder, settin
 
 
 def steps(
-    task: Task, data: Sequence[Encoded], settings: FinetuneSpec, seed: int
+    task: Task, data: Sequence[Encoded], settings: FinetuneSpec, seed: int, run: Training | None = None
 ) -> Iterator[tuple[list[Batch], tuple[int, int]]]:
-    """Micro-batches of each step, without end: every epoch is a permutation drawn from (seed, epoch)."""
+    """Micro-batches of each step, without end: every epoch is a permutation drawn from (seed, epoch).
+
+    Those of a `run` that records its kernels are filled up to few shapes.
+    """
     size = settings.batch_size
     epoch = 0
     while True:
@@ -185,7 +189,10 @@ def steps(
         for start in range(0, len(order), size):
             chosen = [data[i] for i in order[start : start + size]]
             parts = bins([len(e.ids) for e in chosen], settings.bin_tokens)
-            yield [task.batch([chosen[i] for i in part])[0] for part in parts], (epoch, start + size)
+            batches = [task.batch([chosen[i] for i in part])[0] for part in parts]
+            if run is not None and run.record:
+                batches = [rounded(batch, run.model.spec.trunk.embeddings.max_len) for batch in batches]
+            yield batches, (epoch, start + size)
         epoch += 1
 
 
@@ -219,6 +226,7 @@ def _training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int
         device,
         precision,
         seed,
+        record=device.type == "cuda" and precision == "bf16",
     )
 
 

@@ -36,7 +36,7 @@ class Work:
         self.broken = torch.zeros((), device=run.device)  # the first step that was not finite; then nothing changes
         if cuda:
             run.optimiser.found_inf = torch.zeros((), device=run.device)  # type: ignore[attr-defined]
-        recorded = Recorded if run.record and cuda and not distributed.several() else _plain
+        recorded = Recorded if run.record and self.half and not distributed.several() else _plain
         self._first, self._more = recorded(self._learn_first), recorded(self._learn_more)
         self.measure, self.change = recorded(self._measure), recorded(self._change)
 
@@ -132,6 +132,7 @@ class Recorded:
         if Recorded.pool is None:
             Recorded.pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=Recorded.pool, stream=self.stream):
+        # other threads may go on meanwhile: one makes the next batches ready in pinned memory
+        with torch.cuda.graph(graph, pool=Recorded.pool, stream=self.stream, capture_error_mode="thread_local"):
             result = self.function(*held)
         return graph, tensors(held), result

@@ -105,9 +105,10 @@ def read_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
         if spec.family not in FAMILIES:
             raise UserError(f"{folder}: unknown family {spec.family!r}; {nearest(spec.family, FAMILIES)}")
         return spec, about.get("notes", {})
-    if kind not in FAMILIES:
-        raise UserError(f"{folder}/config.json: model_type {kind!r} is no family here; {nearest(str(kind), FAMILIES)}")
-    family = FAMILIES[kind]
+    kinds = {family.model_type or family.name: family for family in FAMILIES.values()}
+    if kind not in kinds:
+        raise UserError(f"{folder}/config.json: model_type {kind!r} is no family here; {nearest(str(kind), kinds)}")
+    family = kinds[kind]
     name = (config.get("architectures") or [None])[0]
     base = next(a for a, heads in family.architectures.items() if not heads)
     if (name or base) not in family.architectures:
@@ -124,7 +125,7 @@ def read_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
         needed = {tensor for rule in rules for tensor in rule.theirs}
         if head in pretraining and needed and needed <= there:
             chosen[head] = pretraining[head]
-    return ModelSpec(kind, trunk, chosen), {}
+    return ModelSpec(family.name, trunk, chosen), {}
 
 
 def verify_model(folder: Path) -> None:
@@ -145,8 +146,10 @@ def _architecture(family: Family, spec: ModelSpec) -> str | None:
 def _config(family: Family, spec: ModelSpec, architecture: str | None, tokenizer: Tokenizer) -> dict[str, Any]:
     config = {"architectures": [architecture], **family.to_config(spec), "dtype": "float32"}
     specials = tokenizer.specials
-    ids = {"pad_token_id": specials.pad, "bos_token_id": specials.bos, "eos_token_id": specials.eos}
-    config |= {key: value for key, value in ids.items() if value is not None}
+    for role in ("pad", "bos", "eos", "cls", "sep"):
+        key, value = f"{role}_token_id", getattr(specials, role)
+        if value is not None and (role in ("pad", "bos", "eos") or key in config):
+            config[key] = value
     for name in family.architectures[architecture] if architecture else ():
         head = spec.heads[name]
         if name not in FIXED_LABELS and name not in family.heads(spec.trunk) and isinstance(head, LabelHeadSpec):
@@ -177,7 +180,7 @@ def _check_tokenizer(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Non
     if tokenizer.vocab_size > vocab_size:
         raise UserError(f"{folder}: the tokenizer has {tokenizer.vocab_size} pieces, but the model knows {vocab_size}")
     config = read_json(folder / "config.json")
-    for role in ("pad", "bos", "eos"):
+    for role in ("pad", "bos", "eos", "cls", "sep"):
         named, found = config.get(f"{role}_token_id"), getattr(tokenizer.specials, role)
         if named is not None and found is not None and named != found:
             raise UserError(f"{folder}: config.json has {role}_token_id {named}, but the tokenizer's is {found}")
