@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from polyseme.errors import UserError, nearest
+from polyseme.parts.layout import Layout
 from polyseme.parts.model import Model
+from polyseme.parts.relative import Queries
 from polyseme.progress import progress
 from polyseme.reading import Packed, fetched, in_bins, means
 from polyseme.weights.folder import ModelFolder, load_model
@@ -93,8 +95,8 @@ class LanguageModel:
         rows = [i for i, token in enumerate(ids) if token == mask]
         if not rows:
             raise UserError(f"there is no {self.tokenizer.mask_token} in {text!r}")
-        last = self._read(ids, segments)
-        chances = self._log_probabilities("masked", last, torch.tensor(rows)).exp()
+        packed = next(self._packed([np.array(ids)], [np.array(segments)]))
+        chances = self._blind(packed, torch.tensor(rows)).exp()
         best = chances.topk(min(top, chances.shape[-1]))
         return [
             [Guess(self.tokenizer.pieces([i])[0], p) for p, i in zip(values, index)]
@@ -155,9 +157,8 @@ class LanguageModel:
             copies.append(copy)
         total = 0.0
         for packed in self._packed(copies, [np.array(segments)] * len(copies)):
-            last = self.model.trunk(packed.tokens, packed.layout, packed.segments).last
             which = torch.tensor([places[i] for i in packed.index], device=self.device)
-            chances = self._log_probabilities("masked", (packed, last), packed.layout.first + which)
+            chances = self._blind(packed, packed.layout.first + which)
             targets = torch.tensor([ids[places[i]] for i in packed.index], device=self.device)
             total += float(chances.gather(1, targets[:, None]).double().sum())
         return Score(total, len(places))
@@ -243,6 +244,18 @@ class LanguageModel:
     def _read(self, ids: list[int], segments: list[int]) -> tuple[Packed, Tensor]:
         packed = next(self._packed([np.array(ids)], [np.array(segments)]))
         return packed, self.model.trunk(packed.tokens, packed.layout, packed.segments).last
+
+    def _blind(self, packed: Packed, rows: Tensor) -> Tensor:
+        """What masked tokens may be, [rows, vocabulary]; a query stream, where there is one, sees all but them."""
+        rows = rows.to(self.device)
+        trunk, queries, asked = self.model.trunk, None, rows
+        if getattr(trunk.spec.relations, "stream", False):
+            order = torch.full_like(packed.tokens, -1).index_fill(0, rows, 0)
+            counts = np.histogram(rows.cpu().numpy(), packed.layout.starts.cpu().numpy())[0]
+            queries = Queries(order, rows, Layout.of(counts, device=self.device))
+            asked = packed.layout.total + torch.arange(len(rows), device=self.device)
+        last = trunk(packed.tokens, packed.layout, packed.segments, queries=queries).last
+        return self._log_probabilities("masked", (packed, last), asked)
 
     def _log_probabilities(self, head: str, read: tuple[Packed, Tensor], rows: Tensor) -> Tensor:
         packed, last = read

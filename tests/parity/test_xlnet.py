@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import polyseme
 from polyseme.families import FAMILIES
 from polyseme.parts.layout import Layout
 from polyseme.parts.model import Model, ModelSpec
@@ -154,3 +155,26 @@ def test_the_table_is_a_bijection():
     mine, others = [r.ours for r in rules], [name for r in rules for name in r.theirs]
     assert len(mine) == len(set(mine)) and len(others) == len(set(others))
     assert set(others) | set(XLNET.tied) == set(theirs.state_dict())
+
+
+def test_masks_are_filled_by_the_query_stream(tiny_folders):
+    """What stands at a mask does not matter, and the guesses are those of `transformers` under the same order."""
+    ours, folder = polyseme.load(tiny_folders["xlnet"], device="cpu"), tiny_folders["xlnet"]
+    theirs = transformers.XLNetLMHeadModel.from_pretrained(folder).eval()
+    found = ours.fill("The [MASK] cat sees a [MASK].", top=4)
+    encoded = ours.encode("The [MASK] cat sees a [MASK].")
+    places = [i for i, piece in enumerate(encoded["pieces"]) if piece == "[MASK]"]
+    ids, size = torch.tensor([encoded["ids"]]), len(encoded["ids"])
+    hidden = torch.zeros(1, size, size)
+    hidden[:, :, places] = 1
+    mapping = torch.nn.functional.one_hot(torch.tensor([places]), size).float()
+    with torch.no_grad():
+        logits = theirs(
+            ids, perm_mask=hidden, target_mapping=mapping, token_type_ids=torch.tensor([encoded["segments"]])
+        ).logits[0]
+    for guesses, row in zip(found, logits.softmax(-1)):
+        best = row.topk(4)
+        assert [g.piece for g in guesses] == ours.tokenizer.pieces(best.indices.tolist())
+        assert [g.probability for g in guesses] == pytest.approx(best.values.tolist(), abs=1e-5)
+    assert encoded["segments"][-1] == 2 and encoded["pieces"][-2:] == ["[SEP]", "[CLS]"]
+    assert ours.score(["The old cat sees."])[0].tokens > 3

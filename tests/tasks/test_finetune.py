@@ -54,7 +54,7 @@ def one_thread():
 def folders(tmp_path_factory):
     made = {}
     for family, kind in TOKENIZERS.items():
-        tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 400)
+        tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 400).marked(FAMILIES[family].marks)
         spec = FAMILIES[family].spec(
             num_layers=2, dim=32, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=48, dropout=0.05,
             attention_dropout=0.0,
@@ -66,7 +66,7 @@ def folders(tmp_path_factory):
 
 CASES = [("bert", "classification"), ("bert", "pair"), ("bert", "tagging"), ("bert", "regression"),
          ("gpt2", "classification"), ("gpt2", "tagging"), ("gpt2", "regression"),
-         ("modern", "classification")]  # fmt: skip
+         ("modern", "classification"), ("transformer_xl", "tagging"), ("xlnet", "classification")]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)

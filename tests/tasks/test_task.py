@@ -29,7 +29,8 @@ def one_thread():
 @pytest.fixture(scope="module")
 def tokenizers():
     texts = [" ".join(WORDS)] * 20
-    return {kind: Tokenizer.train(kind, iter(texts), 300) for kind in ("wordpiece", "bpe")}
+    sizes = {"wordpiece": 300, "bpe": 300, "unigram": 60}
+    return {kind: Tokenizer.train(kind, iter(texts), size) for kind, size in sizes.items()}
 
 
 @pytest.fixture
@@ -166,7 +167,7 @@ def test_bins_hold_every_place_once():
 @pytest.mark.parametrize("kind", ["classification", "regression", "tagging"])
 def test_together_equals_alone(tokenizers, family, kind):
     """The law of packing, as a user meets it."""
-    tokenizer = tokenizers[KINDS[family]]
+    tokenizer = tokenizers[KINDS[family]].marked(FAMILIES[family].marks)
     task = {task.kind: task for task in (SINGLE, TAGS, NUMBER)}[kind]
     draw = np.random.default_rng(0)
     chosen = [tuple(draw.choice(WORDS, size=draw.integers(1, 9))) for _ in range(20)]

@@ -74,23 +74,18 @@ def label_head(name: str, labels: tuple[str, ...], spec: TransformerSpec) -> Hea
     return LabelHeadSpec(labels, READS[name], spec.block.dropout)
 
 
-FIELDS = {
-    "num_layers": "num_layers",
-    "dim": "dim",
-    "num_heads": "num_heads",
-    "ffn_dim": "ffn_dim",
-    "vocab_size": "vocab_size",
-    "max_len": "max_len",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
-    "head_dim": "head_dim",
-    "memory_len": "memory_len",
-    "furthest": "furthest",
-    "factor": "factor",
-    "shared": "shared_offsets",
-    "eps": "layer_norm_eps",
-    "init_std": "initializer_range",
-}
+FIELDS = (
+    "num_layers",
+    "dim",
+    "num_heads",
+    "ffn_dim",
+    "vocab_size",
+    "max_len",
+    "head_dim",
+    "memory_len",
+    "furthest",
+    "factor",
+)
 
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
@@ -119,7 +114,14 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
 
 
 def from_config(config: dict[str, Any]) -> TransformerSpec:
-    return trunk(**read_config(config, needed=FIELDS, fixed={}))
+    return trunk(
+        **read_config(config, needed={name: name for name in FIELDS}, fixed={"shared_offsets": [True, False]}),
+        dropout=config.get("dropout", 0.1),
+        attention_dropout=config.get("attention_dropout", 0.0),
+        shared=config.get("shared_offsets", True),
+        eps=config.get("layer_norm_eps", 1e-5),
+        init_std=config.get("initializer_range", 0.02),
+    )
 
 
 def _own(*names: str) -> tuple[Rule, ...]:

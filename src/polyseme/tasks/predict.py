@@ -74,7 +74,7 @@ def logits(model: Model, task: Task, encoded: Sequence[Encoded], bin_tokens: int
 
     Always in the precision of the weights: a model measured after training and one loaded again say the same.
     """
-    device = model.trunk.table.device
+    device = next(model.parameters()).device
     found: list[np.ndarray] = [np.empty(0)] * len(encoded)
     training = model.training
     model.eval()

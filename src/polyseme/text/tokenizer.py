@@ -283,7 +283,9 @@ class Tokenizer:
             return self
         backend = copy.deepcopy(self.backend)
         set_last_template(backend, cls, sep)
-        return Tokenizer(backend, self.config)
+        # other tools have to pad on the other side then, and to hand the segments on
+        names = ["input_ids", "token_type_ids", "attention_mask"]
+        return Tokenizer(backend, self.config | {"padding_side": "left", "model_input_names": names})
 
     def num_added(self, pair: bool = False) -> int:
         """How many special tokens `wrap` adds."""
