@@ -109,6 +109,8 @@ def test_a_saved_model_gives_the_same_answers(trained):
 def test_transformers_reads_it(trained):
     transformers = pytest.importorskip("transformers")
     family, kind, dev, out, _ = trained
+    if family == "transformer_xl":
+        pytest.skip("transformers has it no more")
     name = "TokenClassification" if kind == "tagging" else "SequenceClassification"
     theirs = getattr(transformers, f"AutoModelFor{name}").from_pretrained(out / "model").eval()
     folder = load_model(out / "model")
@@ -120,8 +122,13 @@ def test_transformers_reads_it(trained):
     batch, order = task.batch(encoded)
     ids, mask = batch.layout.pad(batch.tokens, folder.tokenizer.specials.pad), batch.layout.mask().long()
     extra = {"token_type_ids": batch.layout.pad(batch.segments)} if family == "bert" else {}
+    lengths = list(batch.layout.lengths)
     with torch.no_grad():
-        expected = theirs(input_ids=ids, attention_mask=mask, **extra).logits
+        if family == "xlnet":  # which pads on the left: here one by one
+            each = zip(batch.tokens.split(lengths), batch.segments.split(lengths))
+            expected = torch.cat([theirs(input_ids=t[None], token_type_ids=s[None]).logits for t, s in each])
+        else:
+            expected = theirs(input_ids=ids, attention_mask=mask, **extra).logits
     if kind == "tagging":
         expected = batch.layout.unpad(expected)[batch.targets["tag"].rows]
     np.testing.assert_allclose(np.concatenate([ours[i] for i in order]), expected.numpy(), atol=1e-5)

@@ -42,7 +42,7 @@ def tiny() -> Recipe:
         max_len=64,
         batch_tokens=4096,
         bin_tokens=4096,
-        budget=BudgetSpec(steps=700),
+        budget=BudgetSpec(steps=550),
         optim=OptimSpec(rate=3e-3, beta2=0.98),
         eval_every=250,
         save_every=250,
