@@ -1,0 +1,170 @@
+"""What each change of the `modern` preset is worth: one small model, the same text, the same seconds of training.
+
+    python benchmarks/modern.py --train CORPUS --held-out CORPUS --out FOLDER [--seconds 25] [--variants NAME …]
+
+The corpora are made by `polyseme prepare` with one vocabulary. Each variant is pre-trained for so many seconds (its
+steps are timed first; compiling does not count) and measured on all of the held-out text, 15 % of its tokens masked.
+The models stay in FOLDER/NAME/model for `benchmarks/glue.py`; figures are in FOLDER/results.json after each variant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from report import header, table
+
+from polyseme.corpus.order import Cursor
+from polyseme.corpus.store import Corpus
+from polyseme.objectives.specs import MaskedLM
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.loop import choose_device, train
+from polyseme.train.optim import OptimSpec
+from polyseme.train.pretrain import _training, evaluate, open_data, pretrain
+from polyseme.train.recipe import BudgetSpec, Recipe
+from polyseme.train.schedule import ScheduleSpec
+
+PLAIN = Recipe(  # BERT-small with masked words alone, as its paper trains
+    name="plain", family="bert", size="small", objective=MaskedLM(), max_len=128, batch_tokens=131_072,
+    bin_tokens=65_536, optim=OptimSpec(rate=1e-3, beta2=0.98), schedule=ScheduleSpec("linear", warmup=0.06),
+    compile=True, holdout=0.0, eval_every=10**9, save_every=10**9, log_every=100,
+)  # fmt: skip
+
+
+def no_dropout(recipe: Recipe) -> Recipe:
+    return recipe.replace(model={**recipe.model, "dropout": 0.0, "attention_dropout": 0.0})
+
+
+def masked_30(recipe: Recipe) -> Recipe:
+    return recipe.replace(objective=MaskedLM(rate=0.3))
+
+
+def layout(recipe: Recipe) -> Recipe:
+    """Pre-norm, rotary positions, gated feed-forward, no biases; dropout stays as it was."""
+    return recipe.replace(family="modern", model={"dropout": 0.1, "attention_dropout": 0.1, **recipe.model})
+
+
+def muon(recipe: Recipe) -> Recipe:
+    return recipe.replace(optim=recipe.optim.replace(method="muon"))
+
+
+def ramp(recipe: Recipe) -> Recipe:
+    """Half the batch for the first tokens."""
+    return recipe.replace(ramp=400)
+
+
+def rate_2e3(recipe: Recipe) -> Recipe:
+    return recipe.replace(optim=recipe.optim.replace(rate=2e-3))
+
+
+CHANGES: dict[str, tuple[Callable[[Recipe], Recipe], ...]] = {
+    "plain": (),
+    "no dropout": (no_dropout,),
+    "30 % masked": (masked_30,),
+    "layout": (layout,),
+    "muon": (muon,),
+    "ramp": (ramp,),
+    "rate 2e-3": (rate_2e3,),
+    "all": (no_dropout, masked_30, layout, muon, ramp, rate_2e3),
+    "all but layout": (no_dropout, masked_30, muon, ramp, rate_2e3),
+    "all but 30 %": (no_dropout, layout, muon, ramp, rate_2e3),
+    "all but muon": (no_dropout, masked_30, layout, ramp, rate_2e3),
+    "all but ramp": (no_dropout, masked_30, layout, muon, rate_2e3),
+}
+
+
+def recipe_of(name: str) -> Recipe:
+    recipe = PLAIN
+    for change in CHANGES[name]:
+        recipe = change(recipe)
+    return recipe.replace(name=name)
+
+
+def seconds_a_step(recipe: Recipe, corpus: Path) -> float:
+    """Of steps as they come once all is compiled, the whole batch in each."""
+    device = choose_device()
+    opened, tokenizer = Corpus.open(corpus), Tokenizer.load(corpus / "tokenizer")
+    data, _ = open_data(recipe, opened, tokenizer, 0, 1)
+    run = _training(recipe, recipe.model_spec(tokenizer.vocab_size), device, 0)
+    run.total = 60
+    began = 0.0
+    for report in train(run, data.steps(Cursor(), recipe.ramp)):
+        if report.step in (20, run.total) and report.numbers:
+            began, before = time.perf_counter(), began
+    return (began - before) / (run.total - 20)
+
+
+def measure(recipe: Recipe, train_on: Path, held_out: Path, out: Path, seconds: float) -> dict[str, Any]:
+    each = seconds_a_step(recipe, train_on)
+    bins = recipe.batch_tokens // recipe.bin_tokens
+    saved = recipe.ramp * (bins - 1) / (2 * bins)  # steps, by the ramp
+    recipe = recipe.replace(budget=BudgetSpec(steps=max(int(seconds / each + saved), 10)))
+    torch._dynamo.reset()
+    began = time.perf_counter()
+    results = pretrain(recipe, train_on, out)
+    wall = time.perf_counter() - began
+    return {
+        "steps": results["steps"],
+        "tokens": results["tokens"],
+        "seconds": results["device_hours"] * 3600,
+        "wall": wall,
+        "parameters": results["parameters"],
+        **held_out_loss(out / "model", held_out),
+    }
+
+
+def held_out_loss(model: Path, held_out: Path, rate: float = 0.15) -> dict[str, float]:
+    """Nats and accuracy on masked tokens of the whole held-out text, in float32."""
+    from polyseme.train.loop import Training
+    from polyseme.weights.folder import load_model
+
+    folder, device = load_model(model), choose_device()
+    optim = OptimSpec()
+    run = Training(
+        folder.model.to(device),
+        optim.build(folder.model, folder.model.trunk.groups()),
+        optim,
+        ScheduleSpec(),
+        0,
+        device,
+    )
+    recipe = PLAIN.replace(objective=MaskedLM(rate=rate), eval_tokens=10**9, compile=False, bin_tokens=16_384)
+    bound, _ = open_data(recipe, Corpus.open(held_out), folder.tokenizer, 0, 1)
+    found = evaluate(run, bound.bound, recipe)
+    return {"nats": found["masked"], "accuracy": found["masked_accuracy"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--train", type=Path, required=True)
+    parser.add_argument("--held-out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=25.0)
+    parser.add_argument("--variants", nargs="*", default=list(CHANGES), choices=list(CHANGES))
+    parser.add_argument("--set", nargs="*", default=[], help="path=value, on every variant")
+    given = parser.parse_args()
+    from polyseme.cli.output import set_values
+
+    print(header(f"equal seconds of training: {given.seconds:g}"), flush=True)
+    found: dict[str, dict[str, Any]] = {}
+    given.out.mkdir(parents=True, exist_ok=True)
+    for name in given.variants:
+        folder = given.out / name.replace(" ", "-").replace("%", "percent")
+        recipe = set_values(recipe_of(name), given.set)
+        found[name] = measure(recipe, given.train, given.held_out, folder, given.seconds)
+        (given.out / "results.json").write_text(json.dumps(found, indent=2))
+        print(name, found[name], flush=True)
+    rows = [
+        (n, f"{r['nats']:.3f}", f"{r['accuracy']:.3f}", f"{r['tokens'] / 1e6:.0f} M", f"{r['steps']:,}")
+        for n, r in found.items()
+    ]
+    print("\n" + table(["variant", "held-out nats", "accuracy", "tokens", "steps"], rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Muon: orthogonal updates of the size of AdamW's, for the matrices of the blocks alone."""
+
+import pytest
+import torch
+
+from polyseme.families import FAMILIES
+from polyseme.train.muon import STEPS, orthogonal
+from polyseme.train.optim import OptimSpec, load_optimiser_state, optimiser_state, set_rate
+
+
+@pytest.mark.parametrize("shape", [(2, 30, 50), (3, 50, 30), (1, 40, 40)])
+def test_singular_values_follow_the_polynomial(shape):
+    """Newton and Schulz's steps change singular values and nothing else: by the polynomial, five times."""
+    torch.manual_seed(0)
+    x = torch.randn(shape, dtype=torch.float64)
+    u, s, v = torch.linalg.svd(x, full_matrices=False)
+    s = s / s.norm(dim=-1, keepdim=True)
+    for a, b, c in STEPS:
+        s = a * s + b * s**3 + c * s**5
+    torch.testing.assert_close(orthogonal(x), u @ torch.diag_embed(s) @ v, atol=1e-6, rtol=0)
+    assert s.max() < 1.25 and (s > 0.6).double().mean() > 0.9  # what is almost 0 stays small
+
+
+def model_and_optimiser(family="bert", **changes):
+    model = FAMILIES[family].spec(num_layers=2, dim=32, num_heads=2, vocab_size=50, max_len=16).build(seed=0)
+    spec = OptimSpec(rate=0.01, method="muon", **changes)
+    return model, spec.build(model, model.trunk.groups())
+
+
+def step(model, optimiser, seed):
+    draw = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=draw)
+    optimiser.step()
+
+
+@pytest.mark.parametrize("family,stacked", [("bert", {1, 3}), ("modern", {1, 2, 3})])
+def test_matrices_of_the_blocks_and_no_others(family, stacked):
+    model, optimiser = model_and_optimiser(family)
+    chosen = {id(p): g["stacked"] for g in optimiser.param_groups for p in g["params"] if g["stacked"]}
+    names = {name for name, p in model.named_parameters() if id(p) in chosen}
+    assert names == {n for n, p in model.named_parameters() if n.startswith("trunk.blocks.") and p.ndim == 2}
+    assert set(chosen.values()) == stacked
+    assert sum(len(g["params"]) for g in optimiser.param_groups) == len(list(model.parameters()))
+
+
+def test_each_part_of_a_stack_moves_on_its_own():
+    """Query, key and value are three matrices in one: each is made orthogonal, and the step has AdamW's size."""
+    model, optimiser = model_and_optimiser(decay=0.0)
+    weight = model.trunk.blocks[0].attention.qkv.weight
+    before = weight.detach().clone()
+    step(model, optimiser, 1)
+    moved = (before - weight.detach()) / 0.01
+    for part in moved.view(3, 32, 32):
+        values = torch.linalg.svdvals(part / (0.2 * 32**0.5))
+        assert values.max() < 1.25 and (values > 0.6).double().mean() > 0.9
+    assert moved.square().mean().sqrt().item() == pytest.approx(0.2, rel=0.15)
+
+
+def test_the_rest_is_adamw():
+    model, optimiser = model_and_optimiser()
+    plain = FAMILIES["bert"].spec(num_layers=2, dim=32, num_heads=2, vocab_size=50, max_len=16).build(seed=0)
+    other = OptimSpec(rate=0.01).build(plain, plain.trunk.groups())
+    for seed in range(3):
+        step(model, optimiser, seed)
+        step(plain, other, seed)
+    for (name, p), q in zip(model.named_parameters(), plain.parameters()):
+        inside = name.startswith("trunk.blocks.") and p.ndim == 2
+        assert torch.equal(p, q) != inside, name
+
+
+def test_momentum_there_and_back():
+    model, optimiser = model_and_optimiser()
+    again, other = model_and_optimiser()
+    for seed in range(3):
+        step(model, optimiser, seed)
+    again.load_state_dict(model.state_dict())
+    load_optimiser_state(other, again, optimiser_state(optimiser, model))
+    set_rate(optimiser, 0.003)
+    set_rate(other, 0.003)
+    step(model, optimiser, 9)
+    step(again, other, 9)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters()))
+
+
+def test_it_learns():
+    torch.manual_seed(0)
+    model, optimiser = model_and_optimiser()
+    weight = model.trunk.blocks[1].ffn.down.weight
+    true = torch.randn_like(weight) * 0.1
+    losses = []
+    for number in range(60):
+        set_rate(optimiser, 0.05 * (1 - number / 60))
+        optimiser.zero_grad()
+        loss = (weight - true).square().mean()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.02 * losses[0]
