@@ -9,10 +9,12 @@ import torch
 from polyseme.corpus.order import Cursor, Lanes
 from polyseme.errors import UserError
 from polyseme.objectives.batch import Carry
+from polyseme.objectives.permutation import PermutationLM
 from polyseme.objectives.segments import SegmentLM
 from polyseme.objectives.terms import losses, scores
 from polyseme.parts.layout import Layout
 from polyseme.train.pretrain import Data
+from polyseme.train.recipe import Recipe
 from tests.contracts import cases
 from tests.objectives.test_specs import GPT2, Pages, all_of
 
@@ -113,3 +115,15 @@ def test_overfits_one_batch():
         loss.backward()
         optimiser.step()
     assert loss.item() < 0.3
+
+
+@pytest.mark.parametrize("changes,says", [
+    ({"family": "gpt2", "objective": SegmentLM()}, "memory_len of the model is 0"),
+    ({"family": "bert", "objective": PermutationLM()}, "PermutationLM needs a query stream, which bert has not"),
+    ({"family": "transformer_xl", "objective": SegmentLM(), "ramp": 5}, "ramp is 5"),
+    ({"family": "xlnet", "objective": PermutationLM(), "compile": True}, "leave it false"),
+    ({"family": "xlnet", "objective": SegmentLM()}, "needs a head 'next', which xlnet has not"),
+])  # fmt: skip
+def test_recipes_that_do_not_fit_are_told(changes, says):
+    with pytest.raises(UserError, match=says):
+        Recipe(name="test", **changes).model_spec(100)
