@@ -39,7 +39,7 @@ class Family:
 
     name: str
     paper: str
-    tokenizer: Literal["wordpiece", "bpe"]
+    tokenizer: Literal["wordpiece", "bpe", "bpe-masked"]
     objective: str  # what it was pre-trained with, in words
     trunk: Callable[..., TrunkSpec]
     sizes: dict[str, dict[str, int]]  # arguments of `trunk`

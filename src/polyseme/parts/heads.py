@@ -1,4 +1,4 @@
-"""Heads: hidden states to predictions. A head says whether it reads tokens or one pooled vector a sequence."""
+"""Heads: hidden states to predictions. A head says whether it reads tokens or one vector a sequence."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from polyseme.parts.feedforward import ACTIVATIONS, ActivationName
 from polyseme.parts.norms import NoNormSpec, NormSpec
 from polyseme.parts.spec import Spec
+
+Reads = Literal["tokens", "pooled", "first"]  # every state, what the trunk's pooler gives, or the first token's own
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class LanguageHeadSpec(Spec):
 
 
 class LanguageHead(nn.Module):
-    reads: ClassVar[Literal["tokens", "pooled"]] = "tokens"
+    reads: ClassVar[Reads] = "tokens"
 
     def __init__(self, spec: LanguageHeadSpec, dim: int):
         super().__init__()
@@ -54,19 +56,20 @@ class LanguageHead(nn.Module):
 
 @dataclass(frozen=True)
 class LabelHeadSpec(Spec):
-    """A linear layer over named labels, on each token (tagging) or on the pooled vector (classification).
+    """A linear layer over named labels, on each token (tagging) or on one vector a sequence (classification).
 
-    Some families have a `dense` layer, an activation and a norm before it.
+    Some families have a `dense` layer, an activation and a norm before it, and one of them dropout before that.
     """
 
     labels: tuple[str, ...]
-    reads: Literal["tokens", "pooled"] = "pooled"
+    reads: Reads = "pooled"
     dropout: float = 0.0
     bias: bool = True
     dense: bool = False
     dense_bias: bool = True
     activation: ActivationName = "tanh"
     norm: NormSpec = field(default_factory=NoNormSpec)
+    input_dropout: float = 0.0
 
     def build(self, dim: int) -> LabelHead:
         return LabelHead(self, dim)
@@ -78,11 +81,13 @@ class LabelHead(nn.Module):
         self.spec = spec
         self.reads = spec.reads
         self.dense = nn.Linear(dim, dim, bias=spec.dense_bias) if spec.dense else None
+        self.input_dropout = nn.Dropout(spec.input_dropout)
         self.norm = spec.norm.build(dim)
         self.dropout = nn.Dropout(spec.dropout)
         self.linear = nn.Linear(dim, len(spec.labels), bias=spec.bias)
 
     def forward(self, states: Tensor, table: Tensor) -> Tensor:
+        states = self.input_dropout(states)
         if self.dense is not None:
             states = ACTIVATIONS[self.spec.activation](self.dense(states))
         return self.linear(self.dropout(self.norm(states)))

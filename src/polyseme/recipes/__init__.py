@@ -7,12 +7,16 @@ from pathlib import Path
 
 from polyseme.errors import UserError, nearest
 from polyseme.files import read_json
-from polyseme.recipes import bert, demo, gpt2
+from polyseme.recipes import bert, demo, distilbert, gpt2, roberta
 from polyseme.train.recipe import Recipe
 
-RECIPES: dict[str, Callable[[], Recipe]] = {
-    make().name: make for make in (demo.demo, bert.tiny, bert.small, bert.base, bert.large, gpt2.tiny, gpt2.small)
-}
+_MAKERS: tuple[Callable[[], Recipe], ...] = (
+    *(demo.demo, bert.tiny, bert.small, bert.base, bert.large),
+    *(roberta.tiny, roberta.base, roberta.large),
+    *(distilbert.tiny,),
+    *(gpt2.tiny, gpt2.small),
+)
+RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _MAKERS}
 
 
 def find_recipe(name: str) -> Recipe:

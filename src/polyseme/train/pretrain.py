@@ -39,7 +39,7 @@ from polyseme.train.cost import num_parameters
 from polyseme.train.loop import Report, Training, choose_device, train
 from polyseme.train.optim import load_optimiser_state, optimiser_state
 from polyseme.train.recipe import Recipe
-from polyseme.weights.folder import save_model
+from polyseme.weights.folder import check_fit, save_model
 
 
 @dataclass
@@ -70,6 +70,7 @@ def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False)
     distributed.on_first(lambda: verify(corpus_path))
     corpus, tokenizer = Corpus.open(corpus_path), Tokenizer.load(corpus_path / "tokenizer")
     spec = recipe.model_spec(tokenizer.vocab_size)
+    check_fit(spec, tokenizer)
     begun = distributed.on_first(lambda: _open_run(out, recipe, corpus, resume))
     data, valid = open_data(recipe, corpus, tokenizer, rank, world)
     run = _training(recipe, spec, device, rank)

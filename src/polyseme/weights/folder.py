@@ -42,6 +42,7 @@ class ModelFolder:
 
 def save_model(path: Path, model: Model, tokenizer: Tokenizer, notes: dict[str, Any] | None = None) -> None:
     """Write the folder whole or not at all. `notes` is kept as it is: recipe, provenance, results."""
+    check_fit(model.spec, tokenizer)
     family = FAMILIES[model.spec.family]
     state = {name: t.detach().cpu().float() for name, t in model.state_dict().items()}
     architecture = _architecture(family, model.spec)
@@ -138,6 +139,16 @@ def verify_model(folder: Path) -> None:
     for name, expected in about.get("sha256", {}).items():
         if sha256(folder / name) != expected:
             raise UserError(f"{folder / name} is not what was saved: its hash differs from the one in polyseme.json")
+
+
+def check_fit(spec: ModelSpec, tokenizer: Tokenizer) -> None:
+    """Where a family counts positions from the id of its pad token on (RoBERTa), that id is part of the model."""
+    wanted, found = FAMILIES[spec.family].to_config(spec).get("pad_token_id"), tokenizer.specials.pad
+    if wanted is not None and found is not None and wanted != found:
+        raise UserError(
+            f"the tokenizer's pad token has the id {found}, but {spec.family} needs {wanted}: "
+            f"train one with --kind {FAMILIES[spec.family].tokenizer}"
+        )
 
 
 def _architecture(family: Family, spec: ModelSpec) -> str | None:
