@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from tests.objectives.test_specs import BERT, CLS, SEP, Pages, all_of, numbered, pages, split
 
 from polyseme.objectives.specs import MaskedLM
+from tests.objectives.test_specs import BERT, CLS, SEP, Pages, all_of, numbered, pages, split
 
 SHORT = [[int(n) for n in np.random.default_rng(seed).integers(1, 9, 1 + seed % 5)] for seed in range(200)]
 SHAPES = {

@@ -117,7 +117,7 @@ def test_auto_tokenizer(family, tiny_folders):
     assert theirs(text)["input_ids"] == ours.wrap(ours.encode(text))[0]
     assert theirs.model_max_length > 0 and len(theirs) == ours.vocab_size
     for role in ("pad", "unk", "cls", "sep", "mask", "bos", "eos"):
-        if ours.mask_token and getattr(ours.specials, role) is not None or role in ("bos", "eos"):
+        if (ours.mask_token and getattr(ours.specials, role) is not None) or role in ("bos", "eos"):
             assert getattr(theirs, f"{role}_token_id", None) == getattr(ours.specials, role), role
 
 

@@ -104,9 +104,9 @@ def cut_samples(
     there. Where a run needs `least` units or more, a sentence longer than `max_len // least` is first cut
     into equal pieces no longer than that, so that `least` units always fit together and a run has fewer only
     at its document's end. `limits(units)` may give a smaller length to aim at for the run that begins with a
-    unit. With `across` a run goes on into the documents after its own, each of which counts for one token more: what
-    parts it from the one before. At length: documents sliced at exactly `max_len`; `closing` tokens more are counted to each
-    document, for the mark of its end, which the corpus does not store.
+    unit. With `across` a run goes on into the documents after its own, each of which counts for one token
+    more: what parts it from the one before. At length: documents sliced at exactly `max_len`; `closing` tokens
+    more are counted to each document, for the mark of its end, which the corpus does not store.
     """
     documents = np.asarray(corpus.sentences)[np.asarray(corpus.documents)]
     if at == "length":

@@ -68,7 +68,7 @@ def build_bpe(
     made.post_processor = processors.ByteLevel(trim_offsets=False)
     add_specials(made, specials)
     if {"<s>", "</s>", "<mask>"} <= set(specials):
-        sep, cls = ((token, made.token_to_id(token)) for token in ("</s>", "<s>"))
+        sep, cls = ((token, made.get_vocab()[token]) for token in ("</s>", "<s>"))
         made.post_processor = processors.RobertaProcessing(sep, cls, trim_offsets=False, add_prefix_space=False)
     return made
 
