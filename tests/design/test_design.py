@@ -36,6 +36,7 @@ ARROWS: dict[str, set[str]] = {
     "train": {"errors", "files", "progress", "parts", "families", "objectives", "text", "corpus", "weights", "report"},
     "recipes": {"errors", "files", "objectives", "train"},
     "tasks": {"errors", "files", "progress", "parts", "families", "objectives", "text", "weights", "report", "train"},
+    "compress": {"errors", "files", "parts", "objectives", "text", "corpus", "weights", "train"},
     "language_model": {"errors", "progress", "parts", "weights", "tasks"},
     "": {"errors", "language_model"},
     "explain": {"language_model", "parts"},

@@ -13,7 +13,7 @@ from polyseme.train.recipe import Recipe
 _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(demo.demo, bert.tiny, bert.small, bert.base, bert.large),
     *(roberta.tiny, roberta.base, roberta.large),
-    *(distilbert.tiny,),
+    *(distilbert.tiny, distilbert.base),
     *(gpt2.tiny, gpt2.small),
 )
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _MAKERS}

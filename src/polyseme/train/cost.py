@@ -24,7 +24,9 @@ def training_flops(model: Model, batch: Batch) -> int:
     products = 12 * trunk.num_layers * dim * sum(n * n for n in lengths) // (2 if trunk.causal else 1)
     heads = 0
     for name, targets in batch.targets.items():
-        head = model.spec.heads[name]
+        head = model.spec.heads.get(name)
+        if head is None:  # of a term that has no weights of its own
+            continue
         if isinstance(head, LanguageHeadSpec):
             heads += 6 * targets.count * (dim * head.vocab_size + (dim * dim if head.dense else 0))
         else:

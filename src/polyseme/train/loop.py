@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -76,6 +76,8 @@ class Training:
     rank: int = 0
     start: int = 0
     terms: Callable[[Model, Batch], dict[str, Tensor]] = losses
+    weights: dict[str, float] = field(default_factory=dict)  # of terms that do not count as 1
+    flops: Callable[[Model, Batch], int] = training_flops
 
     def autocast(self) -> AbstractContextManager:
         if self.precision == "float32":
@@ -115,7 +117,8 @@ def train(run: Training, data: Iterable[tuple[list[Batch], Any]]) -> Iterator[Re
             with nullcontext() if half else run.autocast():
                 sums = run.terms(model, batch.to(run.device))
             means = torch.stack([value / max(counts[name], 1) for name, value in sums.items()])
-            means.sum().backward()
+            weights = [run.weights.get(name, 1.0) for name in sums]
+            (means * means.new_tensor(weights) if run.weights else means).sum().backward()
             totals += means.detach()
             if half:
                 half.give()
@@ -130,7 +133,7 @@ def train(run: Training, data: Iterable[tuple[list[Batch], Any]]) -> Iterator[Re
             values,
             rate,
             counts[" tokens"],
-            sum(training_flops(run.model, b) for b in batches),
+            sum(run.flops(run.model, b) for b in batches),
             time.perf_counter() - began,
             cursor,
         )

@@ -76,7 +76,7 @@ def load_model(path: str | Path, heads: dict[str, HeadSpec] | None = None, seed:
     for name, tensor in state.items():
         if shapes.get(name) != tensor.shape:
             raise UserError(f"{extra} has a tensor {name!r} of shape {tuple(tensor.shape)} that the spec does not have")
-    theirs = {name: t for file in _weight_files(folder) for name, t in _load(file).items()}
+    theirs = {name: t for file in weight_files(folder) for name, t in _load(file).items()}
     state |= to_ours(family, spec, {n: s for n, s in shapes.items() if n not in state}, theirs, str(folder))
     if heads is not None:
         spec = spec.replace(heads=heads)
@@ -124,7 +124,7 @@ def read_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
         for head in family.architectures[name or base]
     }
     # published files may hold more heads than their architecture names: bert-base has both of pre-training's
-    there = {family.modern(tensor) for file in _weight_files(folder) for tensor in _names(file)}
+    there = {family.modern(tensor) for file in weight_files(folder) for tensor in _names(file)}
     for head, rules in family.head_rules.items():
         needed = {tensor for rule in rules for tensor in rule.theirs}
         if head in pretraining and needed and needed <= there:
@@ -188,7 +188,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The safetensors files with the published names: one, or the shards that an index lists."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
