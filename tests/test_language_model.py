@@ -31,8 +31,9 @@ def ours(tiny_folders):
 
 @pytest.fixture(scope="module")
 def theirs(tiny_folders):
-    classes = {"bert": transformers.BertForPreTraining, "gpt2": transformers.GPT2LMHeadModel}
-    return {f: classes[f].from_pretrained(p).eval() for f, p in tiny_folders.items()}
+    names = {f: max(FAMILIES[f].architectures, key=lambda n, f=f: len(FAMILIES[f].architectures[n])) for f in FAMILIES}
+    names |= {"roberta": "RobertaForMaskedLM", "distilbert": "DistilBertForMaskedLM"}
+    return {f: getattr(transformers, names[f]).from_pretrained(p).eval() for f, p in tiny_folders.items()}
 
 
 @pytest.fixture(scope="module")
@@ -177,10 +178,11 @@ def test_a_word_is_the_mean_of_its_pieces(family, ours):
     text = "the catfish unseendog"
     tokens, words = (model.embed([text], per=per)[0] for per in ("token", "word"))
     pieces = model.encode(text)["pieces"]
-    if family == "bert":
+    if FAMILIES[family].tokenizer == "wordpiece":
         starts = [i for i, p in enumerate(pieces) if not p.startswith(("##", "["))] + [len(pieces) - 1]
     else:
-        starts = [0, *(i for i, p in enumerate(pieces) if p.startswith("Ġ")), len(pieces)]
+        lead = int(pieces[0] == "<s>")
+        starts = [lead, *(i for i, p in enumerate(pieces) if p.startswith("Ġ")), len(pieces) - lead]
     assert len(starts) == 4 and len(words) == 3 and len(pieces) == len(tokens) > 5
     for word, begin, end in zip(words, starts, starts[1:]):
         np.testing.assert_allclose(word, tokens[begin:end].mean(0), atol=1e-5)

@@ -11,7 +11,8 @@ import pytest
 
 VERBS = [
     (), ("tokenizer",), ("tokenizer", "train"), ("prepare",), ("verify",), ("pretrain",), ("recipes",), ("families",),
-    ("distil",), ("finetune",), ("evaluate",), ("predict",), ("fill",), ("next",), ("score",), ("embed",), ("encode",), ("demo",),
+    ("distil",), ("finetune",), ("evaluate",), ("predict",), ("fill",), ("next",), ("score",), ("embed",), ("encode",),
+    ("demo",),
 ]  # fmt: skip
 
 

@@ -274,11 +274,11 @@ def test_mistakes_are_one_line(school, tmp_path):
     folder, recipe = school
     other = Tokenizer.train("wordpiece", iter(documents(120)), 160)
     prepare([folder / "text.txt"], other, tmp_path / "corpus", split="blank")
-    with pytest.raises(UserError, match="another vocabulary .* --tokenizer"):
+    with pytest.raises(UserError, match=r"another vocabulary .* --tokenizer"):
         distil(lesson(school), folder / "teacher/model", tmp_path / "corpus", tmp_path / "run")
     with pytest.raises(UserError, match="cannot teach: it has no head 'next'"):
         run(school, lesson(school).replace(objective=CausalLM()), tmp_path / "run")
-    with pytest.raises(UserError, match="has a teacher: .*polyseme distil"):
+    with pytest.raises(UserError, match=r"has a teacher: .*polyseme distil"):
         pretrain(taught(recipe), folder / "corpus", tmp_path / "run")
     with pytest.raises(UserError, match="temperature is 0"):
         Distilled(temperature=0)

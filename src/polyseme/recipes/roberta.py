@@ -58,7 +58,7 @@ def tiny() -> Recipe:
         max_len=64,
         batch_tokens=2048,
         bin_tokens=2048,
-        budget=BudgetSpec(minutes=2.0),
+        budget=BudgetSpec(steps=700),
         optim=OptimSpec(rate=3e-3, beta2=0.98),
         eval_every=250,
         eval_tokens=32768,
