@@ -169,6 +169,38 @@ def test_compiled_and_eager_agree():
         torch.testing.assert_close(gradient, expected[name], atol=1e-5, rtol=1e-4)
 
 
+def trained(model, terms, weights, batches, steps, **changes):
+    optim = OptimSpec(rate=1e-2, beta2=0.98)
+    device = changes.pop("device", torch.device("cpu"))
+    run = Training(model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec(), steps, device, **changes)
+    run.terms, run.weights = terms, weights
+    return list(train(run, [(batches, None)] * steps))
+
+
+def test_one_batch_is_learnt_by_heart():
+    """The states and guesses of a teacher of four layers, by a student of two, from fresh weights."""
+    above, below = pair("bert", "distilbert", torch.float32)
+    weights = {"masked": 0.0, "soft": 1.0, "cosine": 1.0}
+    reports = trained(below, Distilled().losses(above), weights, [batch_of(below, cases.sequences((5, 9, 9)))], 150)
+    for name in ("soft", "cosine"):
+        assert reports[-1].loss[name] < reports[0].loss[name] / 10, (name, reports[0].loss, reports[-1].loss)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_bf16_on_a_gpu_is_near_float32():
+    batches, device = [], torch.device("cuda")
+    losses = []
+    for precision in ("float32", "bf16"):
+        above, below = pair("bert", "distilbert", torch.float32)
+        batches = [batch_of(below, cases.sequences((5, 9, 9)))]
+        teacher = above.to(device, torch.bfloat16 if precision == "bf16" else torch.float32)
+        terms = Distilled().losses(teacher)
+        found = trained(below.to(device), terms, Distilled().weights, batches, 3, device=device, precision=precision)
+        losses.append(found[-1].loss)
+    assert losses[0] == pytest.approx(losses[1], rel=0.1)
+
+
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 

@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from polyseme.families import FAMILIES
 from polyseme.objectives.specs import MaskedLM
-from tests.objectives.test_specs import BERT, CLS, SEP, Pages, all_of, numbered, pages, split
+from polyseme.train.loop import Training, train
+from polyseme.train.optim import OptimSpec
+from polyseme.train.schedule import ScheduleSpec
+from tests.objectives.test_specs import BERT, CLS, SEP, SIZE, Pages, all_of, numbered, pages, split
 
 SHORT = [[int(n) for n in np.random.default_rng(seed).integers(1, 9, 1 + seed % 5)] for seed in range(200)]
 SHAPES = {
@@ -86,3 +90,15 @@ def test_marks_between_documents_are_never_masked():
     assert int((batch.tokens == SEP).sum()) == len(SHORT) - 1 + len(bound) - sum(
         corpus.document_of[s] != corpus.document_of[s - 1] for s in bound.samples.starts[1:]
     )
+
+
+@pytest.mark.parametrize("family", ["roberta", "distilbert"])
+def test_one_batch_is_learnt_by_heart(family):
+    bound = MaskedLM(across=True).bind(Pages(SHORT[:40]), BERT, 32, 0)
+    batch = bound.batch(np.arange(4), 0)
+    model = FAMILIES[family].spec(num_layers=2, dim=32, num_heads=2, vocab_size=SIZE, max_len=32, dropout=0.0).build(0)
+    optim = OptimSpec(rate=1e-2, beta2=0.98)
+    optimiser = optim.build(model, model.trunk.groups())
+    run = Training(model, optimiser, optim, ScheduleSpec(), 120, torch.device("cpu"))
+    reports = list(train(run, [([batch], None)] * 120))
+    assert reports[0].loss["masked"] > 7 and reports[-1].loss["masked"] < 0.2
