@@ -181,16 +181,23 @@ class _MaskedLM(_Masked):
     def lengths(self, ids: np.ndarray, epoch: int) -> np.ndarray:
         return self.samples.lengths[ids] + 1 + self.parts[ids]
 
-    def batch(self, ids: np.ndarray, epoch: int, shape: Shape | None = None) -> Batch:
-        sizes, parts = self.lengths(ids, epoch), self.parts[ids]
+    def ranges(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Start and length of each stretch inside one document, and which of them open a sample."""
+        starts, lengths, parts = self.samples.starts[ids], self.samples.lengths[ids], self.parts[ids]
+        if parts.max() == 1:
+            return starts, lengths, np.ones(len(ids), dtype=bool)
         ends = np.cumsum(parts)
-        rank = np.arange(ends[-1]) - np.repeat(ends - parts, parts)  # of a part in its sample
+        rank = np.arange(ends[-1]) - np.repeat(ends - parts, parts)  # of a stretch in its sample
         cut = np.repeat(self.first[ids], parts) + rank - 1
-        starts = np.where(rank == 0, np.repeat(self.samples.starts[ids], parts), self.begins[cut])
         stops = np.append(self.begins, 0)[cut + 1]
-        stops[ends - 1] = self.samples.starts[ids] + self.samples.lengths[ids]
+        stops[ends - 1] = starts + lengths
+        starts = np.where(rank == 0, np.repeat(starts, parts), self.begins[cut])
+        return starts, stops - starts, rank == 0
+
+    def batch(self, ids: np.ndarray, epoch: int, shape: Shape | None = None) -> Batch:
+        sizes = self.lengths(ids, epoch)
         sample_keys = keys(self.seed, self.masking.turn(epoch), ids)
-        tokens, masked = self.damage(starts, stops - starts, rank == 0, sizes, sample_keys)
+        tokens, masked = self.damage(*self.ranges(ids), sizes, sample_keys)
         return pack(tokens, sizes, shape, {"masked": masked})
 
 
