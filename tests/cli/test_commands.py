@@ -11,7 +11,8 @@ import pytest
 
 VERBS = [
     (), ("tokenizer",), ("tokenizer", "train"), ("prepare",), ("verify",), ("pretrain",), ("recipes",), ("families",),
-    ("tasks",), ("finetune",), ("evaluate",), ("predict",), ("fill",), ("next",), ("score",), ("embed",), ("encode",),
+    ("distil",), ("tasks",), ("finetune",), ("evaluate",), ("predict",), ("fill",), ("next",), ("score",), ("embed",),
+    ("encode",),
     ("demo",),
 ]  # fmt: skip
 

@@ -45,7 +45,8 @@ def sequences(lengths: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
 
 
 def segments_of(layout: Layout, family: str) -> torch.Tensor | None:
-    return (layout.positions >= 3).long() if FAMILIES[family].spec().trunk.num_segments else None
+    number = FAMILIES[family].spec().trunk.num_segments
+    return (layout.positions >= 3).long().clamp(max=number - 1) if number else None
 
 
 def training_batch(model: Model, rows: list[torch.Tensor], seed: int = 3) -> Batch:

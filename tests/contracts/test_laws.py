@@ -72,7 +72,7 @@ def gradients(model: Model, batches: list) -> dict[str, torch.Tensor]:
     optim = OptimSpec(rate=0.0, clip=0.0)
     run = Training(model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec(), 1, torch.device("cpu"))
     list(train(run, [(batches, None)]))
-    return {name: p.grad.clone() for name, p in model.named_parameters()}
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}  # a pooler may idle
 
 
 @pytest.mark.parametrize("dtype,tolerance", cases.DTYPES)
@@ -167,5 +167,5 @@ def test_recomputing_changes_no_gradient(family):
         model.trunk.recompute = recompute
         torch.manual_seed(5)
         sum(losses(model, cases.training_batch(model, rows)).values()).backward()
-        found.append([p.grad for p in model.parameters()])
+        found.append([p.grad for p in model.parameters() if p.grad is not None])
     assert all(torch.equal(a, b) for a, b in zip(*found))

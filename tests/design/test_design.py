@@ -50,6 +50,7 @@ ARROWS: dict[str, set[str]] = {
     "recipes": {"errors", "files", "objectives", "train"},
     "tasks": {"errors", "files", "progress", "parts", "families", "objectives", "text", "weights", "report", "train"},
     "reading": {"prefetch", "progress", "parts"},
+    "compress": {"errors", "files", "parts", "objectives", "text", "corpus", "weights", "train"},
     "language_model": {"errors", "progress", "reading", "parts", "weights", "tasks"},
     "": {"errors", "language_model"},
     "explain": {"language_model", "parts"},

@@ -70,8 +70,11 @@ def all_of(bound):
     return np.arange(len(bound))
 
 
-SPECS = [MaskedLM(), MaskedLM(unit="word", rate=0.3), MaskedPairs(), MaskedPairs(unit="word"), CausalLM()]
-NAMES = [f"{type(s).__name__}-{getattr(s, 'unit', '')}" for s in SPECS]
+SPECS = [
+    *(MaskedLM(), MaskedLM(unit="word", rate=0.3), MaskedPairs(), MaskedPairs(unit="word"), CausalLM()),
+    *(MaskedLM(across=True), MaskedLM(across=True, unit="word")),
+]
+NAMES = [f"{type(s).__name__}-{getattr(s, 'unit', '')}{'-across' * getattr(s, 'across', False)}" for s in SPECS]
 
 
 def bind(spec, corpus=None, max_len=64, seed=1):

@@ -13,7 +13,7 @@ from tokenizers import processors
 
 from polyseme.errors import UserError
 from polyseme.text.frames import KINDS, build_wordpiece
-from polyseme.text.tokenizer import Tokenizer
+from polyseme.text.tokenizer import Specials, Tokenizer
 
 TEXTS = [text for _, text in sorted(topics.items())][:30]
 STRANGE = "Naïve café — 東京, 12.5 £! \t it's\n\nΩ flightless 🙂"
@@ -102,6 +102,19 @@ def test_transformers_reads_the_same_ids(made: Tokenizer, tmp_path: Path) -> Non
     for role, token in made.special_tokens.items():
         assert getattr(other, f"{role}_token") == token
     assert len(other) == made.vocab_size
+
+
+def test_marked_bpe_is_wrapped_as_by_its_makers() -> None:
+    """`<s> A </s></s> B </s>`, one segment, pad at 1, and a mask that takes the space of the word it stands for."""
+    made = Tokenizer.train("bpe-masked", iter(TEXTS), 600)
+    assert made.kind == "bpe-masked" and made.pieces(range(5)) == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    assert made.wrap([10, 11], [12]) == ([0, 10, 11, 2, 2, 12, 2], [0] * 7) and made.wrap([10]) == ([0, 10, 2], [0] * 3)
+    assert made.specials == Specials(pad=1, unk=3, cls=0, sep=2, mask=4, bos=0, eos=2)
+    assert made.encode("x <mask> y") == [*made.encode("x"), 4, *made.encode(" y")]
+    assert 4 not in made.encode_run(["x <mask> y"]).ids
+    assert made.decode(made.encode(STRANGE)) == STRANGE
+    with pytest.raises(UserError, match="256 bytes and <s> <pad> </s> <unk> <mask> need 261"):
+        Tokenizer.train("bpe-masked", iter(TEXTS), 260)
 
 
 def test_wrap_adds_what_the_kind_asks_for(wordpiece: Tokenizer, bpe: Tokenizer) -> None:

@@ -45,7 +45,7 @@ def corpora(tmp_path_factory) -> dict[str, Path]:
     text = folder / "text.txt"
     text.write_text("\n\n".join(" ".join(s).capitalize() for s in sentences))
     found = {}
-    for kind in ("wordpiece", "bpe", "unigram"):
+    for kind in sorted({family.tokenizer for family in FAMILIES.values()}):
         tokenizer = Tokenizer.train(kind, iter([text.read_text()]), 330 if kind != "unigram" else 100)
         prepare([text], tokenizer, folder / kind, split="blank")
         found[kind] = folder / kind

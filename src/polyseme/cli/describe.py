@@ -13,7 +13,11 @@ from polyseme.errors import UserError
 if TYPE_CHECKING:
     from polyseme.corpus.describe import Description, Lengths, Piece, Source
 
-SMALLEST = {"wordpiece": "bert-tiny", "bpe": "gpt2-tiny"}  # a recipe that fits a kind of tokenizer
+SMALLEST = {
+    "wordpiece": "bert-tiny",
+    "bpe": "gpt2-tiny",
+    "bpe-masked": "roberta-tiny",
+}  # a recipe that fits a kind of tokenizer
 _ROWS = 40  # of a table whose length the corpus decides
 
 

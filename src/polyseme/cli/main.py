@@ -11,6 +11,7 @@ from polyseme.cli import (
     corpus,
     demo,
     describe,
+    distil,
     embed,
     encode,
     families,
@@ -39,6 +40,7 @@ app.command("verify")(corpus.verify)
 app.command("describe")(describe.describe)
 app.command("overlap")(overlap.overlap)
 app.command("pretrain")(pretrain.pretrain)
+app.command("distil")(distil.distil)
 app.command("recipes")(pretrain.recipes)
 app.command("families")(families.families)
 app.command("tasks")(tasks.tasks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,14 +19,19 @@ def pretrain(
     """Pre-train a model. Ctrl-C and SIGTERM save and leave; --resume goes on exactly."""
     from polyseme.cli.output import set_values
     from polyseme.recipes import find_recipe
-    from polyseme.train import distributed
     from polyseme.train.pretrain import pretrain as run
     from polyseme.train.recipe import BudgetSpec
 
     chosen = set_values(find_recipe(recipe), set_)
     if budget:
         chosen = chosen.replace(budget=BudgetSpec.parse(budget))
-    results = run(chosen, corpus, out, resume)
+    tell(out, run(chosen, corpus, out, resume))
+
+
+def tell(out: Path, results: dict[str, Any]) -> None:
+    """What came of a run, said by the first rank alone."""
+    from polyseme.train import distributed
+
     if distributed.start()[0] == 0:
         for name, value in results["valid"].items():
             print(f"valid {name}: {value:.4f}")

@@ -41,7 +41,11 @@ def train(
         int | None, typer.Option(help="how many pieces at most; characters may do without: then as the text needs")
     ] = None,
     kind: Annotated[
-        str, typer.Option(help="wordpiece (as BERT), bpe (byte-level, as GPT-2), unigram (as ALBERT) or characters")
+        str,
+        typer.Option(
+            help="wordpiece (as BERT), bpe (byte-level, as GPT-2), bpe-masked (as RoBERTa), unigram (as ALBERT) or "
+            "characters"
+        ),
     ] = "wordpiece",
     lowercase: Annotated[bool | None, typer.Option(help="default: on for wordpiece, off for the others")] = None,
     min_frequency: Annotated[int, typer.Option(help="how often a piece of wordpiece or bpe must occur")] = 2,

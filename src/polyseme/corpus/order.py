@@ -71,7 +71,7 @@ def permute(indices: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """The sample table. Samples tile the corpus in its own order, each inside one document.
+    """The sample table. Samples tile the corpus in its own order, each inside one document unless cut across them.
 
     A sample is a run of units (sentences, or pieces of a sentence too long): `borders` are the token offsets
     of all units and the end, `first` the unit each sample begins with and the end. `limits` is the length a
@@ -80,7 +80,7 @@ class Samples:
 
     starts: np.ndarray  # int64 [n]: global token offset
     lengths: np.ndarray  # int64 [n], without special tokens
-    document: np.ndarray  # int64 [n]
+    document: np.ndarray  # int64 [n], the first where there are more
     borders: np.ndarray  # int64 [units + 1]
     first: np.ndarray  # int64 [n + 1]
     limits: np.ndarray  # int64 [n]
@@ -96,6 +96,7 @@ def cut_samples(
     least: int = 1,
     limits: Callable[[np.ndarray], np.ndarray] | None = None,
     closing: int = 0,
+    across: bool = False,
 ) -> Samples:
     """Cut a corpus into samples of at most `max_len` tokens.
 
@@ -103,8 +104,9 @@ def cut_samples(
     there. Where a run needs `least` units or more, a sentence longer than `max_len // least` is first cut
     into equal pieces no longer than that, so that `least` units always fit together and a run has fewer only
     at its document's end. `limits(units)` may give a smaller length to aim at for the run that begins with a
-    unit. At length: documents sliced at exactly `max_len`; `closing` tokens more are counted to each
-    document, for the mark of its end, which the corpus does not store.
+    unit. With `across` a run goes on into the documents after its own, each of which counts for one token
+    more: what parts it from the one before. At length: documents sliced at exactly `max_len`; `closing` tokens
+    more are counted to each document, for the mark of its end, which the corpus does not store.
     """
     documents = np.asarray(corpus.sentences)[np.asarray(corpus.documents)]
     if at == "length":
@@ -120,7 +122,12 @@ def cut_samples(
     document = np.searchsorted(documents, borders[:-1], side="right") - 1
     aims = np.full(len(units), max_len) if limits is None else limits(units)
     document_ends = np.searchsorted(borders, documents)[document + 1]
-    ends = np.searchsorted(borders, borders[:-1] + aims, side="right") - 1
+    if across:
+        document_ends = np.full(len(units), len(units))
+        parted = np.cumsum(np.diff(document, prepend=document[:1]) > 0)
+        ends = np.searchsorted(borders[1:] + parted, borders[:-1] + parted + aims, side="right")
+    else:
+        ends = np.searchsorted(borders, borders[:-1] + aims, side="right") - 1
     ends = np.minimum(np.maximum(ends, units + least), document_ends)
     first = np.append(np.fromiter(_follow(ends), dtype=np.int64), len(units))
     begins = first[:-1]

@@ -80,6 +80,11 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
 
 
 def from_config(config: dict[str, Any]) -> TransformerSpec:
+    return trunk(**arguments(config))
+
+
+def arguments(config: dict[str, Any]) -> dict[str, Any]:
+    """What `trunk` is given for a published config: of this family, and of those that took its names over."""
     names = {theirs: ours for ours, theirs in ACTIVATIONS.items()}
     values = read_config(
         config,
@@ -99,15 +104,14 @@ def from_config(config: dict[str, Any]) -> TransformerSpec:
             "hidden_act": list(names),
         },
     )
-    return trunk(
-        **values,
-        num_segments=config.get("type_vocab_size", 2),
-        dropout=config.get("hidden_dropout_prob", 0.1),
-        attention_dropout=config.get("attention_probs_dropout_prob", 0.1),
-        activation=names[config.get("hidden_act", "gelu")],
-        eps=config.get("layer_norm_eps", 1e-12),
-        init_std=config.get("initializer_range", 0.02),
-    )
+    return values | {
+        "num_segments": config.get("type_vocab_size", 2),
+        "dropout": config.get("hidden_dropout_prob", 0.1),
+        "attention_dropout": config.get("attention_probs_dropout_prob", 0.1),
+        "activation": names[config.get("hidden_act", "gelu")],
+        "eps": config.get("layer_norm_eps", 1e-12),
+        "init_std": config.get("initializer_range", 0.02),
+    }
 
 
 def _layer(ours: str, theirs: str) -> tuple[Rule, Rule]:

@@ -67,12 +67,13 @@ class Shape:
 class Bound(ABC):
     """An objective tied to a corpus and a vocabulary: numbered samples in, packed batches out.
 
-    `longest` is the most tokens a sample can come out with; `overhead` the special tokens a sample is given.
+    `longest` is the most tokens a sample can come out with; `overhead` the special tokens a sample is given, the same
+    for all or one number each.
     """
 
     goes_on: ClassVar[bool] = False  # a step's samples are those that follow the step before's
 
-    def __init__(self, samples: Samples, longest: int, overhead: int):
+    def __init__(self, samples: Samples, longest: int, overhead: int | np.ndarray):
         if not len(samples):
             raise UserError("the corpus has no text to read")
         self.samples, self.longest, self.overhead = samples, longest, overhead

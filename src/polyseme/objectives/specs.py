@@ -58,12 +58,14 @@ class Masking(Spec):
 class MaskedLM(Masking):
     """Masked LM on single runs of sentences, `[CLS] run [SEP]`.
 
-    The runs are RoBERTa's "doc-sentences" (Liu et al. 2019, §4.2): they never cross into another document.
+    The runs are RoBERTa's "doc-sentences" (Liu et al. 2019, §4.2): they never cross into another document. With
+    `across` they are its "full-sentences": a run goes on into the next document, with a separator more between the two.
     Departures from BERT: each token is chosen with probability 15 % instead of 15 % of each sequence exactly,
     so a short sequence may have nothing to predict; [UNK], being special, is never masked.
     """
 
     terms: ClassVar[tuple[str, ...]] = ("masked",)
+    across: bool = False
 
     def bind(self, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> Bound:
         return _MaskedLM(self, corpus, vocabulary, max_len, seed)
@@ -128,7 +130,7 @@ class _Masked(Bound):
         vocabulary: Vocabulary,
         samples: Samples,
         longest: int,
-        overhead: int,
+        overhead: int | np.ndarray,
         seed: int,
     ):
         super().__init__(samples, longest, overhead)
@@ -171,18 +173,34 @@ class _Masked(Bound):
 
 class _MaskedLM(_Masked):
     def __init__(self, spec: MaskedLM, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int):
-        samples = cut_samples(corpus, _room(max_len, 2, 1))
-        super().__init__(spec, corpus, vocabulary, samples, max_len, 2, seed)
+        samples = cut_samples(corpus, _room(max_len, 2, 1), across=spec.across)
+        documents = np.unique(np.asarray(corpus.sentences)[np.asarray(corpus.documents)])
+        self.begins = documents[:-1]  # of those that hold something
+        self.first = np.searchsorted(self.begins, samples.starts, side="right")  # that begins inside a sample
+        self.parts = np.searchsorted(self.begins, samples.starts + samples.lengths) - self.first + 1
+        super().__init__(spec, corpus, vocabulary, samples, max_len, 1 + self.parts, seed)
 
     def lengths(self, ids: np.ndarray, epoch: int) -> np.ndarray:
-        return self.samples.lengths[ids] + 2
+        return self.samples.lengths[ids] + 1 + self.parts[ids]
+
+    def ranges(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Start and length of each stretch inside one document, and which of them open a sample."""
+        starts, lengths, parts = self.samples.starts[ids], self.samples.lengths[ids], self.parts[ids]
+        if parts.max() == 1:
+            return starts, lengths, np.ones(len(ids), dtype=bool)
+        ends = np.cumsum(parts)
+        rank = np.arange(ends[-1]) - np.repeat(ends - parts, parts)  # of a stretch in its sample
+        cut = np.repeat(self.first[ids], parts) + rank - 1
+        stops = np.append(self.begins, 0)[cut + 1]
+        stops[ends - 1] = starts + lengths
+        starts = np.where(rank == 0, np.repeat(starts, parts), self.begins[cut])
+        return starts, stops - starts, rank == 0
 
     def batch(self, ids: np.ndarray, epoch: int, shape: Shape | None = None) -> Batch:
-        lengths = self.samples.lengths[ids]
-        leads = np.ones(len(ids), dtype=bool)
+        sizes = self.lengths(ids, epoch)
         sample_keys = keys(self.seed, self.masking.turn(epoch), ids)
-        tokens, masked = self.damage(self.samples.starts[ids], lengths, leads, lengths + 2, sample_keys)
-        return pack(tokens, lengths + 2, shape, {"masked": masked})
+        tokens, masked = self.damage(*self.ranges(ids), sizes, sample_keys)
+        return pack(tokens, sizes, shape, {"masked": masked})
 
 
 class _MaskedPairs(_Masked):

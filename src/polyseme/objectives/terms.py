@@ -37,10 +37,12 @@ def losses(model: Model, batch: Batch) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def scores(model: Model, batch: Batch) -> dict[str, tuple[float, int, int]]:
-    """For measuring: (summed cross entropy, right answers, count) of each term."""
+    """For measuring: (summed cross entropy, right answers, count) of each term that has a head."""
     last = read(model, batch)
     found = {}
     for name, targets in batch.targets.items():
+        if name not in model.heads:
+            continue
         logits = model.predict(name, last, batch.layout, targets.rows).float()
         total = F.cross_entropy(logits, targets.values, ignore_index=IGNORED, reduction="sum")
         right = int((logits.argmax(-1) == targets.values).sum()) if len(targets.values) else 0

@@ -23,11 +23,13 @@ class EmbeddingsSpec(Spec):
     norm: NormSpec = field(default_factory=NoNormSpec)
     dropout: float = 0.0
     positions: Literal["learned", "none"] = "learned"
+    position_offset: int = 0  # rows before that of the first position, which nothing reads
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "max_len"):
             in_range(name, getattr(self, name), 1, math.inf)
         in_range("num_segments", self.num_segments, 0, math.inf)
+        in_range("position_offset", self.position_offset, 0, math.inf)
         in_range("dropout", self.dropout, 0, 1)
 
     def build(self) -> Embeddings:
@@ -41,7 +43,8 @@ class Embeddings(nn.Module):
         super().__init__()
         self.spec = spec
         self.tokens = nn.Embedding(spec.vocab_size, spec.dim)
-        self.positions = nn.Embedding(spec.max_len, spec.dim) if spec.positions == "learned" else None
+        rows = spec.max_len + spec.position_offset
+        self.positions = nn.Embedding(rows, spec.dim) if spec.positions == "learned" else None
         self.segments = nn.Embedding(spec.num_segments, spec.dim) if spec.num_segments else None
         self.norm = spec.norm.build(spec.dim)
         self.dropout = nn.Dropout(spec.dropout)
@@ -56,7 +59,7 @@ class Embeddings(nn.Module):
             raise UserError(f"a sequence of {longest} tokens is longer than the model reads ({self.spec.max_len})")
         x = self.tokens(tokens)
         if self.positions is not None:
-            x = x + self.positions(positions)
+            x = x + self.positions(positions + self.spec.position_offset)
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else F.embedding(segments, self.segments.weight))
         return self.dropout(self.norm(x))

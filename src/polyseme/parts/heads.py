@@ -18,6 +18,8 @@ from polyseme.parts.feedforward import ACTIVATIONS, ActivationName
 from polyseme.parts.norms import NoNormSpec, NormSpec
 from polyseme.parts.spec import Spec
 
+Reads = Literal["tokens", "pooled", "first"]  # every state, what the trunk's pooler gives, or the first token's own
+
 
 @dataclass(frozen=True)
 class LanguageHeadSpec(Spec):
@@ -38,7 +40,7 @@ class LanguageHeadSpec(Spec):
 
 
 class LanguageHead(nn.Module):
-    reads: ClassVar[Literal["tokens", "pooled"]] = "tokens"
+    reads: ClassVar[Reads] = "tokens"
 
     def __init__(self, spec: LanguageHeadSpec, dim: int):
         super().__init__()
@@ -66,20 +68,21 @@ class LanguageHead(nn.Module):
 
 @dataclass(frozen=True)
 class LabelHeadSpec(Spec):
-    """A linear layer over named labels, on each token (tagging) or on the pooled vector (classification).
+    """A linear layer over named labels, on each token (tagging) or on one vector a sequence (classification).
 
-    Some families have a `dense` layer, an activation and a norm before it. Without labels its one output is a number
-    (regression).
+    Some families have a `dense` layer, an activation and a norm before it, and one of them dropout before that. Without
+    labels its one output is a number (regression).
     """
 
     labels: tuple[str, ...]
-    reads: Literal["tokens", "pooled"] = "pooled"
+    reads: Reads = "pooled"
     dropout: float = 0.0
     bias: bool = True
     dense: bool = False
     dense_bias: bool = True
     activation: ActivationName = "tanh"
     norm: NormSpec = field(default_factory=NoNormSpec)
+    input_dropout: float = 0.0
 
     @property
     def num_outputs(self) -> int:
@@ -95,11 +98,13 @@ class LabelHead(nn.Module):
         self.spec = spec
         self.reads = spec.reads
         self.dense = nn.Linear(dim, dim, bias=spec.dense_bias) if spec.dense else None
+        self.input_dropout = nn.Dropout(spec.input_dropout)
         self.norm = spec.norm.build(dim)
         self.dropout = nn.Dropout(spec.dropout)
         self.linear = nn.Linear(dim, spec.num_outputs, bias=spec.bias)
 
     def forward(self, states: Tensor, table: Tensor) -> Tensor:
+        states = self.input_dropout(states)
         if self.dense is not None:
             states = ACTIVATIONS[self.spec.activation](self.dense(states))
         return self.linear(self.dropout(self.norm(states)))

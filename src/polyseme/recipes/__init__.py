@@ -7,19 +7,19 @@ from pathlib import Path
 
 from polyseme.errors import UserError, nearest
 from polyseme.files import read_json
-from polyseme.recipes import bert, demo, gpt2, modern, transformer_xl, xlnet
+from polyseme.recipes import bert, demo, distilbert, gpt2, modern, roberta, transformer_xl, xlnet
 from polyseme.train.recipe import Recipe
 
-RECIPES: dict[str, Callable[[], Recipe]] = {
-    make().name: make
-    for make in (
-        *(demo.demo, bert.tiny, bert.small, bert.base, bert.large),
-        *(gpt2.tiny, gpt2.small),
-        *(modern.tiny, modern.small),
-        *(transformer_xl.tiny, transformer_xl.base),
-        *(xlnet.tiny, xlnet.base),
-    )
-}
+_MAKERS: tuple[Callable[[], Recipe], ...] = (
+    *(demo.demo, bert.tiny, bert.small, bert.base, bert.large),
+    *(roberta.tiny, roberta.base, roberta.large),
+    *(distilbert.tiny, distilbert.base),
+    *(modern.tiny, modern.small),
+    *(gpt2.tiny, gpt2.small),
+    *(transformer_xl.tiny, transformer_xl.base),
+    *(xlnet.tiny, xlnet.base),
+)
+RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _MAKERS}
 
 
 def find_recipe(name: str) -> Recipe:

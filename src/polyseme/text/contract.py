@@ -69,7 +69,7 @@ def unknown_characters(tokenizer: Tokenizer, texts: Sequence[str]) -> Counter[st
 def _check_specials(tokenizer: Tokenizer) -> None:
     ids = {role: number for role, number in asdict(tokenizer.specials).items() if number is not None}
     lost = [role for role in _FIVE if role not in ids]
-    if lost and tokenizer.kind in ("wordpiece", "characters"):
+    if lost and tokenizer.kind in ("wordpiece", "characters", "bpe-masked"):
         raise UserError(f"the tokenizer has no {' and no '.join(lost)} token")
     if "mask" in ids:  # GPT-2 has one token for all roles, and masks nothing
         names: dict[int, str] = {}

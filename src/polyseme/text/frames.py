@@ -16,9 +16,10 @@ from tokenizers import (
     processors,
 )
 
-KINDS = ("wordpiece", "bpe", "unigram", "characters")
+KINDS = ("wordpiece", "bpe", "bpe-masked", "unigram", "characters")
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 UNIGRAM_SPECIALS = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")  # ALBERT's, in its order
+ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # in its order: positions are counted from pad on
 END_OF_TEXT = "<|endoftext|>"
 PREFIX = "##"  # marks a piece that continues a word
 SPACE = "▁"  # stands for a space in sentencepiece's vocabularies
@@ -54,7 +55,11 @@ def build_bpe(
     lowercase: bool,
     specials: Sequence[str] = (END_OF_TEXT,),
 ) -> Tokenizer:
-    """GPT-2's tokenizer: bytes written as characters, a space kept with the word behind it."""
+    """GPT-2's tokenizer: bytes written as characters, a space kept with the word behind it.
+
+    With RoBERTa's special tokens it is RoBERTa's, whose mask takes the space before it: a word has its space in it, so
+    what is masked had too.
+    """
     made = Tokenizer(models.BPE(vocab, list(merges)))
     if lowercase:
         made.normalizer = normalizers.Lowercase()
@@ -62,6 +67,9 @@ def build_bpe(
     made.decoder = decoders.ByteLevel()
     made.post_processor = processors.ByteLevel(trim_offsets=False)
     add_specials(made, specials)
+    if {"<s>", "</s>", "<mask>"} <= set(specials):
+        sep, cls = ((token, made.get_vocab()[token]) for token in ("</s>", "<s>"))
+        made.post_processor = processors.RobertaProcessing(sep, cls, trim_offsets=False, add_prefix_space=False)
     return made
 
 
@@ -105,13 +113,15 @@ def empty(kind: str, lowercase: bool) -> Tokenizer:
     """A tokenizer of a kind before it has learnt anything: it can clean and cut."""
     if kind == "wordpiece":
         return build_wordpiece({token: i for i, token in enumerate(BERT_SPECIALS)}, lowercase)
-    if kind == "bpe":
+    if kind in ("bpe", "bpe-masked"):
         return build_bpe({}, [], lowercase)
     return build_unigram([], lowercase) if kind == "unigram" else build_characters([], lowercase)
 
 
 def add_specials(made: Tokenizer, tokens: Iterable[str]) -> None:
-    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+    made.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False, lstrip=token == "<mask>") for token in tokens]
+    )
 
 
 def set_pair_template(made: Tokenizer) -> None:

@@ -6,13 +6,20 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from polyseme.errors import UserError
 from polyseme.text import sentence_pieces
-from polyseme.text.frames import BERT_SPECIALS, END_OF_TEXT, END_OF_WORD, add_specials, build_bpe, build_wordpiece
+from polyseme.text.frames import (
+    BERT_SPECIALS,
+    END_OF_TEXT,
+    END_OF_WORD,
+    ROBERTA_SPECIALS,
+    add_specials,
+    build_bpe,
+    build_wordpiece,
+)
 
-_ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 _FORMS = "BERT's vocab.txt, vocab.json with merges.txt (GPT-2, GPT), sentencepiece's .model, tokenizer.json"
 
 
@@ -92,14 +99,10 @@ def _read_bpe(vocab: dict[str, int], merges_path: Path, content: bytes, lowercas
         raise UserError(f"the vocabulary that goes with {merges_path} does not number its pieces from 0 to the last")
     if any(piece.endswith(END_OF_WORD) for piece in vocab):
         return _build_gpt(vocab, merges)
-    specials = [token for token in (END_OF_TEXT, *_ROBERTA) if token in vocab]
+    specials = [token for token in (END_OF_TEXT, *ROBERTA_SPECIALS) if token in vocab]
     if not specials:
         raise UserError(f"the vocabulary that goes with {merges_path} has no {END_OF_TEXT}")
-    made = build_bpe(vocab, merges, bool(lowercase), specials)
-    if {"<s>", "</s>", "<mask>"} <= vocab.keys():
-        sep, cls = ((token, vocab[token]) for token in ("</s>", "<s>"))
-        made.post_processor = processors.RobertaProcessing(sep, cls, trim_offsets=False, add_prefix_space=False)
-    return made
+    return build_bpe(vocab, merges, bool(lowercase), specials)
 
 
 def _build_gpt(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:

@@ -40,7 +40,7 @@ _FILES = (
     *(("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt")),
     *(("spiece.model",), ("sentencepiece.bpe.model",), ("tokenizer.model",)),
 )
-Kind = Literal["wordpiece", "bpe", "unigram", "characters"]
+Kind = Literal["wordpiece", "bpe", "bpe-masked", "unigram", "characters"]
 _FIRST, _SECOND = -1, -2  # the two texts' places in a template, where a special token has its id
 
 
@@ -147,7 +147,7 @@ class Tokenizer:
         tokens = {f"{role}_token": token for role, token in self.special_tokens.items()}
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
         normalizer = self.backend.normalizer
-        if self.kind == "bpe" and self.byte_level and normalizer is None and "mask" not in self.special_tokens:
+        if self.kind == "bpe" and self.byte_level and normalizer is None:
             config["tokenizer_class"] = "GPT2Tokenizer"
         elif (
             self.kind == "wordpiece"
@@ -166,8 +166,10 @@ class Tokenizer:
 
     @cached_property
     def kind(self) -> str:
-        """wordpiece, bpe, unigram or characters, which is a BPE model without merges; else the model's name."""
+        """What it was trained as, or would be; characters is a BPE model without merges; else the model's name."""
         name = type(self.backend.model).__name__.lower()
+        if name == "bpe" and self.byte_level and self.specials.mask is not None:
+            return "bpe-masked"
         if name != "bpe" or self.byte_level:
             return name
         plain = (piece for i, piece in enumerate(self.vocabulary) if i not in self.special_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -15,6 +15,7 @@ from polyseme.text.frames import (
     BERT_SPECIALS,
     END_OF_TEXT,
     PREFIX,
+    ROBERTA_SPECIALS,
     SPACE,
     UNIGRAM_SPECIALS,
     build_bpe,
@@ -25,6 +26,7 @@ from polyseme.text.frames import (
 from polyseme.text.sentence_pieces import parse
 
 MAX_ALPHABET = 10_000
+BYTE_SPECIALS: dict[str, Sequence[str]] = {"bpe": (END_OF_TEXT,), "bpe-masked": ROBERTA_SPECIALS}
 _COVERED = 0.9999  # of the text, by the characters that get an entry
 _MOST_UNIGRAM_WORDS = 500_000  # that trainer holds an array of all their suffixes
 
@@ -43,8 +45,8 @@ def learn(
         raise UserError("no text came to train the tokenizer on")
     if kind == "wordpiece":
         return _learn_wordpiece(words, vocab_size, lowercase, min_frequency, max_alphabet)
-    if kind == "bpe":
-        return _learn_bpe(words, vocab_size, lowercase, min_frequency)
+    if kind in BYTE_SPECIALS:
+        return _learn_bpe(words, vocab_size, lowercase, min_frequency, BYTE_SPECIALS[kind])
     if kind == "unigram":
         return _learn_unigram(words, vocab_size, lowercase, max_alphabet)
     alphabet = _alphabet(words, vocab_size, max_alphabet, forms=1)
@@ -53,8 +55,9 @@ def learn(
 
 def check_size(kind: str, vocab_size: int) -> None:
     """What can be said about a size before any text is read."""
-    if kind == "bpe" and vocab_size < 257:
-        raise UserError(f"a vocabulary of {vocab_size} is too small for bpe: 256 bytes and {END_OF_TEXT} need 257")
+    if kind in BYTE_SPECIALS and vocab_size < (least := 256 + len(BYTE_SPECIALS[kind])):
+        marks = " ".join(BYTE_SPECIALS[kind])
+        raise UserError(f"a vocabulary of {vocab_size} is too small for {kind}: 256 bytes and {marks} need {least}")
     if vocab_size <= len(BERT_SPECIALS):
         raise UserError(f"a vocabulary of {vocab_size} is too small: the special tokens alone are {len(BERT_SPECIALS)}")
 
@@ -87,12 +90,14 @@ def _learn_wordpiece(
     return build_wordpiece({piece: i for i, piece in enumerate(pieces)}, lowercase)
 
 
-def _learn_bpe(words: Mapping[str, int], vocab_size: int, lowercase: bool, min_frequency: int) -> Tokenizer:
+def _learn_bpe(
+    words: Mapping[str, int], vocab_size: int, lowercase: bool, min_frequency: int, specials: Sequence[str]
+) -> Tokenizer:
     """GPT-2's byte-level BPE. It can write any text, so nothing is unknown; its trainer breaks ties by id."""
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=list(specials),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -100,7 +105,7 @@ def _learn_bpe(words: Mapping[str, int], vocab_size: int, lowercase: bool, min_f
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # the counted words hold no white space, but signs for it
     learner.train_from_iterator(_repeated(words), trainer)
     model = json.loads(learner.to_str())["model"]
-    return build_bpe(model["vocab"], [(first, second) for first, second in model["merges"]], lowercase)
+    return build_bpe(model["vocab"], [(first, second) for first, second in model["merges"]], lowercase, specials)
 
 
 def _learn_unigram(words: Mapping[str, int], vocab_size: int, lowercase: bool, max_alphabet: int) -> Tokenizer:

@@ -31,7 +31,9 @@ def training_flops(model: Model, batch: Batch) -> int:
         most = 2 * attention.window + 1 if attention.window else longest
         products += 12 * times * dim * sum(n * min(n, most) for n in lengths) // (2 if attention.causal else 1)
     for name, targets in batch.targets.items():
-        head = model.spec.heads[name]
+        head = model.spec.heads.get(name)
+        if head is None:  # of a term that has no weights of its own
+            continue
         if isinstance(head, AdaptiveHeadSpec):  # the rare bands are left out
             heads += 6 * targets.count * dim * (head.bands[0][1] + len(head.cutoffs) + (dim if head.factor > 1 else 0))
         elif isinstance(head, LanguageHeadSpec):

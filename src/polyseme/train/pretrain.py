@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,7 @@ from polyseme.errors import Stopped, UserError
 from polyseme.families import FAMILIES
 from polyseme.files import read_json, told, write_json, write_text
 from polyseme.objectives.batch import Batch, Carry
+from polyseme.objectives.distil import Distilled
 from polyseme.objectives.packing import Bound, Shape, Vocabulary
 from polyseme.objectives.terms import losses, scores
 from polyseme.parts.memory import Memory
@@ -37,11 +39,11 @@ from polyseme.report import write_report
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from polyseme.train.cost import num_parameters
+from polyseme.train.cost import num_parameters, training_flops
 from polyseme.train.loop import Report, Training, choose_device, train
 from polyseme.train.optim import load_optimiser_state, optimiser_state
 from polyseme.train.recipe import Recipe
-from polyseme.weights.folder import save_model
+from polyseme.weights.folder import check_fit, save_model
 
 TIMED = 5  # steps timed together
 
@@ -84,24 +86,42 @@ class Data:
             self.carries.setdefault(number, Carry()).memory = Memory.of(own, device)
 
 
-def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Lesson:
+    """What distillation adds to a run: the student as it starts, its teacher, and what `recipe.json` says of it."""
+
+    student: Model
+    teacher: Model
+    about: dict[str, str]  # teacher, teacher_hash
+
+
+def pretrain(
+    recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False, lesson: Lesson | None = None
+) -> dict[str, Any]:
     """Run the recipe and return its results: losses, perplexity, cost.
 
     The run folder holds the recipe, the log, checkpoints, the model and a report. Under `torchrun` every rank calls
     this; only the first writes.
     """
+    if isinstance(recipe.objective, Distilled) and lesson is None:
+        raise UserError(f"the objective of {recipe.name} has a teacher: name it with `polyseme distil TEACHER`")
     began = time.perf_counter()
     rank, world = distributed.start()
     device = choose_device()
     recipe = recipe.check()
     distributed.on_first(lambda: verify(corpus_path))
     corpus, tokenizer = Corpus.open(corpus_path), Tokenizer.load(corpus_path / "tokenizer")
-    spec = recipe.model_spec(tokenizer.vocab_size)
+    spec = recipe.model_spec(tokenizer.vocab_size) if lesson is None else lesson.student.spec
     tokenizer = tokenizer.marked(FAMILIES[spec.family].marks)
-    begun = distributed.on_first(lambda: _open_run(out, recipe, corpus, resume))
+    check_fit(spec, tokenizer)
+    about = {} if lesson is None else lesson.about
+    begun = distributed.on_first(lambda: _open_run(out, recipe, corpus, resume, about))
     data, valid = open_data(recipe, corpus, tokenizer, rank, world)
-    run = _training(recipe, spec, device, rank)
-    environment = _environment(run, world)
+    run = _training(recipe, spec, device, rank, lesson)
+    plain = run.terms
+    if recipe.compile:
+        run.terms = compiled(plain, device)
+    environment = _environment(run, world, run.terms is not plain)
     run.total = begun.get("total") or distributed.on_first(
         partial(_store_total, out, begun, _total_steps(recipe, run, data, valid, began))
     )
@@ -152,19 +172,19 @@ def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False)
         "environment": environment,
     }
     if rank == 0:
-        notes = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash}
+        notes = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash, **about}
         save_model(out / "model", run.model, tokenizer, notes)
         write_json(out / "results.json", results)
         write_report(out)
     return results
 
 
-def _training(recipe: Recipe, spec: ModelSpec, device: torch.device, rank: int) -> Training:
+def _training(recipe: Recipe, spec: ModelSpec, device: torch.device, rank: int, lesson: Lesson | None) -> Training:
     """The model at its start, and all that a step needs but the number of steps."""
     precision = ("bf16" if device.type == "cuda" else "float32") if recipe.precision == "auto" else recipe.precision
-    model = spec.build(recipe.seed).to(device)
+    model = (spec.build(recipe.seed) if lesson is None else lesson.student).to(device)
     model.trunk.recompute = recipe.recompute
-    return Training(
+    run = Training(
         model,
         recipe.optim.build(model, model.trunk.groups()),
         recipe.optim,
@@ -174,12 +194,18 @@ def _training(recipe: Recipe, spec: ModelSpec, device: torch.device, rank: int) 
         precision=precision,
         seed=recipe.seed,
         rank=rank,
-        terms=compiled(losses, device) if recipe.compile else losses,
+        terms=losses,
         record=recipe.compile,
     )
+    if lesson is not None and isinstance(recipe.objective, Distilled):
+        half = precision == "bf16" and device.type == "cuda"  # as the loop has the student
+        teacher = lesson.teacher.to(device, torch.bfloat16 if half else torch.float32)
+        run.terms, run.weights = recipe.objective.losses(teacher), recipe.objective.weights
+        run.flops = lambda model, batch: training_flops(model, batch) + training_flops(teacher, batch) // 3
+    return run
 
 
-def _environment(run: Training, world: int) -> dict[str, Any]:
+def _environment(run: Training, world: int, compiles: bool) -> dict[str, Any]:
     """What has to stay the same for a resumed run to give the same bits."""
     return {
         "torch": torch.__version__,
@@ -187,7 +213,7 @@ def _environment(run: Training, world: int) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if run.device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "world": world,
-        "compile": run.terms is not losses,
+        "compile": compiles,
         "precision": run.precision,
     }
 
@@ -201,7 +227,7 @@ def open_data(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, rank: int, w
     bound = recipe.objective.bind(kept, vocabulary, recipe.max_len, recipe.seed)
     shape = bound.shape(recipe.bin_tokens) if recipe.compile else None
     bins = recipe.batch_tokens // recipe.bin_tokens
-    usual = recipe.bin_tokens / (bound.samples.lengths.mean() + bound.overhead)
+    usual = recipe.bin_tokens / float(np.mean(bound.samples.lengths + bound.overhead))
     order: Order | Lanes = Order(
         bound,
         recipe.bin_tokens,
@@ -307,9 +333,9 @@ def _step(row: str) -> float:
         return math.inf
 
 
-def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool) -> dict[str, Any]:
+def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool, about: dict[str, str]) -> dict[str, Any]:
     """What `recipe.json` holds or will hold, once it is sure that a run may begin or go on in this folder."""
-    saved = {"recipe": recipe.to_json(), "corpus": str(corpus.path), "corpus_hash": corpus.manifest_hash}
+    saved = {"recipe": recipe.to_json(), "corpus": str(corpus.path), "corpus_hash": corpus.manifest_hash, **about}
     path = out / "recipe.json"
     if not path.exists():
         if out.is_file() or (out.is_dir() and any(out.iterdir())):
@@ -326,6 +352,8 @@ def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool) -> dict[s
         key = next(k for k in recipe.to_json() if before["recipe"].get(k) != recipe.to_json()[k])
         old, new = before["recipe"].get(key), recipe.to_json()[key]
         raise UserError(f"{out} was begun with another recipe: {key} was {old!r}, now {new!r}")
+    if before.get("teacher_hash") != saved.get("teacher_hash"):
+        raise UserError(f"{out} was begun with another teacher ({before.get('teacher')})")
     return dict(before)
 
 

@@ -42,6 +42,7 @@ class ModelFolder:
 
 def save_model(path: Path, model: Model, tokenizer: Tokenizer, notes: dict[str, Any] | None = None) -> None:
     """Write the folder whole or not at all. `notes` is kept as it is: recipe, provenance, results."""
+    check_fit(model.spec, tokenizer)
     family = FAMILIES[model.spec.family]
     state = {name: t.detach().cpu().float() for name, t in model.state_dict().items()}
     architecture = _architecture(family, model.spec)
@@ -75,7 +76,7 @@ def load_model(path: str | Path, heads: dict[str, HeadSpec] | None = None, seed:
     for name, tensor in state.items():
         if shapes.get(name) != tensor.shape:
             raise UserError(f"{extra} has a tensor {name!r} of shape {tuple(tensor.shape)} that the spec does not have")
-    theirs = {name: t for file in _weight_files(folder) for name, t in _load(file).items()}
+    theirs = {name: t for file in weight_files(folder) for name, t in _load(file).items()}
     state |= to_ours(family, spec, {n: s for n, s in shapes.items() if n not in state}, theirs, str(folder))
     if heads is not None:
         spec = spec.replace(heads=heads)
@@ -120,7 +121,7 @@ def read_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
         for head in family.architectures[name or base]
     }
     # published files may hold more heads than their architecture names: bert-base has both of pre-training's
-    there = {family.modern(tensor) for file in _weight_files(folder) for tensor in _names(file)}
+    there = {family.modern(tensor) for file in weight_files(folder) for tensor in _names(file)}
     for head, rules in family.head_rules.items():
         needed = {tensor for rule in rules for tensor in rule.theirs}
         if head in pretraining and needed and needed <= there:
@@ -135,6 +136,16 @@ def verify_model(folder: Path) -> None:
     for name, expected in about.get("sha256", {}).items():
         if sha256(folder / name) != expected:
             raise UserError(f"{folder / name} is not what was saved: its hash differs from the one in polyseme.json")
+
+
+def check_fit(spec: ModelSpec, tokenizer: Tokenizer) -> None:
+    """Where a family counts positions from the id of its pad token on (RoBERTa), that id is part of the model."""
+    wanted, found = FAMILIES[spec.family].to_config(spec).get("pad_token_id"), tokenizer.specials.pad
+    if wanted is not None and found is not None and wanted != found:
+        raise UserError(
+            f"the tokenizer's pad token has the id {found}, but {spec.family} needs {wanted}: "
+            f"train one with --kind {FAMILIES[spec.family].tokenizer}"
+        )
 
 
 def _architecture(family: Family, spec: ModelSpec) -> str | None:
@@ -193,7 +204,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The safetensors files with the published names: one, or the shards that an index lists."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():

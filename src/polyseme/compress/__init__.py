@@ -1,0 +1,1 @@
+"""Smaller models from larger ones: a model folder in, a model folder out."""

@@ -1,0 +1,344 @@
+"""Distillation: where a student starts, what it is taught, and that a run of it is a run like any other."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from polyseme.compress.distil import distil, layers, student_of, take_layers, taught
+from polyseme.corpus.prepare import prepare
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.objectives.batch import IGNORED
+from polyseme.objectives.distil import Distilled, with_teacher
+from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs
+from polyseme.parts.layout import Layout
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train import pretrain as module
+from polyseme.train.checkpoint import load_checkpoint
+from polyseme.train.loop import Training, train
+from polyseme.train.optim import OptimSpec
+from polyseme.train.pretrain import pretrain
+from polyseme.train.recipe import BudgetSpec, Recipe
+from polyseme.train.schedule import ScheduleSpec
+from polyseme.weights.folder import load_model, save_model
+from tests.conftest import documents
+from tests.contracts import cases
+
+STUDENTS = [("bert", "distilbert"), ("bert", "bert"), ("roberta", "roberta"), ("gpt2", "gpt2")]
+SIZE = {"dim": 24, "num_heads": 3, "ffn_dim": 40, "vocab_size": cases.VOCAB, "max_len": 32}
+
+
+def pair(teacher: str, student: str, dtype=torch.float64):
+    """A teacher of four layers far from its start, and a student of two."""
+    made = FAMILIES[teacher].spec(**SIZE, num_layers=4, dropout=0.0, attention_dropout=0.0).build(seed=1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for p in made.parameters():
+            p.add_(torch.randn(p.shape, generator=generator) * 0.2)
+    spec = FAMILIES[student].spec(**SIZE, num_layers=2, dropout=0.0, attention_dropout=0.0)
+    return made.to(dtype).eval(), spec.build(seed=3).to(dtype)
+
+
+# --- where a student starts ------------------------------------------------------------------------------------------
+
+
+def test_every_second_layer():
+    assert layers(6, 12) == [0, 2, 4, 7, 9, 11]  # the released code's choice
+    assert layers(3, 6) == [0, 2, 5] and layers(1, 2) == [0] and layers(4, 4) == [0, 1, 2, 3]
+    with pytest.raises(UserError, match="5 layers cannot start from a teacher of 4"):
+        layers(5, 4)
+
+
+@pytest.mark.parametrize("teacher,student", STUDENTS)
+def test_a_student_starts_as_its_teacher(teacher, student):
+    above, below = pair(teacher, student)
+    take_layers(below, above)
+    given, taken = above.state_dict(), below.state_dict()
+    for name, tensor in taken.items():
+        if name.startswith("trunk.blocks."):
+            depth = {"0": "0", "1": "3"}[name.split(".")[2]]
+            name = ".".join(["trunk.blocks", depth, *name.split(".")[3:]])
+        if not name.endswith("positions.weight"):
+            assert torch.equal(tensor, given[name]), name
+    tokens = torch.arange(5, 17)
+    first, second = (m.trunk(tokens, Layout.of([12]), keep=[0]).layers[0] for m in (above, below))
+    torch.testing.assert_close(first, second, atol=1e-12, rtol=0)
+
+
+def test_what_does_not_fit_is_told():
+    above, _ = pair("bert", "bert")
+    for changes, said in (
+        ({"dim": 48}, "tokens.weight is"),
+        ({"num_layers": 9}, "9 layers"),
+        ({"ffn_dim": 16}, r"ffn\.up"),
+    ):
+        student = FAMILIES["distilbert"].spec(**SIZE | {"num_layers": 2} | changes).build(seed=0)
+        with pytest.raises(UserError, match=said):
+            take_layers(student, above)
+    shorter = FAMILIES["distilbert"].spec(**SIZE | {"num_layers": 2, "max_len": 8}).build(seed=0)
+    take_layers(shorter, above.float())
+    assert len(shorter.state_dict()["trunk.embeddings.positions.weight"]) == 8
+
+
+# --- what it is taught -----------------------------------------------------------------------------------------------
+
+
+def batch_of(model, rows):
+    return with_teacher(cases.training_batch(model, rows), next(iter(model.spec.heads)))
+
+
+@pytest.mark.parametrize("teacher,student", STUDENTS)
+def test_terms_are_the_papers(teacher, student):
+    """Against torch's own losses, put together as the released code does: batch means, 5, 2 and 1, temperature 2."""
+    above, below = pair(teacher, student)
+    below.eval()
+    objective = Distilled(CausalLM() if teacher == "gpt2" else MaskedLM())
+    batch = batch_of(below, cases.sequences((5, 9, 3)))
+    head = objective.head
+    target = batch.targets[head]
+    found = objective.losses(above)(below, batch)
+    assert tuple(found) == tuple(batch.targets) and objective.weights == {head: 2, "soft": 5, "cosine": 1}
+    last, shown = (m.trunk(batch.tokens, batch.layout, batch.segments).last for m in (below, above))
+    mine, theirs = (m.predict(head, h, batch.layout, target.rows) for m, h in ((below, last), (above, shown)))
+    soft = torch.nn.KLDivLoss(reduction="batchmean")(F.log_softmax(mine / 2, -1), F.softmax(theirs / 2, -1)) * 4
+    cosine = torch.nn.CosineEmbeddingLoss()(last, shown, torch.ones(len(last)))
+    expected = {head: F.cross_entropy(mine, target.values), "soft": soft, "cosine": cosine}
+    for name, value in expected.items():
+        torch.testing.assert_close((found[name] / batch.targets[name].count).double(), value, atol=1e-6, rtol=1e-6)
+    assert soft > 0.01 and 0 < cosine < 2
+
+
+def gradients(model, terms, weights, batches):
+    optim = OptimSpec(rate=0.0, clip=0.0)
+    run = Training(model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec(), 1, torch.device("cpu"))
+    run.terms, run.weights = terms, weights
+    (report,) = train(run, [(batches, None)])
+    return report, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("dtype,tolerance", cases.DTYPES)
+@pytest.mark.parametrize("teacher,student", STUDENTS)
+def test_sum_any_micro_batches_give_the_same_gradient(teacher, student, dtype, tolerance):
+    above, below = pair(teacher, student, dtype)
+    objective = Distilled(CausalLM() if teacher == "gpt2" else MaskedPairs() if student == "bert" else MaskedLM())
+    rows = cases.sequences((5, 9, 9, 1, 12, 5))
+    weights, terms = objective.weights, objective.losses(above)
+    report, whole = gradients(below, terms, weights, [batch_of(below, rows)])
+    assert set(report.loss) == {*objective.terms, "soft", "cosine"}
+    assert all(p.grad is None for p in above.parameters())
+    for cut in ((1, 2, 3), (3, 3), (1, 1, 1, 1, 1, 1)):
+        ends = np.cumsum(cut)
+        parts = [batch_of(below, rows[end - n : end]) for n, end in zip(cut, ends)]
+        again, found = gradients(below, terms, weights, parts)
+        assert again.loss == pytest.approx(report.loss, rel=1e-5)
+        for name, gradient in found.items():
+            torch.testing.assert_close(gradient, whole[name], atol=tolerance, rtol=tolerance)
+
+
+def test_weights_scale_the_gradient_and_not_the_report():
+    above, below = pair("bert", "distilbert")
+    terms, batch = Distilled().losses(above), batch_of(below, cases.sequences((5, 9)))
+    parts = {}
+    for name in ("masked", "soft", "cosine"):
+        weights = dict.fromkeys(("masked", "soft", "cosine"), 0.0) | {name: 1.0}
+        report, parts[name] = gradients(below, terms, weights, [batch])
+    whole, found = gradients(below, terms, Distilled().weights, [batch])
+    assert whole.loss == report.loss
+    for name, gradient in found.items():
+        expected = 2 * parts["masked"][name] + 5 * parts["soft"][name] + parts["cosine"][name]
+        torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_a_student_that_is_its_teacher_has_nothing_to_learn():
+    above, _ = pair("bert", "bert")
+    found = Distilled(MaskedPairs()).losses(above)(above, batch_of(above, cases.sequences((5, 9))))
+    assert float(found["soft"]) == pytest.approx(0, abs=1e-5) and float(found["cosine"]) == pytest.approx(0, abs=1e-5)
+
+
+def test_compiled_and_eager_agree():
+    """In one graph, the teacher in it; without a compiler for C++, which would take most of a minute."""
+    above, below = pair("bert", "distilbert", torch.float32)
+    terms, batch = Distilled().losses(above), batch_of(below, cases.sequences((5, 9, 9)))
+    plain, expected = gradients(below, terms, Distilled().weights, [batch])
+    report, found = gradients(below, torch.compile(terms, backend="aot_eager"), Distilled().weights, [batch])
+    assert report.loss == pytest.approx(plain.loss, rel=1e-5)
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], atol=1e-5, rtol=1e-4)
+
+
+def trained(model, terms, weights, batches, steps, **changes):
+    optim = OptimSpec(rate=1e-2, beta2=0.98)
+    device = changes.pop("device", torch.device("cpu"))
+    run = Training(model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec(), steps, device, **changes)
+    run.terms, run.weights = terms, weights
+    return list(train(run, [(batches, None)] * steps))
+
+
+def test_one_batch_is_learnt_by_heart():
+    """The states and guesses of a teacher of four layers, by a student of two, from fresh weights."""
+    above, below = pair("bert", "distilbert", torch.float32)
+    weights = {"masked": 0.0, "soft": 1.0, "cosine": 1.0}
+    reports = trained(below, Distilled().losses(above), weights, [batch_of(below, cases.sequences((5, 9, 9)))], 150)
+    for name in ("soft", "cosine"):
+        assert reports[-1].loss[name] < reports[0].loss[name] / 10, (name, reports[0].loss, reports[-1].loss)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_bf16_on_a_gpu_is_near_float32():
+    batches, device = [], torch.device("cuda")
+    losses = []
+    for precision in ("float32", "bf16"):
+        above, below = pair("bert", "distilbert", torch.float32)
+        batches = [batch_of(below, cases.sequences((5, 9, 9)))]
+        teacher = above.to(device, torch.bfloat16 if precision == "bf16" else torch.float32)
+        terms = Distilled().losses(teacher)
+        found = trained(below.to(device), terms, Distilled().weights, batches, 3, device=device, precision=precision)
+        losses.append(found[-1].loss)
+    assert losses[0] == pytest.approx(losses[1], rel=0.1)
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def school(tmp_path_factory):
+    """A corpus and a teacher that has learnt something of it."""
+    folder = tmp_path_factory.mktemp("school")
+    (folder / "text.txt").write_text("\n\n".join(documents(120)))
+    tokenizer = Tokenizer.train("wordpiece", iter(documents(120)), 120)
+    prepare([folder / "text.txt"], tokenizer, folder / "corpus", split="blank", duplicates="none")
+    recipe = Recipe(
+        name="teacher",
+        family="bert",
+        model={"num_layers": 4, "dim": 24, "num_heads": 2, "max_len": 32, "dropout": 0.0, "init_std": 0.06},
+        objective=MaskedLM(rate=0.3),
+        max_len=32,
+        batch_tokens=384,
+        bin_tokens=192,
+        budget=BudgetSpec(steps=120),
+        optim=OptimSpec(rate=5e-3, beta2=0.98),
+        holdout=0.1,
+        eval_every=1000,
+        eval_tokens=2048,
+        save_every=1000,
+    )
+    pretrain(recipe, folder / "corpus", folder / "teacher")
+    return folder, recipe
+
+
+def lesson(school, steps=9, **changes):
+    folder, recipe = school
+    made = student_of(load_model(folder / "teacher/model").model.spec, recipe)
+    changes["model"] = made.model | changes.get("model", {})
+    return made.replace(budget=BudgetSpec(steps=steps), save_every=2, log_every=1, **changes)
+
+
+def run(school, recipe, out, resume=False):
+    folder = school[0]
+    return distil(recipe, folder / "teacher/model", folder / "corpus", out, resume)
+
+
+def test_a_student_of_half_the_layers(school, tmp_path):
+    folder = school[0]
+    results = run(school, lesson(school, steps=30), tmp_path / "run")
+    student = load_model(tmp_path / "run/model")
+    assert student.model.spec.family == "distilbert" and student.model.spec.trunk.num_layers == 2
+    assert set(student.model.heads) == {"masked"} and student.notes["teacher"] == str(folder / "teacher/model")
+    rows = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert len(losses) == 30 and set(losses[0]) == {"masked", "soft", "cosine"}
+    for name in losses[0]:
+        first, last = (np.mean([loss[name] for loss in part]) for part in (losses[:5], losses[-5:]))
+        assert last < first, name
+    assert set(results["valid"]) == {"masked", "masked_accuracy", "perplexity"}
+    assert json.loads((tmp_path / "run/recipe.json").read_text())["recipe"]["objective"]["kind"] == "Distilled"
+
+
+def test_a_taught_student_beats_one_without_a_teacher(school, tmp_path):
+    """The same student, the same steps on the same batches, fresh weights and masked words alone."""
+    folder, recipe = school[0], lesson(school, steps=40)
+    taught_one = run(school, recipe, tmp_path / "taught")
+    alone = pretrain(recipe, folder / "corpus", tmp_path / "alone")
+    assert taught_one["valid"]["masked"] < alone["valid"]["masked"] - 0.2
+
+
+def test_killed_and_resumed(school, tmp_path, monkeypatch):
+    recipe = lesson(school)
+    run(school, recipe, tmp_path / "whole")
+    real = module.train
+
+    def dying(run, data):
+        for report in real(run, data):
+            if report.step == 5:
+                raise KeyboardInterrupt
+            yield report
+
+    monkeypatch.setattr(module, "train", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run(school, recipe, tmp_path / "killed")
+    monkeypatch.setattr(module, "train", real)
+    run(school, recipe, tmp_path / "killed", resume=True)
+    first, second = (load_checkpoint(tmp_path / name / "checkpoints") for name in ("whole", "killed"))
+    assert first.step == second.step == 9
+    for file, tensors in first.tensors.items():
+        assert all(torch.equal(t, second.tensors[file][name]) for name, t in tensors.items())
+
+
+def test_filler_counts_for_nothing(school):
+    folder, recipe = school
+    data, valid = module.open_data(
+        taught(recipe).replace(compile=True), module.Corpus.open(folder / "corpus"),
+        Tokenizer.load(folder / "corpus/tokenizer"), 0, 1,
+    )  # fmt: skip
+    (first, *_), _ = next(data.steps(module.Cursor()))
+    assert first.num_tokens < len(first.tokens) == 192
+    cosine = first.targets["cosine"]
+    assert cosine.count == first.num_tokens == int((cosine.values != IGNORED).sum())
+    assert first.targets["soft"].count == first.targets["masked"].count
+    assert valid.batch(np.arange(2), 0).targets.keys() == {"masked", "soft", "cosine"}
+
+
+def test_mistakes_are_one_line(school, tmp_path):
+    folder, recipe = school
+    other = Tokenizer.train("wordpiece", iter(documents(120)), 160)
+    prepare([folder / "text.txt"], other, tmp_path / "corpus", split="blank")
+    with pytest.raises(UserError, match=r"another vocabulary .* --tokenizer"):
+        distil(lesson(school), folder / "teacher/model", tmp_path / "corpus", tmp_path / "run")
+    with pytest.raises(UserError, match="cannot teach: it has no head 'next'"):
+        run(school, lesson(school).replace(objective=CausalLM()), tmp_path / "run")
+    with pytest.raises(UserError, match=r"has a teacher: .*polyseme distil"):
+        pretrain(taught(recipe), folder / "corpus", tmp_path / "run")
+    with pytest.raises(UserError, match="temperature is 0"):
+        Distilled(temperature=0)
+    with pytest.raises(UserError, match="no corpus folder"):
+        distil(lesson(school), folder / "teacher/model", tmp_path / "nowhere", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    run(school, lesson(school, steps=2), tmp_path / "run")
+    changed = load_model(folder / "teacher/model")
+    with torch.no_grad():
+        changed.model.trunk.table.add_(0.01)
+    save_model(tmp_path / "other", changed.model, changed.tokenizer)
+    with pytest.raises(UserError, match="another teacher"):
+        distil(lesson(school, steps=2), tmp_path / "other", folder / "corpus", tmp_path / "run", resume=True)
+
+
+def test_the_command(project, done, cli, tmp_path):
+    common = ("distil", project / "run-bert/model", "--corpus", project / "corpus-bert", "--out", tmp_path / "run")
+    options = ("--budget", "3steps", "--set", "objective.temperature=1.5", "--set", "objective.base.rate=0.2")
+    said = done(*common, *options, "--set", "max_len=32", "--set", "batch_tokens=256", "--set", "bin_tokens=256")
+    assert "valid masked:" in said and f"{tmp_path}/run/model" in said
+    saved = json.loads((tmp_path / "run/recipe.json").read_text())["recipe"]
+    assert saved["objective"]["temperature"] == 1.5 and saved["objective"]["base"]["rate"] == 0.2
+    assert saved["family"] == "distilbert" and saved["model"]["num_layers"] == 1
+    assert "--resume" in cli(*common, *options).err
+    said = done("distil", project / "run-gpt2/model", "--corpus", project / "corpus-gpt2", "--out", tmp_path / "gpt2",
+                "--budget", "2steps", "--set", "batch_tokens=256", "--set", "bin_tokens=256")  # fmt: skip
+    assert "valid next:" in said
+    answer = cli("distil", project / "run-gpt2/model", "--corpus", project / "corpus-bert", "--out", tmp_path / "no")
+    assert answer.status == 2 and "another vocabulary" in answer.err and not (tmp_path / "no").exists()
+    answer = cli("distil", tmp_path / "none", "--corpus", project / "corpus-bert", "--out", tmp_path / "no")
+    assert answer.status == 2 and "no model folder" in answer.err
