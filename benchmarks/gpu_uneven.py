@@ -123,6 +123,7 @@ def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
     optimiser = torch.optim.AdamW(peer.train().parameters(), lr=1e-4, fused=True)
 
     def stepper(model: Any) -> Callable[[], None]:
+        """Steps over batches whose shapes have all been seen: what memory they need is there."""
         turn = itertools.cycle(inputs)
 
         def step() -> None:
@@ -133,6 +134,8 @@ def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
             torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
             optimiser.step()
 
+        for _ in inputs:
+            step()
         return step
 
     fresh()
@@ -147,7 +150,7 @@ def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
         "bf16", record=True,
     )  # fmt: skip
     reports = train(run, all_steps(task, data, settings, 0, run))
-    for _ in range(200):  # the shapes that occur are recorded in these
+    for _ in range(4 * len(inputs)):  # the shapes that occur are recorded in these
         next(reports)
     found = measure(lambda: next(reports), tokens, flops, peak, 64)
     found.notes = {"loss": apart}

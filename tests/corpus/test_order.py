@@ -202,3 +202,18 @@ def test_mistakes_are_told():
     for cursor in (Cursor(0, 99, 0), Cursor(0, 0, 999)):
         with pytest.raises(UserError, match="no place"):
             take(order_of(), 1, cursor)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_step_grows_to_its_size(world):
+    """Over the ramp a step takes from one bin a rank to all; nothing is read twice, and a seek goes on the same."""
+    order = order_of(ramp=9)
+    sizes = [order.bins_at(step, world) for step in range(12)]
+    assert sizes[0] == world and sizes == sorted(sizes) and sizes[9:] == [4, 4, 4]
+    assert all(size % world == 0 for size in sizes)
+    steps = take(order, 12, world=world)
+    assert [world * len(bins) for bins, _ in steps] == sizes
+    if world == 1:
+        assert [b for bins, _ in steps for b in plain(bins)] == plain(b for b, _ in islice(order.bins(), sum(sizes)))
+    again = take(order, 3, steps[4][1], world=world, done=5)
+    assert [plain(bins) for bins, _ in again] == [plain(bins) for bins, _ in steps[5:8]]

@@ -170,7 +170,7 @@ def rounded(batch: Batch, max_len: int) -> Batch:
     Targets that are one a sequence stay as they are; those of tokens are filled with what never counts.
     """
     lengths = list(batch.layout.lengths)
-    unit = max(1 << (batch.layout.total.bit_length() - 4), 64)
+    unit = max(1 << batch.layout.total.bit_length() >> 4, 64)
     longest = min(max(1 << (batch.layout.longest - 1).bit_length(), 32), max_len)
     spare = -batch.layout.total % unit
     full, rest = divmod(spare, longest)
