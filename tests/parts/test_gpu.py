@@ -107,6 +107,24 @@ def test_activated_linear_is_its_parts(activation: str) -> None:
         assert error(ours, theirs) < 0.01
 
 
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
+def test_gated_linear_is_its_parts(activation: str) -> None:
+    from polyseme.parts.feedforward import ACTIVATIONS
+    from polyseme.parts.fused import gated_linear
+
+    torch.manual_seed(0)
+    shapes = [(300, 2 * 344), (96, 344)]
+    given = [torch.randn(s, device="cuda", dtype=torch.bfloat16, requires_grad=True) for s in shapes]
+    above = torch.randn(300, 96, device="cuda", dtype=torch.bfloat16)
+    exact = [t.detach().double().requires_grad_() for t in given]
+    a, b = exact[0].chunk(2, dim=-1)
+    true = F.linear(ACTIVATIONS[activation](a) * b, exact[1])
+    found = gated_linear(*given, activation)
+    assert error(found, true) < 0.01
+    for ours, theirs in zip(torch.autograd.grad(found, given, above), torch.autograd.grad(true, exact, above.double())):
+        assert error(ours, theirs) < 0.01
+
+
 def model_and_batch(**changes: Any) -> tuple[Any, Batch]:
     from polyseme.families import FAMILIES
 

@@ -52,12 +52,20 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         spec, up, down = self.spec, self.up, self.down
         dropout = spec.dropout if self.training else 0.0
+        if (
+            kernels.serve(up.weight)
+            and spec.bias != spec.gated
+            and not dropout
+            and spec.activation in kernels.ACTIVATIONS
+        ):
+            h = F.linear(x, up.weight)
+            found: Tensor = (
+                kernels.gated_linear(h, down.weight, spec.activation)
+                if spec.gated
+                else kernels.activated_linear(h, up.bias, down.weight, down.bias, spec.activation)
+            )
+            return found
         if spec.gated:
             a, b = up(x).chunk(2, dim=-1)
             return down(F.dropout(self.activation(a) * b, dropout))
-        if kernels.serve(up.weight) and spec.bias and not dropout and spec.activation in kernels.ACTIVATIONS:
-            found: Tensor = kernels.activated_linear(
-                F.linear(x, up.weight), up.bias, down.weight, down.bias, spec.activation
-            )
-            return found
         return down(F.dropout(self.activation(up(x)), dropout))
