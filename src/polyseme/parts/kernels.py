@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    *("ACTIVATIONS", "HEAD_DIMS", "READY", "activated_linear", "add_norm", "flash", "gated_linear", "serve"),
+    "ACTIVATIONS",
+    "HEAD_DIMS",
+    "READY",
+    "activated_linear",
+    "add_norm",
+    "flash",
+    "gated_linear",
+    "serve",
     "vocabulary_loss",
 ]
 
