@@ -45,6 +45,25 @@ def test_flash_is_attention(lengths: list[int], heads: int, dim: int, causal: bo
     assert error(gradient, true_gradient) < max(1.5 * error(their_gradient, true_gradient), 1e-4)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim", [64, 32, 128])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_flash_turns_as_rotary_positions_do(lengths: list[int], dim: int, causal: bool) -> None:
+    from polyseme.parts.attend import attend_self
+    from polyseme.parts.positions import rotate
+
+    torch.manual_seed(0)
+    layout = Layout.of(lengths, slots=len(lengths) + 2, longest=max(lengths) + 9, device="cuda")
+    qkv = torch.randn(layout.total, 3, 2, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    above = torch.randn(layout.total, 2, dim, device="cuda", dtype=torch.bfloat16)
+    found = attend_self(qkv, layout, causal, rotary=1e4)
+    (gradient,) = torch.autograd.grad(found, qkv, above)
+    exact = qkv.detach().double().requires_grad_()
+    true = attend_eager(*rotate(exact, layout.positions, 1e4).unbind(1), layout, layout, causal)
+    (true_gradient,) = torch.autograd.grad(true, exact, above.double())
+    assert error(found, true) < 0.01 and error(gradient, true_gradient) < 0.015
+
+
 @pytest.mark.parametrize("length", [100, 300])
 def test_flash_drops_out_as_asked_and_the_same_backwards(length: int) -> None:
     from polyseme.parts.flash import flash, flash_backward, flash_forward
@@ -59,12 +78,12 @@ def test_flash_drops_out_as_asked_and_the_same_backwards(length: int) -> None:
     assert not torch.equal(kept, flash(ones, starts, length, dropout=0.25).float())  # another seed
     # The output is linear in the values, so their gradient must say exactly how it changes.
     seed = torch.tensor([5], device="cuda", dtype=torch.int32)
-    out, lse = flash_forward(qkv, starts, seed, length, False, 0, 0.25)
+    out, lse = flash_forward(qkv, starts, seed, seed, length, False, 0, 0.25)
     above = torch.randn_like(out)
-    gradient = flash_backward(above, qkv, out, lse, starts, seed, length, False, 0, 0.25)
+    gradient = flash_backward(above, qkv, out, lse, starts, seed, seed, length, False, 0, 0.25)
     change = torch.randn_like(qkv)
     change[:, :2] = 0
-    moved = flash_forward(qkv + change, starts, seed, length, False, 0, 0.25)[0]
+    moved = flash_forward(qkv + change, starts, seed, seed, length, False, 0, 0.25)[0]
     said = (gradient[:, 2].double() * change[:, 2].double()).sum()
     seen = (above.double() * (moved.double() - out.double())).sum()
     assert said.item() == pytest.approx(seen.item(), rel=0.02, abs=1.0)

@@ -8,14 +8,22 @@ from torch import Tensor
 
 from polyseme.parts import kernels
 from polyseme.parts.layout import Layout
+from polyseme.parts.positions import rotate, turns
 
 
-def attend_self(qkv: Tensor, layout: Layout, causal: bool = False, dropout: float = 0.0, window: int = 0) -> Tensor:
-    """Attention of sequences to themselves, from the one matrix of queries, keys and values [T, 3, heads, head_dim]."""
-    if kernels.serve(qkv) and qkv.shape[-1] in kernels.HEAD_DIMS:
-        found: Tensor = kernels.flash(qkv, layout.starts, layout.longest, causal, dropout, window)
+def attend_self(
+    qkv: Tensor, layout: Layout, causal: bool = False, dropout: float = 0.0, window: int = 0, rotary: float = 0.0
+) -> Tensor:
+    """Attention of sequences to themselves, from the one matrix of queries, keys and values [T, 3, heads, head_dim].
+
+    With `rotary`, the base of its wave lengths, queries and keys are turned by their places first.
+    """
+    if kernels.serve(qkv) and qkv.shape[-1] in kernels.HEAD_DIMS and not (rotary and qkv.shape[-1] < 32):
+        places = torch.arange(layout.longest, dtype=torch.float32, device=qkv.device)
+        table = turns(places, qkv.shape[-1] // 2, rotary) if rotary else None
+        found: Tensor = kernels.flash(qkv, layout.starts, layout.longest, causal, dropout, window, table)
         return found
-    q, k, v = qkv.unbind(1)
+    q, k, v = (rotate(qkv, layout.positions, rotary) if rotary else qkv).unbind(1)
     return attend(q, k, v, layout, layout, causal, dropout, window)
 
 

@@ -50,10 +50,13 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim, bias=spec.bias)
         self.out = nn.Linear(dim, dim, bias=spec.bias)
 
-    def project(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Queries, keys and values, [T, 3, heads, head_dim]."""
-        qkv: Tensor = self.qkv(x).view(x.shape[0], 3, self.spec.num_heads, -1)
-        return rotate(qkv, positions, self.spec.rotary) if self.spec.rotary else qkv
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values, [T, 3, heads, head_dim]; not turned yet."""
+        return self.qkv(x).view(x.shape[0], 3, self.spec.num_heads, -1)
+
+    def _turned(self, x: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+        qkv = self.project(x)
+        return (rotate(qkv, positions, self.spec.rotary) if self.spec.rotary else qkv).unbind(1)
 
     def forward(
         self,
@@ -64,13 +67,13 @@ class Attention(nn.Module):
         relations: Relations | None = None,
     ) -> Tensor:
         spec, dropout = self.spec, self.spec.dropout if self.training else 0.0
-        qkv = self.project(x, positions)
         if cache is None:
-            return self.out(attend_self(qkv, layout, spec.causal, dropout, spec.window).flatten(1))
-        q, k, v = qkv.unbind(1)
+            found = attend_self(self.project(x), layout, spec.causal, dropout, spec.window, spec.rotary)
+            return self.out(found.flatten(1))
+        q, k, v = self._turned(x, positions)
         k, v, k_layout = cache.extend(k, v)
         return self.out(attend(q, k, v, layout, k_layout, spec.causal, dropout, spec.window).flatten(1))
 
     def weights(self, x: Tensor, layout: Layout, relations: Relations | None = None) -> list[Tensor]:
-        q, k, _ = self.project(x, layout.positions).unbind(1)
+        q, k, _ = self._turned(x, layout.positions)
         return attention_weights(q, k, layout, layout, self.spec.causal, self.spec.window)

@@ -52,17 +52,62 @@ def _load(base, rows, step, columns, length, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _see(q, acc, sums, most, base, start, rows, begin, length, head, seed,
+def _halves(base, rows, step, length, turns, longest, DIM: tl.constexpr, ROTARY: tl.constexpr, MASKED: tl.constexpr):
+    """A tile of queries or keys. With ROTARY its two halves, turned by their places; else the whole, and nothing."""
+    if ROTARY:
+        columns = tl.arange(0, DIM // 2)
+        a = _load(base, rows, step, columns, length, MASKED).to(tl.float32)
+        b = _load(base + DIM // 2, rows, step, columns, length, MASKED).to(tl.float32)
+        cos, sin = _turns(rows, length, turns, longest, DIM)
+        found = (a * cos - b * sin).to(base.dtype.element_ty), (b * cos + a * sin).to(base.dtype.element_ty)
+    else:
+        whole = _load(base, rows, step, tl.arange(0, DIM), length, MASKED)
+        found = whole, whole
+    return found
+
+
+@triton.jit
+def _turns(rows, length, turns, longest, DIM: tl.constexpr):
+    """Cosine and sine of each row and pair."""
+    places = turns + rows[:, None] * (DIM // 2) + tl.arange(0, DIM // 2)[None, :]
+    inside = rows[:, None] < length
+    return tl.load(places, mask=inside, other=0.0), tl.load(places + longest * (DIM // 2), mask=inside, other=0.0)
+
+
+@triton.jit
+def _scores(a, b, c, d, ROTARY: tl.constexpr):
+    """(a, b) · (c, d)ᵀ, of halves or of the whole."""
+    found = tl.dot(a, tl.trans(c))
+    if ROTARY:
+        found = tl.dot(b, tl.trans(d), found)
+    return found
+
+
+@triton.jit
+def _store_turned(target, rows, step, a, b, length, turns, longest, DIM: tl.constexpr, ROTARY: tl.constexpr):
+    """Gradients of queries or keys, turned back."""
+    inside = rows[:, None] < length
+    if ROTARY:
+        cos, sin = _turns(rows, length, turns, longest, DIM)
+        places = target + rows[:, None] * step + tl.arange(0, DIM // 2)[None, :]
+        tl.store(places, (a * cos + b * sin).to(target.dtype.element_ty), mask=inside)
+        tl.store(places + DIM // 2, (b * cos - a * sin).to(target.dtype.element_ty), mask=inside)
+    else:
+        places = target + rows[:, None] * step + tl.arange(0, DIM)[None, :]
+        tl.store(places, a.to(target.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _see(qa, qb, acc, sums, most, base, start, rows, begin, length, head, seed, turns, longest,
          scale: tl.constexpr, threshold: tl.constexpr,
          HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-         DROPOUT: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+         DROPOUT: tl.constexpr, ROTARY: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Queries meet one block of keys: the running maximum, sum and weighted values."""
     step: tl.constexpr = 3 * HEADS * DIM
-    columns = tl.arange(0, DIM)
     keys = start + tl.arange(0, BLOCK_N)
-    k = _load(base + HEADS * DIM, keys, step, columns, length, MASKED)
-    v = _load(base + 2 * HEADS * DIM, keys, step, columns, length, MASKED)
-    scores = tl.dot(q, tl.trans(k))
+    ka, kb = _halves(base + HEADS * DIM, keys, step, length, turns, longest, DIM, ROTARY, MASKED)
+    v = _load(base + 2 * HEADS * DIM, keys, step, tl.arange(0, DIM), length, MASKED)
+    scores = _scores(qa, qb, ka, kb, ROTARY)
     if MASKED:
         scores = tl.where(_seen(rows[:, None], keys[None, :], length, CAUSAL, WINDOW), scores, -1e30)
     new = tl.maximum(most, tl.max(scores, 1) * scale)
@@ -76,10 +121,10 @@ def _see(q, acc, sums, most, base, start, rows, begin, length, head, seed,
 
 @triton.jit
 def _forward(
-    qkv, out, lse, starts, seeds, total,
+    qkv, out, lse, starts, seeds, turns, total, longest,
     scale: tl.constexpr, keep: tl.constexpr, threshold: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin = tl.load(starts + sequence)
@@ -90,18 +135,20 @@ def _forward(
     columns = tl.arange(0, DIM)
     rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
     base = qkv + begin.to(tl.int64) * step + head * DIM
-    q = _load(base, rows, step, columns, length, True)
+    qa, qb = _halves(base, rows, step, length, turns, longest, DIM, ROTARY, True)
     seed = tl.load(seeds)
     most = tl.full([BLOCK_M], -1e29, tl.float32)
     sums = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     first, whole, stop = _keys_of(block * BLOCK_M, BLOCK_M, length, BLOCK_N, CAUSAL, WINDOW)
     for start in range(first, whole, BLOCK_N):
-        acc, sums, most = _see(q, acc, sums, most, base, start, rows, begin, length, head, seed, scale, threshold,
-                               HEADS, DIM, BLOCK_N, CAUSAL, WINDOW, DROPOUT, False)  # fmt: skip
+        acc, sums, most = _see(qa, qb, acc, sums, most, base, start, rows, begin, length, head, seed, turns, longest,
+                               scale, threshold, HEADS, DIM, BLOCK_N, CAUSAL, WINDOW, DROPOUT, ROTARY,
+                               False)  # fmt: skip
     for start in range(whole, stop, BLOCK_N):
-        acc, sums, most = _see(q, acc, sums, most, base, start, rows, begin, length, head, seed, scale, threshold,
-                               HEADS, DIM, BLOCK_N, CAUSAL, WINDOW, DROPOUT, True)  # fmt: skip
+        acc, sums, most = _see(qa, qb, acc, sums, most, base, start, rows, begin, length, head, seed, turns, longest,
+                               scale, threshold, HEADS, DIM, BLOCK_N, CAUSAL, WINDOW, DROPOUT, ROTARY,
+                               True)  # fmt: skip
     acc = acc * (keep / sums)[:, None]
     places = (begin + rows).to(tl.int64)[:, None] * (HEADS * DIM) + head * DIM + columns[None, :]
     tl.store(out + places, acc.to(out.dtype.element_ty), mask=rows[:, None] < length)
@@ -124,16 +171,17 @@ def _keys_of(row, ROWS: tl.constexpr, length, BLOCK: tl.constexpr, CAUSAL: tl.co
 
 
 @triton.jit
-def _back_keys(dk, dv, k, v, keys, base, o_base, g_base, l_base, d_base, target, start, begin, length, head, seed,
-               scale: tl.constexpr, keep: tl.constexpr, threshold: tl.constexpr,
+def _back_keys(da, db, dv, ka, kb, v, keys, base, o_base, g_base, l_base, d_base, target, start, begin, length, head,
+               seed, turns, longest, scale: tl.constexpr, keep: tl.constexpr, threshold: tl.constexpr,
                HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
-               WINDOW: tl.constexpr, DROPOUT: tl.constexpr, ONE: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+               WINDOW: tl.constexpr, DROPOUT: tl.constexpr, ROTARY: tl.constexpr, ONE: tl.constexpr,
+               MASKED: tl.constexpr):  # fmt: skip
     """One block of queries gives its part of the gradients of a block of keys and values."""
     step: tl.constexpr = 3 * HEADS * DIM
     width: tl.constexpr = HEADS * DIM
     columns = tl.arange(0, DIM)
     rows = start + tl.arange(0, BLOCK)
-    q = _load(base, rows, step, columns, length, MASKED)
+    qa, qb = _halves(base, rows, step, length, turns, longest, DIM, ROTARY, MASKED)
     g = _load(g_base, rows, width, columns, length, MASKED)
     if ONE:
         o = _load(o_base, rows, width, columns, length, MASKED)
@@ -141,7 +189,7 @@ def _back_keys(dk, dv, k, v, keys, base, o_base, g_base, l_base, d_base, target,
     else:
         delta = tl.load(d_base + rows, mask=rows < length, other=0.0) if MASKED else tl.load(d_base + rows)
     level = tl.load(l_base + rows, mask=rows < length, other=float("inf")) if MASKED else tl.load(l_base + rows)
-    p = tl.exp2(tl.dot(k, tl.trans(q)) * scale - level[None, :])
+    p = tl.exp2(_scores(ka, kb, qa, qb, ROTARY) * scale - level[None, :])
     if MASKED:
         p = tl.where(_seen(rows[None, :], keys[:, None], length, CAUSAL, WINDOW), p, 0.0)
     dp = tl.dot(v, tl.trans(g))
@@ -151,41 +199,49 @@ def _back_keys(dk, dv, k, v, keys, base, o_base, g_base, l_base, d_base, target,
         dv = tl.dot(tl.where(kept, p * keep, 0.0).to(g.dtype), g, dv)
     else:
         dv = tl.dot(p.to(g.dtype), g, dv)
-    ds = (p * (dp - delta[None, :])).to(q.dtype)
-    dk = tl.dot(ds, q, dk)
+    ds = (p * (dp - delta[None, :])).to(g.dtype)
+    da = tl.dot(ds, qa, da)
+    if ROTARY:
+        db = tl.dot(ds, qb, db)
     if ONE:
-        dq = tl.dot(tl.trans(ds), k) * (scale / LOG2E)
-        tl.store(target + rows[:, None] * step + columns[None, :], dq.to(q.dtype), mask=rows[:, None] < length)
-    return dk, dv
+        back = tl.trans(ds)
+        qa_grad = tl.dot(back, ka) * (scale / LOG2E)
+        qb_grad = tl.dot(back, kb) * (scale / LOG2E) if ROTARY else qa_grad
+        _store_turned(target, rows, step, qa_grad, qb_grad, length, turns, longest, DIM, ROTARY)
+    return da, db, dv
 
 
 @triton.jit
-def _back_queries(dq, q, g, delta, level, rows, base, start, begin, length, head, seed,
+def _back_queries(da, db, qa, qb, g, delta, level, rows, base, start, begin, length, head, seed, turns, longest,
                   scale: tl.constexpr, keep: tl.constexpr, threshold: tl.constexpr,
                   HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
-                  WINDOW: tl.constexpr, DROPOUT: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+                  WINDOW: tl.constexpr, DROPOUT: tl.constexpr, ROTARY: tl.constexpr,
+                  MASKED: tl.constexpr):  # fmt: skip
     """One block of keys gives its part of the gradient of a block of queries."""
     step: tl.constexpr = 3 * HEADS * DIM
-    columns = tl.arange(0, DIM)
     keys = start + tl.arange(0, BLOCK)
-    k = _load(base + HEADS * DIM, keys, step, columns, length, MASKED)
-    v = _load(base + 2 * HEADS * DIM, keys, step, columns, length, MASKED)
-    p = tl.exp2(tl.dot(q, tl.trans(k)) * scale - level[:, None])
+    ka, kb = _halves(base + HEADS * DIM, keys, step, length, turns, longest, DIM, ROTARY, MASKED)
+    v = _load(base + 2 * HEADS * DIM, keys, step, tl.arange(0, DIM), length, MASKED)
+    p = tl.exp2(_scores(qa, qb, ka, kb, ROTARY) * scale - level[:, None])
     if MASKED:
         p = tl.where(_seen(rows[:, None], keys[None, :], length, CAUSAL, WINDOW), p, 0.0)
     dp = tl.dot(g, tl.trans(v))
     if DROPOUT:
         kept = _drawn(seed, (begin + rows)[:, None], keys[None, :], head, threshold)
         dp = tl.where(kept, dp * keep, 0.0)
-    return tl.dot((p * (dp - delta[:, None])).to(q.dtype), k, dq)
+    ds = (p * (dp - delta[:, None])).to(g.dtype)
+    da = tl.dot(ds, ka, da)
+    if ROTARY:
+        db = tl.dot(ds, kb, db)
+    return da, db
 
 
 @triton.jit
 def _backward_queries(
-    qkv, out, lse, grad, deltas, dqkv, starts, seeds, total,
+    qkv, out, lse, grad, deltas, dqkv, starts, seeds, turns, total, longest,
     scale: tl.constexpr, keep: tl.constexpr, threshold: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of queries, over the keys they see; and Σ gradient · output, for the other pass."""
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -200,31 +256,34 @@ def _backward_queries(
     offset = begin.to(tl.int64) * width + head * DIM
     mine = block * BLOCK + tl.arange(0, BLOCK)
     seed = tl.load(seeds)
-    q = _load(base, mine, step, columns, length, True)
+    qa, qb = _halves(base, mine, step, length, turns, longest, DIM, ROTARY, True)
     g = _load(grad + offset, mine, width, columns, length, True)
     o = _load(out + offset, mine, width, columns, length, True)
     delta = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
     tl.store(deltas + head * total + begin + mine, delta, mask=mine < length)
     level = tl.load(lse + head * total + begin + mine, mask=mine < length, other=float("inf"))
-    dq = tl.zeros([BLOCK, DIM], tl.float32)
+    da = tl.zeros([BLOCK, DIM // 2 if ROTARY else DIM], tl.float32)
+    db = tl.zeros([BLOCK, DIM // 2 if ROTARY else DIM], tl.float32)
     first, whole, stop = _keys_of(block * BLOCK, BLOCK, length, INNER, CAUSAL, WINDOW)
     for start in range(first, whole, INNER):
-        dq = _back_queries(dq, q, g, delta, level, mine, base, start, begin, length, head, seed,
-                           scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, WINDOW, DROPOUT, False)  # fmt: skip
+        da, db = _back_queries(da, db, qa, qb, g, delta, level, mine, base, start, begin, length, head, seed, turns,
+                               longest, scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, WINDOW, DROPOUT, ROTARY,
+                               False)  # fmt: skip
     for start in range(whole, stop, INNER):
-        dq = _back_queries(dq, q, g, delta, level, mine, base, start, begin, length, head, seed,
-                           scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, WINDOW, DROPOUT, True)  # fmt: skip
+        da, db = _back_queries(da, db, qa, qb, g, delta, level, mine, base, start, begin, length, head, seed, turns,
+                               longest, scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, WINDOW, DROPOUT, ROTARY,
+                               True)  # fmt: skip
     target = dqkv + begin.to(tl.int64) * step + head * DIM
-    places = mine[:, None] * step + columns[None, :]
-    tl.store(target + places, (dq * (scale / LOG2E)).to(q.dtype), mask=mine[:, None] < length)
+    factor: tl.constexpr = scale / LOG2E
+    _store_turned(target, mine, step, da * factor, db * factor, length, turns, longest, DIM, ROTARY)
 
 
 @triton.jit
 def _backward_keys(
-    qkv, out, lse, grad, deltas, dqkv, starts, seeds, total,
+    qkv, out, lse, grad, deltas, dqkv, starts, seeds, turns, total, longest,
     scale: tl.constexpr, keep: tl.constexpr, threshold: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr, ONE: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr, ROTARY: tl.constexpr, ONE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of keys and values, over the queries that see them.
 
@@ -246,9 +305,10 @@ def _backward_keys(
     d_base = deltas + head * total + begin
     seed = tl.load(seeds)
     mine = block * BLOCK + tl.arange(0, BLOCK)
-    k = _load(base + width, mine, step, columns, length, True)
+    ka, kb = _halves(base + width, mine, step, length, turns, longest, DIM, ROTARY, True)
     v = _load(base + 2 * width, mine, step, columns, length, True)
-    dk = tl.zeros([BLOCK, DIM], tl.float32)
+    da = tl.zeros([BLOCK, DIM // 2 if ROTARY else DIM], tl.float32)
+    db = tl.zeros([BLOCK, DIM // 2 if ROTARY else DIM], tl.float32)
     dv = tl.zeros([BLOCK, DIM], tl.float32)
     # Queries from `first` to `clear` need a mask, then none to `end`, then the rest does again.
     first = block * BLOCK if CAUSAL else 0
@@ -263,21 +323,21 @@ def _backward_keys(
         end = length // INNER * INNER if full else length
         clear = (tl.minimum((block + 1) * BLOCK, end) if CAUSAL else 0) if full else length
     for start in range(first, clear, INNER):
-        dk, dv = _back_keys(dk, dv, k, v, mine, base, o_base, g_base, l_base, d_base, target, start, begin, length,
-                            head, seed, scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, WINDOW, DROPOUT, ONE,
-                            True)  # fmt: skip
+        da, db, dv = _back_keys(da, db, dv, ka, kb, v, mine, base, o_base, g_base, l_base, d_base, target, start, begin,
+                                length, head, seed, turns, longest, scale, keep, threshold, HEADS, DIM, INNER, CAUSAL,
+                                WINDOW, DROPOUT, ROTARY, ONE, True)  # fmt: skip
     for start in range(clear, end, INNER):
-        dk, dv = _back_keys(dk, dv, k, v, mine, base, o_base, g_base, l_base, d_base, target, start, begin, length,
-                            head, seed, scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, WINDOW, DROPOUT, ONE,
-                            False)  # fmt: skip
+        da, db, dv = _back_keys(da, db, dv, ka, kb, v, mine, base, o_base, g_base, l_base, d_base, target, start, begin,
+                                length, head, seed, turns, longest, scale, keep, threshold, HEADS, DIM, INNER, CAUSAL,
+                                WINDOW, DROPOUT, ROTARY, ONE, False)  # fmt: skip
     for start in range(end, stop, INNER):
-        dk, dv = _back_keys(dk, dv, k, v, mine, base, o_base, g_base, l_base, d_base, target, start, begin, length,
-                            head, seed, scale, keep, threshold, HEADS, DIM, INNER, CAUSAL, WINDOW, DROPOUT, ONE,
-                            True)  # fmt: skip
+        da, db, dv = _back_keys(da, db, dv, ka, kb, v, mine, base, o_base, g_base, l_base, d_base, target, start, begin,
+                                length, head, seed, turns, longest, scale, keep, threshold, HEADS, DIM, INNER, CAUSAL,
+                                WINDOW, DROPOUT, ROTARY, ONE, True)  # fmt: skip
+    factor: tl.constexpr = scale / LOG2E
+    _store_turned(target + width, mine, step, da * factor, db * factor, length, turns, longest, DIM, ROTARY)
     places = mine[:, None] * step + columns[None, :]
-    inside = mine[:, None] < length
-    tl.store(target + width + places, (dk * (scale / LOG2E)).to(k.dtype), mask=inside)
-    tl.store(target + 2 * width + places, dv.to(k.dtype), mask=inside)
+    tl.store(target + 2 * width + places, dv.to(v.dtype), mask=mine[:, None] < length)
 
 
 def forward_tiles(longest: int) -> tuple[int, int, int, int]:
@@ -286,11 +346,16 @@ def forward_tiles(longest: int) -> tuple[int, int, int, int]:
     return block, block, 4, 3
 
 
-def key_tiles(longest: int, causal: bool) -> tuple[int, int, int, int]:
-    """The same for gradients of keys: rows of the block a program owns, and of those it meets in turn, its divisor."""
+def key_tiles(longest: int, causal: bool, rotary: bool) -> tuple[int, int, int, int]:
+    """The same for gradients of keys: rows of the block a program owns, and of those it meets in turn, its divisor.
+
+    Turned halves take more registers, so their tiles are smaller.
+    """
     if longest <= 128:
         block = 128 if longest > 64 else 64 if longest > 32 else 32
-        return block, min(block, 64), 8 if block > 64 else 4, 2
+        return block, min(block, 32 if rotary else 64), 8 if block > 64 else 4, 2
+    if rotary:
+        return 64, 32, 4, 2
     return (64, 64, 4, 2) if causal else (128, 32, 4, 3)
 
 
@@ -306,62 +371,68 @@ def _constants(dim: int, dropout: float) -> tuple[float, float, int]:
 
 @torch.library.triton_op("polyseme::flash_forward", mutates_args=())
 def flash_forward(
-    qkv: Tensor, starts: Tensor, seed: Tensor, longest: int, causal: bool, window: int, dropout: float
+    qkv: Tensor, starts: Tensor, seed: Tensor, turns: Tensor, longest: int, causal: bool, window: int, dropout: float
 ) -> tuple[Tensor, Tensor]:
     total, _, heads, dim = qkv.shape
     out, lse = qkv.new_empty(total, heads, dim), qkv.new_empty(heads, total, dtype=torch.float32)
     block, inner, warps, stages = forward_tiles(longest)
     grid = (triton.cdiv(longest, block), heads, starts.shape[0] - 1)
     torch.library.wrap_triton(_forward)[grid](
-        qkv, out, lse, starts, seed, total, *_constants(dim, dropout), heads, dim, block, inner, causal, window,
-        dropout > 0, num_warps=warps, num_stages=stages,
+        qkv, out, lse, starts, seed, turns, total, longest, *_constants(dim, dropout), heads, dim, block, inner, causal,
+        window, dropout > 0, turns.ndim == 3, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out, lse
 
 
 @torch.library.triton_op("polyseme::flash_backward", mutates_args=())
 def flash_backward(
-    grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, starts: Tensor, seed: Tensor, longest: int, causal: bool,
-    window: int, dropout: float,
+    grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, starts: Tensor, seed: Tensor, turns: Tensor, longest: int,
+    causal: bool, window: int, dropout: float,
 ) -> Tensor:  # fmt: skip
     total, _, heads, dim = qkv.shape
     dqkv, grad, deltas = torch.empty_like(qkv), grad.contiguous(), torch.empty_like(lse)
-    sequences, constants = starts.shape[0] - 1, _constants(dim, dropout)
-    block, inner, warps, stages = key_tiles(longest, causal)
+    sequences, constants, rotary = starts.shape[0] - 1, _constants(dim, dropout), turns.ndim == 3
+    block, inner, warps, stages = key_tiles(longest, causal, rotary)
     one = longest <= block
     if not one:
         rows, keys, query_warps, query_stages = query_tiles(longest)
         torch.library.wrap_triton(_backward_queries)[(triton.cdiv(longest, rows), heads, sequences)](
-            qkv, out, lse, grad, deltas, dqkv, starts, seed, total, *constants, heads, dim, rows, keys, causal, window,
-            dropout > 0, num_warps=query_warps, num_stages=query_stages,
+            qkv, out, lse, grad, deltas, dqkv, starts, seed, turns, total, longest, *constants, heads, dim, rows, keys,
+            causal, window, dropout > 0, rotary, num_warps=query_warps, num_stages=query_stages,
         )  # fmt: skip
     torch.library.wrap_triton(_backward_keys)[(triton.cdiv(longest, block), heads, sequences)](
-        qkv, out, lse, grad, deltas, dqkv, starts, seed, total, *constants, heads, dim, block, inner, causal, window,
-        dropout > 0, one, num_warps=warps, num_stages=stages,
+        qkv, out, lse, grad, deltas, dqkv, starts, seed, turns, total, longest, *constants, heads, dim, block, inner,
+        causal, window, dropout > 0, rotary, one, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dqkv
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    qkv, starts, seed, *rest = inputs
-    ctx.save_for_backward(qkv, *output, starts, seed)
+    qkv, starts, seed, turns, *rest = inputs
+    ctx.save_for_backward(qkv, *output, starts, seed, turns)
     ctx.rest = rest
 
 
 def _grad(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    qkv, out, lse, starts, seed = ctx.saved_tensors
-    return (flash_backward(grad, qkv, out, lse, starts, seed, *ctx.rest), *[None] * 6)
+    return (flash_backward(grad, *ctx.saved_tensors, *ctx.rest), *[None] * 7)
 
 
 flash_forward.register_autograd(_grad, setup_context=_keep)
 
 
 def flash(
-    qkv: Tensor, starts: Tensor, longest: int, causal: bool = False, dropout: float = 0.0, window: int = 0
+    qkv: Tensor,
+    starts: Tensor,
+    longest: int,
+    causal: bool = False,
+    dropout: float = 0.0,
+    window: int = 0,
+    turns: Tensor | None = None,
 ) -> Tensor:
     """[T, 3, heads, head_dim] to [T, heads, head_dim]; each sequence sees itself alone.
 
-    Rows behind the last sequence are not written.
+    With `turns`, cosines and sines [2, longest, head_dim / 2], queries and keys are turned by their places first. Rows
+    behind the last sequence are not written.
     """
     seed = torch.randint(0, 2**31 - 1, (1,), dtype=torch.int32, device=qkv.device) if dropout else starts[:1]
-    return flash_forward(qkv, starts, seed, longest, causal, window, dropout)[0]
+    return flash_forward(qkv, starts, seed, seed if turns is None else turns, longest, causal, window, dropout)[0]

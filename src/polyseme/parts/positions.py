@@ -12,13 +12,14 @@ def rotate(qkv: Tensor, positions: Tensor, base: float) -> Tensor:
     Dimension i of the first half of a head and i of the second are one pair, turned by position / base^(2i / head_dim).
     """
     half = qkv.shape[-1] // 2
-    angles = positions[:, None] * base ** (-torch.arange(half, device=qkv.device, dtype=_exact(qkv)) / half)
-    cos, sin = angles.cos()[:, None, None], angles.sin()[:, None, None]
-    a, b = qkv[:, :2].to(cos.dtype).split(half, dim=-1)
+    exact = torch.promote_types(qkv.dtype, torch.float32)  # which angles need at least
+    cos, sin = turns(positions.to(exact), half, base)[:, :, None, None]
+    a, b = qkv[:, :2].to(exact).split(half, dim=-1)
     turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(qkv.dtype)
     return torch.cat([turned, qkv[:, 2:]], dim=1)
 
 
-def _exact(x: Tensor) -> torch.dtype:
-    """Angles need float32 at least."""
-    return torch.promote_types(x.dtype, torch.float32)
+def turns(positions: Tensor, half: int, base: float) -> Tensor:
+    """Cosines and sines of each position and pair, [2, positions, half]."""
+    angles = positions[:, None] * base ** (-torch.arange(half, device=positions.device, dtype=positions.dtype) / half)
+    return torch.stack([angles.cos(), angles.sin()])
