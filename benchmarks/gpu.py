@@ -152,10 +152,13 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, help="with BERT's vocabulary of 30,522, for the rows on documents")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--no-compiled-peer", action="store_true")
+    parser.add_argument("--memory", type=float, help="GiB: as if the card had no more")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a GPU")
+    if given.memory:
+        torch.cuda.set_per_process_memory_fraction(given.memory * 2**30 / torch.cuda.mem_get_info()[1])
     peak = matrix_peak()
     print(header(f"one GPU, bf16; matrix product {peak / 1e12:.0f} TFLOP/s"), flush=True)
     lines, kept = [], {}

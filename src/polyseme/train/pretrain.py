@@ -179,7 +179,9 @@ def pretrain(
     return results
 
 
-def _training(recipe: Recipe, spec: ModelSpec, device: torch.device, rank: int, lesson: Lesson | None) -> Training:
+def _training(
+    recipe: Recipe, spec: ModelSpec, device: torch.device, rank: int, lesson: Lesson | None = None
+) -> Training:
     """The model at its start, and all that a step needs but the number of steps."""
     precision = ("bf16" if device.type == "cuda" else "float32") if recipe.precision == "auto" else recipe.precision
     model = (spec.build(recipe.seed) if lesson is None else lesson.student).to(device)
