@@ -39,7 +39,7 @@ class Family:
 
     name: str
     paper: str
-    tokenizer: Literal["wordpiece", "bpe"]
+    tokenizer: Literal["wordpiece", "bpe", "unigram"]
     objective: str  # what it was pre-trained with, in words
     trunk: Callable[..., TrunkSpec]
     sizes: dict[str, dict[str, int]]  # arguments of `trunk`
@@ -58,6 +58,7 @@ class Family:
     ignored: tuple[str, ...] = ()  # published names that hold no weight
     renamed: dict[str, str] = field(default_factory=dict)  # endings that older files use, and what they became
     departures: tuple[str, ...] = ()
+    printed: dict[str, str] = field(default_factory=dict)  # counts as the paper prints them, where it rounds otherwise
 
     def modern(self, name: str) -> str:
         """A published tensor's name as today's files write it."""

@@ -18,7 +18,8 @@ from polyseme.parts.spec import Spec
 class LanguageHeadSpec(Spec):
     """Scores over the vocabulary, with the token table as the last matrix (tied).
 
-    BERT transforms the state first (`dense`, activation, norm) and adds a bias; GPT-2 does neither.
+    BERT transforms the state first (`dense`, activation, norm) and adds a bias; GPT-2 does neither. Where the table's
+    vectors are not of the trunk's size, `inner` is theirs and `dense` goes there.
     """
 
     vocab_size: int
@@ -27,6 +28,12 @@ class LanguageHeadSpec(Spec):
     norm: NormSpec = field(default_factory=NoNormSpec)
     bias: bool = False
     dense_bias: bool = True
+    inner: int = 0
+
+    def weights(self, dim: int) -> int:
+        """How many weights of matrices a row meets."""
+        size = self.inner or dim
+        return size * self.vocab_size + (dim * size if self.dense else 0)
 
     def build(self, dim: int) -> LanguageHead:
         return LanguageHead(self, dim)
@@ -38,8 +45,9 @@ class LanguageHead(nn.Module):
     def __init__(self, spec: LanguageHeadSpec, dim: int):
         super().__init__()
         self.spec = spec
-        self.dense = nn.Linear(dim, dim, bias=spec.dense_bias) if spec.dense else None
-        self.norm = spec.norm.build(dim)
+        size = spec.inner or dim
+        self.dense = nn.Linear(dim, size, bias=spec.dense_bias) if spec.dense else None
+        self.norm = spec.norm.build(size)
         self.bias = nn.Parameter(torch.zeros(spec.vocab_size)) if spec.bias else None
 
     def transform(self, states: Tensor) -> Tensor:
@@ -68,6 +76,9 @@ class LabelHeadSpec(Spec):
     activation: ActivationName = "tanh"
     norm: NormSpec = field(default_factory=NoNormSpec)
 
+    def weights(self, dim: int) -> int:
+        return dim * len(self.labels) + (dim * dim if self.dense else 0)
+
     def build(self, dim: int) -> LabelHead:
         return LabelHead(self, dim)
 
@@ -88,4 +99,50 @@ class LabelHead(nn.Module):
         return self.linear(self.dropout(self.norm(states)))
 
 
-HeadSpec = LanguageHeadSpec | LabelHeadSpec
+@dataclass(frozen=True)
+class BoundaryHeadSpec(Spec):
+    """Scores over the vocabulary for a token inside a span, from the states on both sides of it and its place there.
+
+    Two layers with activation and norm, then the token table (Joshi et al. 2020, §3.2; `place_dim` as in their code).
+    """
+
+    vocab_size: int
+    activation: ActivationName = "gelu"
+    norm: NormSpec = field(default_factory=NoNormSpec)
+    places: int = 20  # what lies deeper in a span is not asked for
+    place_dim: int = 200
+
+    def weights(self, dim: int) -> int:
+        return (2 * dim + self.place_dim) * dim + dim * dim + dim * self.vocab_size
+
+    def build(self, dim: int) -> BoundaryHead:
+        return BoundaryHead(self, dim)
+
+
+class BoundaryHead(nn.Module):
+    reads: ClassVar[Literal["tokens", "pooled"]] = "tokens"
+
+    def __init__(self, spec: BoundaryHeadSpec, dim: int):
+        super().__init__()
+        self.activation = ACTIVATIONS[spec.activation]
+        self.places = nn.Embedding(spec.places, spec.place_dim)
+        self.inner = nn.Linear(2 * dim + spec.place_dim, dim)
+        self.inner_norm = spec.norm.build(dim)
+        self.outer = nn.Linear(dim, dim)
+        self.outer_norm = spec.norm.build(dim)
+        self.bias = nn.Parameter(torch.zeros(spec.vocab_size))
+
+    def gather(self, states: Tensor, rows: Tensor) -> Tensor:
+        """What it reads: `rows` are the row before the span, the row behind it, and the place in it, [n, 3]."""
+        before, behind, place = rows.unbind(1)
+        return torch.cat([states.index_select(0, before), states.index_select(0, behind), self.places(place)], dim=1)
+
+    def transform(self, states: Tensor) -> Tensor:
+        states = self.inner_norm(self.activation(self.inner(states)))
+        return self.outer_norm(self.activation(self.outer(states)))
+
+    def forward(self, states: Tensor, table: Tensor) -> Tensor:
+        return F.linear(self.transform(states), table, self.bias)
+
+
+HeadSpec = LanguageHeadSpec | LabelHeadSpec | BoundaryHeadSpec

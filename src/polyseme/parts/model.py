@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.parts import kernels
-from polyseme.parts.heads import HeadSpec, LanguageHead
+from polyseme.parts.heads import BoundaryHead, HeadSpec, LanguageHead
 from polyseme.parts.layout import Layout
 from polyseme.parts.spec import Spec
 from polyseme.parts.trunk import TransformerSpec
@@ -54,11 +54,16 @@ class Model(nn.Module):
     ) -> Tensor:
         """The summed cross entropy of a head's scores of `rows`; on a GPU those over a vocabulary are never whole."""
         module, states, table = self.heads[head], self._states(head, last, layout, rows), self.trunk.table
-        if isinstance(module, LanguageHead) and kernels.serve(states) and kernels.serve(table):
+        if isinstance(module, LanguageHead | BoundaryHead) and kernels.serve(states) and kernels.serve(table):
             found: Tensor = kernels.vocabulary_loss(module.transform(states), table, module.bias, values, ignored)
             return found
         return F.cross_entropy(module(states, table).float(), values, ignore_index=ignored, reduction="sum")
 
     def _states(self, head: str, last: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
-        states = self.trunk.pool(last, layout) if self.heads[head].reads == "pooled" else last
+        module = self.heads[head]
+        if isinstance(module, BoundaryHead):
+            if rows is None:
+                raise ValueError(f"the head {head!r} has to be told which rows it reads")
+            return module.gather(last, rows)
+        states = self.trunk.pool(last, layout) if module.reads == "pooled" else last
         return states if rows is None else states.index_select(0, rows)

@@ -20,6 +20,8 @@ from polyseme.parts.memory import Memory, close_caches, open_caches
 from polyseme.parts.norms import NoNormSpec, NormSpec
 from polyseme.parts.spec import Spec
 
+HALVES = "attention", "ffn"  # how the names of a block's parts begin
+
 
 @dataclass(frozen=True)
 class PoolerSpec(Spec):
@@ -56,7 +58,9 @@ class Reading:
 class TransformerSpec(Spec):
     """`order` names the block that runs at each depth, so that sharing blocks is data.
 
-    Where blocks are not alike, `pattern` says of each block which kind it is: 0 is `block`, i is `variants[i − 1]`.
+    With `ffn_order`, the two name attention and feed-forward apart: each pair of them is a block, and blocks that name
+    the same attention, or the same feed-forward, share its weights. Where blocks are not alike, `pattern` says of each
+    block which kind it is: 0 is `block`, i is `variants[i − 1]`.
     """
 
     embeddings: EmbeddingsSpec
@@ -67,6 +71,7 @@ class TransformerSpec(Spec):
     final_norm: NormSpec = field(default_factory=NoNormSpec)
     pooler: PoolerSpec = field(default_factory=PoolerSpec)
     init: InitSpec = field(default_factory=InitSpec)
+    ffn_order: tuple[int, ...] = ()
 
     @property
     def dim(self) -> int:
@@ -81,9 +86,16 @@ class TransformerSpec(Spec):
         return self.block.attention.causal
 
     @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Which attention and which feed-forward run at each depth."""
+        if self.ffn_order and len(self.ffn_order) != len(self.order):
+            raise UserError(f"ffn_order names {len(self.ffn_order)} depths, but order names {len(self.order)}")
+        return tuple(zip(self.order, self.ffn_order or self.order))
+
+    @property
     def blocks(self) -> tuple[BlockSpec, ...]:
-        """The spec of each block."""
-        number = max(self.order) + 1
+        """The spec of each block, in the order of their pairs."""
+        number = len(set(self.pairs))
         kinds = (self.block, *self.variants)
         if self.pattern and (
             len(self.pattern) != number or not 0 <= min(self.pattern) <= max(self.pattern) < len(kinds)
@@ -108,6 +120,13 @@ class Transformer(nn.Module):
         self.recompute = False
         self.embeddings = spec.embeddings.build()
         self.blocks = nn.ModuleList(block.build(spec.dim) for block in spec.blocks)
+        pairs = sorted(set(spec.pairs))
+        for half, numbers in zip(HALVES, zip(*pairs)):
+            for block, number in zip(self.blocks, numbers):
+                owner = self.blocks[numbers.index(number)]
+                for name, part in list(owner.named_children()):
+                    if name.startswith(half):
+                        setattr(block, name, part)
         self.final_norm = spec.final_norm.build(spec.dim)
         self.pooler = spec.pooler.build(spec.dim)
 
@@ -145,7 +164,8 @@ class Transformer(nn.Module):
 
     def depths(self) -> list[Block]:
         """The block that runs at each depth, from input to output."""
-        return [self.blocks[i] for i in self.spec.order]  # type: ignore[misc]
+        pairs = sorted(set(self.spec.pairs))
+        return [self.blocks[pairs.index(pair)] for pair in self.spec.pairs]  # type: ignore[misc]
 
     def pool(self, hidden: Tensor, layout: Layout) -> Tensor:
         """One vector a sequence, [slots, dim]."""
@@ -157,10 +177,17 @@ class Transformer(nn.Module):
         return self.embeddings.tokens.weight
 
     def groups(self) -> list[list[nn.Parameter]]:
-        """Parameters from input to output, one group a layer: for freezing and for rates by depth."""
-        top = [*self.final_norm.parameters(), *self.pooler.parameters()]
-        found = [list(self.embeddings.parameters()), *(list(b.parameters()) for b in self.blocks)]
-        return [*found, top] if top else found
+        """Parameters from input to output, one group a layer: for freezing and for rates by depth.
+
+        What several layers share stands with the first of them.
+        """
+        parts = [self.embeddings, *self.blocks, nn.ModuleList([self.final_norm, self.pooler])]
+        seen: set[int] = set()
+        found = []
+        for part in parts:
+            found.append([p for p in part.parameters() if id(p) not in seen])
+            seen.update(map(id, found[-1]))
+        return [group for group in found if group]
 
     def initialise(self, generator: torch.Generator | None = None) -> None:
         self.spec.init.apply(self, 2 * self.spec.num_layers, generator)

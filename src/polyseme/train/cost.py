@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyseme.objectives.batch import Batch
-from polyseme.parts.heads import LanguageHeadSpec
+from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.model import Model
 
 
@@ -20,14 +20,11 @@ def training_flops(model: Model, batch: Batch) -> int:
     trunk = model.spec.trunk
     dim, ffn_dim = trunk.dim, trunk.block.ffn.ffn_dim
     lengths = [n for n in batch.layout.lengths if n]
-    weights = trunk.num_layers * (4 * dim * dim + 2 * dim * ffn_dim)
+    weights = trunk.num_layers * (4 * dim * dim + 2 * dim * ffn_dim) + trunk.embeddings.inner * dim
     products = 12 * trunk.num_layers * dim * sum(n * n for n in lengths) // (2 if trunk.causal else 1)
     heads = 0
     for name, targets in batch.targets.items():
         head = model.spec.heads[name]
-        if isinstance(head, LanguageHeadSpec):
-            heads += 6 * targets.count * (dim * head.vocab_size + (dim * dim if head.dense else 0))
-        else:
-            pooled = dim * dim if head.reads == "pooled" and trunk.pooler.dense else 0
-            heads += 6 * targets.count * (dim * len(head.labels) + pooled)
+        pooled = isinstance(head, LabelHeadSpec) and head.reads == "pooled" and trunk.pooler.dense
+        heads += 6 * targets.count * (head.weights(dim) + (dim * dim if pooled else 0))
     return 6 * weights * sum(lengths) + products + heads

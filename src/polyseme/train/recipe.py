@@ -11,7 +11,7 @@ import torch
 
 from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES
-from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs
+from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs, MaskedSpans
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.parts.spec import Spec
 from polyseme.train.optim import OptimSpec
@@ -53,7 +53,7 @@ class Recipe(Spec):
     family: str
     size: str = ""
     model: dict[str, int | float | str] = field(default_factory=dict)
-    objective: MaskedLM | MaskedPairs | CausalLM = field(default_factory=MaskedLM)
+    objective: MaskedLM | MaskedPairs | MaskedSpans | CausalLM = field(default_factory=MaskedLM)
     max_len: int = 128
     batch_tokens: int = 16384
     bin_tokens: int = 16384
