@@ -1,26 +1,31 @@
 """Every family as a tiny model, so that a law is written once and a new family gets it for free."""
 
-import dataclasses
-
 import numpy as np
 import torch
 
-from polyseme.families import FAMILIES
+from polyseme.families import FAMILIES, Family
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.parts.heads import LanguageHeadSpec
+from polyseme.parts.heads import BoundaryHeadSpec, LanguageHeadSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.model import Model, ModelSpec
 
 VOCAB = 61
-NAMES = list(FAMILIES)
-CAUSAL = [name for name in NAMES if FAMILIES[name].spec().trunk.causal]
+# what a family can be beside its usual self: the name of a case, the family, arguments of its trunk
+VARIANTS = {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
+CASES = {name: (name, {}) for name in FAMILIES} | VARIANTS
+NAMES = list(CASES)
+CAUSAL = [name for name in NAMES if FAMILIES[CASES[name][0]].spec().trunk.causal]
 DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
 
 
-def tiny_spec(family: str, dropout: float = 0.0) -> ModelSpec:
-    return FAMILIES[family].spec(
+def family_of(name: str) -> Family:
+    return FAMILIES[CASES[name][0]]
+
+
+def tiny_spec(name: str, dropout: float = 0.0) -> ModelSpec:
+    return family_of(name).spec(
         num_layers=3, dim=24, num_heads=3, ffn_dim=40, vocab_size=VOCAB, max_len=32, dropout=dropout,
-        attention_dropout=dropout,
+        attention_dropout=dropout, **CASES[name][1],
     )  # fmt: skip
 
 
@@ -40,7 +45,7 @@ def sequences(lengths: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
 
 
 def segments_of(layout: Layout, family: str) -> torch.Tensor | None:
-    return (layout.positions >= 3).long() if FAMILIES[family].spec().trunk.embeddings.num_segments else None
+    return (layout.positions >= 3).long() if family_of(family).spec().trunk.embeddings.num_segments else None
 
 
 def training_batch(model: Model, rows: list[torch.Tensor], seed: int = 3) -> Batch:
@@ -52,13 +57,13 @@ def training_batch(model: Model, rows: list[torch.Tensor], seed: int = 3) -> Bat
         if isinstance(head, LanguageHeadSpec):
             where = np.concatenate([b + np.arange(0, n, 2) for b, n in zip(begins, layout.lengths)])
             what = np.concatenate([(r.numpy()[::2] * 7 + seed) % VOCAB for r in rows])
+        elif isinstance(head, BoundaryHeadSpec):  # the first token and the last are the two sides
+            sides = zip(begins, layout.lengths)
+            where = np.concatenate([[[b, b + n - 1, i % head.places] for i in range(n)] for b, n in sides])
+            what = np.concatenate([(r.numpy() * 5 + seed) % VOCAB for r in rows])
         else:
             where = np.arange(len(rows))
             what = np.array([int(r.sum()) % len(head.labels) for r in rows])
         targets[name] = Targets(torch.from_numpy(where), torch.from_numpy(what), len(where))
     segments = segments_of(layout, model.spec.family)
     return Batch(torch.cat(rows), layout, segments, targets, layout.total)
-
-
-def with_dropout(spec: ModelSpec, dropout: float) -> ModelSpec:
-    return dataclasses.replace(spec, trunk=tiny_spec(spec.family, dropout).trunk)

@@ -27,7 +27,8 @@ def batch(vocab_size, family):
     generator = torch.Generator().manual_seed(4)
     layout = Layout.of(LENGTHS)
     tokens = torch.randint(5, vocab_size, (layout.total,), generator=generator)
-    return tokens, layout, (layout.positions > 3).long() if family == "bert" else None
+    segments = FAMILIES[family].spec().trunk.embeddings.num_segments
+    return tokens, layout, (layout.positions > 3).long() if segments else None
 
 
 def theirs_on(model, tokens, layout, segments):
@@ -47,14 +48,15 @@ def assert_same(ours, theirs, names=None):
     expected = theirs_on(theirs, tokens, layout, segments)
     with torch.no_grad():
         last = ours.eval().trunk(tokens, layout, segments).last
-        found = {name: ours.predict(name, last, layout) for name in ours.heads}
+        found = {name: ours.predict(name, last, layout) for name in ours.heads if name in FAMILIES[family].head_rules}
         pooled = ours.trunk.pool(last, layout)
     logits = getattr(expected, "logits", None)
     for name in names if names is not None else found:
         if name == "masked":
             wanted = layout.unpad(expected.prediction_logits if hasattr(expected, "prediction_logits") else logits)
         elif name == "pair":
-            wanted = expected.seq_relationship_logits if hasattr(expected, "seq_relationship_logits") else logits
+            named = [n for n in ("seq_relationship_logits", "sop_logits") if hasattr(expected, n)]
+            wanted = getattr(expected, named[0]) if named else logits
         elif name in ("next", "tag"):
             wanted = layout.unpad(logits)
         elif name == "span":
@@ -82,6 +84,8 @@ def opened(cls, folder):
     ("bert", "AutoModelForPreTraining"), ("bert", "BertForPreTraining"), ("bert", "AutoModelForMaskedLM"),
     ("bert", "BertForMaskedLM"), ("bert", "BertForNextSentencePrediction"), ("bert", "AutoModel"),
     ("gpt2", "GPT2LMHeadModel"), ("gpt2", "AutoModelForCausalLM"), ("gpt2", "AutoModel"),
+    ("albert", "AutoModelForPreTraining"), ("albert", "AutoModelForMaskedLM"), ("albert", "AutoModel"),
+    ("spanbert", "AutoModelForMaskedLM"), ("spanbert", "AutoModel"),
 ])  # fmt: skip
 def test_transformers_opens_ours(family, name, tiny_folders):
     folder = tiny_folders[family]
@@ -100,7 +104,10 @@ def test_transformers_opens_ours(family, name, tiny_folders):
 
 def test_configs_name_the_class(tiny_folders):
     names = {f: json.loads((p / "config.json").read_text())["architectures"] for f, p in tiny_folders.items()}
-    assert names == {"bert": ["BertForPreTraining"], "gpt2": ["GPT2LMHeadModel"]}
+    assert names == {
+        "bert": ["BertForPreTraining"], "gpt2": ["GPT2LMHeadModel"], "albert": ["AlbertForPreTraining"],
+        "spanbert": ["BertForMaskedLM"],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
@@ -151,7 +158,7 @@ def randomise(model):
 
 def make(family, name, tiny_folders, **changes):
     config = transformers.AutoConfig.from_pretrained(tiny_folders[family])
-    config.num_labels = 2 if name.endswith("QuestionAnswering") else 3
+    config.num_labels = 2 if name.endswith(("QuestionAnswering", "PreTraining")) else 3
     config.attn_implementation = "eager"
     for key, value in changes.items():
         setattr(config, key, value)
@@ -184,8 +191,8 @@ def test_we_open_theirs(family, name, sharded, tiny_folders, tmp_path):
     assert tuple(found.model.heads) == FAMILIES[family].architectures[name]
     # the classes that train no pooler have none to give: it is new, and named as such
     assert all(n.startswith("trunk.pooler.") for n in found.fresh)
-    poolless = ("BertForMaskedLM", "BertForTokenClassification", "BertForQuestionAnswering")
-    assert bool(found.fresh) == (name in poolless)
+    poolless = ("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering")
+    assert bool(found.fresh) == (FAMILIES[family].optional == ("trunk.pooler.",) and name.endswith(poolless))
     assert_same(found.model, theirs)
     verify_model(tmp_path)
     save_model(tmp_path / "ours", found.model, found.tokenizer)
@@ -201,7 +208,7 @@ def test_with_and_without_the_base_prefix(family, name, tiny_folders, tmp_path):
     prefix = FAMILIES[family].prefix
 
     def turn(tensors):
-        if name in ("BertModel", "GPT2Model"):
+        if not FAMILIES[family].architectures[name]:
             return {prefix + k: t for k, t in tensors.items()}
         return {k.removeprefix(prefix): t for k, t in tensors.items()}
 
@@ -227,7 +234,10 @@ def test_old_norm_names(tiny_folders, tmp_path):
     assert_same(load_model(tmp_path).model, theirs)
 
 
-TIED = [("bert", "BertForPreTraining"), ("bert", "BertForMaskedLM"), ("gpt2", "GPT2LMHeadModel")]
+TIED = [
+    ("bert", "BertForPreTraining"), ("bert", "BertForMaskedLM"), ("gpt2", "GPT2LMHeadModel"),
+    ("albert", "AlbertForPreTraining"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("family,name", TIED)
@@ -296,6 +306,8 @@ EVERY = {
     "bert": ["bert.embeddings.word_embeddings.weight", "bert.encoder.layer.2.attention.self.key.bias",
              "bert.embeddings.token_type_embeddings.weight", "cls.predictions.bias", "cls.seq_relationship.weight"],
     "gpt2": ["transformer.wte.weight", "transformer.h.1.attn.c_attn.weight", "transformer.ln_f.bias"],
+    "albert": ["albert.encoder.embedding_hidden_mapping_in.weight", "predictions.dense.weight",
+               "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn.bias"],
 }  # fmt: skip
 CASES = [(f, n) for f, names in EVERY.items() for n in names]
 
