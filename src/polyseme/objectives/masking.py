@@ -109,16 +109,16 @@ def stretches(
     run, number = _ragged(budget)
     word = begins[run] + number
     lengths = 1 + np.searchsorted(share, uniform(draw(keys[word], positions[word], LENGTH)), side="right")
-    before = np.append(0, np.cumsum(lengths))
-    before = before[:-1] - before[np.cumsum(budget) - budget][run]
+    before = _sums(lengths, budget, run)
     fits = (gone[run] + before < budget[run]) & (before + lengths + number <= sizes[run])
-    run, number, word, before, lengths = (x[fits] for x in (run, number, word, before, lengths))
+    run, number, word, lengths = run[fits], number[fits], word[fits], lengths[fits]
 
     count = np.bincount(run, minlength=len(begins))
     free = sizes - np.bincount(run, lengths, len(begins)).astype(np.int64) - count + 1  # but the words between
     gaps = integers(draw(keys[word], positions[word], PLACE), free[run] + 1)
-    gaps = np.sort(run * len(words) + gaps) - run * len(words)
-    first = words[begins[run] + gaps + before + number]
+    order = np.argsort(run * len(words) + gaps, kind="stable")  # which stays inside runs
+    gaps, lengths = gaps[order], lengths[order]
+    first = words[begins[run] + gaps + _sums(lengths, count, run) + number]
     return heads[first], stops[first + lengths - 1]
 
 
@@ -137,6 +137,12 @@ def _ragged(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For lists of these lengths, end to end: which list an item is in, and its place there."""
     which = np.repeat(np.arange(len(counts)), counts)
     return which, np.arange(len(which)) - (np.cumsum(counts) - counts)[which]
+
+
+def _sums(values: np.ndarray, counts: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """Of ragged lists: the sum of the items that stand before an item in its list."""
+    before = np.append(0, np.cumsum(values))
+    return before[:-1] - before[np.cumsum(counts) - counts][which]
 
 
 def _ranges(first: np.ndarray, end: np.ndarray) -> np.ndarray:
