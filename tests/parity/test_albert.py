@@ -6,12 +6,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import polyseme
 from polyseme.errors import UserError
+from polyseme.explain.attention import attention_maps
 from polyseme.families import FAMILIES
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.terms import losses
 from polyseme.parts.layout import Layout
 from polyseme.parts.model import Model, ModelSpec
+from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from polyseme.train.cost import training_flops
 from polyseme.weights.folder import load_model, save_model
 from polyseme.weights.table import to_ours, to_theirs
@@ -184,6 +187,19 @@ def test_folders_of_other_sharing(sharing, tiny_folders, tmp_path):
     save_file(tensors | {name: tensors[name] + 1}, tmp_path / "model/model.safetensors")
     with pytest.raises(UserError, match=r"trunk\.blocks\.1\..* differs from the tensor that it shares"):
         load_model(tmp_path / "model")
+
+
+def test_checkpoints_and_attention_maps_of_shared_layers(tiny_folders, tmp_path):
+    spec = ALBERT.spec("tiny", num_layers=3, vocab_size=99, sharing="attention")
+    model, other = spec.build(seed=0), spec.build(seed=1)
+    save_checkpoint(tmp_path, Checkpoint(1, {"model": model.state_dict()}, {}), keep=1)
+    other.load_state_dict(load_checkpoint(tmp_path).tensors["model"])
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters()))
+    one, two, three = other.trunk.depths()
+    assert one.attention is two.attention is three.attention and one.ffn is not two.ffn is not three.ffn
+    assert one.attention_after is three.attention_after and one.ffn_after is not three.ffn_after
+    pieces, maps = attention_maps(polyseme.load(tiny_folders["albert"]), "The old cat sees the dog.")
+    assert maps.shape == (3, 3, len(pieces), len(pieces))
 
 
 def test_the_paper_s_counts_are_shown(done):

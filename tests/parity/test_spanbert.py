@@ -8,7 +8,7 @@ from polyseme.families import FAMILIES
 from polyseme.parts.heads import BoundaryHeadSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.norms import LayerNormSpec
-from polyseme.weights.folder import load_model, save_model
+from polyseme.weights.folder import load_model, read_spec, save_model
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -60,6 +60,13 @@ def test_the_boundary_head_is_the_paper_s():
         x = torch.cat([states[left], states[right], weights["places.weight"][place]])
         expected = table @ layer(layer(x, "inner"), "outer") + weights["bias"]
         torch.testing.assert_close(scores, expected, atol=1e-8, rtol=0)
+
+
+def test_a_task_takes_the_trunk_alone(tiny_folders):
+    spec = read_spec(tiny_folders["spanbert"])[0]
+    heads = {"tag": FAMILIES["spanbert"].label_head("tag", ("O", "B"), spec.trunk)}
+    found = load_model(tiny_folders["spanbert"], heads=heads)
+    assert found.fresh == ["heads.tag.linear.bias", "heads.tag.linear.weight"] and list(found.model.heads) == ["tag"]
 
 
 def test_the_boundary_head_has_to_know_its_rows():
