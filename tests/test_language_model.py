@@ -1,5 +1,6 @@
 """What a model answers, against `transformers` on the same weights or against the plainest loop that could."""
 
+import json
 import math
 import random
 
@@ -31,8 +32,8 @@ def ours(tiny_folders):
 
 @pytest.fixture(scope="module")
 def theirs(tiny_folders):
-    classes = {"bert": transformers.BertForPreTraining, "gpt2": transformers.GPT2LMHeadModel}
-    return {f: classes[f].from_pretrained(p).eval() for f, p in tiny_folders.items()}
+    names = {f: json.loads((p / "config.json").read_text())["architectures"][0] for f, p in tiny_folders.items()}
+    return {f: getattr(transformers, names[f]).from_pretrained(p).eval() for f, p in tiny_folders.items()}
 
 
 @pytest.fixture(scope="module")
@@ -177,8 +178,11 @@ def test_a_word_is_the_mean_of_its_pieces(family, ours):
     text = "the catfish unseendog"
     tokens, words = (model.embed([text], per=per)[0] for per in ("token", "word"))
     pieces = model.encode(text)["pieces"]
-    if family == "bert":
+    kind = FAMILIES[family].tokenizer
+    if kind == "wordpiece":
         starts = [i for i, p in enumerate(pieces) if not p.startswith(("##", "["))] + [len(pieces) - 1]
+    elif kind == "unigram":
+        starts = [i for i, p in enumerate(pieces) if p.startswith("▁")] + [len(pieces) - 1]
     else:
         starts = [0, *(i for i, p in enumerate(pieces) if p.startswith("Ġ")), len(pieces)]
     assert len(starts) == 4 and len(words) == 3 and len(pieces) == len(tokens) > 5
