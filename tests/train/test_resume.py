@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from polyseme.corpus.prepare import prepare
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.objectives.specs import CausalLM, MaskedPairs
+from polyseme.recipes import RECIPES
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
 from polyseme.train.checkpoint import load_checkpoint
@@ -41,8 +41,8 @@ def corpora(tmp_path_factory) -> dict[str, Path]:
     text = folder / "text.txt"
     text.write_text("\n\n".join(" ".join(s).capitalize() for s in sentences))
     found = {}
-    for kind in ("wordpiece", "bpe"):
-        tokenizer = Tokenizer.train(kind, iter([text.read_text()]), 330)
+    for kind in sorted({family.tokenizer for family in FAMILIES.values()}):
+        tokenizer = Tokenizer.train(kind, iter([text.read_text()]), 70 if kind == "unigram" else 330)
         prepare([text], tokenizer, folder / kind, split="blank")
         found[kind] = folder / kind
     return found
@@ -60,7 +60,7 @@ def recipe(family: str, compile: bool = False) -> Recipe:
             "dropout": 0.1,
             "attention_dropout": 0.1,
         },
-        objective=CausalLM() if FAMILIES[family].spec().trunk.causal else MaskedPairs(),
+        objective=RECIPES[f"{family}-tiny"]().objective,
         max_len=32,
         batch_tokens=512,
         bin_tokens=256,
