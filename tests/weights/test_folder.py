@@ -32,7 +32,8 @@ def batch(vocab_size, family):
     generator = torch.Generator().manual_seed(4)
     layout = Layout.of(LENGTHS if family != "xlnet" else (7, 7, 7))  # which pads on the left
     tokens = torch.randint(5, vocab_size, (layout.total,), generator=generator)
-    return tokens, layout, (layout.positions > 3).long() if family in ("bert", "xlnet") else None
+    segments = FAMILIES[family].spec().trunk.num_segments
+    return tokens, layout, (layout.positions > 3).long() if segments == 2 else None
 
 
 def theirs_on(model, tokens, layout, segments):
@@ -52,14 +53,15 @@ def assert_same(ours, theirs, names=None):
     expected = theirs_on(theirs, tokens, layout, segments)
     with torch.no_grad():
         last = ours.eval().trunk(tokens, layout, segments).last
-        found = {name: ours.predict(name, last, layout) for name in ours.heads}
+        found = {name: ours.predict(name, last, layout) for name in ours.heads if name in FAMILIES[family].head_rules}
         pooled = ours.trunk.pool(last, layout)
     logits = getattr(expected, "logits", None)
     for name in names if names is not None else found:
         if name == "masked":
             wanted = layout.unpad(expected.prediction_logits if hasattr(expected, "prediction_logits") else logits)
         elif name == "pair":
-            wanted = expected.seq_relationship_logits if hasattr(expected, "seq_relationship_logits") else logits
+            named = [n for n in ("seq_relationship_logits", "sop_logits") if hasattr(expected, n)]
+            wanted = getattr(expected, named[0]) if named else logits
         elif name in ("next", "tag"):
             wanted = layout.unpad(logits)
         elif name == "span":
@@ -90,6 +92,8 @@ def opened(cls, folder):
     ("modern", "AutoModelForMaskedLM"), ("modern", "AutoModel"), ("xlnet", "XLNetLMHeadModel"), ("xlnet", "AutoModel"),
     ("roberta", "AutoModelForMaskedLM"), ("roberta", "AutoModel"), ("distilbert", "AutoModelForMaskedLM"),
     ("distilbert", "AutoModel"),
+    ("albert", "AutoModelForPreTraining"), ("albert", "AutoModelForMaskedLM"), ("albert", "AutoModel"),
+    ("spanbert", "AutoModelForMaskedLM"), ("spanbert", "AutoModel"),
 ])  # fmt: skip
 def test_transformers_opens_ours(family, name, tiny_folders):
     folder = tiny_folders[family]
@@ -110,6 +114,7 @@ def test_configs_name_the_class(tiny_folders):
     names = {f: json.loads((p / "config.json").read_text())["architectures"] for f, p in tiny_folders.items()}
     expected = {
         "bert": ["BertForPreTraining"], "gpt2": ["GPT2LMHeadModel"], "roberta": ["RobertaForMaskedLM"],
+        "albert": ["AlbertForPreTraining"], "spanbert": ["BertForMaskedLM"],
         "distilbert": ["DistilBertForMaskedLM"], "modern": ["ModernBertForMaskedLM"],
         "transformer_xl": ["TransformerXLForCausalLM"], "xlnet": ["XLNetLMHeadModel"],
     }  # fmt: skip
@@ -164,7 +169,7 @@ def randomise(model):
 
 def make(family, name, tiny_folders, **changes):
     config = transformers.AutoConfig.from_pretrained(tiny_folders[family])
-    config.num_labels = 2 if "QuestionAnswering" in name else 3
+    config.num_labels = 2 if "QuestionAnswering" in name or name.endswith("PreTraining") else 3
     config.attn_implementation = "eager"
     for key, value in changes.items():
         setattr(config, key, value)
@@ -272,6 +277,7 @@ def test_old_norm_names(tiny_folders, tmp_path):
 TIED = [
     *(("bert", "BertForPreTraining"), ("bert", "BertForMaskedLM"), ("gpt2", "GPT2LMHeadModel")),
     *(("roberta", "RobertaForMaskedLM"), ("distilbert", "DistilBertForMaskedLM"), ("modern", "ModernBertForMaskedLM")),
+    ("albert", "AlbertForPreTraining"),
 ]
 
 
@@ -345,6 +351,8 @@ EVERY = {
                "head.dense.weight", "decoder.bias"],
     "roberta": ["roberta.embeddings.position_embeddings.weight", "lm_head.layer_norm.bias", "lm_head.bias"],
     "distilbert": ["distilbert.transformer.layer.1.attention.k_lin.bias", "vocab_projector.bias"],
+    "albert": ["albert.encoder.embedding_hidden_mapping_in.weight", "predictions.dense.weight",
+               "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn.bias"],
 }  # fmt: skip
 CASES = [(f, n) for f, names in EVERY.items() for n in names]
 

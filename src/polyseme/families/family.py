@@ -62,6 +62,7 @@ class Family:
     marks: Literal["first", "last"] = "first"  # where the token of the whole sequence stands, if there is one
     departures: tuple[str, ...] = ()
     model_type: str = ""  # what config.json calls it, where that is not its name
+    printed: dict[str, str] = field(default_factory=dict)  # counts as the paper prints them, where it rounds otherwise
 
     def modern(self, name: str) -> str:
         """A published tensor's name as today's files write it."""

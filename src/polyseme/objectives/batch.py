@@ -20,11 +20,12 @@ IGNORED = -100  # a target value that fills a fixed shape and never counts
 class Targets:
     """The rows a term predicts and their true values.
 
-    `rows` index tokens (or sequences, for a term about whole sequences). `count` is the number of values that
-    count, known before the forward pass: the law of sums needs it.
+    `rows` index tokens (or sequences, for a term about whole sequences); a head that reads more than one state for
+    a value has several columns there. `count` is the number of values that count, known before the forward pass: the
+    law of sums needs it.
     """
 
-    rows: Tensor  # int64 [n]
+    rows: Tensor  # int64 [n] or [n, columns]
     values: Tensor  # int64 [n], IGNORED where it fills; float32 for numbers, there NaN fills
     count: int
 

@@ -196,7 +196,7 @@ def _targets(found: Rows, cap: int) -> Targets:
         rows, values = rows[:cap], values[:cap]
     count = len(rows)
     if cap > count:
-        rows = np.append(rows, np.zeros(cap - count, dtype=np.int64))
+        rows = np.append(rows, np.zeros((cap - count, *rows.shape[1:]), dtype=np.int64), axis=0)
         values = np.append(values, np.full(cap - count, IGNORED))
     return Targets(torch.from_numpy(rows), torch.from_numpy(values), count)
 

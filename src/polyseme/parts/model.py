@@ -54,8 +54,5 @@ class Model(nn.Module):
         return found
 
     def _states(self, head: str, last: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
-        reads = self.heads[head].reads
-        states = self.trunk.pool(last, layout) if reads == "pooled" else last
-        if reads == "first":
-            rows = layout.first if rows is None else layout.first.index_select(0, rows)
-        return states if rows is None else states.index_select(0, rows)
+        found: Tensor = self.heads[head].states(last, layout, rows, self.trunk.pool)  # type: ignore[operator]
+        return found

@@ -91,6 +91,9 @@ def load_model(path: str | Path, heads: dict[str, HeadSpec] | None = None, seed:
             raise UserError(f"{folder} lacks the tensor {lacking[0]!r}; {nearest(lacking[0], state)}")
         model.initialise(torch.Generator().manual_seed(seed))
     model.load_state_dict({n: t.float() for n, t in state.items()}, strict=False)
+    for name in model.state_dict().keys() - dict(model.named_parameters()).keys() & state.keys():
+        if not torch.equal(model.state_dict()[name], state[name].float()):
+            raise UserError(f"{folder}: {name!r} differs from the tensor that it shares")
     tokenizer = Tokenizer.load(folder)
     _check_tokenizer(folder, tokenizer, spec.trunk.embeddings.vocab_size)
     return ModelFolder(folder, model.eval(), tokenizer, notes, fresh)

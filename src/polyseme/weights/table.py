@@ -14,7 +14,7 @@ from polyseme.parts.model import ModelSpec
 
 def expand(family: Family, spec: ModelSpec) -> Iterator[Rule]:
     """The rules that hold for this spec, layer numbers filled in."""
-    num_blocks = max(spec.trunk.order) + 1
+    num_blocks = len(spec.trunk.blocks)
     for rule in family.rules:
         if "{}" not in rule.ours:
             yield rule
