@@ -163,11 +163,52 @@ def task_rows(kind: str, count: int, seed: int) -> str:
     rows = ["text\tpair\tlabel" if kind == "pair" else "text\tlabel"]
     for i in range(count):
         first, second = sentence(draw), sentence(draw)
-        if kind == "pair":
+        if kind == "regression":
+            rows.append(f"{first}\t{first.count('e') / 2}")
+        elif kind == "pair":
             rows.append(f"{first[:20].strip()}\t{second[:24].strip()}\t{'yes' if 'fish' in second else 'no'}")
         else:
             rows.append(f"{first}\t{'water' if i % 2 else 'land'}")
     return "\n".join(rows) + "\n"
+
+
+def lay_glue(folder: Path, rows: int = 12) -> None:
+    """GLUE's data sets as they are distributed, small: MRPC as Microsoft has it, with the ids of its dev set."""
+    draw = random.Random(0)
+    first, second = ([sentence(draw) for _ in range(2 * rows)] for _ in range(2))
+    scores = [f"{draw.uniform(0, 5):.3f}" for _ in first]
+    tables = {
+        "CoLA": ("", [f"gj04\t{i % 2}\t{'' if i % 2 else '*'}\t{s}" for i, s in enumerate(first)]),
+        "SST-2": ("sentence\tlabel\n", [f'" {s} \t{i % 2}' for i, s in enumerate(first)]),
+        "STS-B": (
+            "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n",
+            [
+                f"{i}\tnews\tx\t2012\t1\tnone\tnone\t{a}\t{b}\t{scores[i]}"
+                for i, (a, b) in enumerate(zip(first, second))
+            ],
+        ),
+        "WNLI": (
+            "index\tsentence1\tsentence2\tlabel\n",
+            [f"{i}\t{a}\t{b}\t{i % 2}" for i, (a, b) in enumerate(zip(first, second))],
+        ),
+    }
+    for name, (header, lines) in tables.items():
+        (folder / name).mkdir(parents=True)
+        for part, chosen in (("train", lines[:rows]), ("dev", lines[rows:])):
+            (folder / name / f"{part}.tsv").write_text(header + "\n".join(chosen))
+    (folder / "MRPC").mkdir()
+    pairs = [f'{i % 2}\t{i}\t{100 + i}\t{a}\t" {b}' for i, (a, b) in enumerate(zip(first, second))]
+    top = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+    (folder / "MRPC/msr_paraphrase_train.txt").write_text(
+        "\n".join([top, *pairs]), encoding="utf-8-sig", newline="\r\n"
+    )
+    (folder / "MRPC/dev_ids.tsv").write_text("".join(f"{i}\t{100 + i}\n" for i in range(5)))
+
+
+@pytest.fixture
+def glue(tmp_path) -> Path:
+    lay_glue(tmp_path / "glue")
+    return tmp_path / "glue"
 
 
 @pytest.fixture(scope="session")
@@ -190,7 +231,7 @@ def project(tmp_path_factory) -> Project:
             "pretrain", folder / f"{family}.json", "--corpus", folder / f"corpus-{family}", "--out",
             folder / f"run-{family}",
         )  # fmt: skip
-    for kind in ("classification", "pair", "tagging"):
+    for kind in ("classification", "pair", "regression", "tagging"):
         ending = "conll" if kind == "tagging" else "tsv"
         files = {part: folder / f"{kind}-{part}.{ending}" for part in ("train", "dev")}
         for seed, file in enumerate(files.values()):

@@ -89,7 +89,7 @@ def side_by_side(*parts: str) -> str:
     return f'<div class="side">{"".join(f"<div>{part}</div>" for part in parts if part)}</div>'
 
 
-def curves(rows: Sequence[dict[str, Any]], references: dict[str, float] | None = None) -> str:
+def curves(rows: Sequence[dict[str, Any]], references: dict[str, float] | None = None, unit: str = "nats") -> str:
     """Training and validation loss by step as an inline SVG; a table where matplotlib is not installed."""
     terms = sorted({name for row in rows for name in row.get("loss", {})})
     try:
@@ -114,7 +114,7 @@ def curves(rows: Sequence[dict[str, Any]], references: dict[str, float] | None =
         for label, level in (references or {}).items():
             axis.axhline(level, color="#5b6478", linestyle=":", linewidth=1, label=label)
         axis.set_xlabel("step")
-        axis.set_ylabel(f"{name} loss (nats)")
+        axis.set_ylabel(f"{name} loss ({unit})")
         axis.legend(frameon=False, fontsize=8)
     return _svg(figure)
 
@@ -218,12 +218,13 @@ def write_report(run: Path) -> Path:
         log = [row for row in read_log(run) if row.get("seed") == results["best_seed"]]
         about = {k: v for k, v in results.items() if k not in ("seeds", "mean", "deviation")}
         settings = read_json(run / "model" / "polyseme.json")["notes"]["settings"]
+        unit = "squared error" if results["task"] == "regression" else "nats"
         text = page(
-            f"Fine-tuning: {results['task']}",
+            f"Fine-tuning: {results.get('data') or results['task']}",
             f"from {escape(str(results['model']))}",
             [
                 ("Results", table(["", *names], rows)),
-                (f"Loss of seed {results['best_seed']}", curves(log)),
+                (f"Loss of seed {results['best_seed']}", curves(log, unit=unit)),
                 ("Facts", code(about)),
                 ("Settings", code(settings)),
             ],

@@ -198,6 +198,31 @@ def test_finetune_options(case, finetune):
     finetune(*options, says=says)
 
 
+NAMED = {
+    "both": (("--task", "glue/cola", "--data", "glue", "--train", "x.tsv"), "--data FOLDER alone"),
+    "columns": (("--task", "glue/cola", "--data", "glue", "--text", "3"), "--data FOLDER alone"),
+    "no folder": (("--task", "glue/cola"), ["--data is missing", "CoLA"]),
+    "missing folder": (("--task", "glue/cola", "--data", "none"), "no folder .*none"),
+    "missing file": (("--task", "glue/wnli", "--data", "glue"), r"WNLI/dev\.tsv is missing"),
+    "unknown": (("--task", "glue/colla", "--data", "glue"), ["'glue/colla'", "'glue/cola'"]),
+    "a kind": (("--task", "pair", "--data", "glue"), ["--data is for named data sets", "--train and --dev"]),
+    "one file": (("--task", "pair", "--train", "x.tsv"), "--dev is missing"),
+    "no file": (("--task", "pair"), "--train is missing"),
+    "not a number": (("--task", "glue/sts-b", "--data", "glue"), [r"STS-B/dev\.tsv:2", "'high' is not a number"]),
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_named_data_sets(case, refused, project, glue, tmp_path):
+    (glue / "WNLI/dev.tsv").unlink()
+    score = (glue / "STS-B/dev.tsv").read_text().splitlines()[1].split("\t")[-1]
+    file = glue / "STS-B/dev.tsv"
+    file.write_text(file.read_text().replace(score, "high"))
+    options, says = NAMED[case]
+    given = [tmp_path / o if o in ("glue", "none") else o for o in options]
+    refused("finetune", project / "run-bert/model", *given, "--out", tmp_path / "run", says=says)
+
+
 def test_a_training_set_with_one_label(finetune, tmp_path):
     (tmp_path / "a.tsv").write_text("text\tlabel\nthe cat\tland\nthe dog\tland\n")
     finetune(train=tmp_path / "a.tsv", says="'land'")

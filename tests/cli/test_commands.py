@@ -11,7 +11,8 @@ import pytest
 
 VERBS = [
     (), ("tokenizer",), ("tokenizer", "train"), ("prepare",), ("verify",), ("pretrain",), ("recipes",), ("families",),
-    ("finetune",), ("evaluate",), ("predict",), ("fill",), ("next",), ("score",), ("embed",), ("encode",), ("demo",),
+    ("tasks",), ("finetune",), ("evaluate",), ("predict",), ("fill",), ("next",), ("score",), ("embed",), ("encode",),
+    ("demo",),
 ]  # fmt: skip
 
 
@@ -95,7 +96,7 @@ def test_pretrain_set_and_resume(project, done, cli, tmp_path):
     assert "--resume" in cli(*common, *options).err
 
 
-@pytest.mark.parametrize("kind", ["classification", "pair", "tagging"])
+@pytest.mark.parametrize("kind", ["classification", "pair", "regression", "tagging"])
 def test_finetune_evaluate_predict(project, done, tmp_path, kind):
     run, ending = project / f"run-{kind}", "conll" if kind == "tagging" else "tsv"
     results = json.loads((run / "results.json").read_text())
@@ -124,6 +125,13 @@ def test_finetune_evaluate_predict(project, done, tmp_path, kind):
         done("predict", run / "model", "--data", dev, "--out", tmp_path / "p.conll")
         first = (tmp_path / "p.conll").read_text().splitlines()[0]
         assert first == f"{rows[0]['words'][0]}\t{rows[0]['tags'][0]}"
+    elif kind == "regression":
+        gold = [float(line.split("\t")[1]) for line in dev.read_text().splitlines()[1:]]
+        assert np.corrcoef(gold, [r["label"] for r in rows])[0, 1] == pytest.approx(found["pearson"])
+        done("predict", run / "model", "--data", dev, "--out", tmp_path / "p.tsv")
+        assert (tmp_path / "p.tsv").read_text().splitlines()[:2] == [
+            "text\tlabel", f"{rows[0]['text']}\t{rows[0]['label']}",
+        ]  # fmt: skip
     else:
         table = [line.split("\t") for line in dev.read_text().splitlines()[1:]]
         assert [r["text"] for r in rows] == [t[0] for t in table]
@@ -154,6 +162,25 @@ def test_finetune_seeds_baselines_and_json_lines(project, done, tmp_path):
         "from scratch",
     ]
     assert f"{results['mean']['accuracy']:.4f} ± {results['deviation']['accuracy']:.4f}" in said
+
+
+def test_tasks_and_a_named_data_set(project, done, glue, tmp_path):
+    listed = [line.split()[:3] for line in done("tasks").splitlines()]
+    assert ["glue/mrpc", "pair", "f1"] in listed and ["glue/sts-b", "regression", "spearman"] in listed
+    for name, metric, blind in (("cola", "matthews", "majority"), ("sts-b", "spearman", "mean")):
+        said = done(
+            "finetune", project / "run-bert/model", "--task", f"glue/{name}", "--data", glue, "--out", tmp_path / name,
+            "--seeds", 2, "--set", "steps=2", "--set", "truncate=true", "--baselines",
+        )  # fmt: skip
+        results = json.loads((tmp_path / name / "results.json").read_text())
+        assert results["primary"] == metric and results["data"] == f"glue/{name}"
+        header, *rows = said.splitlines()
+        assert header.split()[2] == metric and [row.split()[0] for row in rows[:3]] == [blind, "linear", "fine-tuned"]
+        best = max(results["seeds"], key=lambda run: run[metric])
+        found = json.loads(
+            done("evaluate", tmp_path / name / "model", "--task", f"glue/{name}", "--data", glue, "--json")
+        )
+        assert results["best_seed"] == best["seed"] and found[metric] == pytest.approx(best[metric])
 
 
 def test_finetune_gpt2(project, done, tmp_path):

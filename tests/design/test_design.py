@@ -231,6 +231,7 @@ def commands() -> dict[tuple[str, ...], dict[str, bool]]:
 
 def named_commands() -> list[str]:
     """What stands behind `polyseme` in the README, in a line of a block or between backticks."""
+    glue.rename("GLUE")
     lines = [line for block in blocks("bash") for line in block.splitlines()]
     inline = re.findall(r"`(polyseme [^`]*)`", README)
     return [text.removeprefix("polyseme ") for text in (*lines, *inline) if text.startswith("polyseme ")]
@@ -271,7 +272,7 @@ def test_readme_python_runs(tmp_path):
     assert "'mat'" in done.stdout and "(2, 128)" in done.stdout
 
 
-def test_readme_commands_run(tmp_path, monkeypatch, capsys):
+def test_readme_commands_run(tmp_path, monkeypatch, capsys, glue):
     """The lines of the README in turn, on a little text; pre-training is cut to two steps."""
     from polyseme.cli.main import app
 
@@ -285,6 +286,7 @@ def test_readme_commands_run(tmp_path, monkeypatch, capsys):
     for name in ("train.tsv", "dev.tsv"):
         Path(name).write_text("text\tlabel\n" + "".join(rows), encoding="utf-8")
     Path("new.tsv").write_text("text\n" + "\n".join(texts[:3]) + "\n", encoding="utf-8")
+    glue.rename("GLUE")
     lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("polyseme ")]
     assert len(lines) >= 5
     for line in lines:

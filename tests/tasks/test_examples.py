@@ -45,6 +45,21 @@ def test_pair_and_missing_labels(tmp_path):
     assert (found.text, found.pair, found.label) == ("first", "second", None)
 
 
+def test_numbers_with_one_text_or_two(tmp_path):
+    path = write(tmp_path / "t.tsv", "text\tpair\tscore\na\tb\t-2.50\nc\td\t3e1\n")
+    found = read_examples(path, "regression", label="score")
+    assert [(e.text, e.pair, e.label, e.answer) for e in found] == [
+        ("a", "b", "-2.50", "-2.50"),
+        ("c", "d", "3e1", "3e1"),
+    ]
+    path = write(tmp_path / "one.jsonl", '{"text": "a", "label": 0}\n{"text": "b", "pair": "c", "label": 1.5}\n')
+    assert [(e.pair, e.label) for e in read_examples(path, "regression")] == [(None, "0"), ("c", "1.5")]
+    path = write(tmp_path / "one.tsv", "text\nab\n")
+    assert read_examples(path, "regression", need_labels=False)[0].pair is None
+    with pytest.raises(UserError, match=r"there is no column 'second'"):  # asked for by name
+        read_examples(path, "regression", pair="second", need_labels=False)
+
+
 def test_a_csv_has_tabs_or_quoted_commas(tmp_path):
     tabs = write(tmp_path / "t.csv", "text\tlabel\na, b\tx\n")
     commas = write(tmp_path / "c.csv", 'text,label\n"a, ""b""\nc",x\nd,y\n')
@@ -158,6 +173,9 @@ BAD = [
     ("t.conll", "a O\nb x O\n", "tagging", r"t\.conll:2: 3 columns, but the first row has 2$"),
     ("t.conll", "a\tO\n\tO\n", "tagging", r"t\.conll:2: the word is empty$"),
     ("t.conll", "a\tO\n", "classification", r"classification reads \.tsv, .*, not '\.conll'$"),
+    ("t.tsv", "text\tlabel\na\thigh\n", "regression", r"t\.tsv:2: the label 'high' is not a number$"),
+    ("t.tsv", "text\tlabel\na\t1\nb\tnan\n", "regression", r"t\.tsv:3: the label 'nan' is not a number$"),
+    ("t.jsonl", '{"text": "a", "label": true}\n', "regression", r"t\.jsonl:1: the label 'true' is not a number$"),
     ("t.tsv", "a\tb\n", "tegging", r"no task kind 'tegging'; did you mean 'tagging'\?$"),
 ]
 

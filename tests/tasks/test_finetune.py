@@ -31,6 +31,9 @@ def examples(kind, n=240):
         if kind == "tagging":
             tags = tuple("B-A" if w in MARKED else "O" for w in words)
             found.append(Example(f"d:{i}", words=words, tags=tags))
+        elif kind == "regression":  # texts, and pairs whose second text says nothing
+            number = sum(map(WORDS.index, words)) / len(words) / 4 - 1
+            found.append(Example(f"d:{i}", " ".join(words), "cat dog" if i % 3 == 0 else None, label=f"{number:.3f}"))
         else:
             other = " ".join(draw.choices(WORDS, k=4)) if kind == "pair" else None
             seen = "wolf" in (other.split() if other else words)
@@ -61,8 +64,8 @@ def folders(tmp_path_factory):
     return made
 
 
-CASES = [("bert", "classification"), ("bert", "pair"), ("bert", "tagging"), ("gpt2", "classification"),
-         ("gpt2", "tagging")]  # fmt: skip
+CASES = [("bert", "classification"), ("bert", "pair"), ("bert", "tagging"), ("bert", "regression"),
+         ("gpt2", "classification"), ("gpt2", "tagging"), ("gpt2", "regression")]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
@@ -77,7 +80,8 @@ def trained(request, folders, tmp_path_factory):
 def test_it_learns(trained):
     _, kind, _, out, results = trained
     assert results["mean"][results["primary"]] > 0.95
-    assert results["steps"] == 96 and results["task"] == kind and results["deviation"]["accuracy"] is None
+    assert results["steps"] == 96 and results["task"] == kind and results["deviation"][results["primary"]] is None
+    assert next(iter(results["mean"])) == results["primary"]
     assert json.loads((out / "results.json").read_text()) == results
     rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 97)) and rows[0]["seed"] == 0
@@ -94,6 +98,8 @@ def test_a_saved_model_gives_the_same_answers(trained):
     if kind == "tagging":
         assert alone.tags == predictions[7].tags
         np.testing.assert_allclose(alone.tag_probabilities, predictions[7].tag_probabilities, atol=1e-6)
+    elif kind == "regression":
+        assert alone.number == alone.answer == pytest.approx(predictions[7].number, abs=1e-5)
     else:
         assert alone.label == predictions[7].label
         assert alone.probabilities == pytest.approx(predictions[7].probabilities, abs=1e-6)
@@ -107,6 +113,7 @@ def test_transformers_reads_it(trained):
     folder = load_model(out / "model")
     task = Task.from_model(folder.model, folder.notes)
     assert tuple(theirs.config.id2label[i] for i in range(len(task.labels))) == task.labels
+    assert kind != "regression" or (theirs.config.num_labels, theirs.config.problem_type) == (1, "regression")
     encoded = task.encode(dev[:12], folder.tokenizer, 48)
     ours = logits(folder.model, task, encoded)
     batch, order = task.batch(encoded)
@@ -128,7 +135,8 @@ def test_predictions_are_written_and_read_again(trained, tmp_path):
         assert [e.words if kind == "tagging" else (e.text, e.pair) for e in again] == [
             e.words if kind == "tagging" else (e.text, e.pair) for e in dev
         ]
-        assert [e.tags or e.label for e in again] == [p.tags or p.label for p in found]
+        written = [str(p.number) if kind == "regression" else p.answer for p in found]
+        assert [e.answer for e in again] == written
     with pytest.raises(UserError, match=r"p\.xls: predictions are written as \.jsonl, \.tsv"):
         write_predictions(tmp_path / "p.xls", dev, found)
     assert not (tmp_path / "p.xls").exists()
@@ -203,8 +211,11 @@ def test_every_epoch_reads_every_example_once(folders):
 def test_bad_settings_and_data_are_one_line(folders, tmp_path):
     data = examples("classification", 20)
 
-    def go(train=data, dev=data, out=None, kind="classification", folder=folders["bert"], seeds=1, **changes):
-        finetune(folder, kind, train, dev, out, FinetuneSpec(steps=1).replace(**changes), seeds=seeds)
+    def go(
+        train=data, dev=data, out=None, kind="classification", folder=folders["bert"], seeds=1, primary="", **changes
+    ):
+        settings = FinetuneSpec(steps=1).replace(**changes)
+        finetune(folder, kind, train, dev, out, settings, seeds=seeds, primary=primary)
 
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "results.json").write_text("{}")
@@ -221,6 +232,8 @@ def test_bad_settings_and_data_are_one_line(folders, tmp_path):
         "batch_size is 0": {"batch_size": 0},
         "nothing to do": {"steps": 0, "epochs": 0.0},
         "0 seeds is no run": {"seeds": 0},
+        "there is no metric 'acuracy' here; did you mean 'accuracy'": {"primary": "acuracy"},
+        "d:0: the label 'no' is not a number": {"kind": "regression"},
         "there is no model folder at": {"folder": tmp_path / "none"},
         "not finite": {"optim": OptimSpec(rate=1e30), "steps": 9},
     }.items():

@@ -3,12 +3,13 @@
 import random
 import sys
 
+import numpy as np
 import pytest
 
 from polyseme.errors import UserError
 from polyseme.tasks.baselines import linear, majority
 from polyseme.tasks.examples import Example
-from polyseme.tasks.metrics import PRIMARY, chunks, classification, score, tagging
+from polyseme.tasks.metrics import PRIMARY, chunks, classification, regression, score, tagging
 
 
 def test_classification_by_hand():
@@ -22,7 +23,22 @@ def test_classification_by_hand():
         "accuracy": 0.5,
         "macro_f1": pytest.approx(1 / 3),
         "matthews": 0,
+        "f1": 0,
     }
+    assert classification(["0", "1", "1", "1"], ["1", "1", "1", "0"])["f1"] == pytest.approx(2 / 3)
+    assert "f1" not in found and "f1" not in classification(["1"], ["1"])
+    assert classification(["1"], ["1"], ("0", "1"))["f1"] == 1  # two labels, though one occurs
+
+
+def test_regression_by_hand():
+    found = regression(["1", "2", "3", "4"], [1.0, 3.0, 2.0, 9.0])
+    assert found["spearman"] == pytest.approx(1 - 6 * 2 / (4 * 15))  # one pair of neighbours changed places
+    assert found["mse"] == pytest.approx((1 + 1 + 25) / 4)
+    draw = np.random.default_rng(0)
+    gold, guess = draw.normal(size=(2, 50))
+    assert regression(gold, guess)["pearson"] == pytest.approx(np.corrcoef(gold, guess)[0, 1], abs=1e-12)
+    for still in ([3.0, 3.0], [2.0]):
+        assert regression([1.0, 2.0][: len(still)], still) | {"mse": 0} == {"pearson": 0, "spearman": 0, "mse": 0}
 
 
 def test_without_scikit_learn_one_line(monkeypatch):
@@ -68,6 +84,7 @@ def test_other_tags_are_counted_by_word():
 def test_every_kind_has_its_headline():
     assert PRIMARY["tagging"] in score("tagging", [("O",)], [("O",)])
     assert PRIMARY["pair"] in score("pair", ["a", "b"], ["a", "b"])
+    assert PRIMARY["regression"] in score("regression", ["1", "2.5"], [1.0, 2.0])
 
 
 def test_majority():
@@ -75,6 +92,8 @@ def test_majority():
     assert majority(texts, texts, "classification")["accuracy"] == pytest.approx(2 / 3)
     words = [Example("1", words=("a", "b", "c"), tags=("O", "O", "C"))]
     assert majority(words, words, "tagging")["accuracy"] == pytest.approx(2 / 3)
+    numbers = [Example(str(i), text="x", label=label) for i, label in enumerate(["1", "2", "6.0"])]
+    assert majority(numbers, numbers, "regression") == {"pearson": 0, "spearman": 0, "mse": pytest.approx(14 / 3)}
     with pytest.raises(UserError, match=r"2: there is no label"):
         majority(texts, [Example("2", text="x")], "classification")
 
@@ -90,5 +109,9 @@ def test_linear_learns_what_lies_on_the_surface():
         Example("", " ".join(a), " ".join(b), label=str(i % 2)) for i, ((a, _), b) in enumerate(zip(made, seconds))
     ]
     assert linear(pairs[:200], pairs[200:], "pair")["accuracy"] > 0.95
+    shared = [Example("", e.text, e.pair, label=str(len({*e.text.split()} & {*e.pair.split()}))) for e in pairs]
+    assert linear(shared[:200], shared[200:], "regression")["pearson"] > 0.95
+    counts = [Example("", " ".join(a), label=str(sum(w < "word2" for w in a))) for a, _ in made]
+    assert linear(counts[:200], counts[200:], "regression")["spearman"] > 0.9
     tags = [Example("", words=tuple(a), tags=("O", *("C" if w < "word2" else "O" for w in a[:-1]))) for a, _ in made]
     assert linear(tags[:200], tags[200:], "tagging")["f1"] > 0.95

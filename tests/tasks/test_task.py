@@ -7,6 +7,7 @@ import torch
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.objectives.batch import IGNORED
+from polyseme.objectives.terms import losses
 from polyseme.parts.heads import LabelHeadSpec
 from polyseme.tasks.examples import Example
 from polyseme.tasks.predict import as_examples, bins, logits
@@ -40,7 +41,7 @@ def text(i, words, label="a", pair=None):
     return Example(f"f.tsv:{i}", words, pair, label=label)
 
 
-SINGLE, TAGS = Task("classification", ("a", "b")), Task("tagging", ("O", "X"))
+SINGLE, TAGS, NUMBER = Task("classification", ("a", "b")), Task("tagging", ("O", "X")), Task("regression", ())
 
 
 def test_labels_of_a_training_set():
@@ -57,6 +58,7 @@ def test_task_of_a_model():
     for name, kind in (("classify", "classification"), ("tag", "tagging")):
         head = FAMILIES["bert"].label_head(name, ("a", "b"), trunk)
         assert Task.from_model(spec.replace(heads={name: head}).build()) == Task(kind, ("a", "b"))
+    assert Task.from_model(spec.replace(heads={"classify": LabelHeadSpec(())}).build()) == NUMBER
     model = spec.replace(heads={"classify": LabelHeadSpec(("a", "b"))}).build()
     assert Task.from_model(model, {"task": "pair"}).kind == "pair"
     with pytest.raises(UserError, match=r"no task head \(its heads: masked, pair\): fine-tune it first"):
@@ -161,11 +163,11 @@ def test_bins_hold_every_place_once():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", ["classification", "tagging"])
+@pytest.mark.parametrize("kind", ["classification", "regression", "tagging"])
 def test_together_equals_alone(tokenizers, family, kind):
     """The law of packing, as a user meets it."""
     tokenizer = tokenizers[KINDS[family]]
-    task = SINGLE if kind == "classification" else TAGS
+    task = {task.kind: task for task in (SINGLE, TAGS, NUMBER)}[kind]
     draw = np.random.default_rng(0)
     chosen = [tuple(draw.choice(WORDS, size=draw.integers(1, 9))) for _ in range(20)]
     examples = [Example("", text=" ".join(w), words=w) for w in chosen]
@@ -180,6 +182,33 @@ def test_together_equals_alone(tokenizers, family, kind):
     for one, found in zip(encoded, together):
         np.testing.assert_allclose(logits(model, task, [one])[0], found, atol=1e-6)
         assert len(found) == task.num_rows(one)
+
+
+def test_numbers_are_learnt_by_squared_error(wordpiece):
+    """A sum with a count, whatever the micro-batches; what has no number does not count."""
+    spec = FAMILIES["bert"].spec(num_layers=1, dim=16, num_heads=2, vocab_size=wordpiece.vocab_size, max_len=64)
+    head = FAMILIES["bert"].label_head("classify", (), spec.trunk)
+    model = spec.replace(heads={"classify": head}).build(0).double().eval()
+    examples = [text(i, word, label) for i, (word, label) in enumerate(zip(WORDS, ["1.5", "-2", None, "-100", "0"]))]
+    encoded = NUMBER.encode(examples, wordpiece, 64)
+    batch, _ = NUMBER.batch(encoded)
+    assert batch.targets["classify"].count == 4 and batch.targets["classify"].values.dtype == torch.float32
+    found = losses(model, batch)["classify"]
+    guesses = [logits(model, NUMBER, [e])[0][0, 0] for e in encoded]
+    expected = sum((g - float(e.label)) ** 2 for g, e in zip(guesses, examples) if e.label is not None)
+    assert found.item() == pytest.approx(expected, rel=1e-5)
+    parts = [NUMBER.batch(encoded[:2])[0], NUMBER.batch(encoded[2:])[0]]
+    whole, split = [], []
+    for made, batches in ((whole, [batch]), (split, parts)):
+        model.zero_grad()
+        sum(losses(model, b)["classify"] for b in batches).backward()
+        made += [p.grad for p in model.parameters() if p.grad is not None]
+    assert all(g.isfinite().all() for g in whole)
+    for a, b in zip(whole, split, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-5)
+    assert NUMBER.decode(np.array([[2.5]]), examples[0]).number == 2.5
+    with pytest.raises(UserError, match=r"only the label '1'"):
+        Task.of("regression", [text(1, "x", "1")])
 
 
 def test_plain_values_as_examples():

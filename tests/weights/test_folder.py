@@ -194,6 +194,33 @@ def test_we_open_theirs(family, name, sharded, tiny_folders, tmp_path):
     assert_same(found.model, again)
 
 
+@pytest.mark.parametrize("said", [{"problem_type": "regression"}, {}], ids=["said", "unsaid"])
+@pytest.mark.parametrize("family,name", [a for a in ARCHITECTURES if "classify" in FAMILIES[a[0]].architectures[a[1]]])
+def test_a_number_there_and_back(family, name, said, tiny_folders, tmp_path):
+    """A class of texts with one output is a regression, whether its config says so or not."""
+    theirs = make(family, name, tiny_folders, num_labels=1, **said)
+    save(theirs, family, tiny_folders, tmp_path)
+    found = load_model(tmp_path)
+    assert found.model.spec.heads["classify"].labels == () and not found.fresh
+    assert_same(found.model, theirs)
+    save_model(tmp_path / "ours", found.model, found.tokenizer)
+    again, trouble = opened(getattr(transformers, name), tmp_path / "ours")
+    assert not trouble and (again.config.num_labels, again.config.problem_type) == (1, "regression")
+    assert_same(found.model, again)
+    assert load_model(tmp_path / "ours").model.spec == found.model.spec
+
+
+def test_a_regression_with_several_outputs_is_refused(tiny_folders, tmp_path):
+    save(
+        make("bert", "BertForSequenceClassification", tiny_folders, problem_type="regression"),
+        "bert",
+        tiny_folders,
+        tmp_path,
+    )
+    with pytest.raises(UserError, match="a regression with 3 outputs"):
+        load_model(tmp_path)
+
+
 @pytest.mark.parametrize("family,name", ARCHITECTURES)
 def test_with_and_without_the_base_prefix(family, name, tiny_folders, tmp_path):
     theirs = make(family, name, tiny_folders)

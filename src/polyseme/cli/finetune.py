@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 
 def finetune(
     model: Annotated[Path, typer.Argument(help="a pre-trained model folder")],
-    task: Annotated[str, typer.Option(help="classification, pair or tagging")],
-    train: Annotated[Path, typer.Option(help="TSV, JSON lines or CoNLL columns; plain, .gz or .xz")],
-    dev: Annotated[Path, typer.Option(help="the examples to measure on")],
+    task: Annotated[
+        str, typer.Option(help="classification, pair, regression or tagging; or a data set of `polyseme tasks`")
+    ],
     out: Annotated[Path, typer.Option(help="the run folder to write")],
+    train: Annotated[Path | None, typer.Option(help="TSV, JSON lines or CoNLL columns; plain, .gz or .xz")] = None,
+    dev: Annotated[Path | None, typer.Option(help="the examples to measure on")] = None,
+    data: Annotated[Path | None, typer.Option(help="the folder of a named data set, as it is distributed")] = None,
     seeds: Annotated[int, typer.Option(help="how many runs; mean and standard deviation are reported", min=1)] = 1,
     set_: Annotated[list[str], typer.Option("--set", help="path=value, e.g. epochs=4, optim.rate=3e-5")] = [],  # noqa: B006
     scratch: Annotated[bool, typer.Option(help="fresh weights: what is pre-training worth?")] = False,
-    baselines: Annotated[bool, typer.Option(help="majority and linear rows beside the result")] = False,
+    baselines: Annotated[bool, typer.Option(help="majority (or mean) and linear rows beside the result")] = False,
     text: Annotated[str, typer.Option(help="the column or key of the text")] = "text",
     pair: Annotated[str, typer.Option(help="the column or key of the second text")] = "pair",
     label: Annotated[str, typer.Option(help="the column or key of the label")] = "label",
@@ -26,20 +29,44 @@ def finetune(
 ) -> None:
     """Fine-tune a model on labelled examples and measure it."""
     from polyseme.cli.output import kind_of, print_table, set_values
+    from polyseme.errors import UserError
     from polyseme.tasks.baselines import linear, majority
+    from polyseme.tasks.catalogue import DATA_SETS
     from polyseme.tasks.examples import read_examples
     from polyseme.tasks.finetune import FinetuneSpec
     from polyseme.tasks.finetune import finetune as run
 
     kind = kind_of(task)
     settings = set_values(FinetuneSpec(), set_)
-    columns = {"text": text, "pair": pair, "label": label, "header": header, "skip_bad": skip_bad}
-    to_learn, to_measure = (read_examples(path, kind, **columns) for path in (train, dev))  # type: ignore[arg-type]
-    results = run(model, kind, to_learn, to_measure, out, settings, seeds=seeds, scratch=scratch)
+    named = DATA_SETS.get(task)
+    if named:
+        if train or dev or (text, pair, label, header) != ("text", "pair", "label", True):
+            raise UserError(f"{task} has its own files and columns: give --data FOLDER alone")
+        if data is None:
+            raise UserError(f"--data is missing: the folder that holds {named.folder}, or that folder itself")
+        to_learn, to_measure = named.read(data, skip_bad)
+    else:
+        if train is None or dev is None or data is not None:
+            wrong = "--data is for named data sets" if data else f"--{'dev' if train else 'train'} is missing"
+            raise UserError(f"{wrong}: {kind} reads two files, --train and --dev")
+        columns: dict[str, Any] = {"text": text, "pair": pair, "label": label, "header": header, "skip_bad": skip_bad}
+        to_learn, to_measure = (read_examples(path, kind, **columns) for path in (train, dev))
+    results = run(
+        model,
+        kind,
+        to_learn,
+        to_measure,
+        out,
+        settings,
+        seeds=seeds,
+        scratch=scratch,
+        primary=named.metric if named else "",
+        data_set=task if named else "",
+    )
     names = list(results["mean"])
     rows = []
     if baselines:
-        for name, baseline in (("majority", majority), ("linear", linear)):
+        for name, baseline in (("mean" if kind == "regression" else "majority", majority), ("linear", linear)):
             found = baseline(to_learn, to_measure, kind)
             rows.append([name, *(f"{found[n]:.4f}" for n in names)])
     deviation = results["deviation"]

@@ -21,6 +21,7 @@ from polyseme.cli import (
     predict,
     pretrain,
     score,
+    tasks,
     tokenizer,
 )
 from polyseme.errors import Stopped, UserError
@@ -40,6 +41,7 @@ app.command("overlap")(overlap.overlap)
 app.command("pretrain")(pretrain.pretrain)
 app.command("recipes")(pretrain.recipes)
 app.command("families")(families.families)
+app.command("tasks")(tasks.tasks)
 app.command("finetune")(finetune.finetune)
 app.command("evaluate")(predict.evaluate)
 app.command("predict")(predict.predict)

@@ -62,9 +62,12 @@ def set_values(spec: SomeSpec, changes: Sequence[str]) -> SomeSpec:
 
 
 def kind_of(task: str) -> Kind:
+    from polyseme.tasks.catalogue import DATA_SETS
     from polyseme.tasks.task import HEADS
 
     for kind in HEADS:
         if task == kind:
             return kind
-    raise UserError(f"there is no task {task!r}; {nearest(task, HEADS)}")
+    if task in DATA_SETS:
+        return DATA_SETS[task].kind
+    raise UserError(f"there is no task {task!r}; {nearest(task, [*HEADS, *DATA_SETS])}")

@@ -21,7 +21,7 @@ class Targets:
     """
 
     rows: Tensor  # int64 [n]
-    values: Tensor  # int64 [n], IGNORED where it fills; float for regression
+    values: Tensor  # int64 [n], IGNORED where it fills; float32 for numbers, there NaN fills
     count: int
 
     def to(self, device: str | torch.device) -> Targets:

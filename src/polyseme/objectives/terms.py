@@ -1,6 +1,6 @@
 """Loss terms: each is a sum; the loop divides it once, by its count over the whole step (the law of sums).
 
-A term has the name of its head, so that one function serves every objective that predicts classes.
+A term has the name of its head, and the head knows its loss: one function serves every objective.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from polyseme.parts.model import Model
 
 
 def losses(model: Model, batch: Batch) -> dict[str, Tensor]:
-    """The summed cross entropy of each term of the batch."""
+    """The summed loss of each term of the batch."""
     last = model.trunk(batch.tokens, batch.layout, batch.segments).last
     return {
-        name: model.cross_entropy(name, last, batch.layout, targets.rows, targets.values, IGNORED)
+        name: model.loss(name, last, batch.layout, targets.rows, targets.values, IGNORED)
         for name, targets in batch.targets.items()
     }
 

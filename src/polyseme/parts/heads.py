@@ -1,4 +1,7 @@
-"""Heads: hidden states to predictions. A head says whether it reads tokens or one pooled vector a sequence."""
+"""Heads: hidden states to predictions.
+
+A head says whether it reads tokens or one pooled vector a sequence, and what its predictions cost (`loss`, a sum).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyseme.parts import kernels
 from polyseme.parts.feedforward import ACTIVATIONS, ActivationName
 from polyseme.parts.norms import NoNormSpec, NormSpec
 from polyseme.parts.spec import Spec
@@ -51,12 +55,20 @@ class LanguageHead(nn.Module):
     def forward(self, states: Tensor, table: Tensor) -> Tensor:
         return F.linear(self.transform(states), table, self.bias)
 
+    def loss(self, states: Tensor, table: Tensor, values: Tensor, ignored: int) -> Tensor:
+        """The summed cross entropy; on a GPU the scores over the vocabulary are never whole."""
+        if kernels.serve(states) and kernels.serve(table):
+            found: Tensor = kernels.vocabulary_loss(self.transform(states), table, self.bias, values, ignored)
+            return found
+        return _cross_entropy(self(states, table), values, ignored)
+
 
 @dataclass(frozen=True)
 class LabelHeadSpec(Spec):
     """A linear layer over named labels, on each token (tagging) or on the pooled vector (classification).
 
-    Some families have a `dense` layer, an activation and a norm before it.
+    Some families have a `dense` layer, an activation and a norm before it. Without labels its one output is
+    a number (regression).
     """
 
     labels: tuple[str, ...]
@@ -67,6 +79,10 @@ class LabelHeadSpec(Spec):
     dense_bias: bool = True
     activation: ActivationName = "tanh"
     norm: NormSpec = field(default_factory=NoNormSpec)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.labels) or 1
 
     def build(self, dim: int) -> LabelHead:
         return LabelHead(self, dim)
@@ -80,12 +96,23 @@ class LabelHead(nn.Module):
         self.dense = nn.Linear(dim, dim, bias=spec.dense_bias) if spec.dense else None
         self.norm = spec.norm.build(dim)
         self.dropout = nn.Dropout(spec.dropout)
-        self.linear = nn.Linear(dim, len(spec.labels), bias=spec.bias)
+        self.linear = nn.Linear(dim, spec.num_outputs, bias=spec.bias)
 
     def forward(self, states: Tensor, table: Tensor) -> Tensor:
         if self.dense is not None:
             states = ACTIVATIONS[self.spec.activation](self.dense(states))
         return self.linear(self.dropout(self.norm(states)))
+
+    def loss(self, states: Tensor, table: Tensor, values: Tensor, ignored: int) -> Tensor:
+        """The summed cross entropy; for a number the summed squared error, where NaN is a value to ignore."""
+        scores = self(states, table)
+        if self.spec.labels:
+            return _cross_entropy(scores, values, ignored)
+        return (scores.float().squeeze(-1) - values).masked_fill(values.isnan(), 0.0).square().sum()
+
+
+def _cross_entropy(scores: Tensor, values: Tensor, ignored: int) -> Tensor:
+    return F.cross_entropy(scores.float(), values, ignore_index=ignored, reduction="sum")
 
 
 HeadSpec = LanguageHeadSpec | LabelHeadSpec

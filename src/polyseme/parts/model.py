@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.parts import kernels
-from polyseme.parts.heads import HeadSpec, LanguageHead
+from polyseme.parts.heads import HeadSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.spec import Spec
 from polyseme.parts.trunk import TransformerSpec
@@ -49,15 +47,11 @@ class Model(nn.Module):
         """A head's scores from the trunk's last states: of every token or sequence, or of the `rows` asked for."""
         return self.heads[head](self._states(head, last, layout, rows), self.trunk.table)
 
-    def cross_entropy(
-        self, head: str, last: Tensor, layout: Layout, rows: Tensor, values: Tensor, ignored: int
-    ) -> Tensor:
-        """The summed cross entropy of a head's scores of `rows`; on a GPU those over a vocabulary are never whole."""
-        module, states, table = self.heads[head], self._states(head, last, layout, rows), self.trunk.table
-        if isinstance(module, LanguageHead) and kernels.serve(states) and kernels.serve(table):
-            found: Tensor = kernels.vocabulary_loss(module.transform(states), table, module.bias, values, ignored)
-            return found
-        return F.cross_entropy(module(states, table).float(), values, ignore_index=ignored, reduction="sum")
+    def loss(self, head: str, last: Tensor, layout: Layout, rows: Tensor, values: Tensor, ignored: int) -> Tensor:
+        """The summed loss of a head's predictions of `rows`: which loss that is, the head knows."""
+        states = self._states(head, last, layout, rows)
+        found: Tensor = self.heads[head].loss(states, self.trunk.table, values, ignored)  # type: ignore[operator]
+        return found
 
     def _states(self, head: str, last: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
         states = self.trunk.pool(last, layout) if self.heads[head].reads == "pooled" else last

@@ -1,69 +1,77 @@
-"""The rows a result must be compared with: the most frequent label, and a linear model of the surface."""
+"""The rows a result must be compared with: the best blind guess, and a linear model of the surface."""
 
 from __future__ import annotations
 
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from polyseme.errors import UserError
-from polyseme.tasks.examples import Example, Kind
+from polyseme.tasks.examples import Example, Kind, as_number
 from polyseme.tasks.metrics import score
 
 
 def majority(train: Sequence[Example], dev: Sequence[Example], kind: Kind) -> dict[str, float]:
-    """The metrics of always saying what is most frequent in training."""
+    """The metrics of always saying what is most frequent in training; of numbers, their mean."""
     labels, gold = _labels(train, kind), _gold(dev, kind)
+    if kind == "regression":
+        return score(kind, gold, [statistics.fmean(map(float, labels))] * len(gold))
     best = min((-n, label) for label, n in Counter(labels).items())[1]
     guess = [(best,) * len(tags) for tags in gold] if kind == "tagging" else [best] * len(gold)
-    return score(kind, gold, guess)
+    return score(kind, gold, guess, sorted(set(labels)))
 
 
 def linear(train: Sequence[Example], dev: Sequence[Example], kind: Kind) -> dict[str, float]:
-    """The metrics of a linear model: TF-IDF of words and bigrams, or a window over each word for tagging."""
+    """The metrics of a linear model: TF-IDF of words and bigrams, or a window over each word for tagging.
+
+    Labels come of logistic regression, numbers of ridge regression, tags of a support vector machine.
+    """
     try:
         import sklearn  # noqa: F401
     except ImportError:
         raise UserError("scikit-learn is needed for this: pip install 'polyseme[tasks]'") from None
-    if len(set(_labels(train, kind))) < 2:
+    labels = sorted(set(_labels(train, kind)))
+    if len(labels) < 2:
         return majority(train, dev, kind)
-    guess = _tags(train, dev) if kind == "tagging" else _classes(train, dev, kind)
-    return score(kind, _gold(dev, kind), guess)
+    guess = _tags(train, dev) if kind == "tagging" else _answers(train, dev, kind)
+    return score(kind, _gold(dev, kind), guess, labels)
 
 
-def _labels(examples: Sequence[Example], kind: Kind) -> list[str]:
+def _labels(examples: Sequence[Example], kind: Kind) -> list[Any]:
     gold = _gold(examples, kind)
     return [tag for tags in gold for tag in tags] if kind == "tagging" else gold
 
 
 def _gold(examples: Sequence[Example], kind: Kind) -> list[Any]:
-    found = [e.tags if kind == "tagging" else e.label for e in examples]
-    for example, labels in zip(examples, found):
-        if labels is None:
+    for example in examples:
+        if example.answer is None:
             raise UserError(f"{example.where}: there is no label to compare with")
-    return found
+    return [as_number(e.label, e.where) if kind == "regression" else e.answer for e in examples]
 
 
-def _classes(train: Sequence[Example], dev: Sequence[Example], kind: Kind) -> list[str]:
+def _answers(train: Sequence[Example], dev: Sequence[Example], kind: Kind) -> list[Any]:
     from scipy import sparse
     from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
+    from sklearn.linear_model import LogisticRegression, Ridge
 
     words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"\w+|[^\w\s]")
+    paired = kind == "pair" or any(e.pair for e in train)
     words.fit([text for e in train for text in (e.text, e.pair) if text])
 
     def features(examples: Sequence[Example]) -> Any:
         first = words.transform([e.text or "" for e in examples])
-        if kind != "pair":
+        if not paired:
             return first
         second = words.transform([e.pair or "" for e in examples])
         shared = first.multiply(second)
         overlap = sparse.csr_matrix([_overlap(e.text or "", e.pair or "") for e in examples])
         return sparse.hstack([first, second, abs(first - second), shared, shared.sum(1), overlap]).tocsr()
 
-    model = LogisticRegression(C=10.0, max_iter=2000).fit(features(train), [e.label for e in train])
-    return list(map(str, model.predict(features(dev))))
+    model = Ridge() if kind == "regression" else LogisticRegression(C=10.0, max_iter=2000)
+    found: list[Any] = model.fit(features(train), _gold(train, kind)).predict(features(dev)).tolist()
+    return found
 
 
 def _overlap(first: str, second: str) -> list[float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -18,14 +19,17 @@ from typing import Any, Literal, get_args
 from polyseme.errors import UserError, nearest
 from polyseme.files import PACKED, unpacked
 
-Kind = Literal["classification", "pair", "tagging"]
+Kind = Literal["classification", "pair", "regression", "tagging"]
 KINDS: tuple[str, ...] = get_args(Kind)
 TABLES, LINES, COLUMNS = (".tsv", ".txt", ".csv"), (".jsonl", ".ndjson"), (".conll", ".iob", ".bio")
 
 
 @dataclass(frozen=True)
 class Example:
-    """One row of a data file, and where it stands: words and tags for tagging, else a text or a pair."""
+    """One row of a data file, and where it stands: words and tags for tagging, else a text or a pair.
+
+    A label is kept as it is written, a number too.
+    """
 
     where: str
     text: str | None = None
@@ -33,6 +37,11 @@ class Example:
     words: tuple[str, ...] | None = None
     label: str | None = None
     tags: tuple[str, ...] | None = None
+
+    @property
+    def answer(self) -> str | tuple[str, ...] | None:
+        """What is to be predicted, if it is known."""
+        return self.label if self.tags is None else self.tags
 
 
 @dataclass(frozen=True)
@@ -43,12 +52,16 @@ class Rows:
     lines: list[str]
     names: dict[str, str]  # "text", "pair", "label" -> the column's name in this file
     need_labels: bool
+    numbers: bool = False  # whether labels are numbers
+    optional: tuple[str, ...] = ()  # roles that a file may lack
 
     def where(self, line: int) -> str:
         return f"{self.path}:{line}"
 
     def example(self, line: int, values: dict[str, Any]) -> Example:
         where = self.where(line)
+        if "pair" in self.optional and values.get("pair") in ("", None):
+            values = {role: value for role, value in values.items() if role != "pair"}
         text, pair = (
             _text(values[role], where, self.names[role]) if role in values else None for role in ("text", "pair")
         )
@@ -57,7 +70,20 @@ class Rows:
             label = _number(label, where, self.names["label"])
         if self.need_labels and not label:
             raise UserError(f"{where}: the label ({self.names['label']}) is missing")
+        if self.numbers and label:
+            as_number(label, where)
         return Example(where, text, pair, label=label or None)
+
+
+def as_number(label: Any, where: str) -> float:
+    """A label as the number it must be."""
+    try:
+        number = float(label)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"{where}: the label {str(label)[:40]!r} is not a number")
+    return number
 
 
 Unit = Callable[[], Example]  # reads one row or sentence, or says what is wrong with it
@@ -75,7 +101,7 @@ def read_examples(
     skip_bad: bool = False,
     encoding: str = "utf-8",
 ) -> list[Example]:
-    """Every example of a file, in its order.
+    """Every example of a file, in its order. For regression a second text is read where the file has one.
 
     Without a header, `text`, `pair` and `label` are column numbers from 1.
     """
@@ -84,9 +110,12 @@ def read_examples(
     path = Path(path)
     suffix = (path.with_suffix("") if path.suffix.lower() in PACKED else path).suffix
     names = {"text": text, "pair": pair, "label": label}
-    if kind != "pair":
+    if kind not in ("pair", "regression"):
         del names["pair"]
-    rows = Rows(path, read_lines(path, encoding), names, need_labels)
+    optional: tuple[str, ...] = () if need_labels else ("label", "tags")
+    if kind == "regression" and pair == "pair":  # nobody asked for it
+        optional += ("pair",)
+    rows = Rows(path, read_lines(path, encoding), names, need_labels, kind == "regression", optional)
     if suffix in LINES:
         units = _json_units(rows, kind)
     elif kind == "tagging":
@@ -137,7 +166,7 @@ def _table_units(rows: Rows, header: bool, commas: bool) -> Iterator[Unit]:
             places[role] = top.index(name)
         elif not header and name.isdecimal() and 1 <= int(name) <= len(top):
             places[role] = int(name) - 1
-        elif role == "label" and not rows.need_labels:
+        elif role in rows.optional:
             continue
         elif header:
             raise UserError(f"{rows.where(top_line)}: there is no column {name!r}; {nearest(name, top)}")
@@ -187,7 +216,7 @@ def _from_json(rows: Rows, line: int, content: str, kind: Kind) -> Example:
     for role, name in names.items():
         if name in record:
             values[role] = record[name]
-        elif role not in ("label", "tags") or rows.need_labels:
+        elif role not in rows.optional:
             raise UserError(f"{where}: there is no key {name!r}; {nearest(name, record)}")
     if kind != "tagging":
         return rows.example(line, values)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from polyseme.errors import UserError
+from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES
 from polyseme.files import write_json, write_text
 from polyseme.objectives.batch import Batch
@@ -24,7 +24,7 @@ from polyseme.parts.spec import Spec
 from polyseme.progress import progress
 from polyseme.report import write_report
 from polyseme.tasks.examples import Example, Kind
-from polyseme.tasks.metrics import PRIMARY, require
+from polyseme.tasks.metrics import PRIMARY, require, score
 from polyseme.tasks.predict import logits, measure
 from polyseme.tasks.task import HEADS, Encoded, Task
 from polyseme.train.cost import num_parameters
@@ -78,8 +78,13 @@ def finetune(
     seeds: int = 1,
     first_seed: int = 0,
     scratch: bool = False,
+    primary: str = "",
+    data_set: str = "",
 ) -> dict[str, Any]:
     """Fine-tune once for each seed, measure on the dev examples; report all seeds, mean and deviation.
+
+    `primary` is the metric that counts, if it is not the one the kind has; it stands first. `data_set` is the name
+    that is noted.
 
     The seed draws the new head, the order of the examples and the dropout. `out` gets `results.json`,
     `log.jsonl` and the model of the seed that did best on the dev examples (that choice flatters its own
@@ -92,13 +97,17 @@ def finetune(
     if out is not None:
         _check_empty(out)
     require(kind)
+    primary = primary or PRIMARY[kind]
     task = Task.of(kind, train_examples)
     loaded = _open(Path(model_folder), task, first_seed, scratch)
     data, dev = (_encode(task, examples, loaded, settings) for examples in (train_examples, dev_examples))
+    gold = [e.answer for e in dev_examples]
+    known = score(kind, gold, gold, task.labels)
+    if primary not in known:
+        raise UserError(f"there is no metric {primary!r} here; {nearest(primary, known)}")
 
     rows: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
-    primary = PRIMARY[kind]
     best: tuple[float, int, Model] | None = None
     spent = {"tokens": 0, "flops": 0, "seconds": 0.0}
     for seed in range(first_seed, first_seed + seeds):
@@ -117,12 +126,14 @@ def finetune(
         spent["seconds"] += time.perf_counter() - began
         scores = logits(run.model, task, dev)
         predictions = [task.decode(part, e) for part, e in zip(scores, dev_examples)]
-        runs.append({"seed": seed, **measure(task, dev_examples, predictions)})
+        found = measure(task, dev_examples, predictions)
+        runs.append({"seed": seed, primary: found[primary], **found})
         if best is None or runs[-1][primary] > best[0]:
             best = (runs[-1][primary], seed, run.model)
     assert best is not None
     results = {
         "task": kind,
+        **({"data": data_set} if data_set else {}),
         "model": str(model_folder),
         "from_scratch": scratch,
         "primary": primary,

@@ -6,33 +6,64 @@ import importlib.util
 import re
 from collections.abc import Sequence
 
+import numpy as np
+
 from polyseme.errors import UserError
 from polyseme.tasks.examples import Kind
 
-PRIMARY: dict[Kind, str] = {"classification": "accuracy", "pair": "accuracy", "tagging": "f1"}  # the headline
+PRIMARY: dict[Kind, str] = {  # the headline
+    "classification": "accuracy",
+    "pair": "accuracy",
+    "regression": "spearman",
+    "tagging": "f1",
+}
 CHUNK = re.compile(r"O|[BIESLU]-.+")
 
 
-def score(kind: Kind, gold: Sequence, predicted: Sequence) -> dict[str, float]:
-    """The metrics of a kind over true and predicted labels, which for tagging are sequences of tags."""
-    return tagging(gold, predicted) if kind == "tagging" else classification(gold, predicted)
+def score(kind: Kind, gold: Sequence, predicted: Sequence, labels: Sequence[str] = ()) -> dict[str, float]:
+    """The metrics of a kind over true and predicted labels, which for tagging are sequences of tags.
+
+    `labels` are all there could be, in sorted order; without them, those that occur.
+    """
+    if kind == "regression":
+        return regression(gold, predicted)
+    return tagging(gold, predicted) if kind == "tagging" else classification(gold, predicted, labels)
 
 
 def require(kind: Kind) -> None:
     """Say at once, and not after an hour of training, that the library a metric needs is not here."""
-    if kind != "tagging" and importlib.util.find_spec("sklearn") is None:
-        raise UserError("scikit-learn is needed for this: pip install 'polyseme[tasks]'")
+    module, package = ("scipy", "scipy") if kind == "regression" else ("sklearn", "scikit-learn")
+    if kind != "tagging" and importlib.util.find_spec(module) is None:
+        raise UserError(f"{package} is needed for this: pip install 'polyseme[tasks]'")
 
 
-def classification(gold: Sequence[str], predicted: Sequence[str]) -> dict[str, float]:
-    """Accuracy, the mean F1 of all labels that occur, and Matthews' correlation."""
+def classification(gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str] = ()) -> dict[str, float]:
+    """Accuracy, the mean F1 of all labels that occur, Matthews' correlation; of two labels, the F1 of the second."""
     require("classification")
     from sklearn import metrics
 
-    return {
+    found = {
         "accuracy": float(metrics.accuracy_score(gold, predicted)),
         "macro_f1": float(metrics.f1_score(gold, predicted, average="macro", zero_division=0)),
         "matthews": float(metrics.matthews_corrcoef(gold, predicted)),
+    }
+    known = labels or sorted({*gold, *predicted})
+    if len(known) == 2:
+        found["f1"] = float(metrics.f1_score(gold, predicted, labels=known[1:], average="macro", zero_division=0))
+    return found
+
+
+def regression(gold: Sequence[str | float], predicted: Sequence[float]) -> dict[str, float]:
+    """Pearson's and Spearman's correlation, 0 where one side is constant; and the mean squared error."""
+    require("regression")
+    from scipy import stats
+
+    true, guess = (np.array(numbers, dtype=np.float64) for numbers in (gold, predicted))
+    constant = len(true) < 2 or np.ptp(true) == 0 or np.ptp(guess) == 0
+    return {
+        "pearson": 0.0 if constant else float(stats.pearsonr(true, guess).statistic),
+        "spearman": 0.0 if constant else float(stats.spearmanr(true, guess).statistic),
+        "mse": float(np.square(true - guess).mean()),
     }
 
 

@@ -28,7 +28,7 @@ def evaluate(
     """The metrics of the folder's task on labelled examples; a label it was not trained on is an error."""
     task = Task.from_model(folder.model, folder.notes)
     for example in examples:
-        if (example.tags if task.kind == "tagging" else example.label) is None:
+        if example.answer is None:
             raise UserError(f"{example.where}: there is no label to compare with")
     encoded = _encode(folder, task, examples, max_len, truncate, labelled=True)
     return measure(task, examples, _predictions(folder, task, examples, encoded))
@@ -66,9 +66,7 @@ def as_examples(given: Sequence[Any], model: Model) -> list[Example]:
 
 
 def measure(task: Task, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
-    if task.kind == "tagging":
-        return score(task.kind, [e.tags for e in examples], [p.tags for p in predictions])
-    return score(task.kind, [e.label for e in examples], [p.label for p in predictions])
+    return score(task.kind, [e.answer for e in examples], [p.answer for p in predictions], task.labels)
 
 
 def logits(model: Model, task: Task, encoded: Sequence[Encoded], bin_tokens: int = 16384) -> list[np.ndarray]:
@@ -118,7 +116,7 @@ def write_predictions(path: Path, examples: Sequence[Example], predictions: Sequ
         for e, p in both:
             texts = [e.text or "", *([e.pair or ""] if paired else [])]
             shares = (f"{share:.6g}" for share in (p.probabilities or {}).values())
-            table.append([*map(_flat, texts), p.label or "", *shares])
+            table.append([*map(_flat, texts), str(p.answer), *shares])
         text = "".join("\t".join(row) + "\n" for row in table)
     write_text(path, text)
 
@@ -127,7 +125,7 @@ def _record(example: Example, prediction: Prediction) -> dict[str, object]:
     fields = {
         "text": example.text,
         "pair": example.pair,
-        "label": prediction.label,
+        "label": prediction.label if prediction.number is None else prediction.number,
         "probabilities": prediction.probabilities,
         "words": example.words,
         "tags": prediction.tags,

@@ -15,11 +15,16 @@ from polyseme.objectives.batch import IGNORED, Batch, Targets
 from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.model import Model
-from polyseme.tasks.examples import Example, Kind
+from polyseme.tasks.examples import Example, Kind, as_number
 from polyseme.text.tokenizer import Tokenizer
 
-Target = np.ndarray | int | None  # the numbers of an example's labels
-HEADS: dict[Kind, str] = {"classification": "classify", "pair": "classify", "tagging": "tag"}
+Target = np.ndarray | int | float | None  # the numbers of an example's labels, or the number to predict
+HEADS: dict[Kind, str] = {
+    "classification": "classify",
+    "pair": "classify",
+    "regression": "classify",  # without labels
+    "tagging": "tag",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,17 +39,22 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A label and the probability of each; or each word's tag and its probability, None where cut off."""
+    """A label and the probability of each; a number; or each word's tag and its probability, None where cut off."""
 
     label: str | None = None
     probabilities: dict[str, float] | None = None
+    number: float | None = None
     tags: tuple[str, ...] | None = None
     tag_probabilities: tuple[float | None, ...] | None = None
+
+    @property
+    def answer(self) -> str | float | tuple[str, ...] | None:
+        return next((a for a in (self.label, self.number, self.tags) if a is not None), None)
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is predicted: the kind, and the labels in the order of the head's rows."""
+    """What is predicted: the kind, and the labels in the order of the head's rows; none for regression."""
 
     kind: Kind
     labels: tuple[str, ...]
@@ -60,16 +70,17 @@ class Task:
         if len(labels) < 2:
             said = f"only the label {labels[0]!r}" if labels else "no labels"
             raise UserError(f"the training data has {said} ({examples[0].where} …): there is nothing to learn")
-        return cls(kind, tuple(labels))
+        return cls(kind, () if kind == "regression" else tuple(labels))
 
     @classmethod
     def from_model(cls, model: Model, notes: Mapping[str, Any] | None = None) -> Task:
         """The task a model's head was trained for; the notes of its folder tell a pair from a single text."""
-        for kind, name in (("classification", "classify"), ("tagging", "tag")):
+        for name in ("classify", "tag"):
             head = model.spec.heads.get(name)
             if isinstance(head, LabelHeadSpec):
-                paired = name == "classify" and (notes or {}).get("task") == "pair"
-                return cls("pair" if paired else kind, head.labels)  # type: ignore[arg-type]
+                single: Kind = "pair" if (notes or {}).get("task") == "pair" else "classification"
+                kind: Kind = "tagging" if name == "tag" else single if head.labels else "regression"
+                return cls(kind, head.labels)
         has = ", ".join(model.spec.heads) or "none"
         raise UserError(f"the model has no task head (its heads: {has}): fine-tune it first")
 
@@ -111,13 +122,15 @@ class Task:
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
         items = [encoded[i] for i in order]
         layout = Layout.of([len(e.ids) for e in items])
+        blank, dtype = (np.nan, np.float32) if self.kind == "regression" else (IGNORED, np.int64)
+        known = [blank if e.target is None else e.target for e in items]
         if self.kind == "tagging":
             rows = np.concatenate([start + e.rows for start, e in zip(layout.starts.tolist(), items)])
+            values = np.concatenate([np.full(len(e.rows), target) for e, target in zip(items, known)])
         else:
-            rows = np.arange(len(items))
-        known = [np.full(self.num_rows(e), IGNORED if e.target is None else e.target) for e in items]
-        values = np.concatenate(known)
-        targets = Targets(torch.from_numpy(rows), torch.from_numpy(values), int((values != IGNORED).sum()))
+            rows, values = np.arange(len(items)), np.array(known, dtype)
+        count = sum(self.num_rows(e) for e in items if e.target is not None)
+        targets = Targets(torch.from_numpy(rows), torch.from_numpy(values), count)
         tokens = torch.from_numpy(np.concatenate([e.ids for e in items]))
         segments = torch.from_numpy(np.concatenate([e.segments for e in items]))
         return Batch(tokens, layout, segments, {self.head_name: targets}, layout.total), order
@@ -127,11 +140,13 @@ class Task:
         return len(encoded.rows) if self.kind == "tagging" else 1
 
     def decode(self, logits: np.ndarray, example: Example) -> Prediction:
-        """An example's scores, [num_rows, labels], as a prediction.
+        """An example's scores, [num_rows, labels] or a number alone, as a prediction.
 
         Words that were cut off get the tag of words outside of everything (O, else the first and most
         frequent), so that no word is ever lost.
         """
+        if self.kind == "regression":
+            return Prediction(number=float(logits[0, 0]))
         shifted = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
         shares = shifted / shifted.sum(-1, keepdims=True)
         best = shares.argmax(-1)
@@ -144,8 +159,8 @@ class Task:
 
     def _target(self, example: Example, numbers: dict[str, int]) -> Target:
         given = example.tags if self.kind == "tagging" else example.label
-        if given is None:
-            return None
+        if given is None or self.kind == "regression":
+            return None if given is None else as_number(given, example.where)
         for label in given if isinstance(given, tuple) else (given,):
             if label not in numbers:
                 known = nearest(label, numbers)

@@ -29,5 +29,5 @@ def training_flops(model: Model, batch: Batch) -> int:
             heads += 6 * targets.count * (dim * head.vocab_size + (dim * dim if head.dense else 0))
         else:
             pooled = dim * dim if head.reads == "pooled" and trunk.pooler.dense else 0
-            heads += 6 * targets.count * (dim * len(head.labels) + pooled)
+            heads += 6 * targets.count * (dim * head.num_outputs + pooled)
     return 6 * weights * sum(lengths) + products + heads

@@ -114,12 +114,8 @@ def read_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
         raise UserError(f"{folder}/config.json: architecture {name!r}; {nearest(str(name), family.architectures)}")
     trunk = TrunkSpec.from_json(family.from_config(config).to_json(), "config.json")  # every value is of its type
     pretraining = family.heads(trunk)
-    numbered = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    labels = tuple(numbered[i] for i in sorted(numbered, key=int))
     chosen = {
-        head: pretraining[head]
-        if head in pretraining
-        else family.label_head(head, FIXED_LABELS.get(head, labels), trunk)
+        head: pretraining[head] if head in pretraining else family.label_head(head, _labels(config, head), trunk)
         for head in family.architectures[name or base]
     }
     # published files may hold more heads than their architecture names: bert-base has both of pre-training's
@@ -154,9 +150,26 @@ def _config(family: Family, spec: ModelSpec, architecture: str | None, tokenizer
     for name in family.architectures[architecture] if architecture else ():
         head = spec.heads[name]
         if name not in FIXED_LABELS and name not in family.heads(spec.trunk) and isinstance(head, LabelHeadSpec):
-            config["id2label"] = {str(i): label for i, label in enumerate(head.labels)}
-            config["label2id"] = {label: i for i, label in enumerate(head.labels)}
+            labels = head.labels or ("LABEL_0",)
+            config["id2label"] = {str(i): label for i, label in enumerate(labels)}
+            config["label2id"] = {label: i for i, label in enumerate(labels)}
+            if not head.labels:
+                config["problem_type"] = "regression"
     return config
+
+
+def _labels(config: dict[str, Any], head: str) -> tuple[str, ...]:
+    """The labels a published config gives a head. A class of texts with one output predicts a number: no labels."""
+    if head in FIXED_LABELS:
+        return FIXED_LABELS[head]
+    numbered = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    labels = tuple(numbered[i] for i in sorted(numbered, key=int))
+    problem = config.get("problem_type") or ("regression" if len(labels) == 1 else "")
+    if head == "tag" or problem != "regression":
+        return labels
+    if len(labels) > 1:
+        raise UserError(f"config.json: a regression with {len(labels)} outputs is not supported, only one number")
+    return ()
 
 
 def _check_tokenizer(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> None:
