@@ -31,7 +31,11 @@ def ours(tiny_folders):
 
 @pytest.fixture(scope="module")
 def theirs(tiny_folders):
-    classes = {"bert": transformers.BertForPreTraining, "gpt2": transformers.GPT2LMHeadModel}
+    classes = {
+        "bert": transformers.BertForPreTraining,
+        "gpt": transformers.OpenAIGPTLMHeadModel,
+        "gpt2": transformers.GPT2LMHeadModel,
+    }
     return {f: classes[f].from_pretrained(p).eval() for f, p in tiny_folders.items()}
 
 

@@ -34,6 +34,8 @@ def theirs_on(model, tokens, layout, segments):
     given = {"input_ids": layout.pad(tokens), "attention_mask": layout.mask().long()}
     if segments is not None:
         given["token_type_ids"] = layout.pad(segments)
+    if type(model).__name__.endswith("DoubleHeadsModel"):
+        given["mc_token_ids"] = torch.tensor(layout.lengths) - 1
     if type(model).__name__.endswith("MultipleChoice"):  # each sequence as the one choice there is
         given = {name: value[:, None] for name, value in given.items()}
     with torch.no_grad():
@@ -55,6 +57,8 @@ def assert_same(ours, theirs, names=None):
             wanted = layout.unpad(expected.prediction_logits if hasattr(expected, "prediction_logits") else logits)
         elif name == "pair":
             wanted = expected.seq_relationship_logits if hasattr(expected, "seq_relationship_logits") else logits
+        elif name == "choice" and hasattr(expected, "mc_logits"):
+            wanted = expected.mc_logits[:, None]
         elif name in ("next", "tag"):
             wanted = layout.unpad(logits)
         elif name == "span":
@@ -82,6 +86,7 @@ def opened(cls, folder):
     ("bert", "AutoModelForPreTraining"), ("bert", "BertForPreTraining"), ("bert", "AutoModelForMaskedLM"),
     ("bert", "BertForMaskedLM"), ("bert", "BertForNextSentencePrediction"), ("bert", "AutoModel"),
     ("gpt2", "GPT2LMHeadModel"), ("gpt2", "AutoModelForCausalLM"), ("gpt2", "AutoModel"),
+    ("gpt", "OpenAIGPTLMHeadModel"), ("gpt", "AutoModelForCausalLM"), ("gpt", "AutoModel"),
 ])  # fmt: skip
 def test_transformers_opens_ours(family, name, tiny_folders):
     folder = tiny_folders[family]
@@ -93,14 +98,15 @@ def test_transformers_opens_ours(family, name, tiny_folders):
         "BertForNextSentencePrediction": ["pair"],
     }  # fmt: skip
     ours = load_model(folder).model
-    if "PreTraining" in name or family == "gpt2":
+    if "PreTraining" in name or family in ("gpt", "gpt2"):
         assert not trouble
     assert_same(ours, theirs, heads.get(name))
 
 
 def test_configs_name_the_class(tiny_folders):
     names = {f: json.loads((p / "config.json").read_text())["architectures"] for f, p in tiny_folders.items()}
-    assert names == {"bert": ["BertForPreTraining"], "gpt2": ["GPT2LMHeadModel"]}
+    assert names["bert"] == ["BertForPreTraining"] and names["gpt2"] == ["GPT2LMHeadModel"]
+    assert names["gpt"] == ["OpenAIGPTLMHeadModel"]
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
@@ -155,7 +161,7 @@ def make(family, name, tiny_folders, **changes):
     config.attn_implementation = "eager"
     for key, value in changes.items():
         setattr(config, key, value)
-    if family == "gpt2" and config.pad_token_id is None:
+    if family in ("gpt", "gpt2") and config.pad_token_id is None:
         config.pad_token_id = 0
     model = getattr(transformers, name)(config).eval()
     randomise(model)
@@ -228,7 +234,7 @@ def test_with_and_without_the_base_prefix(family, name, tiny_folders, tmp_path):
     prefix = FAMILIES[family].prefix
 
     def turn(tensors):
-        if name in ("BertModel", "GPT2Model"):
+        if not FAMILIES[family].architectures[name]:
             return {prefix + k: t for k, t in tensors.items()}
         return {k.removeprefix(prefix): t for k, t in tensors.items()}
 
@@ -254,7 +260,8 @@ def test_old_norm_names(tiny_folders, tmp_path):
     assert_same(load_model(tmp_path).model, theirs)
 
 
-TIED = [("bert", "BertForPreTraining"), ("bert", "BertForMaskedLM"), ("gpt2", "GPT2LMHeadModel")]
+TIED = [("bert", "BertForPreTraining"), ("bert", "BertForMaskedLM"), ("gpt2", "GPT2LMHeadModel"),
+        ("gpt", "OpenAIGPTLMHeadModel")]  # fmt: skip
 
 
 @pytest.mark.parametrize("family,name", TIED)

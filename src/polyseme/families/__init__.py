@@ -2,8 +2,9 @@
 
 from polyseme.families.bert import BERT
 from polyseme.families.family import Family
+from polyseme.families.gpt import GPT
 from polyseme.families.gpt2 import GPT2
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (BERT, GPT2)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (BERT, GPT, GPT2)}
 
 __all__ = ["FAMILIES", "Family"]

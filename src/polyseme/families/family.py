@@ -58,6 +58,9 @@ class Family:
     ignored: tuple[str, ...] = ()  # published names that hold no weight
     renamed: dict[str, str] = field(default_factory=dict)  # endings that older files use, and what they became
     departures: tuple[str, ...] = ()
+    model_type: str = ""  # what config.json calls it, where that is not its name
+    # what fine-tuning adds to the vocabulary: before a text, between two texts, behind the last
+    marks: tuple[str, str, str] | None = None
 
     def modern(self, name: str) -> str:
         """A published tensor's name as today's files write it."""

@@ -68,7 +68,7 @@ class LabelHeadSpec(Spec):
     """A linear layer over named labels, on each token (tagging) or on the pooled vector (classification).
 
     Some families have a `dense` layer, an activation and a norm before it. Without labels its one output is
-    a number (regression).
+    a number (regression); a single label is the worth of one sequence among several (multiple choice).
     """
 
     labels: tuple[str, ...]
@@ -106,6 +106,8 @@ class LabelHead(nn.Module):
     def loss(self, states: Tensor, table: Tensor, values: Tensor, ignored: int) -> Tensor:
         """The summed cross entropy; for a number the summed squared error, where NaN is a value to ignore."""
         scores = self(states, table)
+        if len(self.spec.labels) == 1:
+            return _choice_loss(scores.float().squeeze(-1), values, ignored)
         if self.spec.labels:
             return _cross_entropy(scores, values, ignored)
         return (scores.float().squeeze(-1) - values).masked_fill(values.isnan(), 0.0).square().sum()
@@ -113,6 +115,17 @@ class LabelHead(nn.Module):
 
 def _cross_entropy(scores: Tensor, values: Tensor, ignored: int) -> Tensor:
     return F.cross_entropy(scores.float(), values, ignore_index=ignored, reduction="sum")
+
+
+def _choice_loss(scores: Tensor, values: Tensor, ignored: int) -> Tensor:
+    """Cross entropy among rivals: rows whose value is the same are the choices of one question, and the value is the
+    place of the right one. A row without a value stands alone, at no cost."""
+    places = torch.arange(len(scores), device=scores.device)
+    right = torch.where(values == ignored, places, values)
+    top = scores.detach().scatter_reduce(0, right, scores.detach(), "amax")  # keeps the sums within range
+    sums = torch.zeros_like(scores).index_add(0, right, (scores - top.index_select(0, right)).exp())
+    asked = right == places
+    return torch.where(asked, top + torch.where(asked, sums, 1.0).log() - scores, 0.0).sum()
 
 
 HeadSpec = LanguageHeadSpec | LabelHeadSpec

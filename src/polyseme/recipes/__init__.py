@@ -7,11 +7,16 @@ from pathlib import Path
 
 from polyseme.errors import UserError, nearest
 from polyseme.files import read_json
-from polyseme.recipes import bert, demo, gpt2
+from polyseme.recipes import bert, demo, gpt, gpt2
 from polyseme.train.recipe import Recipe
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
-    make().name: make for make in (demo.demo, bert.tiny, bert.small, bert.base, bert.large, gpt2.tiny, gpt2.small)
+    make().name: make
+    for make in (
+        *(demo.demo, bert.tiny, bert.small, bert.base, bert.large),
+        *(gpt.tiny, gpt.base),
+        *(gpt2.tiny, gpt2.small),
+    )
 }
 
 

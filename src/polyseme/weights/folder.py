@@ -105,9 +105,10 @@ def read_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
         if spec.family not in FAMILIES:
             raise UserError(f"{folder}: unknown family {spec.family!r}; {nearest(spec.family, FAMILIES)}")
         return spec, about.get("notes", {})
-    if kind not in FAMILIES:
-        raise UserError(f"{folder}/config.json: model_type {kind!r} is no family here; {nearest(str(kind), FAMILIES)}")
-    family = FAMILIES[kind]
+    kinds = {family.model_type or family.name: family for family in FAMILIES.values()}
+    if kind not in kinds:
+        raise UserError(f"{folder}/config.json: model_type {kind!r} is no family here; {nearest(str(kind), kinds)}")
+    family = kinds[kind]
     name = (config.get("architectures") or [None])[0]
     base = next(a for a, heads in family.architectures.items() if not heads)
     if (name or base) not in family.architectures:
@@ -124,7 +125,7 @@ def read_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
         needed = {tensor for rule in rules for tensor in rule.theirs}
         if head in pretraining and needed and needed <= there:
             chosen[head] = pretraining[head]
-    return ModelSpec(kind, trunk, chosen), {}
+    return ModelSpec(family.name, trunk, chosen), {}
 
 
 def verify_model(folder: Path) -> None:
@@ -137,9 +138,14 @@ def verify_model(folder: Path) -> None:
 
 
 def _architecture(family: Family, spec: ModelSpec) -> str | None:
-    """The class whose heads are most of ours."""
-    fitting = [(len(heads), name) for name, heads in family.architectures.items() if set(heads) <= set(spec.heads)]
-    return max(fitting)[1] if fitting else None
+    """The class whose heads are most of ours; of two, the one with a task's head."""
+    known = set(family.heads(spec.trunk))
+    fitting = [
+        (len(heads), not known.issuperset(heads), name)
+        for name, heads in family.architectures.items()
+        if set(heads) <= set(spec.heads)
+    ]
+    return max(fitting)[2] if fitting else None
 
 
 def _config(family: Family, spec: ModelSpec, architecture: str | None, tokenizer: Tokenizer) -> dict[str, Any]:
