@@ -16,16 +16,19 @@ IGNORED = -100  # a target value that fills a fixed shape and never counts
 class Targets:
     """The rows a term predicts and their true values.
 
-    `rows` index tokens (or sequences, for a term about whole sequences). `count` is the number of values that
-    count, known before the forward pass: the law of sums needs it.
+    `rows` index tokens (or sequences, for a term about whole sequences); in two dimensions, the states of a line's
+    rows are added. `count` is the number of values that count, known before the forward pass: the law of sums needs
+    it. `weight` is the term's factor in the loss.
     """
 
-    rows: Tensor  # int64 [n]
+    rows: Tensor  # int64 [n] or [n, k]
     values: Tensor  # int64 [n], IGNORED where it fills; float32 for numbers, there NaN fills
     count: int
+    weight: float = 1.0
 
     def to(self, device: str | torch.device) -> Targets:
-        return Targets(self.rows.to(device, non_blocking=True), self.values.to(device, non_blocking=True), self.count)
+        rows, values = (t.to(device, non_blocking=True) for t in (self.rows, self.values))
+        return Targets(rows, values, self.count, self.weight)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from polyseme.parts.heads import HeadSpec
+from polyseme.parts.heads import HeadSpec, LanguageHeadSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.spec import Spec
 from polyseme.parts.trunk import TransformerSpec
@@ -55,4 +55,21 @@ class Model(nn.Module):
 
     def _states(self, head: str, last: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
         states = self.trunk.pool(last, layout) if self.heads[head].reads == "pooled" else last
-        return states if rows is None else states.index_select(0, rows)
+        if rows is None:
+            return states
+        picked = states.index_select(0, rows.flatten())
+        return picked if rows.ndim == 1 else picked.unflatten(0, rows.shape).sum(1)
+
+    def grown(self, vocab_size: int, seed: int | None = None) -> Model:
+        """The same model with room for more tokens, whose vectors are new."""
+        spec = self.spec
+        embeddings = spec.trunk.embeddings.replace(vocab_size=vocab_size)
+        heads = {
+            name: head.replace(vocab_size=vocab_size) if isinstance(head, LanguageHeadSpec) else head
+            for name, head in spec.heads.items()
+        }
+        model = spec.replace(trunk=spec.trunk.replace(embeddings=embeddings), heads=heads).build(seed)
+        new = model.state_dict()
+        for name, tensor in self.state_dict().items():
+            new[name][tuple(map(slice, tensor.shape))] = tensor
+        return model.train(self.training)

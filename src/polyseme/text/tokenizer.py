@@ -20,7 +20,7 @@ from polyseme.errors import UserError
 from polyseme.files import read_json, write_json, write_text
 from polyseme.text import contract
 from polyseme.text.counts import SMOOTHING, WordCounts
-from polyseme.text.frames import SPACE, sound
+from polyseme.text.frames import SPACE, set_frame, sound
 from polyseme.text.published import read_published, read_tokenizer, read_vocab
 from polyseme.text.units import Run, Units, cuts_of, encode_directly
 from polyseme.text.vocabulary import MAX_ALPHABET, learn
@@ -147,7 +147,8 @@ class Tokenizer:
         tokens = {f"{role}_token": token for role, token in self.special_tokens.items()}
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
         normalizer = self.backend.normalizer
-        if self.kind == "bpe" and self.byte_level and normalizer is None and "mask" not in self.special_tokens:
+        plain = normalizer is None and "mask" not in self.special_tokens and not self.num_added()
+        if self.kind == "bpe" and self.byte_level and plain:
             config["tokenizer_class"] = "GPT2Tokenizer"
         elif self.kind == "wordpiece" and isinstance(normalizer, BertNormalizer):
             config["tokenizer_class"] = "BertTokenizer"
@@ -271,6 +272,12 @@ class Tokenizer:
             ids += part
             segments += [segment] * len(part)
         return ids, segments
+
+    def framed(self, start: str, between: str, end: str) -> Tokenizer:
+        """A copy that puts marks around a text and between two; what the vocabulary lacks of them gets new ids."""
+        backend = copy.deepcopy(self.backend)
+        set_frame(backend, start, between, end)
+        return Tokenizer(backend, {key: value for key, value in self.config.items() if key != "tokenizer_class"})
 
     def num_added(self, pair: bool = False) -> int:
         """How many special tokens `wrap` adds."""

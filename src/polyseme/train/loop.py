@@ -106,6 +106,7 @@ def train(run: Training, data: Iterable[tuple[list[Batch], Any]]) -> Iterator[Re
         counts = {name: sum(b.targets[name].count for b in batches) for name in names}
         counts |= {" tokens": sum(b.num_tokens for b in batches)}
         counts = distributed.sum_counts(counts, run.device)
+        weights = torch.tensor([batches[0].targets[name].weight for name in names], device=run.device)
         rate = run.optim.rate * run.schedule.scale(step, run.total)
         set_rate(run.optimiser, rate)
         run.optimiser.zero_grad(set_to_none=True)
@@ -115,7 +116,7 @@ def train(run: Training, data: Iterable[tuple[list[Batch], Any]]) -> Iterator[Re
             with nullcontext() if half else run.autocast():
                 sums = run.terms(model, batch.to(run.device))
             means = torch.stack([value / max(counts[name], 1) for name, value in sums.items()])
-            means.sum().backward()
+            (means * weights).sum().backward()
             totals += means.detach()
             if half:
                 half.give()
