@@ -83,6 +83,12 @@ class LanguageModel:
     def max_len(self) -> int:
         return self.model.spec.trunk.embeddings.max_len
 
+    @property
+    def opening(self) -> list[int]:
+        """What stands before a text that a causal model reads; GPT (2018) has no such mark: the first token is free."""
+        marks = self.tokenizer.specials
+        return [mark for mark in (marks.bos, marks.eos) if mark is not None][:1]
+
     def encode(self, text: str, pair: str | None = None) -> dict[str, Any]:
         """Pieces, ids, segments and attention mask: the view that other tools use."""
         ids, segments = self._sequence(text, pair)
@@ -134,12 +140,12 @@ class LanguageModel:
         return found
 
     def _score_causal(self, texts: Sequence[str]) -> list[Score]:
-        marks = self.tokenizer.specials
-        bos = marks.eos if marks.bos is None else marks.bos
         found: list[Score | None] = [None] * len(texts)
-        ids = [np.array([bos, *self._sequence(text)[0]]) for text in texts]
+        ids = [np.array([*self.opening, *self._sequence(text)[0]]) for text in texts]
         for i, row in enumerate(ids):
             self._check_length(len(row) - 1, texts[i])
+            if len(row) < 2:
+                raise UserError(f"{texts[i]!r} is one token, and nothing stands before it to predict it from")
         # the last token has nothing left to predict, so it is not read
         for packed in self._packed([row[:-1] for row in ids]):
             last = self.model.trunk(packed.tokens, packed.layout).last
