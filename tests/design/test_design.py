@@ -36,7 +36,8 @@ ARROWS: dict[str, set[str]] = {
     "train": {"errors", "files", "progress", "parts", "families", "objectives", "text", "corpus", "weights", "report"},
     "recipes": {"errors", "files", "objectives", "train"},
     "tasks": {"errors", "files", "progress", "parts", "families", "objectives", "text", "weights", "report", "train"},
-    "language_model": {"errors", "progress", "parts", "weights", "tasks"},
+    "prompting": {"errors", "progress", "parts"},
+    "language_model": {"errors", "progress", "parts", "weights", "tasks", "prompting"},
     "": {"errors", "language_model"},
     "explain": {"language_model", "parts"},
 }

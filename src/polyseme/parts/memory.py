@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,15 @@ class Memory:
 
     def detach(self) -> Memory:
         return Memory(self.layout, tuple(k.detach() for k in self.keys), tuple(v.detach() for v in self.values))
+
+    def take(self, chosen: Sequence[int]) -> Memory:
+        """The memory of these sequences, in this order and as often as they are named: one prompt, many ways on."""
+        starts = self.layout.starts.tolist()
+        index = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in chosen])
+        rows = torch.from_numpy(index).to(self.layout.starts.device)
+        layout = Layout.of([self.layout.lengths[i] for i in chosen], device=rows.device)
+        keys, values = (tuple(t.index_select(0, rows) for t in part) for part in (self.keys, self.values))
+        return Memory(layout, keys, values)
 
 
 class Cache:
