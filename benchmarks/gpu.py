@@ -34,8 +34,13 @@ from polyseme.families import FAMILIES
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.specs import MaskedPairs
 from polyseme.objectives.terms import losses
-from polyseme.parts.layout import Layout, bins
-from polyseme.parts.model import Model
+from polyseme.parts.heads import LabelHeadSpec
+from polyseme.parts.layout import Layout
+from polyseme.parts.model import Model, ModelSpec
+from polyseme.reading import fetched, in_bins, means
+from polyseme.tasks.finetune import FinetuneSpec
+from polyseme.tasks.finetune import steps as all_steps
+from polyseme.tasks.task import Encoded, Task
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.cost import training_flops
 from polyseme.train.half import Half
@@ -71,6 +76,7 @@ ROWS = {
     "gpt2-small-1024": Row("gpt2", BASE, 32, 1024),
     "bert-base-documents": Row("bert", BASE, 64, 512, work="documents"),
     "bert-small-documents": Row("bert", {"num_layers": 4, "dim": 512, "num_heads": 8}, 512, 128, work="documents"),
+    "bert-base-finetune": Row("bert", BASE, 32, 512, 0.1, work="finetune"),
     "bert-base-encode": Row("bert", BASE, 16_384, 512, work="encode"),
 }
 
@@ -164,7 +170,7 @@ def check(model: Model, peer: Any, row: Row, batch: Batch) -> dict[str, float]:
     sums = losses(ours.load(), small.to(DEVICE))
     loss = sum(value / small.targets[name].count for name, value in sums.items())
     loss.backward()
-    ours.give()
+    ours.give(fresh=True)
     peer.eval()
     with torch.autocast(DEVICE.type, torch.bfloat16):
         theirs = peer(**peer_inputs(few, small)).loss
@@ -218,7 +224,7 @@ def train_ours(row: Row, model: Model, batch: Batch, peak: float, steps: int) ->
     optim = OptimSpec()
     run = Training(
         model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec("constant"), 10**6, DEVICE, "bf16",
-        terms=torch.compile(losses),
+        terms=torch.compile(losses), record=True,
     )  # fmt: skip
 
     def data() -> Iterator[tuple[list[Batch], int]]:
@@ -252,22 +258,18 @@ def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
     """Mean vectors of texts of uneven length, ids given."""
     draw = np.random.default_rng(0)
     lengths = np.clip(np.exp(draw.normal(3.0, 0.85, row.sequences)).astype(int), 3, row.length)
-    texts = [torch.from_numpy(draw.integers(0, 30_522, n)) for n in lengths]
+    rows = [draw.integers(0, 30_522, n) for n in lengths]
+    texts = [torch.from_numpy(ids) for ids in rows]
     half = copy.deepcopy(model).to(torch.bfloat16).eval()
     other = peer.bert.to(torch.bfloat16).eval()
 
     @torch.inference_mode()
     def ours(trunk: Callable[..., Any], budget: int = 65_536) -> torch.Tensor:
-        found = torch.empty(len(texts), row.size["dim"], device=DEVICE)
-        for chosen in bins(lengths, budget):
-            sizes = lengths[chosen]
-            layout = Layout.of(sizes).to(DEVICE)
-            tokens = torch.cat([texts[i] for i in chosen]).to(DEVICE, non_blocking=True)
-            states = trunk(tokens, layout).last.float()
-            sums = torch.segment_reduce(states, "mean", lengths=torch.from_numpy(sizes).to(DEVICE), axis=0)
-            found[torch.from_numpy(chosen).to(DEVICE)] = sums
-        torch.cuda.synchronize()
-        return found
+        bins = in_bins(rows, None, budget, DEVICE)
+        found = np.empty((len(rows), row.size["dim"]), dtype=np.float32)
+        for index, part in fetched((b.index, means(trunk(b.tokens, b.layout).last, b.layout)) for b in bins):
+            found[index] = part
+        return torch.from_numpy(found)
 
     @torch.inference_mode()
     def theirs(size: int, ordered: bool) -> torch.Tensor:
@@ -280,8 +282,7 @@ def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
             mask = torch.arange(ids.shape[1], device=DEVICE)[None] < sizes[:, None]
             states = other(input_ids=ids, attention_mask=mask.long()).last_hidden_state.float()
             found[torch.from_numpy(chosen).to(DEVICE)] = (states * mask[..., None]).sum(1) / sizes[:, None]
-        torch.cuda.synchronize()
-        return found
+        return found.cpu()
 
     def clock(work: Callable[[], torch.Tensor]) -> Measured:
         fresh()
@@ -297,13 +298,71 @@ def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
     apart = (ours(half.trunk) - theirs(256, True)).norm() / theirs(256, True).norm()
     if apart > 0.03:
         raise SystemExit(f"the vectors differ by {apart:.3f}")
-    compiled = torch.compile(half.trunk, dynamic=True)
     return {
         "polyseme": clock(lambda: ours(half.trunk)),
-        "polyseme, compiled": clock(lambda: ours(compiled)),
         "transformers, batches of 64": clock(lambda: theirs(64, False)),
         "transformers, sorted, 256": clock(lambda: theirs(256, True)),
     }
+
+
+def finetune(row: Row, model: Model, peak: float, steps: int, compiled_peer: bool) -> dict[str, Measured]:
+    """Texts of uneven length with a label each, as a task has them: 32 a step, padded to the longest by the peer."""
+    import transformers
+
+    draw = np.random.default_rng(0)
+    lengths = np.clip(np.exp(draw.normal(3.0, 0.85, 4096)).astype(int), 3, row.length)
+    data = [Encoded(draw.integers(0, 30_522, n), np.zeros(n, np.int64), np.arange(0), int(n % 2)) for n in lengths]
+    task, settings = Task("classification", ("a", "b")), FinetuneSpec(batch_size=row.sequences)
+    config = transformers.BertConfig(
+        num_hidden_layers=row.size["num_layers"], hidden_size=row.size["dim"],
+        num_attention_heads=row.size["num_heads"], intermediate_size=4 * row.size["dim"], num_labels=2,
+    )  # fmt: skip
+    spec = ModelSpec("bert", model.spec.trunk, {"classify": LabelHeadSpec(task.labels, "pooled", row.dropout)})
+    ours = spec.build(seed=0).to(DEVICE)
+    run = Training(
+        ours, settings.optim.build(ours, ours.trunk.groups()), settings.optim, ScheduleSpec("constant"), 10**6, DEVICE,
+        "bf16", record=True,
+    )  # fmt: skip
+    count = 3 * steps + 40
+    chosen = [batches[0] for batches, _ in itertools.islice(all_steps(task, data, settings, 0), count)]
+    tokens = int(statistics.mean(batch.num_tokens for batch in chosen))
+    flops = int(statistics.mean(training_flops(ours, batch) for batch in chosen))
+    fresh()
+    reports = train(run, all_steps(task, data, settings, 0, run))
+    for _ in range(200):  # the shapes that occur are recorded in these
+        next(reports)
+    found = {"polyseme": measure(lambda: next(reports), tokens, flops, peak, 64)}
+    reports.close()  # type: ignore[attr-defined]
+    peer = transformers.BertForSequenceClassification(config).to(DEVICE)
+    inputs = [
+        {
+            "input_ids": batch.layout.pad(batch.tokens).to(DEVICE),
+            "attention_mask": batch.layout.mask().long().to(DEVICE),
+            "labels": batch.targets["classify"].values.to(DEVICE),
+        }
+        for batch in chosen
+    ]
+    optimiser = torch.optim.AdamW(peer.parameters(), lr=1e-4, fused=True)
+
+    def stepper(model: Any) -> Callable[[], None]:
+        turn = itertools.cycle(inputs)
+
+        def step() -> None:
+            optimiser.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = model(**next(turn)).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
+            optimiser.step()
+
+        return step
+
+    fresh()
+    found["transformers"] = measure(stepper(peer), tokens, flops, peak, 32)
+    if compiled_peer:
+        fresh()
+        found["transformers, compiled"] = measure(stepper(torch.compile(peer, dynamic=True)), tokens, flops, peak, 32)
+    return found
 
 
 def documents(row: Row, peer: Any, model: Model, folder: Path, peak: float, steps: int) -> dict[str, Measured]:
@@ -322,7 +381,7 @@ def documents(row: Row, peer: Any, model: Model, folder: Path, peak: float, step
     optim = OptimSpec()
     run = Training(
         model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec("constant"), 10**6, DEVICE, "bf16",
-        terms=torch.compile(losses),
+        terms=torch.compile(losses), record=True,
     )  # fmt: skip
     fresh()
     reports = train(run, data.steps(Cursor()))
@@ -388,6 +447,9 @@ def measure_row(row: Row, peak: float, steps: int, compiled_peer: bool, corpus: 
     model = our_model(row, peer).to(DEVICE)
     if row.work == "encode":
         return encode(row, model, peer)
+    if row.work == "finetune":
+        del peer
+        return finetune(row, model, peak, steps, compiled_peer)
     if row.work == "documents":
         if corpus is None:
             raise SystemExit("rows on documents need --corpus")

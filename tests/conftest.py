@@ -249,11 +249,13 @@ def tiny_folders(tmp_path_factory) -> dict[str, Path]:
     from polyseme.families import FAMILIES
     from polyseme.text.tokenizer import Tokenizer
     from polyseme.weights.folder import save_model
+    from tests.contracts.cases import EXTRA
 
     found = {}
     for family in FAMILIES.values():
         tokenizer = Tokenizer.train(family.tokenizer, iter(documents(60, seed=5)), 330)
-        spec = family.spec(num_layers=3, dim=24, num_heads=3, vocab_size=tokenizer.vocab_size, max_len=48)
+        extra = EXTRA.get(family.name, {})
+        spec = family.spec(num_layers=3, dim=24, num_heads=3, vocab_size=tokenizer.vocab_size, max_len=48, **extra)
         model = spec.build(seed=1)
         generator = torch.Generator().manual_seed(2)
         with torch.no_grad():

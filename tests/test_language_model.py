@@ -35,6 +35,7 @@ def theirs(tiny_folders):
         "bert": transformers.BertForPreTraining,
         "gpt": transformers.OpenAIGPTLMHeadModel,
         "gpt2": transformers.GPT2LMHeadModel,
+        "modern": transformers.ModernBertForMaskedLM,
     }
     return {f: classes[f].from_pretrained(p).eval() for f, p in tiny_folders.items()}
 
@@ -181,7 +182,7 @@ def test_a_word_is_the_mean_of_its_pieces(family, ours):
     text = "the catfish unseendog"
     tokens, words = (model.embed([text], per=per)[0] for per in ("token", "word"))
     pieces = model.encode(text)["pieces"]
-    if family == "bert":
+    if FAMILIES[family].tokenizer == "wordpiece":
         starts = [i for i, p in enumerate(pieces) if not p.startswith(("##", "["))] + [len(pieces) - 1]
     else:
         starts = [0, *(i for i, p in enumerate(pieces) if p.startswith("Ġ")), len(pieces)]
@@ -260,6 +261,16 @@ def test_pad_and_unpad_are_inverse(lengths):
             assert torch.equal(row[:n], packed[begin : begin + n])
             begin += n
     assert layout.mask().sum(1).tolist() == list(lengths)
+
+
+def test_means_of_sequences():
+    """Each its own mean, an empty one and an empty slot 0; halves are summed in float32."""
+    packed = torch.arange(20, dtype=torch.float64).view(10, 2)
+    found = Layout.of((1, 7, 0, 2), slots=6).mean(packed)
+    expected = [[0, 1], [8, 9], [0, 0], [17, 18], [0, 0], [0, 0]]
+    assert torch.equal(found, torch.tensor(expected, dtype=torch.float64))
+    many = Layout.of([5000]).mean(torch.ones(5000, 1, dtype=torch.bfloat16))
+    assert many.dtype == torch.bfloat16 and many.item() == 1
 
 
 def test_the_padded_view_is_that_of_other_tools(ours, tokenizers):

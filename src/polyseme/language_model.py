@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from polyseme.errors import UserError, nearest
-from polyseme.parts.layout import Layout, bins
 from polyseme.parts.model import Model
 from polyseme.progress import progress
 from polyseme.prompting import Answers, answer_scores, joined, written
+from polyseme.reading import Packed, fetched, in_bins, means
 from polyseme.weights.folder import ModelFolder, load_model
 
 NORMALISE = ("none", "length", "unconditional")
@@ -57,16 +57,6 @@ class Choice:
     best: int
     values: tuple[float, ...]
     scores: tuple[Score, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Packed:
-    """One bin of sequences: `index` says which of those given stand in it, in order."""
-
-    index: np.ndarray
-    tokens: Tensor
-    layout: Layout
-    segments: Tensor | None
 
 
 def load(folder: str | Path, device: str | None = None, precision: str = "float32") -> LanguageModel:
@@ -277,22 +267,26 @@ class LanguageModel:
             segments.append(np.array(parts))
             words.append(np.flatnonzero(run.words[begin:end]))
         lead = self.tokenizer.wrap([-1])[0].index(-1)
-        found: list[Any] = [None] * len(ids)
-        for packed in self._packed(ids, segments):
-            reading = self.model.trunk(packed.tokens, packed.layout, packed.segments, keep=keep)
-            states = combine([reading.layers[k] for k in keep])
-            if per == "text":
-                means = _means(states, packed)
-                for i, vector in zip(packed.index, means):
-                    found[i] = vector
-                continue
-            for i, part in zip(packed.index, states.split(list(packed.layout.lengths))):
-                vectors = part.float().cpu().numpy()
-                inner = vectors[lead : len(vectors) - (added - lead)]
-                found[i] = vectors if per == "token" else _word_means(inner, words[i])
-        if per != "text":
-            return found
-        return np.stack(found) if found else np.empty((0, self.model.spec.trunk.dim), dtype=np.float32)
+
+        def states() -> Iterator[tuple[Packed, Tensor]]:
+            for each in self._packed(ids, segments):
+                reading = self.model.trunk(each.tokens, each.layout, each.segments, keep=keep)
+                yield each, combine([reading.layers[k] for k in keep])
+
+        if per == "text":
+            vectors: np.ndarray | None = None
+            for index, part in fetched((each.index, means(found, each.layout)) for each, found in states()):
+                if vectors is None:
+                    vectors = np.empty((len(ids), *part.shape[1:]), dtype=np.float32)
+                vectors[index] = part
+            return np.empty((0, self.model.spec.trunk.dim), dtype=np.float32) if vectors is None else vectors
+        rows: list[Any] = [None] * len(ids)
+        for each, found in states():
+            for i, part in zip(each.index, found.split(list(each.layout.lengths))):
+                numbers = part.float().cpu().numpy()
+                inner = numbers[lead : len(numbers) - (added - lead)]
+                rows[i] = numbers if per == "token" else _word_means(inner, words[i])
+        return rows
 
     def predict(self, examples: Sequence[Any]) -> list[Any]:
         """Labels of a fine-tuned model, for texts, pairs of texts or lists of words."""
@@ -321,21 +315,8 @@ class LanguageModel:
 
     def _packed(self, ids: Sequence[np.ndarray], segments: Sequence[np.ndarray] | None = None) -> Iterator[Packed]:
         """The sequences in bins of about `bin_tokens` tokens, ready for the trunk."""
-        if not self.model.spec.trunk.embeddings.num_segments:
-            segments = None
-        lengths = np.array([len(row) for row in ids], dtype=np.int64)
-        total = int(lengths.sum())
-        with progress("read", total, "tokens", show=total > 20 * self.bin_tokens) as bar:
-            for index in bins(lengths, self.bin_tokens):
-                yield self._pack(ids, segments, index)
-                bar.advance(int(lengths[index].sum()))
-
-    def _pack(self, ids: Sequence[np.ndarray], segments: Sequence[np.ndarray] | None, index: np.ndarray) -> Packed:
-        def joined(rows: Sequence[np.ndarray]) -> Tensor:
-            return torch.from_numpy(np.concatenate([rows[i] for i in index]).astype(np.int64)).to(self.device)
-
-        layout = Layout.of([len(ids[i]) for i in index], device=self.device)
-        return Packed(index, joined(ids), layout, None if segments is None else joined(segments))
+        told = segments if self.model.spec.trunk.embeddings.num_segments else None
+        return in_bins(ids, told, self.bin_tokens, self.device)
 
     def _read(self, ids: list[int], segments: list[int]) -> tuple[Packed, Tensor]:
         packed = next(self._packed([np.array(ids)], [np.array(segments)]))
@@ -377,14 +358,3 @@ def _word_means(vectors: np.ndarray, begins: np.ndarray) -> np.ndarray:
     """The mean over each word's pieces."""
     sizes = np.diff(np.append(begins, len(vectors)))
     return np.add.reduceat(vectors, begins, axis=0) / sizes.reshape(-1, *[1] * (vectors.ndim - 1))
-
-
-def _means(states: Tensor, packed: Packed) -> Iterator[np.ndarray]:
-    """The mean over each sequence's tokens: a run of equal lengths at a time, or on a GPU all at once."""
-    if states.is_cuda:
-        lengths = packed.layout.starts.diff().long()
-        yield from torch.segment_reduce(states.float(), "mean", lengths=lengths, axis=0).cpu().numpy()
-        return
-    parts = states.split([n * length for n, length in packed.layout.runs])
-    for (n, length), part in zip(packed.layout.runs, parts):
-        yield from part.view(n, length, *part.shape[1:]).float().mean(1).cpu().numpy()

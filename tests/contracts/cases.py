@@ -17,10 +17,14 @@ CAUSAL = [name for name in NAMES if FAMILIES[name].spec().trunk.causal]
 DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
 
 
+# what a small model would not have of itself: blocks that see their neighbours alone, the mean as the pooled vector
+EXTRA = {"modern": {"global_every": 2, "window": 2, "pooling": "mean"}}
+
+
 def tiny_spec(family: str, dropout: float = 0.0) -> ModelSpec:
     return FAMILIES[family].spec(
         num_layers=3, dim=24, num_heads=3, ffn_dim=40, vocab_size=VOCAB, max_len=32, dropout=dropout,
-        attention_dropout=dropout,
+        attention_dropout=dropout, **EXTRA.get(family, {}),
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ LONGEST = 500
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "progress": set(),
+    "prefetch": set(),
     "files": {"errors"},
     "parts": {"errors"},
     "families": {"errors", "parts"},
@@ -33,11 +34,24 @@ ARROWS: dict[str, set[str]] = {
     "objectives": {"errors", "parts", "corpus.order"},
     "weights": {"errors", "files", "parts", "families", "text"},
     "report": {"files"},
-    "train": {"errors", "files", "progress", "parts", "families", "objectives", "text", "corpus", "weights", "report"},
+    "train": {
+        "errors",
+        "files",
+        "progress",
+        "prefetch",
+        "parts",
+        "families",
+        "objectives",
+        "text",
+        "corpus",
+        "weights",
+        "report",
+    },
     "recipes": {"errors", "files", "objectives", "train"},
     "tasks": {"errors", "files", "progress", "parts", "families", "objectives", "text", "weights", "report", "train"},
+    "reading": {"prefetch", "progress", "parts", "text"},
     "prompting": {"errors", "progress", "parts"},
-    "language_model": {"errors", "progress", "parts", "weights", "tasks", "prompting"},
+    "language_model": {"errors", "progress", "reading", "parts", "weights", "tasks", "prompting"},
     "": {"errors", "language_model"},
     "explain": {"language_model", "parts"},
 }
@@ -232,7 +246,6 @@ def commands() -> dict[tuple[str, ...], dict[str, bool]]:
 
 def named_commands() -> list[str]:
     """What stands behind `polyseme` in the README, in a line of a block or between backticks."""
-    glue.rename("GLUE")
     lines = [line for block in blocks("bash") for line in block.splitlines()]
     inline = re.findall(r"`(polyseme [^`]*)`", README)
     return [text.removeprefix("polyseme ") for text in (*lines, *inline) if text.startswith("polyseme ")]

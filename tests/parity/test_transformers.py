@@ -29,6 +29,21 @@ def tiny_gpt2(head: str):
     return getattr(transformers, head)(config).eval()
 
 
+def tiny_modern(head: str, **changes):
+    """Three kinds of blocks; at length 12 a query of the local ones sees 2 tokens on each side."""
+    config = transformers.ModernBertConfig(
+        vocab_size=99, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=56,
+        max_position_embeddings=40, local_attention=4, pad_token_id=0, attn_implementation="eager",
+        rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 900.0},
+                         "sliding_attention": {"rope_type": "default", "rope_theta": 70.0}}, **changes,
+    )  # fmt: skip
+    return getattr(transformers, head)(config).eval()
+
+
+def modern_mean(head: str):
+    return tiny_modern(head, classifier_pooling="mean")
+
+
 def randomise(model: torch.nn.Module) -> None:
     """Biases and norms start at 0 and 1, where a swapped or dropped one would not show."""
     with torch.no_grad():
@@ -58,6 +73,7 @@ def batch(vocab: int = 99):
 @pytest.mark.parametrize("family,make,head,names", [
     ("bert", tiny_bert, "BertForPreTraining", ("masked", "pair")),
     ("gpt2", tiny_gpt2, "GPT2LMHeadModel", ("next",)),
+    ("modern", tiny_modern, "ModernBertForMaskedLM", ("masked",)),
 ])  # fmt: skip
 def test_every_layer_and_head(family, make, head, names):
     torch.manual_seed(0)
@@ -73,7 +89,8 @@ def test_every_layer_and_head(family, make, head, names):
             output_hidden_states=True,
             **extra,
         )
-        reading = model.trunk(tokens, layout, segments if family == "bert" else None, keep=range(4))
+        reading = model.trunk(tokens, layout, segments if family == "bert" else None, keep=range(5))
+        assert len(expected.hidden_states) == model.spec.trunk.num_layers + 1
         for depth, hidden in enumerate(expected.hidden_states):
             torch.testing.assert_close(reading.layers[depth], layout.unpad(hidden), atol=1e-5, rtol=0)
         logits = expected.prediction_logits if family == "bert" else expected.logits
@@ -90,6 +107,10 @@ def test_every_layer_and_head(family, make, head, names):
     ("bert", tiny_bert, "BertForQuestionAnswering", "span"),
     ("gpt2", tiny_gpt2, "GPT2ForSequenceClassification", "classify"),
     ("gpt2", tiny_gpt2, "GPT2ForTokenClassification", "tag"),
+    ("modern", tiny_modern, "ModernBertForSequenceClassification", "classify"),
+    ("modern", modern_mean, "ModernBertForSequenceClassification", "classify"),
+    ("modern", tiny_modern, "ModernBertForTokenClassification", "tag"),
+    ("modern", tiny_modern, "ModernBertForQuestionAnswering", "span"),
 ])  # fmt: skip
 def test_label_heads(family, make, head, name):
     torch.manual_seed(0)
@@ -103,6 +124,45 @@ def test_label_heads(family, make, head, name):
     expected = torch.stack([found.start_logits, found.end_logits], -1) if name == "span" else found.logits
     expected = expected if name == "classify" else layout.unpad(expected)
     torch.testing.assert_close(scores, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family,make,head,name", [
+    ("bert", tiny_bert, "BertForMaskedLM", "masked"),
+    ("gpt2", tiny_gpt2, "GPT2LMHeadModel", "next"),
+    ("modern", tiny_modern, "ModernBertForMaskedLM", "masked"),
+])  # fmt: skip
+def test_gradients(family, make, head, name):
+    """One loss on both sides, every other token predicted: each weight gets the same gradient."""
+    torch.manual_seed(0)
+    theirs = make(head)
+    randomise(theirs)
+    model = ours(theirs, family, (name,))
+    tokens, layout, _ = batch()
+    rows = torch.arange(0, layout.total, 2)
+    values = (tokens[rows] * 7) % 99
+    logits = theirs(input_ids=layout.pad(tokens), attention_mask=layout.mask().long()).logits
+    torch.nn.functional.cross_entropy(layout.unpad(logits)[rows], values).backward()
+    last = model.trunk(tokens, layout).last
+    (model.loss(name, last, layout, rows, values, -100) / len(rows)).backward()
+    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    wanted = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
+    shapes = {n: g.shape for n, g in found.items()}
+    wanted = to_ours(FAMILIES[family], model.spec, shapes, wanted, "gradients")
+    assert wanted.keys() == found.keys() == {n for n, _ in model.named_parameters() if "pooler" not in n}
+    for n, gradient in found.items():
+        torch.testing.assert_close(gradient, wanted[n], atol=1e-5, rtol=1e-5, msg=lambda m, n=n: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("size", ["base", "large"])
+def test_modern_counts_are_theirs(size):
+    """The published sizes of ModernBERT, counted in `transformers` itself, head included."""
+    sizes = {"base": {}, "large": {"num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16,
+                                   "intermediate_size": 2624}}  # fmt: skip
+    with torch.device("meta"):
+        theirs = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**sizes[size]))
+        model = Model(FAMILIES["modern"].spec(size))
+    counts = [sum(p.numel() for p in m.parameters()) for m in (theirs.model, theirs, model.trunk, model)]
+    assert counts[:2] == counts[2:] and counts[0] == FAMILIES["modern"].published[size]
 
 
 @pytest.mark.parametrize("family,size", [(f, s) for f in FAMILIES for s in FAMILIES[f].published])

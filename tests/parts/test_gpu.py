@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -136,25 +137,53 @@ def test_a_model_in_bfloat16_says_what_it_says_in_float32() -> None:
         assert found[name].item() == pytest.approx(value.item(), rel=0.01)
 
 
-def train_tiny(precision: str, steps: int, rate: float = 1e-3) -> tuple[list[float], Any]:
+def train_tiny(
+    precision: str, steps: int, rate: float = 1e-3, record: bool = False, method: Any = "adamw", dropout: float = 0.0
+) -> tuple[list[float], Any]:
+    """Losses and model of a short run on two micro-batches a step, which change in their order."""
     from polyseme.train.loop import Training, train
     from polyseme.train.optim import OptimSpec
     from polyseme.train.schedule import ScheduleSpec
 
-    model, batch = model_and_batch()
+    model, batch = model_and_batch(dropout=dropout, attention_dropout=dropout)
     model = model.to("cuda")
-    optim = OptimSpec(rate=rate)
+    other = dataclasses.replace(batch, tokens=batch.tokens.flip(0))
+    optim = OptimSpec(rate=rate, method=method)
     run = Training(
         model,
         optim.build(model, model.trunk.groups()),
         optim,
-        ScheduleSpec("constant"),
+        ScheduleSpec("linear"),
         steps,
         torch.device("cuda"),
         precision,
+        record=record,
     )
-    found = [report.loss["masked"] for report in train(run, (([batch, batch], i) for i in range(steps)))]
+    data = (([batch, other] if i % 3 else [other, batch], i) for i in range(steps))
+    found = [report.loss["masked"] for report in train(run, data)]
     return found, model
+
+
+@pytest.mark.parametrize("method", ["adamw", "muon"])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_recorded_steps_are_the_plain_ones(method: str, dropout: float) -> None:
+    plain, model = train_tiny("bf16", 20, method=method, dropout=dropout)
+    again, same = train_tiny("bf16", 20, record=True, method=method, dropout=dropout)
+    noise = max(abs(a - b) for a, b in zip(plain, train_tiny("bf16", 20, method=method, dropout=dropout)[0]))
+    assert plain[-1] < plain[0]
+    assert max(abs(a - b) for a, b in zip(plain, again)) <= 2 * noise + 1e-6
+    for p, q in zip(model.parameters(), same.parameters()):
+        torch.testing.assert_close(p, q, atol=1e-3, rtol=0)
+
+
+def test_sum_and_norm_in_one() -> None:
+    from polyseme.parts.fused import add_norm
+
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 300, 96, device="cuda", dtype=torch.bfloat16)
+    w, b = torch.randn(2, 96, device="cuda", dtype=torch.bfloat16)
+    true = F.layer_norm(x.double() + y.double(), (96,), w.double(), b.double(), 1e-5)
+    assert error(add_norm(x, y, w, b, 1e-5), true) < 0.004
 
 
 def test_training_in_bfloat16_follows_float32() -> None:
@@ -164,7 +193,8 @@ def test_training_in_bfloat16_follows_float32() -> None:
     assert max(abs(a - b) for a, b in zip(half, full)) < 0.1 * full[0]
 
 
-def test_a_step_that_is_not_finite_changes_nothing() -> None:
+@pytest.mark.parametrize("record", [False, True])
+def test_a_step_that_is_not_finite_changes_nothing(record: bool) -> None:
     from polyseme.errors import UserError
     from polyseme.train.loop import Training, train
     from polyseme.train.optim import OptimSpec
@@ -184,6 +214,7 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
         200,
         torch.device("cuda"),
         "bf16",
+        record=record,
     )
     with pytest.raises(UserError, match="step 1 is not finite"):
         for _ in train(run, (([batch], i) for i in range(200))):

@@ -19,7 +19,7 @@ from polyseme.weights.folder import load_model, save_model
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt", "seal", "swan"]
 MARKED = ("wolf", "bear", "frog")
-TOKENIZERS = {"bert": "wordpiece", "gpt2": "bpe"}
+TOKENIZERS = {family.name: family.tokenizer for family in FAMILIES.values()}
 QUICK = FinetuneSpec(epochs=8, batch_size=16, optim=OptimSpec(rate=3e-3))
 
 
@@ -65,7 +65,8 @@ def folders(tmp_path_factory):
 
 
 CASES = [("bert", "classification"), ("bert", "pair"), ("bert", "tagging"), ("bert", "regression"),
-         ("gpt2", "classification"), ("gpt2", "tagging"), ("gpt2", "regression")]  # fmt: skip
+         ("gpt2", "classification"), ("gpt2", "tagging"), ("gpt2", "regression"),
+         ("modern", "classification")]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)

@@ -9,7 +9,7 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.objectives.batch import Targets
+from polyseme.objectives.packing import rounded
 from polyseme.objectives.terms import losses
 from polyseme.parts.heads import LabelHeadSpec
 from polyseme.tasks.baselines import linear, majority
@@ -224,7 +224,8 @@ def test_weights_and_the_law_of_sums(kind, folders):
         torch.testing.assert_close(gradient[name], p.grad, atol=1e-7, rtol=1e-6)
     cut, _ = next(steps(task, data, settings.replace(bin_tokens=40), 0))
     assert len(cut) > 2
-    for name, found in stepped(model, cut)[1].items():
+    filled = [rounded(batch.to("cpu"), 48) for batch in cut]  # as for a GPU that records its kernels
+    for name, found in [*stepped(model, cut)[1].items(), *stepped(model, filled)[1].items()]:
         torch.testing.assert_close(found, gradient[name], atol=1e-7, rtol=1e-6)
 
 
@@ -274,7 +275,6 @@ def test_bad_settings(folders, tmp_path):
         finetune(folders["bert"], "pair", data, data, None, FinetuneSpec(steps=1, auxiliary=0.5))
     with pytest.raises(UserError, match="cannot be negative"):
         FinetuneSpec(auxiliary=-1.0).check()
-    assert Targets(torch.zeros(1), torch.zeros(1), 1, 0.5).to("cpu").weight == 0.5
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
 
 WORDS = [a + b for a in ("red", "blue", "green", "grey") for b in ("cat", "dog", "fish", "bird", "s", "ish")]
-KINDS = {"bert": "wordpiece", "gpt": "bpe", "gpt2": "bpe"}
+KINDS = {family.name: family.tokenizer for family in FAMILIES.values()}
 
 
 @pytest.fixture(scope="module", autouse=True)

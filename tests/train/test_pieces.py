@@ -14,9 +14,10 @@ from polyseme.families import FAMILIES
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.terms import losses
 from polyseme.parts.layout import Layout
+from polyseme.prefetch import prefetch
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from polyseme.train.cost import num_parameters, training_flops
-from polyseme.train.loop import Training, prefetch, train
+from polyseme.train.loop import Training, train
 from polyseme.train.optim import OptimSpec, load_optimiser_state, optimiser_state, set_rate
 from polyseme.train.pretrain import compiled, pretrain, steps_in
 from polyseme.train.recipe import BudgetSpec, Recipe
@@ -257,6 +258,14 @@ def test_training_flops_of_a_causal_model():
     matrices = 2 * (4 * 8 * 8 + 2 * 8 * 16)
     attention = 2 * 3 * (4 * 8 * 3 * 3 + 4 * 8 * 5 * 5) // 2
     assert training_flops(model, batch_of(model)) == 6 * matrices * 8 + attention + 6 * 2 * 8 * 11
+
+
+def test_training_flops_of_blocks_that_differ():
+    """A gated layer has three matrices; in the second block a query sees its neighbours, 3 tokens of 5."""
+    model = tiny("modern", global_every=2, window=1)
+    matrices = 2 * (4 * 8 * 8 + 3 * 8 * 16)
+    attention = 3 * 4 * 8 * (3 * 3 + 5 * 5) + 3 * 4 * 8 * (3 * 3 + 5 * 3)
+    assert training_flops(model, batch_of(model)) == 6 * matrices * 8 + attention + 6 * 2 * (8 * 8 + 8 * 11)
 
 
 def test_training_flops_ignore_filler():

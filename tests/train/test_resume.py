@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from polyseme.corpus.prepare import prepare
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.objectives.specs import CausalLM, MaskedPairs
+from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
 from polyseme.train.checkpoint import load_checkpoint
@@ -49,6 +49,7 @@ def corpora(tmp_path_factory) -> dict[str, Path]:
 
 
 def recipe(family: str, compile: bool = False) -> Recipe:
+    terms = list(FAMILIES[family].spec().heads)
     return Recipe(
         name="test",
         family=family,
@@ -60,7 +61,7 @@ def recipe(family: str, compile: bool = False) -> Recipe:
             "dropout": 0.1,
             "attention_dropout": 0.1,
         },
-        objective=CausalLM() if FAMILIES[family].spec().trunk.causal else MaskedPairs(),
+        objective={"next": CausalLM(), "masked": MaskedLM(), "pair": MaskedPairs()}[terms[-1]],
         max_len=32,
         batch_tokens=512,
         bin_tokens=256,
@@ -227,7 +228,7 @@ def test_a_budget_in_minutes_is_settled_once(corpora, tmp_path, monkeypatch):
 
     def short(run, data):
         for report in real(run, data):
-            if run.total != 24 and report.step == 1:  # the calibration has 24
+            if run.total != 6 * module.TIMED and report.step == 1:  # which is the calibration
                 raise Killed
             yield report
 

@@ -87,6 +87,7 @@ def opened(cls, folder):
     ("bert", "BertForMaskedLM"), ("bert", "BertForNextSentencePrediction"), ("bert", "AutoModel"),
     ("gpt2", "GPT2LMHeadModel"), ("gpt2", "AutoModelForCausalLM"), ("gpt2", "AutoModel"),
     ("gpt", "OpenAIGPTLMHeadModel"), ("gpt", "AutoModelForCausalLM"), ("gpt", "AutoModel"),
+    ("modern", "AutoModelForMaskedLM"), ("modern", "AutoModel"),
 ])  # fmt: skip
 def test_transformers_opens_ours(family, name, tiny_folders):
     folder = tiny_folders[family]
@@ -106,18 +107,19 @@ def test_transformers_opens_ours(family, name, tiny_folders):
 def test_configs_name_the_class(tiny_folders):
     names = {f: json.loads((p / "config.json").read_text())["architectures"] for f, p in tiny_folders.items()}
     assert names["bert"] == ["BertForPreTraining"] and names["gpt2"] == ["GPT2LMHeadModel"]
-    assert names["gpt"] == ["OpenAIGPTLMHeadModel"]
+    assert names["gpt"] == ["OpenAIGPTLMHeadModel"] and names["modern"] == ["ModernBertForMaskedLM"]
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_auto_tokenizer(family, tiny_folders):
     theirs = transformers.AutoTokenizer.from_pretrained(tiny_folders[family])
     ours = load_model(tiny_folders[family]).tokenizer
-    text = "The unseen cat, it's 12 swans! [MASK]" if family == "bert" else "The unseen cat, it's 12 swans!"
+    masked = FAMILIES[family].tokenizer == "wordpiece"
+    text = "The unseen cat, it's 12 swans! [MASK]" if masked else "The unseen cat, it's 12 swans!"
     assert theirs(text)["input_ids"] == ours.wrap(ours.encode(text))[0]
     assert theirs.model_max_length > 0 and len(theirs) == ours.vocab_size
     for role in ("pad", "unk", "cls", "sep", "mask", "bos", "eos"):
-        if family == "bert" or role in ("bos", "eos"):
+        if masked or role in ("bos", "eos"):
             assert getattr(theirs, f"{role}_token_id", None) == getattr(ours.specials, role), role
 
 
@@ -261,7 +263,7 @@ def test_old_norm_names(tiny_folders, tmp_path):
 
 
 TIED = [("bert", "BertForPreTraining"), ("bert", "BertForMaskedLM"), ("gpt2", "GPT2LMHeadModel"),
-        ("gpt", "OpenAIGPTLMHeadModel")]  # fmt: skip
+        ("gpt", "OpenAIGPTLMHeadModel"), ("modern", "ModernBertForMaskedLM")]  # fmt: skip
 
 
 @pytest.mark.parametrize("family,name", TIED)
@@ -330,6 +332,8 @@ EVERY = {
     "bert": ["bert.embeddings.word_embeddings.weight", "bert.encoder.layer.2.attention.self.key.bias",
              "bert.embeddings.token_type_embeddings.weight", "cls.predictions.bias", "cls.seq_relationship.weight"],
     "gpt2": ["transformer.wte.weight", "transformer.h.1.attn.c_attn.weight", "transformer.ln_f.bias"],
+    "modern": ["model.embeddings.norm.weight", "model.layers.1.attn_norm.weight", "model.layers.2.mlp.Wi.weight",
+               "head.dense.weight", "decoder.bias"],
 }  # fmt: skip
 CASES = [(f, n) for f, names in EVERY.items() for n in names]
 
@@ -363,6 +367,7 @@ def test_a_misshapen_tensor_is_named(family, name, copy):
 @pytest.mark.parametrize("family,name", [
     ("bert", "bert.odd"), ("bert", "bert.encoder.layer.3.output.dense.bias"), ("bert", "classifier.weight"),
     ("gpt2", "odd"), ("gpt2", "transformer.h.3.ln_1.weight"), ("gpt2", "score.weight"),
+    ("modern", "model.layers.0.attn_norm.weight"), ("modern", "model.layers.1.attn.Wo.bias"),
 ])  # fmt: skip
 def test_an_extra_tensor_is_named(family, name, copy):
     folder = copy(family)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import count, pairwise
 from math import isqrt
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -185,6 +185,8 @@ class Bin:
 class Order:
     """Every sample once an epoch, in bins of at most `bin_tokens` tokens, `bins_per_step` bins a step.
 
+    Over the first `ramp` steps their number grows from one to that: early gradients agree so well that few tokens do.
+
     Window w of an epoch holds the samples at places w·8192 and on of that epoch's permutation; they are
     filled in order into bins, each closed when the next sample does not fit (or at `bin_sequences` samples,
     where given).
@@ -198,6 +200,7 @@ class Order:
         seed: int = 0,
         window: int = WINDOW,
         bin_sequences: int = 0,
+        ramp: int = 0,
     ):
         if not len(source):
             raise UserError("the corpus has no text to read")
@@ -205,18 +208,26 @@ class Order:
             raise UserError(f"a sample of {source.longest} tokens does not fit into a micro-batch of {bin_tokens}")
         self.source, self.seed = source, seed
         self.bin_tokens, self.bins_per_step, self.bin_sequences = bin_tokens, bins_per_step, bin_sequences
-        self.window_samples = window
+        self.window_samples, self.ramp = window, ramp
         self.num_windows = -(-len(source) // window)
         self._window = lru_cache(maxsize=2)(self._fill_window)
 
-    def steps(self, cursor: Cursor = START, rank: int = 0, world: int = 1) -> Iterator[tuple[list[Bin], Cursor]]:
-        """One rank's bins of each step, without end, and the cursor of the step after it."""
+    def steps(
+        self, cursor: Cursor = START, rank: int = 0, world: int = 1, done: int = 0
+    ) -> Iterator[tuple[list[Bin], Cursor]]:
+        """One rank's bins of each step after the `done` ones, without end, and the cursor of the step after it."""
         if self.bins_per_step % world:
             raise UserError(f"{self.bins_per_step} micro-batches a step cannot be shared by {world} ranks evenly")
         reader = self.bins(cursor)
-        while True:
-            step = [next(reader) for _ in range(self.bins_per_step)]
+        for number in count(done):
+            step = [next(reader) for _ in range(self.bins_at(number, world))]
             yield [found for found, _ in step[rank::world]], step[-1][1]
+
+    def bins_at(self, step: int, world: int = 1) -> int:
+        """How many bins a step takes, counted from 0: a multiple of the number of ranks."""
+        if step >= self.ramp:
+            return self.bins_per_step
+        return world * (1 + (self.bins_per_step // world - 1) * step // self.ramp)
 
     def bins(self, cursor: Cursor = START) -> Iterator[tuple[Bin, Cursor]]:
         """Every bin from a cursor on, without end, each with the cursor of the one after it."""

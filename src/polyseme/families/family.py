@@ -78,13 +78,16 @@ class Family:
 
 
 def read_config(config: dict[str, Any], needed: dict[str, Any], fixed: dict[str, Any]) -> dict[str, Any]:
-    """Values of a published config by name; a setting that the family here does not have is an error, not a guess."""
+    """Whole numbers of a published config by name; a setting that the family does not have is an error, not a guess."""
     for key, only in fixed.items():
         if config.get(key, only[0]) not in only:
             shown = " or ".join(map(repr, only))
             raise UserError(f"config.json: {key} is {config[key]!r}, but only {shown} is supported")
     if missing := [theirs for theirs in needed.values() if theirs not in config]:
         raise UserError(f"config.json lacks {', '.join(missing)}")
+    for theirs in needed.values():
+        if type(config[theirs]) is not int:
+            raise UserError(f"config.json: {theirs} is {config[theirs]!r}, expected a whole number")
     return {ours: config[theirs] for ours, theirs in needed.items()}
 
 

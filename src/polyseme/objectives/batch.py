@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -26,10 +28,6 @@ class Targets:
     count: int
     weight: float = 1.0
 
-    def to(self, device: str | torch.device) -> Targets:
-        rows, values = (t.to(device, non_blocking=True) for t in (self.rows, self.values))
-        return Targets(rows, values, self.count, self.weight)
-
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -42,10 +40,43 @@ class Batch:
     num_tokens: int = 0
 
     def to(self, device: str | torch.device) -> Batch:
-        return Batch(
-            self.tokens.to(device, non_blocking=True),
-            self.layout.to(device),
-            None if self.segments is None else self.segments.to(device, non_blocking=True),
-            {name: target.to(device) for name, target in self.targets.items()},
-            self.num_tokens,
-        )
+        return changed(self, lambda t: t.to(device, non_blocking=True))
+
+    def pinned(self) -> Batch:
+        """In memory that a GPU can fetch from without the host waiting."""
+        return changed(self, lambda t: t.pin_memory())
+
+
+Value = TypeVar("Value")
+
+
+def changed(value: Value, change: Callable[[Tensor], Tensor]) -> Value:
+    """The same value, each tensor in it changed: those of dataclasses, dictionaries and tuples of such."""
+    if isinstance(value, Tensor):
+        return change(value)  # type: ignore[return-value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: changed(getattr(value, f.name), change) for f in fields(value)})
+    if isinstance(value, dict):
+        return {key: changed(item, change) for key, item in value.items()}  # type: ignore[return-value]
+    if isinstance(value, tuple) and not all(isinstance(item, int) for item in value):
+        return tuple(changed(item, change) for item in value)  # type: ignore[return-value]
+    return value
+
+
+def tensors(value: object) -> list[Tensor]:
+    """The tensors in it, in order."""
+    found: list[Tensor] = []
+    changed(value, lambda t: found.append(t) or t)  # type: ignore[func-returns-value]
+    return found
+
+
+def signature(value: object) -> tuple[object, ...]:
+    """The shapes of its tensors and the bounds of its layouts: all that a recording of its kernels depends on."""
+    if isinstance(value, Layout):
+        return (value.longest, value.starts.shape, value.positions.shape)
+    if isinstance(value, Tensor):
+        return (value.shape,)
+    if is_dataclass(value) and not isinstance(value, type):
+        return tuple(part for f in fields(value) for part in signature(getattr(value, f.name)))
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
+    return tuple(part for item in items for part in signature(item))

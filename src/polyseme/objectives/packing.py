@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from polyseme.corpus.order import Samples
 from polyseme.errors import UserError
@@ -158,6 +159,34 @@ def pack(
         targets,
         real,
     )
+
+
+def rounded(batch: Batch, max_len: int) -> Batch:
+    """The batch filled up to one of few shapes, eight an octave, so that a recording of a step's kernels serves many.
+
+    Targets that are one a sequence, or one of several, stay as they are; those of tokens are filled with what never
+    counts.
+    """
+    lengths = list(batch.layout.lengths)
+    unit = max(1 << (batch.layout.total.bit_length() - 4), 64)
+    longest = min(max(1 << (batch.layout.longest - 1).bit_length(), 32), max_len)
+    spare = -batch.layout.total % unit
+    full, rest = divmod(spare, longest)
+    layout = Layout.of([*lengths, *[longest] * full, *[rest] * (rest > 0)], len(lengths) + unit // longest + 1, longest)
+    targets = {
+        name: found
+        if found.rows.ndim > 1 or len(found.rows) == len(lengths)
+        else _filled(found, -len(found.rows) % unit)
+        for name, found in batch.targets.items()
+    }
+    segments = None if batch.segments is None else F.pad(batch.segments, (0, spare))
+    return replace(batch, tokens=F.pad(batch.tokens, (0, spare)), layout=layout, segments=segments, targets=targets)
+
+
+def _filled(targets: Targets, more: int) -> Targets:
+    ignored = float("nan") if targets.values.is_floating_point() else IGNORED
+    values = F.pad(targets.values, (0, more), value=ignored)
+    return replace(targets, rows=F.pad(targets.rows, (0, more)), values=values)
 
 
 def _targets(found: Rows, cap: int) -> Targets:

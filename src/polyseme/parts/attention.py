@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -39,6 +40,8 @@ class AttentionSpec(Spec):
 
 class Attention(nn.Module):
     """Self-attention; query, key and value are one matrix `qkv`."""
+
+    stacked: ClassVar = {"qkv": 3}  # how many matrices are one
 
     def __init__(self, spec: AttentionSpec, dim: int):
         super().__init__()

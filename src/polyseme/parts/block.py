@@ -10,7 +10,7 @@ from polyseme.parts.attention import AttentionSpec
 from polyseme.parts.feedforward import FeedForwardSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.memory import Cache
-from polyseme.parts.norms import NoNormSpec, NormSpec
+from polyseme.parts.norms import NoNormSpec, NormSpec, added
 from polyseme.parts.spec import Spec
 
 
@@ -39,8 +39,9 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(spec.dropout)
 
     def forward(self, x: Tensor, layout: Layout, positions: Tensor, cache: Cache | None = None) -> Tensor:
-        x = self.attention_after(x + self.dropout(self.attention(self.attention_before(x), layout, positions, cache)))
-        return self.ffn_after(x + self.dropout(self.ffn(self.ffn_before(x))))
+        attended = self.attention(self.attention_before(x), layout, positions, cache)
+        x = added(self.attention_after, x, self.dropout(attended))
+        return added(self.ffn_after, x, self.dropout(self.ffn(self.ffn_before(x))))
 
     def attention_weights(self, x: Tensor, layout: Layout) -> list[Tensor]:
         return self.attention.weights(self.attention_before(x), layout)

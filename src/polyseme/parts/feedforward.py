@@ -44,6 +44,7 @@ class FeedForward(nn.Module):
         self.spec = spec
         self.activation = ACTIVATIONS[spec.activation]
         self.up = nn.Linear(dim, (1 + spec.gated) * spec.ffn_dim, bias=spec.bias)
+        self.stacked = {"up": 1 + spec.gated}
         self.down = nn.Linear(spec.ffn_dim, dim, bias=spec.bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -286,12 +286,12 @@ def forward_tiles(longest: int) -> tuple[int, int, int, int]:
     return block, block, 4, 3
 
 
-def key_tiles(longest: int) -> tuple[int, int, int, int]:
-    """The same for gradients of keys: rows of the block a program owns, and of those it meets in turn."""
+def key_tiles(longest: int, causal: bool) -> tuple[int, int, int, int]:
+    """The same for gradients of keys: rows of the block a program owns, and of those it meets in turn, its divisor."""
     if longest <= 128:
         block = 128 if longest > 64 else 64 if longest > 32 else 32
         return block, min(block, 64), 8 if block > 64 else 4, 2
-    return 64, 64, 4, 3
+    return (64, 64, 4, 2) if causal else (128, 32, 4, 3)
 
 
 def query_tiles(longest: int) -> tuple[int, int, int, int]:
@@ -327,7 +327,7 @@ def flash_backward(
     total, _, heads, dim = qkv.shape
     dqkv, grad, deltas = torch.empty_like(qkv), grad.contiguous(), torch.empty_like(lse)
     sequences, constants = starts.shape[0] - 1, _constants(dim, dropout)
-    block, inner, warps, stages = key_tiles(longest)
+    block, inner, warps, stages = key_tiles(longest, causal)
     one = longest <= block
     if not one:
         rows, keys, query_warps, query_stages = query_tiles(longest)

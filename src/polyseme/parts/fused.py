@@ -1,4 +1,4 @@
-"""The inside of a feed-forward sublayer on a GPU, in Triton: bias and activation in one pass each way.
+"""What lies between matrix products on a GPU, in Triton: bias and activation in one pass each way, sum and norm in one.
 
 Backwards, one pass over the widest matrix of the layer makes three things: the activation again, so that it need not
 be kept (2.1 of 11.1 GiB for BERT-base at 64 × 512), the gradient, and its column sums for the bias.
@@ -110,3 +110,28 @@ def activated_linear(h: Tensor, bias: Tensor, weight: Tensor, offset: Tensor, ac
     """Two thirds of a feed-forward sublayer: what follows its first matrix, whose bias comes along."""
     found: Tensor = _ActivatedLinear.apply(h, bias, weight, offset, NAMES.index(activation))
     return found
+
+
+@triton.jit
+def _add_norm(x, y, weight, bias, out, width, eps: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * width
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    total = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(y + row + columns, mask=inside, other=0.0).to(tl.float32)
+    mean = tl.sum(total, 0) / width
+    centred = tl.where(inside, total - mean, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
+    w = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row + columns, (centred * scale * w + b).to(out.dtype.element_ty), mask=inside)
+
+
+@torch.library.triton_op("polyseme::add_norm", mutates_args=())
+def add_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """The norm of a residual sum, where nothing is differentiated."""
+    rows, width = x.shape
+    out = torch.empty_like(x)
+    block = triton.next_power_of_2(width)
+    torch.library.wrap_triton(_add_norm)[(rows,)](x, y, weight, bias, out, width, eps, block, num_warps=4)
+    return out

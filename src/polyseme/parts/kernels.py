@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["ACTIVATIONS", "HEAD_DIMS", "READY", "activated_linear", "flash", "serve", "vocabulary_loss"]
+__all__ = ["ACTIVATIONS", "HEAD_DIMS", "READY", "activated_linear", "add_norm", "flash", "serve", "vocabulary_loss"]
 
 READY = False
 flash: Any = None
 vocabulary_loss: Any = None
 activated_linear: Any = None
+add_norm: Any = None
 HEAD_DIMS: tuple[int, ...] = ()
 ACTIVATIONS: tuple[str, ...] = ()
 
@@ -20,7 +21,7 @@ if torch.cuda.is_available():
     try:
         from polyseme.parts.flash import HEAD_DIMS, flash
         from polyseme.parts.fused import NAMES as ACTIVATIONS
-        from polyseme.parts.fused import activated_linear
+        from polyseme.parts.fused import activated_linear, add_norm
         from polyseme.parts.vocabulary_loss import vocabulary_loss
 
         READY = True

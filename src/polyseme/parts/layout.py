@@ -61,6 +61,15 @@ class Layout:
         """The flat index of each sequence's last token, int64 [slots]; of an empty slot, any valid index."""
         return (self.starts[1:].long() - 1).clamp(min=0)
 
+    def mean(self, packed: Tensor) -> Tensor:
+        """The mean of each sequence's rows, [slots, …], summed in float32 at least; of an empty slot, 0."""
+        starts = self.starts.long()
+        owner = torch.searchsorted(starts[1:], torch.arange(self.total, device=starts.device), right=True)
+        wide = packed.to(torch.promote_types(packed.dtype, torch.float32))
+        sums = wide.new_zeros(len(starts) - 1, *packed.shape[1:]).index_add(0, owner, wide)
+        counts = starts.diff().clamp(min=1).view(-1, *[1] * (packed.ndim - 1))
+        return (sums / counts).to(packed.dtype)
+
     @cached_property
     def runs(self) -> list[tuple[int, int]]:
         """Neighbours of equal length as (how many, length): each run can be viewed as a plain batch."""

@@ -43,7 +43,7 @@ class Spec:
                 continue
             if key not in hints:
                 raise UserError(f"unknown key {key!r} in {cls.__name__}{place}; {nearest(key, hints)}")
-            values[key] = _read(hints[key], value, f"{where}.{key}" if where else key)
+            values[key] = read_value(hints[key], value, f"{where}.{key}" if where else key)
         required = {
             f.name
             for f in dataclasses.fields(cls)
@@ -65,7 +65,7 @@ class Spec:
         if rest:
             inner = getattr(self, name)
             if isinstance(inner, dict):
-                value = _read(typing.get_args(hints[name])[1], _parse(text), path)
+                value = read_value(typing.get_args(hints[name])[1], _parse(text), path)
                 return self.replace(**{name: {**inner, rest: value}})
             if not isinstance(inner, Spec):
                 raise UserError(f"{name!r} in {type(self).__name__} has no parts, so {path!r} names nothing")
@@ -73,7 +73,7 @@ class Spec:
                 return self.replace(**{name: inner.at(rest, text)})
             except UserError as error:
                 raise UserError(f"{name}.{error}" if str(error).startswith(rest) else str(error)) from None
-        return self.replace(**{name: _read(hints[name], _parse(text), path)})
+        return self.replace(**{name: read_value(hints[name], _parse(text), path)})
 
 
 def _hints(cls: type) -> dict[str, Any]:
@@ -108,7 +108,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _read(hint: Any, value: Any, where: str) -> Any:
+def read_value(hint: Any, value: Any, where: str) -> Any:
+    """A value from JSON as its annotation has it, or a `UserError` that says where it stands."""
     if isinstance(value, Spec):
         return value
     for member in _members(hint):
@@ -117,9 +118,9 @@ def _read(hint: Any, value: Any, where: str) -> Any:
             return value
         if origin is tuple and isinstance(value, list | tuple):
             inner = args[0] if args else Any
-            return tuple(_read(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
+            return tuple(read_value(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
         if origin is dict and isinstance(value, dict):
-            return {k: _read(args[1], v, f"{where}.{k}") for k, v in value.items()}
+            return {k: read_value(args[1], v, f"{where}.{k}") for k, v in value.items()}
         if origin is typing.Literal and value in args:
             return value
         if member is float and isinstance(value, int | float) and not isinstance(value, bool):

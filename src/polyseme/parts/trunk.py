@@ -23,9 +23,9 @@ from polyseme.parts.spec import Spec
 
 @dataclass(frozen=True)
 class PoolerSpec(Spec):
-    """One vector a sequence: its first or last token, through a dense layer and tanh if the family has one."""
+    """One vector a sequence: its first or last token or their mean, through a dense layer and tanh if there is one."""
 
-    place: Literal["first", "last"] = "first"
+    place: Literal["first", "last", "mean"] = "first"
     dense: bool = False
 
     def build(self, dim: int) -> Pooler:
@@ -39,7 +39,10 @@ class Pooler(nn.Module):
         self.dense = nn.Linear(dim, dim) if spec.dense else None
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
-        x = hidden.index_select(0, layout.first if self.spec.place == "first" else layout.last)
+        if self.spec.place == "mean":
+            x = layout.mean(hidden)
+        else:
+            x = hidden.index_select(0, layout.first if self.spec.place == "first" else layout.last)
         return x if self.dense is None else ACTIVATIONS["tanh"](self.dense(x))
 
 
@@ -161,6 +164,15 @@ class Transformer(nn.Module):
         top = [*self.final_norm.parameters(), *self.pooler.parameters()]
         found = [list(self.embeddings.parameters()), *(list(b.parameters()) for b in self.blocks)]
         return [*found, top] if top else found
+
+    def matrices(self) -> list[tuple[Tensor, int]]:
+        """The matrices inside the blocks, and how many are stacked in each: what Muon makes orthogonal."""
+        return [
+            (child.weight, getattr(part, "stacked", {}).get(name, 1))
+            for part in self.blocks.modules()
+            for name, child in part.named_children()
+            if isinstance(child, nn.Linear)
+        ]
 
     def initialise(self, generator: torch.Generator | None = None) -> None:
         self.spec.init.apply(self, 2 * self.spec.num_layers, generator)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from polyseme.errors import UserError, nearest
 from polyseme.files import read_json
-from polyseme.recipes import bert, demo, gpt, gpt2
+from polyseme.recipes import bert, demo, gpt, gpt2, modern
 from polyseme.train.recipe import Recipe
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
@@ -16,6 +16,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
         *(demo.demo, bert.tiny, bert.small, bert.base, bert.large),
         *(gpt.tiny, gpt.base),
         *(gpt2.tiny, gpt2.small),
+        *(modern.tiny, modern.small),
     )
 }
 

@@ -19,6 +19,7 @@ from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES
 from polyseme.files import write_json, write_text
 from polyseme.objectives.batch import Batch, Targets
+from polyseme.objectives.packing import rounded
 from polyseme.parts.layout import bins
 from polyseme.parts.model import Model
 from polyseme.parts.spec import Spec
@@ -29,7 +30,7 @@ from polyseme.tasks.metrics import PRIMARY, require, score
 from polyseme.tasks.predict import logits, measure
 from polyseme.tasks.task import HEADS, Encoded, Task
 from polyseme.train.cost import num_parameters
-from polyseme.train.loop import Report, Training, choose_device, train
+from polyseme.train.loop import CHECKED, Report, Training, choose_device, train
 from polyseme.train.optim import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 from polyseme.weights.folder import ModelFolder, load_model, read_spec, save_model
@@ -122,11 +123,11 @@ def finetune(
         began = time.perf_counter()
         with progress(f"finetune, seed {seed}", run.total, "steps") as bar:
             done: list[Report] = []
-            for report in train(run, steps(task, data, settings, seed)):
-                shown = run.device.type == "cpu" or report.step % 20 == 0  # on a GPU asking costs a wait
+            for report in train(run, steps(task, data, settings, seed, run)):
+                shown = run.device.type == "cpu" or report.step % CHECKED == 0  # when the loop has asked the GPU
                 bar.advance(1, f"loss {report.loss[task.head_name]:.3f}" if shown else "")
                 done.append(report)
-            rows += [{"seed": seed, **_row(report)} for report in done]
+            rows += _rows(seed, done)
         spent["tokens"] += sum(report.tokens for report in done)
         spent["flops"] += sum(report.flops for report in done)
         spent["seconds"] += time.perf_counter() - began
@@ -180,9 +181,12 @@ def _encode(task: Task, examples: Sequence[Example], folder: ModelFolder, settin
 
 
 def steps(
-    task: Task, data: Sequence[Encoded], settings: FinetuneSpec, seed: int
+    task: Task, data: Sequence[Encoded], settings: FinetuneSpec, seed: int, run: Training | None = None
 ) -> Iterator[tuple[list[Batch], tuple[int, int]]]:
-    """Micro-batches of each step, without end: every epoch is a permutation drawn from (seed, epoch)."""
+    """Micro-batches of each step, without end: every epoch is a permutation drawn from (seed, epoch).
+
+    Those of a `run` that records its kernels are filled up to few shapes.
+    """
     size = settings.batch_size
     epoch = 0
     while True:
@@ -193,6 +197,8 @@ def steps(
             batches = [task.batch([chosen[i] for i in part])[0] for part in parts]
             if settings.auxiliary:
                 batches = [_with_next(batch, settings.auxiliary) for batch in batches]
+            if run is not None and run.record:
+                batches = [rounded(batch, run.model.spec.trunk.embeddings.max_len) for batch in batches]
             yield batches, (epoch, start + size)
         epoch += 1
 
@@ -250,6 +256,7 @@ def _training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int
         device,
         precision,
         seed,
+        record=device.type == "cuda" and precision == "bf16",
     )
 
 
@@ -264,8 +271,17 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _row(report: Report) -> dict[str, Any]:
-    return {name: getattr(report, name) for name in ("step", "loss", "rate", "gradient", "tokens")}
+def _rows(seed: int, done: Sequence[Report]) -> list[dict[str, Any]]:
+    """The log of a run. What lies on a GPU comes in one transfer: thousands would each wait for their turn."""
+    found = []
+    for report, values in zip(done, torch.stack([report.values for report in done]).tolist()):
+        *losses, gradient, broken = values
+        if broken:
+            report.numbers  # noqa: B018  # raises, and says which step
+        loss = dict(zip(report.names, losses))
+        row = {"step": report.step, "loss": loss, "rate": report.rate, "gradient": gradient, "tokens": report.tokens}
+        found.append({"seed": seed, **row})
+    return found
 
 
 def _check_empty(out: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from polyseme.objectives.batch import Batch
 from polyseme.parts.heads import LanguageHeadSpec
 from polyseme.parts.model import Model
@@ -15,19 +17,23 @@ def training_flops(model: Model, batch: Batch) -> int:
     """Operations of one forward and backward pass: 6 for each weight a token meets, and the attention products.
 
     A matrix of n weights costs 2n a row forward and 4n backward; scores and their weighted sum cost 4 · dim · length
-    a token and layer forward, thrice that in all (half of it where attention is causal).
+    a token and layer forward, thrice that in all (half of it where attention is causal); a window w cuts the length
+    at 2w + 1.
     """
-    trunk = model.spec.trunk
-    dim, ffn_dim = trunk.dim, trunk.block.ffn.ffn_dim
+    trunk, dim = model.spec.trunk, model.spec.trunk.dim
     lengths = [n for n in batch.layout.lengths if n]
-    weights = trunk.num_layers * (4 * dim * dim + 2 * dim * ffn_dim)
-    products = 12 * trunk.num_layers * dim * sum(n * n for n in lengths) // (2 if trunk.causal else 1)
-    heads = 0
+    longest, blocks = max(lengths, default=0), trunk.blocks
+    weights = products = heads = 0
+    for block, times in Counter(blocks[i] for i in trunk.order).items():
+        attention, ffn = block.attention, block.ffn
+        weights += times * (4 * dim * dim + (2 + ffn.gated) * dim * ffn.ffn_dim)
+        most = 2 * attention.window + 1 if attention.window else longest
+        products += 12 * times * dim * sum(n * min(n, most) for n in lengths) // (2 if attention.causal else 1)
     for name, targets in batch.targets.items():
         head = model.spec.heads[name]
         if isinstance(head, LanguageHeadSpec):
             heads += 6 * targets.count * (dim * head.vocab_size + (dim * dim if head.dense else 0))
         else:
             pooled = dim * dim if head.reads == "pooled" and trunk.pooler.dense else 0
-            heads += 6 * targets.count * (dim * head.num_outputs + pooled)
+            heads += 6 * targets.count * (dim * head.num_outputs + pooled + (dim * dim if head.dense else 0))
     return 6 * weights * sum(lengths) + products + heads

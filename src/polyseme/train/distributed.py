@@ -27,6 +27,11 @@ def start() -> tuple[int, int]:
     return dist.get_rank(), world
 
 
+def several() -> bool:
+    """Whether there are other processes."""
+    return dist.is_initialized()
+
+
 def stop() -> None:
     """Wait for the others and leave the group."""
     if dist.is_initialized():

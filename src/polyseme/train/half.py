@@ -30,20 +30,17 @@ class Half:
         return self.model
 
     @torch.no_grad()
-    def give(self) -> None:
-        """Add the copy's gradients to the model's, and forget them."""
-        fresh: tuple[list[Tensor], list[Tensor]] = ([], [])
-        more: tuple[list[Tensor], list[Tensor]] = ([], [])
+    def give(self, fresh: bool) -> None:
+        """Put the copy's gradients in place of the model's, or add them, and forget them."""
+        mine, given = [], []
         for p, h in zip(self.weights, self.halves):
-            if h.grad is None:
-                continue
-            mine, given = more if p.grad is not None else fresh
-            if p.grad is None:
-                p.grad = torch.empty_like(p)
-            mine.append(p.grad)
-            given.append(h.grad)
-            h.grad = None
-        if fresh[0]:
-            torch._foreach_copy_(*fresh)
-        if more[0]:
-            torch._foreach_add_(*more)
+            if h.grad is not None:
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
+                mine.append(p.grad)
+                given.append(h.grad)
+                h.grad = None
+        if fresh:
+            torch._foreach_copy_(mine, given)
+        else:
+            torch._foreach_add_(mine, given)

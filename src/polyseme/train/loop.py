@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +16,13 @@ from polyseme.errors import UserError
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.terms import losses
 from polyseme.parts.model import Model
+from polyseme.prefetch import prefetch
 from polyseme.train import distributed
 from polyseme.train.cost import training_flops
-from polyseme.train.half import Half
 from polyseme.train.optim import OptimSpec, set_rate
 from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.work import Work
 
-Item = TypeVar("Item")
 CHECKED = 64  # steps after which the host waits for the GPU
 
 
@@ -76,6 +74,7 @@ class Training:
     rank: int = 0
     start: int = 0
     terms: Callable[[Model, Batch], dict[str, Tensor]] = losses
+    record: bool = False  # on a GPU, replay a step's kernels as one; micro-batches must be of one shape
 
     def autocast(self) -> AbstractContextManager:
         if self.precision == "float32":
@@ -96,87 +95,44 @@ def choose_device() -> torch.device:
 def train(run: Training, data: Iterable[tuple[list[Batch], Any]]) -> Iterator[Report]:
     """Run steps `start + 1 … total` over (micro-batches of one step, the cursor after it)."""
     run.model.train()
-    half = Half(run.model) if run.precision == "bf16" and run.device.type == "cuda" else None
-    broken = torch.zeros((), device=run.device)  # the first step that was not finite: from there on nothing changes
-    for step, (batches, cursor) in zip(range(run.start, run.total), prefetch(data)):
+    work = Work(run)
+    cuda = run.device.type == "cuda"
+    for step, (batches, cursor) in zip(range(run.start, run.total), prefetch(_pinned(data) if cuda else data)):
         began = time.perf_counter()
         # dropout is drawn from (seed, step, rank) and nothing else, so a run goes on exactly where it stopped
-        torch.manual_seed((run.seed << 40) + (step << 12) + run.rank)
+        _seed((run.seed << 40) + (step << 12) + run.rank, run.device)
         names = tuple(batches[0].targets)
         counts = {name: sum(b.targets[name].count for b in batches) for name in names}
         counts |= {" tokens": sum(b.num_tokens for b in batches)}
         counts = distributed.sum_counts(counts, run.device)
-        weights = torch.tensor([batches[0].targets[name].weight for name in names], device=run.device)
         rate = run.optim.rate * run.schedule.scale(step, run.total)
         set_rate(run.optimiser, rate)
-        run.optimiser.zero_grad(set_to_none=True)
-        model = half.load() if half else run.model
-        totals = torch.zeros(len(names), device=run.device)
-        for batch in batches:
-            with nullcontext() if half else run.autocast():
-                sums = run.terms(model, batch.to(run.device))
-            means = torch.stack([value / max(counts[name], 1) for name, value in sums.items()])
-            (means * weights).sum().backward()
-            totals += means.detach()
-            if half:
-                half.give()
-        distributed.sum_gradients(run.model)
-        norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), run.optim.clip or float("inf"))
-        values = torch.cat([distributed.sum_values(totals), norm.float()[None]])
-        broken = torch.where((broken == 0) & ~values.isfinite().all(), step + 1.0, broken)
-        values = torch.cat([values, broken[None]])
+        divisors = torch.tensor([float(max(counts[name], 1)) for name in names])
+        for number, batch in enumerate(batches):
+            work.learn(batch, divisors, first=number == 0)
         report = Report(
             step + 1,
             names,
-            values,
+            work.measure(torch.tensor(step + 1.0)),
             rate,
             counts[" tokens"],
             sum(training_flops(run.model, b) for b in batches),
             time.perf_counter() - began,
             cursor,
         )
-        if run.device.type == "cuda":
-            run.optimiser.found_inf = (broken > 0).float()  # type: ignore[attr-defined]  # the kernel heeds it
-            if step % CHECKED == CHECKED - 1:
-                report.numbers  # noqa: B018  # raises, and keeps the host from running far ahead
-        else:
-            report.numbers  # noqa: B018
-        run.optimiser.step()
+        if not cuda or step % CHECKED == CHECKED - 1:
+            report.numbers  # noqa: B018  # raises, and keeps the host from running far ahead of a GPU
+        work.change()
         yield report
 
 
-def prefetch(items: Iterable[Item], ahead: int = 2) -> Iterator[Item]:
-    """The same items, made by one thread while the caller works: corrupting a batch is numpy, which frees the lock."""
-    ready: queue.Queue[tuple[str, Any]] = queue.Queue(ahead)
-    stop = threading.Event()
+def _seed(seed: int, device: torch.device) -> None:
+    """`torch.manual_seed` for the generators in use; that of every other device would cost a millisecond a step."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
 
-    def put(kind: str, value: Any) -> None:
-        while not stop.is_set():
-            try:
-                return ready.put((kind, value), timeout=0.1)
-            except queue.Full:
-                continue
 
-    def work() -> None:
-        try:
-            for item in items:
-                put("item", item)
-                if stop.is_set():
-                    return
-            put("end", None)
-        except BaseException as error:
-            put("error", error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        while True:
-            kind, value = ready.get()
-            if kind == "error":
-                raise value
-            if kind == "end":
-                return
-            yield value
-    finally:
-        stop.set()
-        thread.join()
+def _pinned(data: Iterable[tuple[list[Batch], Any]]) -> Iterator[tuple[list[Batch], Any]]:
+    for batches, cursor in data:
+        yield [batch.pinned() for batch in batches], cursor

@@ -1,21 +1,25 @@
-"""AdamW with decay groups, and its state as plain named tensors."""
+"""AdamW with decay groups, Muon beside it, and its state as plain named tensors."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from polyseme.parts.model import Model
 from polyseme.parts.spec import Spec, in_range
+from polyseme.train.muon import Muon
 
 
 @dataclass(frozen=True)
 class OptimSpec(Spec):
-    """AdamW. Decay touches matrices only, not biases and norms (BERT, appendix A.2).
+    """AdamW, or Muon for the matrices of the blocks and AdamW for the rest.
 
-    `layer_decay` below 1 gives each layer that factor of the rate of the one above it.
+    Decay touches matrices only, not biases and norms (BERT, appendix A.2). `layer_decay` below 1 gives each layer that
+    factor of the rate of the one above it.
     """
 
     rate: float = 1e-4
@@ -25,41 +29,46 @@ class OptimSpec(Spec):
     decay: float = 0.01
     clip: float = 1.0
     layer_decay: float = 1.0
+    method: Literal["adamw", "muon"] = "adamw"
+    momentum: float = 0.95  # of Muon
 
     def __post_init__(self) -> None:
         in_range("rate", self.rate, 0, math.inf)
         in_range("beta1", self.beta1, 0, 1)
         in_range("beta2", self.beta2, 0, 1)
+        in_range("momentum", self.momentum, 0, 1)
         for name in ("eps", "decay", "clip", "layer_decay"):
             in_range(name, getattr(self, name), 0, math.inf)
 
-    def build(self, model: nn.Module, groups: list[list[nn.Parameter]]) -> torch.optim.AdamW:
+    def build(self, model: Model, groups: list[list[nn.Parameter]]) -> torch.optim.AdamW:
         """`groups` are the trunk's, from input to output; what is in none of them (the heads) comes last."""
         depth = {id(p): i for i, group in enumerate(groups) for p in group}
         top = len(groups)
-        split: dict[tuple[int, bool], list[nn.Parameter]] = {}
+        stacked = {id(p): n for p, n in model.trunk.matrices()} if self.method == "muon" else {}
+        split: dict[tuple[int, bool, int, tuple[int, ...]], list[nn.Parameter]] = {}
         for p in model.parameters():
             if p.requires_grad:
-                split.setdefault((depth.get(id(p), top), p.ndim >= 2), []).append(p)
-        if self.layer_decay == 1.0:
-            joined: dict[tuple[int, bool], list[nn.Parameter]] = {}
-            for (_, decays), group in split.items():
-                joined.setdefault((top, decays), []).extend(group)
-            split = joined
+                level = top if self.layer_decay == 1.0 else depth.get(id(p), top)
+                number = stacked.get(id(p), 0)
+                split.setdefault((level, p.ndim >= 2, number, tuple(p.shape) if number else ()), []).append(p)
         cuda = any(p.is_cuda for p in model.parameters())
-        return torch.optim.AdamW(
+        return (Muon if self.method == "muon" else torch.optim.AdamW)(
             [
                 {
                     "params": group,
                     "weight_decay": self.decay if decays else 0.0,
                     "scale": self.layer_decay ** (top - level),
+                    "stacked": number,
+                    "momentum": self.momentum,
+                    # where steps may be recorded, the rate is read from the device at every replay
+                    "lr": torch.tensor(self.rate, device=group[0].device) if cuda else self.rate,
                 }
-                for (level, decays), group in split.items()
+                for (level, decays, number, _), group in split.items()
             ],
-            lr=self.rate,
             betas=(self.beta1, self.beta2),
             eps=self.eps,
             fused=True if cuda or _fused_on_cpu() else None,
+            capturable=cuda,
         )
 
 
@@ -69,7 +78,11 @@ def _fused_on_cpu() -> bool:
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     for group in optimiser.param_groups:
-        group["lr"] = rate * group.get("scale", 1.0)
+        scaled = rate * group.get("scale", 1.0)
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(scaled)
+        else:
+            group["lr"] = scaled
 
 
 def optimiser_state(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

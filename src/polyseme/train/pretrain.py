@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyseme.corpus.order import Cursor, Order
+from polyseme.corpus.order import WINDOW, Cursor, Order
 from polyseme.corpus.store import Corpus, verify
 from polyseme.errors import Stopped, UserError
 from polyseme.files import read_json, told, write_json, write_text
@@ -41,6 +41,8 @@ from polyseme.train.optim import load_optimiser_state, optimiser_state
 from polyseme.train.recipe import Recipe
 from polyseme.weights.folder import save_model
 
+TIMED = 5  # steps timed together
+
 
 @dataclass
 class Data:
@@ -52,8 +54,8 @@ class Data:
     rank: int = 0
     world: int = 1
 
-    def steps(self, cursor: Cursor) -> Iterator[tuple[list[Batch], Cursor]]:
-        for bins, after in self.order.steps(cursor, self.rank, self.world):
+    def steps(self, cursor: Cursor, done: int = 0) -> Iterator[tuple[list[Batch], Cursor]]:
+        for bins, after in self.order.steps(cursor, self.rank, self.world, done):
             yield [self.bound.batch(b.ids, b.epoch, self.shape) for b in bins], after
 
 
@@ -89,7 +91,7 @@ def pretrain(recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False)
         progress("pretrain", run.total * recipe.batch_tokens, "tokens", show=rank == 0) as bar,
     ):
         bar.skip(run.start * recipe.batch_tokens)
-        for report in train(run, data.steps(cursor)):
+        for report in train(run, data.steps(cursor, run.start)):
             now = time.perf_counter()
             spent["tokens"] += report.tokens
             spent["flops"] += report.flops * world
@@ -144,6 +146,7 @@ def _training(recipe: Recipe, spec: ModelSpec, device: torch.device, rank: int) 
         seed=recipe.seed,
         rank=rank,
         terms=compiled(losses, device) if recipe.compile else losses,
+        record=recipe.compile,
     )
 
 
@@ -169,7 +172,16 @@ def open_data(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, rank: int, w
     bound = recipe.objective.bind(kept, vocabulary, recipe.max_len, recipe.seed)
     shape = bound.shape(recipe.bin_tokens) if recipe.compile else None
     bins = recipe.batch_tokens // recipe.bin_tokens
-    order = Order(bound, recipe.bin_tokens, bins, recipe.seed, bin_sequences=shape.samples if shape else 0)
+    usual = recipe.bin_tokens / (bound.samples.lengths.mean() + bound.overhead)
+    order = Order(
+        bound,
+        recipe.bin_tokens,
+        bins,
+        recipe.seed,
+        window=max(WINDOW, 1 << int(32 * usual).bit_length()),  # the last bin of a window is half empty, as a rule
+        bin_sequences=shape.samples if shape else 0,
+        ramp=recipe.ramp,
+    )
     valid = None
     if held is not None:
         try:
@@ -317,19 +329,26 @@ def _total_steps(recipe: Recipe, run: Training, data: Data, valid: Bound | None,
     """
     if recipe.budget.steps:
         return recipe.budget.steps
+    bins = data.order.bins_per_step
+    saved = sum(1 - data.order.bins_at(step, data.world) / bins for step in range(recipe.ramp))  # steps, by the ramp
     if recipe.budget.tokens:
-        return math.ceil(recipe.budget.tokens / (recipe.batch_tokens * data.order.fill()))
+        return math.ceil(recipe.budget.tokens / (recipe.batch_tokens * data.order.fill()) + saved)
     model = copy.deepcopy(run.model)
-    trial = dataclasses.replace(run, model=model, optimiser=run.optim.build(model, model.trunk.groups()), total=24)
-    times = [time.perf_counter() for report in train(trial, data.steps(Cursor())) if report.numbers]
-    each = statistics.median(after - before for before, after in pairwise(times[4:]))
+    trial = dataclasses.replace(
+        run, model=model, optimiser=run.optim.build(model, model.trunk.groups()), total=6 * TIMED
+    )
+    times = []
+    for report in train(trial, data.steps(Cursor(), recipe.ramp)):
+        if report.step % TIMED == 0 and report.numbers:  # on a GPU asking waits, which a run does rarely
+            times.append(time.perf_counter())
+    each = statistics.median(after - before for before, after in pairwise(times)) / TIMED
     clock = time.perf_counter()
     if valid is not None:
         evaluate(trial, valid, recipe)
     now = time.perf_counter()
     saving = 12 * num_parameters(model) / 5e8  # weights and two moments, at the pace of a plain disk
     left = recipe.budget.minutes * 60 - (now - began)
-    return steps_in(left, each, (now - clock, recipe.eval_every), (saving, recipe.save_every))
+    return int(steps_in(left, each, (now - clock, recipe.eval_every), (saving, recipe.save_every)) + saved)
 
 
 def steps_in(seconds: float, each: float, *others: tuple[float, int]) -> int:

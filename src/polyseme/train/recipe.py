@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import torch
 
@@ -13,7 +13,7 @@ from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES
 from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs
 from polyseme.parts.model import Model, ModelSpec
-from polyseme.parts.spec import Spec
+from polyseme.parts.spec import Spec, read_value
 from polyseme.train.optim import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 
@@ -45,8 +45,8 @@ class BudgetSpec(Spec):
 class Recipe(Spec):
     """One pre-training run. `model` holds arguments of the family's trunk; its vocabulary is the corpus's.
 
-    A step reads `batch_tokens`, in micro-batches of `bin_tokens`; a share `holdout` of the documents, spread evenly
-    over the corpus, is kept for validation.
+    A step reads `batch_tokens`, in micro-batches of `bin_tokens`; over the first `ramp` steps it grows to that from one
+    micro-batch. A share `holdout` of the documents, spread evenly over the corpus, is kept for validation.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Recipe(Spec):
     max_len: int = 128
     batch_tokens: int = 16384
     bin_tokens: int = 16384
+    ramp: int = 0
     budget: BudgetSpec = field(default_factory=lambda: BudgetSpec(steps=1000))
     optim: OptimSpec = field(default_factory=OptimSpec)
     schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
@@ -76,11 +77,13 @@ class Recipe(Spec):
         if self.family not in FAMILIES:
             raise UserError(f"unknown family {self.family!r}; {nearest(self.family, FAMILIES)}")
         family = FAMILIES[self.family]
-        arguments = family.trunk.__annotations__.keys() - {"return"}
-        for key in self.model:
+        arguments = get_type_hints(family.trunk)
+        del arguments["return"]
+        changes: dict[str, Any] = {"vocab_size": vocab_size}
+        for key, value in self.model.items():
             if key not in arguments:
                 raise UserError(f"unknown key {key!r} in model; {nearest(key, arguments)}")
-        changes: dict[str, Any] = {**self.model, "vocab_size": vocab_size}
+            changes.setdefault(key, read_value(arguments[key], value, f"model.{key}"))
         spec = family.spec(self.size or None, **changes)
         ModelSpec.from_json(spec.to_json(), "model")  # every value is of its type
         try:
@@ -113,6 +116,8 @@ class Recipe(Spec):
         ):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}, which is less than 1")
+        if self.ramp < 0:
+            raise UserError(f"ramp is {self.ramp}, expected a number of steps")
         if not 0 <= self.holdout < 1:
             raise UserError(f"holdout is {self.holdout}, expected a share from 0 to below 1")
         if self.bin_tokens < self.max_len:

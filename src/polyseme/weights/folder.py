@@ -151,8 +151,10 @@ def _architecture(family: Family, spec: ModelSpec) -> str | None:
 def _config(family: Family, spec: ModelSpec, architecture: str | None, tokenizer: Tokenizer) -> dict[str, Any]:
     config = {"architectures": [architecture], **family.to_config(spec), "dtype": "float32"}
     specials = tokenizer.specials
-    ids = {"pad_token_id": specials.pad, "bos_token_id": specials.bos, "eos_token_id": specials.eos}
-    config |= {key: value for key, value in ids.items() if value is not None}
+    for role in ("pad", "bos", "eos", "cls", "sep"):
+        key, value = f"{role}_token_id", getattr(specials, role)
+        if value is not None and (role in ("pad", "bos", "eos") or key in config):
+            config[key] = value
     for name in family.architectures[architecture] if architecture else ():
         head = spec.heads[name]
         if name not in FIXED_LABELS and name not in family.heads(spec.trunk) and isinstance(head, LabelHeadSpec):
@@ -183,7 +185,7 @@ def _check_tokenizer(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Non
     if tokenizer.vocab_size > vocab_size:
         raise UserError(f"{folder}: the tokenizer has {tokenizer.vocab_size} pieces, but the model knows {vocab_size}")
     config = read_json(folder / "config.json")
-    for role in ("pad", "bos", "eos"):
+    for role in ("pad", "bos", "eos", "cls", "sep"):
         named, found = config.get(f"{role}_token_id"), getattr(tokenizer.specials, role)
         if named is not None and found is not None and named != found:
             raise UserError(f"{folder}: config.json has {role}_token_id {named}, but the tokenizer's is {found}")

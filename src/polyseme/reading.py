@@ -1,0 +1,92 @@
+"""Many sequences through a trunk: sorted by length and packed, and on a GPU never kept waiting.
+
+A thread packs the next bins while one is read, and results travel back while the next are made.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyseme.parts.layout import Layout, bins
+from polyseme.prefetch import prefetch
+from polyseme.progress import progress
+from polyseme.text.units import ranges
+
+LAG = 3  # bins that may be on their way back
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """One bin of sequences: `index` says which of those given stand in it, in order."""
+
+    index: np.ndarray
+    tokens: Tensor
+    layout: Layout
+    segments: Tensor | None
+
+
+def in_bins(
+    ids: Sequence[np.ndarray], segments: Sequence[np.ndarray] | None, bin_tokens: int, device: torch.device
+) -> Iterator[Packed]:
+    """The sequences in bins of about `bin_tokens` tokens, on the device."""
+    lengths = np.array([len(row) for row in ids], dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    parts = [np.concatenate(rows).astype(np.int64) for rows in (ids, segments) if rows]
+    cuda = device.type == "cuda"
+
+    def made() -> Iterator[Packed]:
+        for index in bins(lengths, bin_tokens):
+            places = ranges(starts[index], lengths[index])
+            layout = Layout.of(lengths[index])
+            tensors = [torch.from_numpy(part[places]) for part in parts] + [layout.starts, layout.positions]
+            *found, layout_starts, positions = (t.pin_memory() for t in tensors) if cuda else tensors
+            layout = Layout(layout.lengths, layout.longest, layout_starts, positions)
+            yield Packed(index, found[0], layout, found[1] if segments else None)
+
+    total = int(lengths.sum())
+    with progress("read", total, "tokens", show=total > 20 * bin_tokens) as bar:
+        for each in prefetch(made()) if cuda else made():
+            tokens = each.tokens.to(device, non_blocking=True)
+            kinds = None if each.segments is None else each.segments.to(device, non_blocking=True)
+            yield Packed(each.index, tokens, each.layout.to(device), kinds)
+            bar.advance(each.layout.total)
+
+
+def means(states: Tensor, layout: Layout) -> Tensor:
+    """The mean over each sequence's tokens, float32: a run of equal lengths at a time, or on a GPU all at once."""
+    if states.is_cuda:
+        lengths = layout.starts[: len(layout.lengths) + 1].diff().long()
+        return torch.segment_reduce(states.float(), "mean", lengths=lengths, axis=0)
+    parts = states.split([n * length for n, length in layout.runs])
+    found = [part.view(n, length, *part.shape[1:]).float().mean(1) for (n, length), part in zip(layout.runs, parts)]
+    return torch.cat(found)
+
+
+def fetched(results: Iterator[tuple[np.ndarray, Tensor]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The results of bins in the host's memory; from a GPU they come while the next are made."""
+    waiting: deque[tuple[np.ndarray, Tensor, torch.cuda.Event]] = deque()
+
+    def arrived() -> tuple[np.ndarray, np.ndarray]:
+        index, host, event = waiting.popleft()
+        event.synchronize()
+        return index, host.numpy()
+
+    for index, found in results:
+        if not found.is_cuda:
+            yield index, found.numpy()
+            continue
+        host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+        host.copy_(found, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        waiting.append((index, host, event))
+        if len(waiting) > LAG:
+            yield arrived()
+    while waiting:
+        yield arrived()
