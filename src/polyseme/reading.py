@@ -16,7 +16,6 @@ from torch import Tensor
 from polyseme.parts.layout import Layout, bins
 from polyseme.prefetch import prefetch
 from polyseme.progress import progress
-from polyseme.text.units import ranges
 
 LAG = 3  # bins that may be on their way back
 
@@ -34,20 +33,24 @@ class Packed:
 def in_bins(
     ids: Sequence[np.ndarray], segments: Sequence[np.ndarray] | None, bin_tokens: int, device: torch.device
 ) -> Iterator[Packed]:
-    """The sequences in bins of about `bin_tokens` tokens, on the device."""
+    """The sequences in bins of about `bin_tokens` tokens, on the device; the short ones first.
+
+    So the last bin, whose way back nothing hides, has the fewest results.
+    """
     lengths = np.array([len(row) for row in ids], dtype=np.int64)
-    starts = np.cumsum(lengths) - lengths
-    parts = [np.concatenate(rows).astype(np.int64) for rows in (ids, segments) if rows]
     cuda = device.type == "cuda"
 
+    def joined(rows: Sequence[np.ndarray], index: np.ndarray) -> Tensor:
+        found = torch.from_numpy(np.concatenate([rows[i] for i in index]).astype(np.int64, copy=False))
+        return found.pin_memory() if cuda else found
+
     def made() -> Iterator[Packed]:
-        for index in bins(lengths, bin_tokens):
-            places = ranges(starts[index], lengths[index])
+        for index in reversed(list(bins(lengths, bin_tokens))):
             layout = Layout.of(lengths[index])
-            tensors = [torch.from_numpy(part[places]) for part in parts] + [layout.starts, layout.positions]
-            *found, layout_starts, positions = (t.pin_memory() for t in tensors) if cuda else tensors
-            layout = Layout(layout.lengths, layout.longest, layout_starts, positions)
-            yield Packed(index, found[0], layout, found[1] if segments else None)
+            if cuda:
+                pinned = layout.starts.pin_memory(), layout.positions.pin_memory()
+                layout = Layout(layout.lengths, layout.longest, *pinned)
+            yield Packed(index, joined(ids, index), layout, None if segments is None else joined(segments, index))
 
     total = int(lengths.sum())
     with progress("read", total, "tokens", show=total > 20 * bin_tokens) as bar:

@@ -49,7 +49,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "recipes": {"errors", "files", "objectives", "train"},
     "tasks": {"errors", "files", "progress", "parts", "families", "objectives", "text", "weights", "report", "train"},
-    "reading": {"prefetch", "progress", "parts", "text"},
+    "reading": {"prefetch", "progress", "parts"},
     "prompting": {"errors", "progress", "parts"},
     "language_model": {"errors", "progress", "reading", "parts", "weights", "tasks", "prompting"},
     "": {"errors", "language_model"},

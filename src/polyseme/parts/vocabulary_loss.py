@@ -25,24 +25,6 @@ def _gradients(scores, targets, losses, size, stride, ignored, BLOCK: tl.constex
     scores += row * stride
     target = tl.load(targets + row)
     counts = target != ignored
-    columns = tl.arange(0, BLOCK)
-    x = tl.load(scores + columns, mask=columns < size, other=-1e30).to(tl.float32)
-    top = tl.max(x, 0)
-    level = top + tl.log(tl.sum(tl.exp(x - top), 0))
-    right = tl.sum(tl.where(columns == target, x, 0.0), 0)
-    tl.store(losses + row, tl.where(counts, level - right, 0.0))
-    g = tl.exp(x - level) - tl.where(columns == target, 1.0, 0.0)
-    g = tl.where(counts & (columns < size), g, 0.0)
-    tl.store(scores + columns, g.to(scores.dtype.element_ty), mask=columns < stride)
-
-
-@triton.jit
-def _gradients_in_parts(scores, targets, losses, size, stride, ignored, BLOCK: tl.constexpr):
-    """The same for a row that is too long to be held: it is read twice."""
-    row = tl.program_id(0).to(tl.int64)
-    scores += row * stride
-    target = tl.load(targets + row)
-    counts = target != ignored
     most = tl.full([BLOCK], -1e30, tl.float32)
     sums = tl.zeros([BLOCK], tl.float32)
     for start in range(0, size, BLOCK):
@@ -64,12 +46,6 @@ def _gradients_in_parts(scores, targets, losses, size, stride, ignored, BLOCK: t
         tl.store(scores + columns, g.to(scores.dtype.element_ty), mask=columns < stride)
 
 
-def _kernel(width: int) -> tuple[Any, int, int]:
-    """Which kernel, its tile and its warps: a row of 65,536 scores still fits into the registers of 1,024 threads."""
-    block = triton.next_power_of_2(width)
-    return (_gradients, block, max(block // 2048, 4)) if block <= 65_536 else (_gradients_in_parts, 4096, 8)
-
-
 @torch.library.custom_op("polyseme::vocabulary_loss", mutates_args=())
 def _vocabulary_loss(
     states: Tensor, table: Tensor, bias: Tensor | None, targets: Tensor, ignored: int
@@ -84,9 +60,9 @@ def _vocabulary_loss(
     for start in range(0, len(states), ROWS):
         here = slice(start, start + ROWS)
         scores = F.linear(states[here], whole, offset)
-        width = scores.shape[1]
-        kernel, block, warps = _kernel(width)
-        kernel[(len(scores),)](scores, targets[here], losses[here], size, width, ignored, BLOCK=block, num_warps=warps)
+        _gradients[(len(scores),)](
+            scores, targets[here], losses[here], size, scores.shape[1], ignored, BLOCK=4096, num_warps=8
+        )
         torch.mm(scores, whole, out=by_states[here])
         by_table = torch.addmm(by_table, scores.T, states[here]) if start else torch.mm(scores.T, states[here])
         if bias is not None:

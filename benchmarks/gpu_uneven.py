@@ -1,0 +1,231 @@
+"""The rows of `gpu.py` on text of uneven length: encoding, fine-tuning, pre-training on documents."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gpu_parts import DEVICE, Measured, Row, fresh, in_our_names, measure
+
+from polyseme.corpus.order import Cursor
+from polyseme.corpus.store import Corpus
+from polyseme.families import FAMILIES
+from polyseme.objectives.batch import Batch
+from polyseme.objectives.specs import MaskedPairs
+from polyseme.objectives.terms import losses
+from polyseme.parts.heads import LabelHeadSpec
+from polyseme.parts.model import Model, ModelSpec
+from polyseme.reading import fetched, in_bins, means
+from polyseme.tasks.finetune import FinetuneSpec
+from polyseme.tasks.finetune import steps as all_steps
+from polyseme.tasks.task import Encoded, Task
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.cost import training_flops
+from polyseme.train.loop import Training, train
+from polyseme.train.optim import OptimSpec
+from polyseme.train.pretrain import open_data
+from polyseme.train.recipe import Recipe
+from polyseme.train.schedule import ScheduleSpec
+
+
+def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
+    """Mean vectors of texts of uneven length, ids given."""
+    draw = np.random.default_rng(0)
+    lengths = np.clip(np.exp(draw.normal(3.0, 0.85, row.sequences)).astype(int), 3, row.length)
+    rows = [draw.integers(0, 30_522, n) for n in lengths]
+    texts = [torch.from_numpy(ids) for ids in rows]
+    half = copy.deepcopy(model).to(torch.bfloat16).eval()
+    other = peer.bert.to(torch.bfloat16).eval()
+
+    @torch.inference_mode()
+    def ours(trunk: Callable[..., Any], budget: int = 65_536) -> torch.Tensor:
+        bins = in_bins(rows, None, budget, DEVICE)
+        found = np.empty((len(rows), row.size["dim"]), dtype=np.float32)
+        for index, part in fetched((b.index, means(trunk(b.tokens, b.layout).last, b.layout)) for b in bins):
+            found[index] = part
+        return torch.from_numpy(found)
+
+    @torch.inference_mode()
+    def theirs(size: int, ordered: bool) -> torch.Tensor:
+        found = torch.empty(len(texts), row.size["dim"], device=DEVICE)
+        order = np.argsort(-lengths, kind="stable") if ordered else np.arange(len(texts))
+        for start in range(0, len(texts), size):
+            chosen = order[start : start + size]
+            ids = torch.nn.utils.rnn.pad_sequence([texts[i] for i in chosen], batch_first=True).to(DEVICE)
+            sizes = torch.from_numpy(lengths[chosen]).to(DEVICE)
+            mask = torch.arange(ids.shape[1], device=DEVICE)[None] < sizes[:, None]
+            states = other(input_ids=ids, attention_mask=mask.long()).last_hidden_state.float()
+            found[torch.from_numpy(chosen).to(DEVICE)] = (states * mask[..., None]).sum(1) / sizes[:, None]
+        return found.cpu()
+
+    def clock(work: Callable[[], torch.Tensor]) -> Measured:
+        fresh()
+        began = time.monotonic()
+        work()
+        cold, times = time.monotonic() - began, []
+        for _ in range(3):
+            began = time.monotonic()
+            work()
+            times.append(time.monotonic() - began)
+        return Measured(lengths.sum() / statistics.median(times), torch.cuda.max_memory_allocated() / 2**30, 0, cold)
+
+    apart = (ours(half.trunk) - theirs(256, True)).norm() / theirs(256, True).norm()
+    if apart > 0.03:
+        raise SystemExit(f"the vectors differ by {apart:.3f}")
+    return {
+        "polyseme": clock(lambda: ours(half.trunk)),
+        "transformers, batches of 64": clock(lambda: theirs(64, False)),
+        "transformers, sorted, 256": clock(lambda: theirs(256, True)),
+    }
+
+
+def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
+    """Texts of uneven length with a label each, as a task has them; the peer pads each batch to its longest."""
+    import transformers
+
+    draw = np.random.default_rng(0)
+    lengths = np.clip(np.exp(draw.normal(3.0, 0.85, 4096)).astype(int), 3, row.length)
+    data = [Encoded(draw.integers(0, 30_522, n), np.zeros(n, np.int64), np.arange(0), int(n % 2)) for n in lengths]
+    task, settings = Task("classification", ("a", "b")), FinetuneSpec(batch_size=row.sequences)
+    config = transformers.BertConfig(
+        num_hidden_layers=row.size["num_layers"], hidden_size=row.size["dim"],
+        num_attention_heads=row.size["num_heads"], intermediate_size=4 * row.size["dim"], num_labels=2,
+    )  # fmt: skip
+    peer = transformers.BertForSequenceClassification(config).to(DEVICE)
+    spec = FAMILIES["bert"].spec(**row.size, dropout=row.dropout, attention_dropout=row.dropout)
+    spec = ModelSpec("bert", spec.trunk, {"classify": LabelHeadSpec(task.labels, "pooled", row.dropout)})
+    ours = spec.build(seed=0)
+    ours.load_state_dict(in_our_names(ours, peer.state_dict()))
+    ours.to(DEVICE)
+    chosen = [batches[0] for batches, _ in itertools.islice(all_steps(task, data, settings, 0), 128)]
+    inputs = [
+        {
+            "input_ids": batch.layout.pad(batch.tokens).to(DEVICE),
+            "attention_mask": batch.layout.mask().long().to(DEVICE),
+            "labels": batch.targets["classify"].values.to(DEVICE),
+        }
+        for batch in chosen
+    ]
+    with torch.no_grad():
+        mine = losses(ours.eval(), chosen[0].to(DEVICE))["classify"] / row.sequences
+        apart = abs(mine - peer.eval()(**inputs[0]).loss).item()
+    if apart > 0.01:
+        raise SystemExit(f"the two sides differ: {apart}")
+    tokens = int(statistics.mean(batch.num_tokens for batch in chosen))
+    flops = int(statistics.mean(training_flops(ours, batch) for batch in chosen))
+    optimiser = torch.optim.AdamW(peer.train().parameters(), lr=1e-4, fused=True)
+
+    def stepper(model: Any) -> Callable[[], None]:
+        turn = itertools.cycle(inputs)
+
+        def step() -> None:
+            optimiser.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = model(**next(turn)).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
+            optimiser.step()
+
+        return step
+
+    fresh()
+    others = {"transformers": measure(stepper(peer), tokens, flops, peak, 64)}
+    if compiled_peer:
+        fresh()
+        whole = stepper(torch.compile(peer, dynamic=True))
+        others["transformers, compiled"] = measure(whole, tokens, flops, peak, 64)
+    fresh()
+    run = Training(
+        ours, settings.optim.build(ours, ours.trunk.groups()), settings.optim, ScheduleSpec("constant"), 10**6, DEVICE,
+        "bf16", record=True,
+    )  # fmt: skip
+    reports = train(run, all_steps(task, data, settings, 0, run))
+    for _ in range(200):  # the shapes that occur are recorded in these
+        next(reports)
+    found = measure(lambda: next(reports), tokens, flops, peak, 64)
+    found.notes = {"loss": apart}
+    reports.close()  # type: ignore[attr-defined]
+    return {"polyseme": found, **others}
+
+
+def documents(row: Row, peer: Any, model: Model, folder: Path, peak: float, steps: int) -> dict[str, Measured]:
+    """Real text of uneven length, from the corpus on disk to the step."""
+    size = row.sequences * row.length
+    recipe = Recipe(
+        name="benchmark", family=row.family,
+        model={**row.size, "dropout": row.dropout, "attention_dropout": row.dropout},
+        objective=MaskedPairs(), max_len=row.length, batch_tokens=size, bin_tokens=size, compile=True, holdout=0.0,
+    )  # fmt: skip
+    corpus = Corpus.open(folder)
+    if corpus.vocab_size != model.trunk.table.shape[0]:
+        raise SystemExit(f"{folder} has a vocabulary of {corpus.vocab_size}, not {model.trunk.table.shape[0]}")
+    data, _ = open_data(recipe, corpus, Tokenizer.load(folder / "tokenizer"), 0, 1)
+    samples = [batch for batches, _ in itertools.islice(data.steps(Cursor()), 4) for batch in batches]
+    optim = OptimSpec()
+    run = Training(
+        model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec("constant"), 10**6, DEVICE, "bf16",
+        terms=torch.compile(losses), record=True,
+    )  # fmt: skip
+    fresh()
+    reports = train(run, data.steps(Cursor()))
+    tokens = statistics.mean(batch.num_tokens for batch in samples)
+    flops = int(statistics.mean(training_flops(model, batch) for batch in samples))
+    found = {"polyseme": measure(lambda: next(reports), int(tokens), flops, peak, steps)}
+    reports.close()  # type: ignore[attr-defined]
+    del run, model
+    fresh()
+    ready = list(padded(row, samples))
+    counts = [int(inputs["attention_mask"].sum()) for inputs in ready]
+    optimiser = torch.optim.AdamW(peer.parameters(), lr=1e-4, fused=True)
+    turn = itertools.cycle(ready)
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = peer(**next(turn)).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
+        optimiser.step()
+
+    found["transformers"] = measure(step, int(statistics.mean(counts)), flops, peak, max(len(ready), 5))
+    found["transformers"].mfu = 0.0
+    return found
+
+
+def padded(row: Row, samples: list[Batch]) -> Iterator[dict[str, torch.Tensor]]:
+    """The sequences of packed batches, mixed, in padded batches as the peer takes them."""
+    sequences = []
+    for batch in samples:
+        labels = torch.full_like(batch.tokens, -100)
+        masked, pair = batch.targets["masked"], batch.targets["pair"]
+        real = masked.values != -100
+        labels[masked.rows[real]] = masked.values[real]
+        answers = dict(zip(pair.rows.tolist(), pair.values.tolist()))
+        assert batch.segments is not None
+        parts = (each.split(list(batch.layout.lengths)) for each in (batch.tokens, labels, batch.segments))
+        for number, (tokens, label, segments) in enumerate(zip(*parts)):
+            if answers.get(number, -100) != -100:  # the rest is filler
+                sequences.append((tokens, label, segments, answers[number]))
+    order = np.random.default_rng(0).permutation(len(sequences))
+    for start in range(0, len(order) - row.sequences + 1, row.sequences):
+        chosen = [sequences[i] for i in order[start : start + row.sequences]]
+        pad = torch.nn.utils.rnn.pad_sequence
+        tokens, labels, segments = (
+            pad([each[part] for each in chosen], batch_first=True, padding_value=value).to(DEVICE)
+            for part, value in ((0, 0), (1, -100), (2, 0))
+        )
+        lengths = torch.tensor([len(each[0]) for each in chosen], device=DEVICE)
+        yield {
+            "input_ids": tokens,
+            "labels": labels,
+            "token_type_ids": segments,
+            "attention_mask": (torch.arange(tokens.shape[1], device=DEVICE)[None] < lengths[:, None]).long(),
+            "next_sentence_label": torch.tensor([each[3] for each in chosen], device=DEVICE),
+        }
