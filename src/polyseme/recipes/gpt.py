@@ -9,8 +9,9 @@ from polyseme.train.schedule import ScheduleSpec
 
 
 def base() -> Recipe:
-    """GPT as in the paper, for a corpus with its vocabulary, which has no marks: 64 × 512 tokens a step, 100 epochs of BooksCorpus.
+    """GPT as in the paper: 64 × 512 tokens a step, 100 epochs of BooksCorpus.
 
+    The corpus is made with the published vocabulary, which has no marks for where texts begin and end.
     Radford et al. 2018, §4.1: Adam at 2.5e-4, warm-up over 2,000 steps, cosine to zero, decay 0.01 of matrices,
     dropout 0.1. BooksCorpus has 800 M words (Devlin et al. 2019, §3.1), about a billion tokens: hence the budget.
     """
