@@ -301,6 +301,19 @@ def test_causal_lm_predicts_everything_once():
     assert (batch.tokens.numpy()[1:][inside] == target.values.numpy()[:-1][inside]).all()
 
 
+def test_causal_lm_without_marks():
+    """Each token but the first of its document is predicted once, from a token before it."""
+    documents = [[30, 20, 50], [1], [63], [64], [2], [65]]
+    corpus = Pages(documents)
+    bound = CausalLM(marks=False).bind(corpus, BERT, 63, 0)
+    batch = bound.batch(all_of(bound), 0)
+    sizes = np.array([sum(d) for d in documents])
+    ends = np.cumsum(sizes)
+    assert np.array_equal(batch.targets["next"].values.numpy(), np.delete(corpus.tokens, ends - sizes))
+    assert np.array_equal(batch.tokens.numpy(), np.delete(corpus.tokens, ends - 1))
+    assert batch.layout.lengths == (63, 36, 62, 63, 1, 63, 1)
+
+
 def test_bos_is_used_where_there_is_one():
     bound = CausalLM().bind(Pages([[3], [3]]), Vocabulary(SIZE, frozenset([1, 2]), bos=1, eos=2), 64, 0)
     batch = bound.batch(all_of(bound), 0)

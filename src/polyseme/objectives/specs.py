@@ -133,14 +133,16 @@ class CausalLM(Spec):
 
     So every token and the end of every document is predicted exactly once an epoch; a slice that does not
     open its document starts with the token before its first prediction. GPT-2 has one mark, `<|endoftext|>`,
-    which is both; a tokenizer without bos uses eos. Departure from GPT-2: a sequence never runs on into the
-    next document.
+    which is both; a tokenizer without bos uses eos. Without `marks`, as in GPT (2018), whose vocabulary has none, the
+    first token and the end of a document are not predicted. Departure from both: a sequence never runs on into
+    the next document.
     """
 
     terms: ClassVar[tuple[str, ...]] = ("next",)
+    marks: bool = True
 
     def bind(self, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> Bound:
-        return _CausalLM(corpus, vocabulary, max_len)
+        return _CausalLM(self, corpus, vocabulary, max_len)
 
 
 Objective = MaskedLM | MaskedPairs | MaskedSpans | CausalLM | PermutationLM | SegmentLM
@@ -322,9 +324,10 @@ class _MaskedPairs(_Masked):
 
 
 class _CausalLM(Bound):
-    def __init__(self, corpus: Corpus, vocabulary: Vocabulary, max_len: int):
-        super().__init__(cut_samples(corpus, max_len, at="length", closing=1), max_len, 0)
-        self.corpus, self.eos = corpus, vocabulary.need("eos", "CausalLM")
+    def __init__(self, spec: CausalLM, corpus: Corpus, vocabulary: Vocabulary, max_len: int):
+        super().__init__(cut_samples(corpus, max_len, at="length", closing=1 if spec.marks else -1), max_len, 0)
+        self.spec, self.corpus = spec, corpus
+        self.eos = vocabulary.need("eos", "CausalLM") if spec.marks else 0
         self.bos = self.eos if vocabulary.bos is None else vocabulary.bos
         self.documents = np.asarray(corpus.sentences)[np.asarray(corpus.documents)]
 
@@ -339,6 +342,8 @@ class _CausalLM(Bound):
         starts, sizes, document = table.starts[ids], table.lengths[ids], table.document[ids]
         opens = starts == self.documents[document]
         closes = starts + sizes > self.documents[document + 1]
+        if not self.spec.marks:  # a slice starts with a token of its own
+            starts, opens, closes = starts + 1, np.zeros_like(opens), np.zeros_like(closes)
         # One token longer than the sequence: inputs are all but its last, predictions all but its first.
         ends = np.cumsum(sizes + 1)
         first, last = ends - sizes - 1, ends - 1

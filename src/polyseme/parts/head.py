@@ -20,11 +20,17 @@ class Head(nn.Module):
     reads: Reads = "tokens"
 
     def states(self, last: Tensor, layout: Layout, rows: Tensor | None, pool: Pool) -> Tensor:
-        """What it reads of the trunk's last states: of every token or sequence, or of the `rows` asked for."""
+        """What it reads of the trunk's last states: of every token or sequence, or of the `rows` asked for.
+
+        The states of several columns, [n, columns], are added.
+        """
         states = pool(last, layout) if self.reads == "pooled" else last
         if self.reads == "first":
-            rows = layout.first if rows is None else layout.first.index_select(0, rows)
-        return states if rows is None else states.index_select(0, rows)
+            states = last.index_select(0, layout.first)
+        if rows is None:
+            return states
+        found = states.index_select(0, rows.flatten())
+        return found if rows.ndim == 1 else found.unflatten(0, rows.shape).sum(1)
 
     def loss(self, states: Tensor, table: Any, values: Tensor, ignored: int) -> Tensor:
         """The summed cross entropy."""

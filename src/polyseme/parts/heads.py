@@ -85,7 +85,8 @@ class LabelHeadSpec(Spec):
     """A linear layer over named labels, on each token (tagging) or on one vector a sequence (classification).
 
     Some families have a `dense` layer, an activation and a norm before it, and one of them dropout before that. Without
-    labels its one output is a number (regression).
+    labels its one output is a number (regression); a single label is the worth of one sequence among several (multiple
+    choice).
     """
 
     labels: tuple[str, ...]
@@ -128,6 +129,8 @@ class LabelHead(Head):
 
     def loss(self, states: Tensor, table: Tensor, values: Tensor, ignored: int) -> Tensor:
         """The summed cross entropy; for a number the summed squared error, where NaN is a value to ignore."""
+        if len(self.spec.labels) == 1:
+            return _choice_loss(self(states, table).float().squeeze(-1), values, ignored)
         if self.spec.labels:
             return super().loss(states, table, values, ignored)
         return (self(states, table).float().squeeze(-1) - values).masked_fill(values.isnan(), 0.0).square().sum()
@@ -174,6 +177,17 @@ class BoundaryHead(VocabularyHead):
     def transform(self, states: Tensor) -> Tensor:
         states = self.inner_norm(self.activation(self.inner(states)))
         return self.outer_norm(self.activation(self.outer(states)))
+
+
+def _choice_loss(scores: Tensor, values: Tensor, ignored: int) -> Tensor:
+    """Cross entropy among rivals: rows whose value is the same are the choices of one question, and the value is the
+    place of the right one. A row without a value stands alone, at no cost."""
+    places = torch.arange(len(scores), device=scores.device)
+    right = torch.where(values == ignored, places, values)
+    top = scores.detach().scatter_reduce(0, right, scores.detach(), "amax")  # keeps the sums within range
+    sums = torch.zeros_like(scores).index_add(0, right, (scores - top.index_select(0, right)).exp())
+    asked = right == places
+    return torch.where(asked, top + torch.where(asked, sums, 1.0).log() - scores, 0.0).sum()
 
 
 HeadSpec = LanguageHeadSpec | LabelHeadSpec | BoundaryHeadSpec | AdaptiveHeadSpec

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from polyseme.parts.heads import HeadSpec
+from polyseme.parts.heads import HeadSpec, LabelHeadSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.spec import Spec
 from polyseme.parts.trunk import TransformerSpec
@@ -56,3 +56,17 @@ class Model(nn.Module):
     def _states(self, head: str, last: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
         found: Tensor = self.heads[head].states(last, layout, rows, self.trunk.pool)  # type: ignore[operator]
         return found
+
+    def grown(self, vocab_size: int, seed: int | None = None) -> Model:
+        """The same model with room for more tokens, whose vectors are new."""
+        spec = self.spec
+        embeddings = spec.trunk.embeddings.replace(vocab_size=vocab_size)
+        heads = {
+            name: head if isinstance(head, LabelHeadSpec) else head.replace(vocab_size=vocab_size)
+            for name, head in spec.heads.items()
+        }
+        model = spec.replace(trunk=spec.trunk.replace(embeddings=embeddings), heads=heads).build(seed)
+        new = model.state_dict()
+        for name, tensor in self.state_dict().items():
+            new[name][tuple(map(slice, tensor.shape))] = tensor
+        return model.train(self.training)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from polyseme.errors import UserError, nearest
 from polyseme.files import read_json
-from polyseme.recipes import albert, bert, demo, distilbert, gpt2, modern, roberta, spanbert, transformer_xl, xlnet
+from polyseme.recipes import albert, bert, demo, distilbert, gpt, gpt2, modern, roberta, spanbert, transformer_xl, xlnet
 from polyseme.train.recipe import Recipe
 
 _MAKERS: tuple[Callable[[], Recipe], ...] = (
@@ -17,6 +17,7 @@ _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(spanbert.tiny, spanbert.base, spanbert.large),
     *(distilbert.tiny, distilbert.base),
     *(modern.tiny, modern.small),
+    *(gpt.tiny, gpt.base),
     *(gpt2.tiny, gpt2.small),
     *(transformer_xl.tiny, transformer_xl.base),
     *(xlnet.tiny, xlnet.base),

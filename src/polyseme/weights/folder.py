@@ -152,9 +152,14 @@ def check_fit(spec: ModelSpec, tokenizer: Tokenizer) -> None:
 
 
 def _architecture(family: Family, spec: ModelSpec) -> str | None:
-    """The class whose heads are most of ours."""
-    fitting = [(len(heads), name) for name, heads in family.architectures.items() if set(heads) <= set(spec.heads)]
-    return max(fitting)[1] if fitting else None
+    """The class whose heads are most of ours; of two, the one with a task's head."""
+    known = set(family.heads(spec.trunk))
+    fitting = [
+        (len(heads), not known.issuperset(heads), name)
+        for name, heads in family.architectures.items()
+        if set(heads) <= set(spec.heads)
+    ]
+    return max(fitting)[2] if fitting else None
 
 
 def _config(family: Family, spec: ModelSpec, architecture: str | None, tokenizer: Tokenizer) -> dict[str, Any]:
