@@ -27,7 +27,7 @@ import torch
 
 from polyseme.corpus.order import Order
 from polyseme.objectives.packing import Bound, Vocabulary
-from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs, Objective
+from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs, MaskedSpans, Objective
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
@@ -42,6 +42,8 @@ OBJECTIVES: dict[str, Objective] = {
     "MLM + NSP": MaskedPairs(),
     "MLM + NSP, whole words": MaskedPairs(unit="word"),
     "causal LM": CausalLM(),
+    "MLM + SOP, n-grams": MaskedPairs(unit="ngram", question="order"),
+    "MLM + boundaries, spans": MaskedSpans(),
 }
 
 

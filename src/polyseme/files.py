@@ -127,12 +127,21 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A safetensors file that other tools open; its library's own error for a full disk becomes the usual one."""
+    """A safetensors file that other tools open; its library's own error for a full disk becomes the usual one.
+
+    Names that share one tensor get a copy each, as that format has it.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    written: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().contiguous().cpu()
+        written[name] = tensor.clone() if tensor.data_ptr() in places else tensor
+        places.add(tensor.data_ptr())
     try:
-        save_file({name: t.detach().contiguous().cpu() for name, t in tensors.items()}, path, {"format": "pt"})
+        save_file(written, path, {"format": "pt"})
     except SafetensorError as error:
         raise OSError(str(error)) from error
 

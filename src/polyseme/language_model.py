@@ -23,9 +23,11 @@ from polyseme.parts.layout import Layout
 from polyseme.parts.model import Model
 from polyseme.parts.relative import Queries
 from polyseme.progress import progress
+from polyseme.prompting import Answers, answer_scores, joined, written
 from polyseme.reading import Packed, fetched, in_bins, means
 from polyseme.weights.folder import ModelFolder, load_model
 
+NORMALISE = ("none", "length", "unconditional")
 LAYERS = ("embeddings", "last", "second-to-last", "sum-last-4", "concat-last-4", "sum-all", "all")
 Per = Literal["token", "word", "text"]
 
@@ -48,6 +50,15 @@ class Score:
     @property
     def perplexity(self) -> float:
         return math.exp(-self.log_probability / max(self.tokens, 1))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The likeliest of several answers: its number, what each is worth as compared, and what that rests on."""
+
+    best: int
+    values: tuple[float, ...]
+    scores: tuple[Score, ...]
 
 
 def load(folder: str | Path, device: str | None = None, precision: str = "float32") -> LanguageModel:
@@ -74,6 +85,12 @@ class LanguageModel:
     @property
     def max_len(self) -> int:
         return self.model.spec.trunk.embeddings.max_len
+
+    @property
+    def opening(self) -> list[int]:
+        """What stands before a text that a causal model reads; GPT (2018) has no such mark: the first token is free."""
+        marks = self.tokenizer.specials
+        return [mark for mark in (marks.bos, marks.eos) if mark is not None][:1]
 
     def encode(self, text: str, pair: str | None = None) -> dict[str, Any]:
         """Pieces, ids, segments and attention mask: the view that other tools use."""
@@ -126,12 +143,12 @@ class LanguageModel:
         return found
 
     def _score_causal(self, texts: Sequence[str]) -> list[Score]:
-        marks = self.tokenizer.specials
-        bos = marks.eos if marks.bos is None else marks.bos
         found: list[Score | None] = [None] * len(texts)
-        ids = [np.array([bos, *self._sequence(text)[0]]) for text in texts]
+        ids = [np.array([*self.opening, *self._sequence(text)[0]]) for text in texts]
         for i, row in enumerate(ids):
             self._check_length(len(row) - 1, texts[i])
+            if len(row) < 2:
+                raise UserError(f"{texts[i]!r} is one token, and nothing stands before it to predict it from")
         # the last token has nothing left to predict, so it is not read
         for packed in self._packed([row[:-1] for row in ids]):
             last = self.model.trunk(packed.tokens, packed.layout).last
@@ -162,6 +179,67 @@ class LanguageModel:
             targets = torch.tensor([ids[places[i]] for i in packed.index], device=self.device)
             total += float(chances.gather(1, targets[:, None]).double().sum())
         return Score(total, len(places))
+
+    def choose(
+        self,
+        prompt: str,
+        choices: Sequence[str],
+        shots: Sequence[tuple[str, str]] = (),
+        template: str = "{text} {answer}",
+        normalise: str = "none",
+        context: str = "Answer: ",
+    ) -> Choice:
+        """Which answer is likeliest after a prompt, and after the shots, texts with their answers, before it."""
+        return self.choose_each([(prompt, choices)], shots, template, normalise, context)[0]
+
+    def choose_each(
+        self,
+        questions: Sequence[tuple[str, Sequence[str]]],
+        shots: Sequence[tuple[str, str]] = (),
+        template: str = "{text} {answer}",
+        normalise: str = "none",
+        context: str = "Answer: ",
+    ) -> list[Choice]:
+        """`choose` for many prompts with their choices.
+
+        Compared are summed log-probabilities, or these by the number of tokens (`length`), or less what the answer has
+        without its question, after the `context` alone (`unconditional`; Brown et al. 2020, §2.4).
+        """
+        self._need("next", "choose between answers")
+        if normalise not in NORMALISE:
+            raise UserError(f"normalise is {normalise!r}; {nearest(normalise, NORMALISE)}")
+        asked = [self._answers(written(text, template, shots), choices) for text, choices in questions]
+        if normalise == "unconditional":
+            asked += [self._answers(context, choices) for _, choices in questions]
+        sums = [tuple(Score(*pair) for pair in pairs) for pairs in answer_scores(self.model, asked, self.bin_tokens)]
+        found = []
+        for i, scores in enumerate(sums[: len(questions)]):
+            values = [s.log_probability for s in scores]
+            if normalise == "length":
+                values = [s.log_probability / s.tokens for s in scores]
+            elif normalise == "unconditional":
+                values = [v - s.log_probability for v, s in zip(values, sums[len(questions) + i])]
+            found.append(Choice(int(np.argmax(values)), tuple(values), scores))
+        return found
+
+    def _answers(self, prompt: str, choices: Sequence[str]) -> Answers:
+        """Each choice behind the prompt. A space between them is the answer's: in most vocabularies it is part of the
+        answer's first token."""
+        if isinstance(choices, str) or not choices:
+            raise UserError(f"choices is {choices!r}: a list of answers is needed")
+        sequences, begins = [], []
+        for choice in choices:
+            text = joined(prompt, choice)
+            ids, offsets = self.tokenizer.encode_with_offsets(text)
+            begin = next((i for i, (_, end) in enumerate(offsets) if end > len(prompt.rstrip(" "))), len(ids))
+            if begin == len(ids) or not choice.strip():
+                raise UserError(f"there is nothing to read in the choice {choice!r}")
+            if not begin and not self.opening:
+                raise UserError(f"{choice!r} follows nothing: without a mark that opens texts a prompt is needed")
+            self._check_length(len(self.opening) + len(ids) - 1, text)
+            sequences.append(np.array([*self.opening, *ids]))
+            begins.append(len(self.opening) + begin)
+        return Answers(sequences, begins)
 
     @torch.inference_mode()
     def embed(

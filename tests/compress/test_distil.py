@@ -12,7 +12,7 @@ from polyseme.corpus.prepare import prepare
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.objectives.batch import IGNORED
-from polyseme.objectives.distil import Distilled, with_teacher
+from polyseme.objectives.distil import Distilled
 from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs
 from polyseme.parts.layout import Layout
 from polyseme.text.tokenizer import Tokenizer
@@ -86,8 +86,9 @@ def test_what_does_not_fit_is_told():
 # --- what it is taught -----------------------------------------------------------------------------------------------
 
 
-def batch_of(model, rows):
-    return with_teacher(cases.training_batch(model, rows), next(iter(model.spec.heads)))
+def batch_of(model, rows, **weights):
+    base = CausalLM() if "next" in model.heads else MaskedLM()
+    return Distilled(base, **weights).weighed(cases.training_batch(model, rows))
 
 
 @pytest.mark.parametrize("teacher,student", STUDENTS)
@@ -100,7 +101,8 @@ def test_terms_are_the_papers(teacher, student):
     head = objective.head
     target = batch.targets[head]
     found = objective.losses(above)(below, batch)
-    assert tuple(found) == tuple(batch.targets) and objective.weights == {head: 2, "soft": 5, "cosine": 1}
+    assert tuple(found) == tuple(batch.targets)
+    assert {name: batch.targets[name].weight for name in (head, "soft", "cosine")} == {head: 2, "soft": 5, "cosine": 1}
     last, shown = (m.trunk(batch.tokens, batch.layout, batch.segments).last for m in (below, above))
     mine, theirs = (m.predict(head, h, batch.layout, target.rows) for m, h in ((below, last), (above, shown)))
     soft = torch.nn.KLDivLoss(reduction="batchmean")(F.log_softmax(mine / 2, -1), F.softmax(theirs / 2, -1)) * 4
@@ -111,10 +113,10 @@ def test_terms_are_the_papers(teacher, student):
     assert soft > 0.01 and 0 < cosine < 2
 
 
-def gradients(model, terms, weights, batches):
+def gradients(model, terms, batches):
     optim = OptimSpec(rate=0.0, clip=0.0)
     run = Training(model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec(), 1, torch.device("cpu"))
-    run.terms, run.weights = terms, weights
+    run.terms = terms
     (report,) = train(run, [(batches, None)])
     return report, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
@@ -125,14 +127,14 @@ def test_sum_any_micro_batches_give_the_same_gradient(teacher, student, dtype, t
     above, below = pair(teacher, student, dtype)
     objective = Distilled(CausalLM() if teacher == "gpt2" else MaskedPairs() if student == "bert" else MaskedLM())
     rows = cases.sequences((5, 9, 9, 1, 12, 5))
-    weights, terms = objective.weights, objective.losses(above)
-    report, whole = gradients(below, terms, weights, [batch_of(below, rows)])
+    terms = objective.losses(above)
+    report, whole = gradients(below, terms, [batch_of(below, rows)])
     assert set(report.loss) == {*objective.terms, "soft", "cosine"}
     assert all(p.grad is None for p in above.parameters())
     for cut in ((1, 2, 3), (3, 3), (1, 1, 1, 1, 1, 1)):
         ends = np.cumsum(cut)
         parts = [batch_of(below, rows[end - n : end]) for n, end in zip(cut, ends)]
-        again, found = gradients(below, terms, weights, parts)
+        again, found = gradients(below, terms, parts)
         assert again.loss == pytest.approx(report.loss, rel=1e-5)
         for name, gradient in found.items():
             torch.testing.assert_close(gradient, whole[name], atol=tolerance, rtol=tolerance)
@@ -140,15 +142,15 @@ def test_sum_any_micro_batches_give_the_same_gradient(teacher, student, dtype, t
 
 def test_weights_scale_the_gradient_and_not_the_report():
     above, below = pair("bert", "distilbert")
-    terms, batch = Distilled().losses(above), batch_of(below, cases.sequences((5, 9)))
+    terms, rows = Distilled().losses(above), cases.sequences((5, 9))
     parts = {}
-    for name in ("masked", "soft", "cosine"):
-        weights = dict.fromkeys(("masked", "soft", "cosine"), 0.0) | {name: 1.0}
-        report, parts[name] = gradients(below, terms, weights, [batch])
-    whole, found = gradients(below, terms, Distilled().weights, [batch])
+    for name in ("hard", "soft", "cosine"):
+        weights = dict.fromkeys(("hard", "soft", "cosine"), 0.0) | {name: 1.0}
+        report, parts[name] = gradients(below, terms, [batch_of(below, rows, **weights)])
+    whole, found = gradients(below, terms, [batch_of(below, rows)])
     assert whole.loss == report.loss
     for name, gradient in found.items():
-        expected = 2 * parts["masked"][name] + 5 * parts["soft"][name] + parts["cosine"][name]
+        expected = 2 * parts["hard"][name] + 5 * parts["soft"][name] + parts["cosine"][name]
         torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-6)
 
 
@@ -162,26 +164,26 @@ def test_compiled_and_eager_agree():
     """In one graph, the teacher in it; without a compiler for C++, which would take most of a minute."""
     above, below = pair("bert", "distilbert", torch.float32)
     terms, batch = Distilled().losses(above), batch_of(below, cases.sequences((5, 9, 9)))
-    plain, expected = gradients(below, terms, Distilled().weights, [batch])
-    report, found = gradients(below, torch.compile(terms, backend="aot_eager"), Distilled().weights, [batch])
+    plain, expected = gradients(below, terms, [batch])
+    report, found = gradients(below, torch.compile(terms, backend="aot_eager"), [batch])
     assert report.loss == pytest.approx(plain.loss, rel=1e-5)
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, expected[name], atol=1e-5, rtol=1e-4)
 
 
-def trained(model, terms, weights, batches, steps, **changes):
+def trained(model, terms, batches, steps, **changes):
     optim = OptimSpec(rate=1e-2, beta2=0.98)
     device = changes.pop("device", torch.device("cpu"))
     run = Training(model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec(), steps, device, **changes)
-    run.terms, run.weights = terms, weights
+    run.terms = terms
     return list(train(run, [(batches, None)] * steps))
 
 
 def test_one_batch_is_learnt_by_heart():
     """The states and guesses of a teacher of four layers, by a student of two, from fresh weights."""
     above, below = pair("bert", "distilbert", torch.float32)
-    weights = {"masked": 0.0, "soft": 1.0, "cosine": 1.0}
-    reports = trained(below, Distilled().losses(above), weights, [batch_of(below, cases.sequences((5, 9, 9)))], 150)
+    batch = batch_of(below, cases.sequences((5, 9, 9)), hard=0.0, soft=1.0, cosine=1.0)
+    reports = trained(below, Distilled().losses(above), [batch], 150)
     for name in ("soft", "cosine"):
         assert reports[-1].loss[name] < reports[0].loss[name] / 10, (name, reports[0].loss, reports[-1].loss)
 
@@ -196,7 +198,7 @@ def test_bf16_on_a_gpu_is_near_float32():
         batches = [batch_of(below, cases.sequences((5, 9, 9)))]
         teacher = above.to(device, torch.bfloat16 if precision == "bf16" else torch.float32)
         terms = Distilled().losses(teacher)
-        found = trained(below.to(device), terms, Distilled().weights, batches, 3, device=device, precision=precision)
+        found = trained(below.to(device), terms, batches, 3, device=device, precision=precision)
         losses.append(found[-1].loss)
     assert losses[0] == pytest.approx(losses[1], rel=0.1)
 

@@ -1,31 +1,34 @@
 """Every family as a tiny model, so that a law is written once and a new family gets it for free."""
 
-import dataclasses
-
 import numpy as np
 import torch
 
-from polyseme.families import FAMILIES
+from polyseme.families import FAMILIES, Family
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.parts.heads import LabelHeadSpec
+from polyseme.parts.heads import BoundaryHeadSpec, LabelHeadSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.parts.relative import Queries
 
 VOCAB = 61
-NAMES = list(FAMILIES)
-CAUSAL = [name for name in NAMES if FAMILIES[name].spec().trunk.causal]
+# what a family can be beside its usual self: the name of a case, the family, arguments of its trunk
+# and what a small model would not have of itself: blocks that see their neighbours alone, the mean as the pooled vector
+EXTRA = {"modern": {"global_every": 2, "window": 2, "pooling": "mean"}}
+VARIANTS = {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
+CASES = {name: (name, EXTRA.get(name, {})) for name in FAMILIES} | VARIANTS
+NAMES = list(CASES)
+CAUSAL = [name for name in NAMES if FAMILIES[CASES[name][0]].spec().trunk.causal]
 DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
 
 
-# what a small model would not have of itself: blocks that see their neighbours alone, the mean as the pooled vector
-EXTRA = {"modern": {"global_every": 2, "window": 2, "pooling": "mean"}}
+def family_of(name: str) -> Family:
+    return FAMILIES[CASES[name][0]]
 
 
-def tiny_spec(family: str, dropout: float = 0.0) -> ModelSpec:
-    return FAMILIES[family].spec(
+def tiny_spec(name: str, dropout: float = 0.0) -> ModelSpec:
+    return family_of(name).spec(
         num_layers=3, dim=24, num_heads=3, ffn_dim=40, vocab_size=VOCAB, max_len=32, dropout=dropout,
-        attention_dropout=dropout, **EXTRA.get(family, {}),
+        attention_dropout=dropout, **CASES[name][1],
     )  # fmt: skip
 
 
@@ -45,7 +48,7 @@ def sequences(lengths: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
 
 
 def segments_of(layout: Layout, family: str) -> torch.Tensor | None:
-    number = FAMILIES[family].spec().trunk.num_segments
+    number = family_of(family).spec().trunk.num_segments
     return (layout.positions >= 3).long().clamp(max=number - 1) if number else None
 
 
@@ -55,7 +58,11 @@ def training_batch(model: Model, rows: list[torch.Tensor], seed: int = 3) -> Bat
     begins = np.cumsum([0, *layout.lengths])
     targets, queries = {}, None
     for name, head in model.spec.heads.items():
-        if not isinstance(head, LabelHeadSpec):
+        if isinstance(head, BoundaryHeadSpec):  # the first token and the last are the two sides
+            sides = zip(begins, layout.lengths)
+            where = np.concatenate([[[b, b + n - 1, i % head.places] for i in range(n)] for b, n in sides])
+            what = np.concatenate([(r.numpy() * 5 + seed) % VOCAB for r in rows])
+        elif not isinstance(head, LabelHeadSpec):
             where = np.concatenate([b + np.arange(0, n, 2) for b, n in zip(begins, layout.lengths)])
             if getattr(model.spec.trunk.relations, "stream", False):
                 order = torch.cat([torch.where(torch.arange(len(r)) % 2 == 0, r + 1, 0) for r in rows])
@@ -68,7 +75,3 @@ def training_batch(model: Model, rows: list[torch.Tensor], seed: int = 3) -> Bat
         targets[name] = Targets(torch.from_numpy(where), torch.from_numpy(what), len(where))
     segments = segments_of(layout, model.spec.family)
     return Batch(torch.cat(rows), layout, segments, targets, layout.total, queries=queries)
-
-
-def with_dropout(spec: ModelSpec, dropout: float) -> ModelSpec:
-    return dataclasses.replace(spec, trunk=tiny_spec(spec.family, dropout).trunk)

@@ -51,7 +51,8 @@ ARROWS: dict[str, set[str]] = {
     "tasks": {"errors", "files", "progress", "parts", "families", "objectives", "text", "weights", "report", "train"},
     "reading": {"prefetch", "progress", "parts"},
     "compress": {"errors", "files", "parts", "objectives", "text", "corpus", "weights", "train"},
-    "language_model": {"errors", "progress", "reading", "parts", "weights", "tasks"},
+    "prompting": {"errors", "progress", "parts"},
+    "language_model": {"errors", "progress", "reading", "parts", "weights", "tasks", "prompting"},
     "": {"errors", "language_model"},
     "explain": {"language_model", "parts"},
 }

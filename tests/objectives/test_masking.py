@@ -105,7 +105,7 @@ def test_pieces_of_a_word_have_their_own_fate():
     assert close((masked[1:] & masked[:-1])[pairs].mean(), 0.64, pairs.sum(), 2)
 
 
-@pytest.mark.parametrize("unit", ["token", "word"])
+@pytest.mark.parametrize("unit", ["token", "word", "ngram", "span"])
 def test_alone_equals_packed(unit):
     tokens, words = packed(50)
     damaged, rows, _ = run(tokens, words, unit=unit)
@@ -122,7 +122,8 @@ def test_masks_change_with_the_epoch():
     assert close(len(first & second) / tokens.size, 0.0225 * 0.98, tokens.size)
 
 
-def test_nothing_to_mask():
+@pytest.mark.parametrize("unit", ["token", "word", "ngram", "span"])
+def test_nothing_to_mask(unit):
     tokens = np.full((3, 4), 2)
-    damaged, rows, values = run(tokens, np.ones((3, 4), dtype=bool), rate=1.0)
+    damaged, rows, values = run(tokens, np.ones((3, 4), dtype=bool), rate=1.0, unit=unit)
     assert np.array_equal(damaged, tokens.ravel()) and not len(rows) and not len(values)

@@ -8,7 +8,7 @@ from polyseme.corpus.order import Order
 from polyseme.errors import UserError
 from polyseme.objectives.batch import IGNORED
 from polyseme.objectives.packing import Shape, Vocabulary
-from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs
+from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs, MaskedSpans
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 SIZE = 2000
@@ -73,8 +73,10 @@ def all_of(bound):
 SPECS = [
     *(MaskedLM(), MaskedLM(unit="word", rate=0.3), MaskedPairs(), MaskedPairs(unit="word"), CausalLM()),
     *(MaskedLM(across=True), MaskedLM(across=True, unit="word")),
+    *(MaskedPairs(unit="ngram", question="order"), MaskedSpans()),
 ]
 NAMES = [f"{type(s).__name__}-{getattr(s, 'unit', '')}{'-across' * getattr(s, 'across', False)}" for s in SPECS]
+MASKED = [spec for spec in SPECS if not isinstance(spec, CausalLM)]
 
 
 def bind(spec, corpus=None, max_len=64, seed=1):
@@ -102,8 +104,10 @@ def test_alone_equals_packed(spec):
             rows, first, last = batch.targets[name].rows, low, high
             if name == "pair":
                 first, last = place, place + 1
-            inside = (rows >= first) & (rows < last)
-            assert torch.equal(rows[inside] - first, own.rows)
+            at = rows.view(len(rows), -1)[:, 0]
+            inside = (at >= first) & (at < last)
+            moved = first * torch.tensor([1, 1, 0]) if name == "boundary" else first  # the last column is a place
+            assert torch.equal(rows[inside] - moved, own.rows)
             assert torch.equal(batch.targets[name].values[inside], own.values)
 
 
@@ -137,7 +141,7 @@ def test_fixed_shape(spec):
             assert torch.equal(fixed.segments[:real], exact.segments) and fixed.segments.shape == (1000,)
         for name, target in fixed.targets.items():
             own, cap = exact.targets[name], shape.sequences if name == "pair" else shape.rows
-            assert target.rows.shape == target.values.shape == (cap,)
+            assert target.rows.shape == (cap, *own.rows.shape[1:]) and target.values.shape == (cap,)
             assert target.count == own.count == int((target.values != IGNORED).sum()) == len(own.rows)
             assert torch.equal(target.rows[: own.count], own.rows) and not target.rows[own.count :].any()
             assert torch.equal(target.values[: own.count], own.values)
@@ -153,20 +157,22 @@ def test_the_cap_drops_targets_and_says_so():
         bound.batch(np.arange(5), 0, Shape(400, 6, 64, rows=10))
 
 
-@pytest.mark.parametrize("spec", SPECS[:4], ids=NAMES[:4])
+@pytest.mark.parametrize("spec", MASKED, ids=[name for name in NAMES if "Causal" not in name])
 def test_rates_and_specials(spec):
     bound = bind(spec)
     batch = bound.batch(all_of(bound), 0)
     target, before = batch.targets["masked"], rebuilt(batch)
     ordinary = int((before >= 5).sum())
-    clumps = 3 if spec.unit == "word" else 1
+    clumps = {"token": 1, "word": 3, "ngram": 5, "span": 10}[spec.unit]
     assert abs(target.count / ordinary - spec.rate) < 5 * np.sqrt(clumps * spec.rate / ordinary)
     assert (target.values >= 5).all()
     shares = [(batch.tokens[target.rows] == MASK), (batch.tokens[target.rows] == target.values)]
-    assert np.allclose([s.float().mean() for s in shares], [0.8, 0.1], atol=5 * 0.4 / np.sqrt(target.count))
+    fates = target.count / (5 if spec.unit == "span" else 1)  # a span has one fate
+    assert np.allclose([s.float().mean() for s in shares], [0.8, 0.1], atol=5 * 0.4 / np.sqrt(fates))
     for sequence in split(batch):
         assert sequence[0] == CLS and sequence[-1] == SEP
-        assert (sequence == SEP).sum() == (2 if isinstance(spec, MaskedPairs) else 1)
+        marks = (sequence == SEP).sum()
+        assert marks == (2 if isinstance(spec, MaskedPairs) else 1) or getattr(spec, "across", False)
 
 
 def test_masked_lm_reads_the_corpus_whole():
@@ -295,6 +301,19 @@ def test_causal_lm_predicts_everything_once():
     assert (batch.tokens.numpy()[1:][inside] == target.values.numpy()[:-1][inside]).all()
 
 
+def test_causal_lm_without_marks():
+    """Each token but the first of its document is predicted once, from a token before it."""
+    documents = [[30, 20, 50], [1], [63], [64], [2], [65]]
+    corpus = Pages(documents)
+    bound = CausalLM(marks=False).bind(corpus, BERT, 63, 0)
+    batch = bound.batch(all_of(bound), 0)
+    sizes = np.array([sum(d) for d in documents])
+    ends = np.cumsum(sizes)
+    assert np.array_equal(batch.targets["next"].values.numpy(), np.delete(corpus.tokens, ends - sizes))
+    assert np.array_equal(batch.tokens.numpy(), np.delete(corpus.tokens, ends - 1))
+    assert batch.layout.lengths == (63, 36, 62, 63, 1, 63, 1)
+
+
 def test_bos_is_used_where_there_is_one():
     bound = CausalLM().bind(Pages([[3], [3]]), Vocabulary(SIZE, frozenset([1, 2]), bos=1, eos=2), 64, 0)
     batch = bound.batch(all_of(bound), 0)
@@ -316,5 +335,7 @@ def test_mistakes_are_told():
         bind(MaskedLM(), max_len=2)
     with pytest.raises(UserError, match=r"rate is 1\.5"):
         MaskedLM(rate=1.5)
-    with pytest.raises(UserError, match="expected one of 'token', 'word'"):
+    with pytest.raises(UserError, match="unit is 'word'"):
+        MaskedSpans(unit="word")
+    with pytest.raises(UserError, match="expected one of 'token', 'word', 'ngram', 'span'"):
         MaskedLM.from_json({"unit": "syllable"})

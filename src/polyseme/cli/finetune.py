@@ -11,7 +11,7 @@ import typer
 def finetune(
     model: Annotated[Path, typer.Argument(help="a pre-trained model folder")],
     task: Annotated[
-        str, typer.Option(help="classification, pair, regression or tagging; or a data set of `polyseme tasks`")
+        str, typer.Option(help="classification, pair, regression, choice or tagging; or a data set of `polyseme tasks`")
     ],
     out: Annotated[Path, typer.Option(help="the run folder to write")],
     train: Annotated[Path | None, typer.Option(help="TSV, JSON lines or CoNLL columns; plain, .gz or .xz")] = None,

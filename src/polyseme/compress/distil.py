@@ -90,7 +90,7 @@ def take_layers(student: Model, teacher: Model) -> None:
         taken[positions] = given[positions] + given[segments][0]
     if positions in taken and positions in wanted:
         taken[positions] = taken[positions][: len(wanted[positions])]  # a student may read less
-    below, above = student.spec.trunk.order, teacher.spec.trunk.order
+    below, above = student.spec.trunk.depths, teacher.spec.trunk.depths
     for depth, source in enumerate(layers(len(below), len(above))):
         start, own = f"trunk.blocks.{above[source]}.", f"trunk.blocks.{below[depth]}."
         taken |= {own + name.removeprefix(start): t for name, t in given.items() if name.startswith(start)}

@@ -1,16 +1,23 @@
 """Every architecture, by name."""
 
+from polyseme.families.albert import ALBERT
 from polyseme.families.bert import BERT
 from polyseme.families.distilbert import DISTILBERT
 from polyseme.families.family import Family
+from polyseme.families.gpt import GPT
 from polyseme.families.gpt2 import GPT2
 from polyseme.families.modern import MODERN
 from polyseme.families.roberta import ROBERTA
+from polyseme.families.spanbert import SPANBERT
 from polyseme.families.transformer_xl import TRANSFORMER_XL
 from polyseme.families.xlnet import XLNET
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (BERT, ROBERTA, DISTILBERT, MODERN, GPT2, TRANSFORMER_XL, XLNET)
+    family.name: family
+    for family in (
+        *(BERT, ROBERTA, ALBERT, SPANBERT, DISTILBERT, MODERN),
+        *(GPT, GPT2, TRANSFORMER_XL, XLNET),
+    )
 }
 
 __all__ = ["FAMILIES", "Family"]

@@ -62,6 +62,9 @@ class Family:
     marks: Literal["first", "last"] = "first"  # where the token of the whole sequence stands, if there is one
     departures: tuple[str, ...] = ()
     model_type: str = ""  # what config.json calls it, where that is not its name
+    printed: dict[str, str] = field(default_factory=dict)  # counts as the paper prints them, where it rounds otherwise
+    # what fine-tuning adds to the vocabulary: before a text, between two texts, behind the last
+    frame: tuple[str, str, str] | None = None
 
     def modern(self, name: str) -> str:
         """A published tensor's name as today's files write it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import Family, Rule, both, read_config
+from polyseme.families.family import READS, Family, Rule, both, read_config
 from polyseme.parts.attention import AttentionSpec
 from polyseme.parts.block import BlockSpec
 from polyseme.parts.embeddings import EmbeddingsSpec
@@ -29,18 +29,25 @@ def trunk(
     activation: ActivationName = "gelu_tanh",
     eps: float = 1e-5,
     init_std: float = 0.02,
+    window: int = 0,
 ) -> TransformerSpec:
-    """Norms move to the input of each sublayer, one more after the last block (§2.3)."""
+    """Norms move to the input of each sublayer, one more after the last block (§2.3).
+
+    With a `window` every second block looks no further back than that, as in GPT-3 (Brown et al. 2020, §2.1).
+    """
     norm = LayerNormSpec(eps)
+    block = BlockSpec(
+        AttentionSpec(num_heads, attention_dropout, causal=True),
+        FeedForwardSpec(ffn_dim or 4 * dim, activation),
+        before=norm,
+        dropout=dropout,
+    )
     return TransformerSpec(
         EmbeddingsSpec(vocab_size, dim, max_len, dropout=dropout if embedding_dropout is None else embedding_dropout),
-        BlockSpec(
-            AttentionSpec(num_heads, attention_dropout, causal=True),
-            FeedForwardSpec(ffn_dim or 4 * dim, activation),
-            before=norm,
-            dropout=dropout,
-        ),
+        block,
         order=tuple(range(num_layers)),
+        variants=(block.replace(attention=block.attention.replace(window=window)),) if window else (),
+        pattern=tuple(i % 2 for i in range(num_layers)) if window else (),
         final_norm=norm,
         pooler=PoolerSpec("last"),
         init=InitSpec(init_std, position_std=init_std / 2, scale_residuals=True),
@@ -52,17 +59,19 @@ def heads(spec: TransformerSpec) -> dict[str, HeadSpec]:
 
 
 def label_head(name: str, labels: tuple[str, ...], spec: TransformerSpec) -> HeadSpec:
-    """As `transformers` has them: a bare matrix on the last token, or dropout and a linear layer on each token."""
-    if name == "tag":
-        return LabelHeadSpec(labels, "tokens", 0.1)
-    return LabelHeadSpec(labels, "pooled", bias=False)
+    """As `transformers` has them: a bare matrix on the last token for classes, linear layers for the others."""
+    if name == "classify":
+        return LabelHeadSpec(labels, "pooled", bias=False)
+    return LabelHeadSpec(labels, READS[name], 0.0 if name == "span" else 0.1)
 
 
 ACTIVATIONS: dict[ActivationName, str] = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
 
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
+    """GPT-3's bands have no published layout: a type that no other tool knows keeps it from reading them as dense."""
     trunk, block = spec.trunk, spec.trunk.block
+    window = trunk.variants[0].attention.window if trunk.variants else 0
     return {
         "model_type": "gpt2",
         "vocab_size": trunk.embeddings.vocab_size,
@@ -78,6 +87,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "attn_pdrop": block.attention.dropout,
         "layer_norm_epsilon": block.before.eps if isinstance(block.before, LayerNormSpec) else 0,
         "initializer_range": trunk.init.std,
+        **({"model_type": "gpt3", "architectures": [], "window": window} if window else {}),
     }
 
 
@@ -96,6 +106,7 @@ def from_config(config: dict[str, Any]) -> TransformerSpec:
             "activation_function": list(names),
             "scale_attn_weights": [True],
             "scale_attn_by_inverse_layer_idx": [False],
+            "summary_activation": [None],
             "add_cross_attention": [False],
             "tie_word_embeddings": [True],
         },
@@ -109,7 +120,25 @@ def from_config(config: dict[str, Any]) -> TransformerSpec:
         activation=names[config.get("activation_function", "gelu_new")],
         eps=config.get("layer_norm_epsilon", 1e-5),
         init_std=config.get("initializer_range", 0.02),
+        window=config.get("window", 0),
     )
+
+
+# GPT-3 (Brown et al. 2020, table 2.1): layers, width, heads
+GPT3 = {
+    "125m": (12, 768, 12),
+    "350m": (24, 1024, 16),
+    "760m": (24, 1536, 16),
+    "1.3b": (24, 2048, 16),
+    "2.7b": (32, 2560, 32),
+    "6.7b": (32, 4096, 32),
+    "13b": (40, 5120, 40),
+    "175b": (96, 12288, 96),
+}
+
+
+def _gpt3(num_layers: int, dim: int, num_heads: int) -> dict[str, int]:
+    return {"num_layers": num_layers, "dim": dim, "num_heads": num_heads, "max_len": 2048, "window": 256}
 
 
 def _layer(ours: str, theirs: str, turned: bool = True) -> tuple[Rule, Rule]:
@@ -130,6 +159,7 @@ GPT2 = Family(
         "medium": {"num_layers": 24, "dim": 1024, "num_heads": 16},
         "large": {"num_layers": 36, "dim": 1280, "num_heads": 20},
         "xl": {"num_layers": 48, "dim": 1600, "num_heads": 25},
+        **{f"gpt3-{name}": _gpt3(*numbers) for name, numbers in GPT3.items()},
     },
     published={
         "small": 124_439_808,
@@ -143,8 +173,10 @@ GPT2 = Family(
     from_config=from_config,
     architectures={
         "GPT2LMHeadModel": ("next",),
+        "GPT2DoubleHeadsModel": ("next", "choice"),
         "GPT2ForSequenceClassification": ("classify",),
         "GPT2ForTokenClassification": ("tag",),
+        "GPT2ForQuestionAnswering": ("span",),
         "GPT2Model": (),
     },
     prefix="transformer.",
@@ -163,8 +195,14 @@ GPT2 = Family(
         "next": (),
         "classify": (Rule("heads.classify.linear.weight", ("score.weight",)),),
         "tag": both("heads.tag.linear", "classifier"),
+        "span": both("heads.span.linear", "qa_outputs"),
+        "choice": both("heads.choice.linear", "multiple_choice_head.summary"),
     },
     tied={"lm_head.weight": "transformer.wte.weight"},
     ignored=(".attn.bias", ".attn.masked_bias"),
-    departures=("Documents are not run together: each packed sequence belongs to one document and sees nothing else.",),
+    departures=(
+        "Documents are not run together: each packed sequence belongs to one document and sees nothing else.",
+        "GPT-3: how wide its bands are is not published; here a query of every second layer sees 256 tokens back.",
+        "GPT-3: table 2.1 gives 1.3B 24 heads of 128 at width 2,048, here 16; 13B a width of 5,140, here 40 × 128.",
+    ),
 )

@@ -29,6 +29,8 @@ def rows() -> list[Row]:
             with torch.device("meta"):
                 count = sum(p.numel() for p in Model(spec).parameters())
             published = f"{family.published[size]:,}" if size in family.published else ""
+            if size in family.printed:
+                published += f" (paper: {family.printed[size]})"
             trunk = spec.trunk
             heads = trunk.block.attention.num_heads
             found.append(Row(family.name, size, trunk.num_layers, trunk.dim, heads, count, published))
@@ -42,6 +44,10 @@ def markdown() -> str:
         "|---|---|---|---|---|",
     ]
     for family in FAMILIES.values():
-        sizes = ", ".join(f"{r.size} {r.parameters:,}" for r in rows() if r.family == family.name)
+        sizes = ", ".join(
+            f"{r.size} {r.parameters:,}" + (f" (paper: {family.printed[r.size]})" if r.size in family.printed else "")
+            for r in rows()
+            if r.family == family.name
+        )
         lines.append(f"| `{family.name}` | {family.paper} | {family.tokenizer} | {family.objective} | {sizes} |")
     return "\n".join(lines)

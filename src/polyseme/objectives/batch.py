@@ -20,13 +20,15 @@ IGNORED = -100  # a target value that fills a fixed shape and never counts
 class Targets:
     """The rows a term predicts and their true values.
 
-    `rows` index tokens (or sequences, for a term about whole sequences). `count` is the number of values that
-    count, known before the forward pass: the law of sums needs it.
+    `rows` index tokens (or sequences, for a term about whole sequences); what several columns mean, the head that
+    reads them knows. `count` is the number of values that count, known before the forward pass: the law of sums needs
+    it. `weight` is the term's factor in the loss.
     """
 
-    rows: Tensor  # int64 [n]
+    rows: Tensor  # int64 [n] or [n, columns]
     values: Tensor  # int64 [n], IGNORED where it fills; float32 for numbers, there NaN fills
     count: int
+    weight: float = 1.0
 
 
 class Carry:
@@ -85,11 +87,13 @@ def tensors(value: object) -> list[Tensor]:
 
 
 def signature(value: object) -> tuple[object, ...]:
-    """The shapes of its tensors and the bounds of its layouts: all that a recording of its kernels depends on."""
+    """All that a recording of its kernels depends on: the shapes of its tensors, the bounds of its layouts, factors."""
     if isinstance(value, Layout):
         return (value.longest, value.starts.shape, value.positions.shape)
     if isinstance(value, Tensor):
         return (value.shape,)
+    if isinstance(value, float):
+        return (value,)
     if is_dataclass(value) and not isinstance(value, type):
         return tuple(part for f in fields(value) for part in signature(getattr(value, f.name)))
     items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()

@@ -6,10 +6,9 @@ the same places.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,12 +56,20 @@ class Distilled(Spec):
         """The head that guesses tokens."""
         return self.base.terms[0]
 
-    @property
-    def weights(self) -> dict[str, float]:
-        return {**dict.fromkeys(self.terms, self.hard), "soft": self.soft, "cosine": self.cosine}
-
     def bind(self, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> Bound:
-        return _Distilled(self.base.bind(corpus, vocabulary, max_len, seed), self.head)
+        return _Distilled(self, self.base.bind(corpus, vocabulary, max_len, seed))
+
+    def weighed(self, batch: Batch) -> Batch:
+        """A batch of `base` with targets for the two terms more, and the weights of all.
+
+        `soft` is counted by the rows of `head`, `cosine` by all tokens but filler.
+        """
+        rows = torch.arange(len(batch.tokens))
+        states = torch.where(rows < batch.num_tokens, 0, IGNORED)
+        targets = {name: replace(found, weight=self.hard * found.weight) for name, found in batch.targets.items()}
+        targets["soft"] = replace(batch.targets[self.head], weight=self.soft)
+        targets["cosine"] = Targets(rows, states, batch.num_tokens, self.cosine)
+        return replace(batch, targets=targets)
 
     def losses(self, teacher: Model) -> Callable[[Model, Batch], dict[str, Tensor]]:
         """What the loop sums. The teacher does not learn and drops nothing out."""
@@ -95,9 +102,9 @@ class Distilled(Spec):
 class _Distilled(Bound):
     """The batches of a bound objective, with targets for the two terms more: so they are counted as all terms are."""
 
-    def __init__(self, base: Bound, head: str):
+    def __init__(self, spec: Distilled, base: Bound):
         super().__init__(base.samples, base.longest, base.overhead)
-        self.base, self.head = base, head
+        self.spec, self.base = spec, base
 
     def lengths(self, ids: np.ndarray, epoch: int) -> np.ndarray:
         return self.base.lengths(ids, epoch)
@@ -106,11 +113,4 @@ class _Distilled(Bound):
         return self.base.rows(num_tokens)
 
     def batch(self, ids: np.ndarray, epoch: int, shape: Shape | None = None) -> Batch:
-        return with_teacher(self.base.batch(ids, epoch, shape), self.head)
-
-
-def with_teacher(batch: Batch, head: str) -> Batch:
-    """`soft` is counted by the rows of `head`, `cosine` by all tokens but filler."""
-    rows = torch.arange(len(batch.tokens))
-    states = Targets(rows, torch.where(rows < batch.num_tokens, 0, IGNORED), batch.num_tokens)
-    return dataclasses.replace(batch, targets={**batch.targets, "soft": batch.targets[head], "cosine": states})
+        return self.spec.weighed(self.base.batch(ids, epoch, shape))

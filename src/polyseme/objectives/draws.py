@@ -15,7 +15,8 @@ from polyseme.corpus.order import GOLDEN, fold, mix
 
 CHOOSE, FATE, REPLACE = 0, 1, 2  # per token: is it predicted, how is it damaged, by which id
 SPAN, SPAN_PLACE, RANK = 16, 17, 18  # per window: how many tokens are predicted, which; per token: when
-SPLIT, NEXT, WHERE, SHORT = 3, 4, 5, 6  # per pair: where A ends, is B random, from where, how short
+SPLIT, NEXT, WHERE, SHORT = 3, 4, 5, 6  # per pair: where A ends, is B random (or swapped), from where, how short
+BUDGET, GONE, LENGTH, PLACE = 20, 21, 22, 23  # per run of words: how many, less what; per stretch: how long; where
 
 
 def keys(seed: int, epoch: int, samples: np.ndarray) -> np.ndarray:
@@ -41,6 +42,11 @@ def draw(keys: np.ndarray, positions: np.ndarray | int, stream: int) -> np.ndarr
 def below(bits: np.ndarray, p: float) -> np.ndarray:
     """True with probability p, to the precision of a double."""
     return (bits >> np.uint64(11)) < np.uint64(round(p * 2**53))
+
+
+def uniform(bits: np.ndarray) -> np.ndarray:
+    """Uniform in [0, 1), as doubles."""
+    return (bits >> np.uint64(11)) * 2.0**-53
 
 
 def integers(bits: np.ndarray, n: int | np.ndarray) -> np.ndarray:

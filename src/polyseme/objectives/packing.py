@@ -167,7 +167,8 @@ def pack(
 def rounded(batch: Batch, max_len: int) -> Batch:
     """The batch filled up to one of few shapes, eight an octave, so that a recording of a step's kernels serves many.
 
-    Targets that are one a sequence stay as they are; those of tokens are filled with what never counts.
+    Targets that are one a sequence, or one of several, stay as they are; those of tokens are filled with what never
+    counts.
     """
     lengths = list(batch.layout.lengths)
     unit = max(1 << batch.layout.total.bit_length() >> 4, 64)
@@ -176,7 +177,9 @@ def rounded(batch: Batch, max_len: int) -> Batch:
     full, rest = divmod(spare, longest)
     layout = Layout.of([*lengths, *[longest] * full, *[rest] * (rest > 0)], len(lengths) + unit // longest + 1, longest)
     targets = {
-        name: found if len(found.rows) == len(lengths) else _filled(found, -len(found.rows) % unit)
+        name: found
+        if found.rows.ndim > 1 or len(found.rows) == len(lengths)
+        else _filled(found, -len(found.rows) % unit)
         for name, found in batch.targets.items()
     }
     segments = None if batch.segments is None else F.pad(batch.segments, (0, spare))
@@ -196,7 +199,7 @@ def _targets(found: Rows, cap: int) -> Targets:
         rows, values = rows[:cap], values[:cap]
     count = len(rows)
     if cap > count:
-        rows = np.append(rows, np.zeros(cap - count, dtype=np.int64))
+        rows = np.append(rows, np.zeros((cap - count, *rows.shape[1:]), dtype=np.int64), axis=0)
         values = np.append(values, np.full(cap - count, IGNORED))
     return Targets(torch.from_numpy(rows), torch.from_numpy(values), count)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from polyseme.corpus.order import Samples, cut_samples
 from polyseme.errors import UserError
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.draws import NEXT, SHORT, SPLIT, WHERE, below, draw, integers, keys
-from polyseme.objectives.masking import Unit, mask
+from polyseme.objectives.masking import Unit, boundaries, mask
 from polyseme.objectives.packing import Bound, Rows, Shape, Vocabulary, enclose, pack
 from polyseme.objectives.permutation import PermutationLM
 from polyseme.objectives.segments import SegmentLM
@@ -68,16 +68,20 @@ class MaskedLM(Masking):
     across: bool = False
 
     def bind(self, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> Bound:
-        return _MaskedLM(self, corpus, vocabulary, max_len, seed)
+        return _MaskedLM(self, corpus, vocabulary, max_len, seed, self.across)
 
 
 @dataclass(frozen=True)
 class MaskedPairs(Masking):
-    """Masked LM and next-sentence prediction, `[CLS] A [SEP] B [SEP]` (Devlin et al. 2019, §3.1 and A.2).
+    """Masked LM and a question about two runs of sentences, `[CLS] A [SEP] B [SEP]`.
+
+    `question="next"` is BERT's next-sentence prediction (Devlin et al. 2019, §3.1 and A.2); "order" is ALBERT's
+    sentence order (Lan et al. 2020, §3.1): B always follows A in the text, and in half of the pairs the two are
+    swapped. Labels: 0, as in the text; 1, swapped. A run of one sentence is cut in its middle and has no label.
 
     A and B are runs of sentences that together fill `max_len`, or in one of ten cases (`short`) a length
-    drawn between 2 and that; A ends at a sentence drawn at random. Labels: 0, B follows A; 1, B is random: it
-    starts at a random sentence of another document and ends where a run with that room would. As in BERT's
+    drawn between 2 and that; A ends at a sentence drawn at random. Labels of "next": 0, B follows A; 1, B is
+    random: it starts at a random sentence of another document and ends where a run with that room would. As in BERT's
     script, a run of one sentence (a document's last) always gets a random B; the others get one so often that
     `random_next` of all do.
 
@@ -90,7 +94,8 @@ class MaskedPairs(Masking):
 
     terms: ClassVar[tuple[str, ...]] = ("masked", "pair")
     short: float = 0.1
-    random_next: float = 0.5
+    random_next: float = 0.5  # or swapped
+    question: Literal["next", "order"] = "next"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,22 +107,45 @@ class MaskedPairs(Masking):
 
 
 @dataclass(frozen=True)
+class MaskedSpans(Masking):
+    """Masked spans of words in single runs of sentences, and the span boundary objective (Joshi et al. 2020, §3).
+
+    A masked token is predicted twice: from its own state, and from the states on both sides of its span with its
+    place in the span.
+    """
+
+    terms: ClassVar[tuple[str, ...]] = ("masked", "boundary")
+    unit: Unit = "span"
+    places: int = 20  # a token deeper in a span is predicted from its own state alone
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.unit not in ("ngram", "span"):
+            raise UserError(f"unit is {self.unit!r}, but only 'ngram' and 'span' leave both sides of a span to be read")
+
+    def bind(self, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> Bound:
+        return _MaskedSpans(self, corpus, vocabulary, max_len, seed)
+
+
+@dataclass(frozen=True)
 class CausalLM(Spec):
     """Next-token prediction: a document reads `<bos> w1 … wn` and predicts `w1 … wn <eos>`, cut at `max_len`.
 
     So every token and the end of every document is predicted exactly once an epoch; a slice that does not
     open its document starts with the token before its first prediction. GPT-2 has one mark, `<|endoftext|>`,
-    which is both; a tokenizer without bos uses eos. Departure from GPT-2: a sequence never runs on into the
-    next document.
+    which is both; a tokenizer without bos uses eos. Without `marks`, as in GPT (2018), whose vocabulary has none, the
+    first token and the end of a document are not predicted. Departure from both: a sequence never runs on into
+    the next document.
     """
 
     terms: ClassVar[tuple[str, ...]] = ("next",)
+    marks: bool = True
 
     def bind(self, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> Bound:
-        return _CausalLM(corpus, vocabulary, max_len)
+        return _CausalLM(self, corpus, vocabulary, max_len)
 
 
-Objective = MaskedLM | MaskedPairs | CausalLM | PermutationLM | SegmentLM
+Objective = MaskedLM | MaskedPairs | MaskedSpans | CausalLM | PermutationLM | SegmentLM
 
 
 class _Masked(Bound):
@@ -141,7 +169,7 @@ class _Masked(Bound):
 
     def rows(self, num_tokens: int) -> int:
         usual = num_tokens * self.masking.rate
-        clumps = 4 if self.masking.unit == "word" else 1  # a word of several pieces is one draw
+        clumps = {"token": 1, "word": 4, "ngram": 8, "span": 16}[self.masking.unit]  # tokens that are one draw
         return min(math.ceil(usual + 6 * math.sqrt(usual * clumps)), num_tokens)
 
     def damage(
@@ -153,7 +181,7 @@ class _Masked(Bound):
         sample_keys: np.ndarray,
     ) -> tuple[np.ndarray, Rows]:
         """Ranges of the corpus with their marks, masked; `sizes` and `sample_keys` are those of sequences."""
-        words = self.masking.unit == "word"
+        words = self.masking.unit != "token"
         tokens, word_starts = enclose(self.corpus, starts, lengths, leads, self.cls, self.sep, words)
         damaged, rows, values = mask(
             tokens,
@@ -172,8 +200,10 @@ class _Masked(Bound):
 
 
 class _MaskedLM(_Masked):
-    def __init__(self, spec: MaskedLM, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int):
-        samples = cut_samples(corpus, _room(max_len, 2, 1), across=spec.across)
+    def __init__(
+        self, spec: Masking, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int, across: bool = False
+    ):
+        samples = cut_samples(corpus, _room(max_len, 2, 1), across=across)
         documents = np.unique(np.asarray(corpus.sentences)[np.asarray(corpus.documents)])
         self.begins = documents[:-1]  # of those that hold something
         self.first = np.searchsorted(self.begins, samples.starts, side="right")  # that begins inside a sample
@@ -200,7 +230,22 @@ class _MaskedLM(_Masked):
         sizes = self.lengths(ids, epoch)
         sample_keys = keys(self.seed, self.masking.turn(epoch), ids)
         tokens, masked = self.damage(*self.ranges(ids), sizes, sample_keys)
-        return pack(tokens, sizes, shape, {"masked": masked})
+        return pack(tokens, sizes, shape, self.found(masked))
+
+    def found(self, masked: Rows) -> dict[str, Rows]:
+        """The rows of each term, from those that are masked."""
+        return {"masked": masked}
+
+
+class _MaskedSpans(_MaskedLM):
+    def __init__(self, spec: MaskedSpans, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int):
+        super().__init__(spec, corpus, vocabulary, max_len, seed)
+        self.places = spec.places
+
+    def found(self, masked: Rows) -> dict[str, Rows]:
+        around = boundaries(masked[0])
+        near = around[:, 2] < self.places
+        return {"masked": masked, "boundary": (around[near], masked[1][near])}
 
 
 class _MaskedPairs(_Masked):
@@ -214,26 +259,32 @@ class _MaskedPairs(_Masked):
 
         samples = cut_samples(corpus, self.room, least=2, limits=limits)
         super().__init__(spec, corpus, vocabulary, samples, max_len, 3, seed)
+        self.swaps = spec.question == "order"
         documents = np.asarray(corpus.sentences)[np.asarray(corpus.documents)]
         self.document_units = np.searchsorted(samples.borders, documents)
-        if np.count_nonzero(np.diff(self.document_units)) < 2:
+        if not self.swaps and np.count_nonzero(np.diff(self.document_units)) < 2:
             raise UserError("MaskedPairs needs two documents or more: a random B comes from another document")
         alone = float(np.mean(np.diff(samples.first) == 1))
         if alone == 1:
             raise UserError("MaskedPairs needs documents of two sentences or more; here there is none")
-        self.share = max(spec.random_next - alone, 0) / (1 - alone)
+        self.share = spec.random_next if self.swaps else max(spec.random_next - alone, 0) / (1 - alone)
 
     def plan(self, ids: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Starts [n, 2] and lengths [n, 2] of A and B, and which B are random."""
+        """Starts [n, 2] and lengths [n, 2] of A and B, and which B are random, or which pairs swapped."""
         table = self.samples
         pair_keys = keys(self.seed, self.masking.turn(epoch), ids)
         first, last, start = table.first[ids], table.first[ids + 1], table.starts[ids]
         alone = last - first == 1
         cut = first + 1 + integers(draw(pair_keys, 0, SPLIT), last - first - ~alone)
-        ends = table.borders[cut]
+        ends = np.where(self.swaps & alone, start + table.lengths[ids] // 2, table.borders[cut])
         starts = np.stack((start, ends), axis=1)
         lengths = np.stack((ends - start, start + table.lengths[ids] - ends), axis=1)
-        random = alone | below(draw(pair_keys, 0, NEXT), self.share)
+        random = below(draw(pair_keys, 0, NEXT), self.share)
+        if self.swaps:
+            random &= ~alone
+            starts[random], lengths[random] = starts[random, ::-1], lengths[random, ::-1]
+            return starts, lengths, random
+        random |= alone
         drawn = np.flatnonzero(random)
         starts[drawn, 1], lengths[drawn, 1] = self._elsewhere(ids[drawn], lengths[drawn, 0], pair_keys[drawn])
         return starts, lengths, random
@@ -267,14 +318,16 @@ class _MaskedPairs(_Masked):
         sample_keys = keys(self.seed, self.masking.turn(epoch), ids)
         tokens, masked = self.damage(starts.ravel(), lengths.ravel(), leads, sizes, sample_keys)
         segments = np.repeat(np.tile([0, 1], len(ids)), (lengths + np.array([2, 1])).ravel())
-        pairs = np.arange(len(ids)), random.astype(np.int64)
+        asked = np.flatnonzero(np.diff(self.samples.first)[ids] > 1) if self.swaps else np.arange(len(ids))
+        pairs = asked, random[asked].astype(np.int64)
         return pack(tokens, sizes, shape, {"masked": masked}, {"pair": pairs}, segments)
 
 
 class _CausalLM(Bound):
-    def __init__(self, corpus: Corpus, vocabulary: Vocabulary, max_len: int):
-        super().__init__(cut_samples(corpus, max_len, at="length", closing=1), max_len, 0)
-        self.corpus, self.eos = corpus, vocabulary.need("eos", "CausalLM")
+    def __init__(self, spec: CausalLM, corpus: Corpus, vocabulary: Vocabulary, max_len: int):
+        super().__init__(cut_samples(corpus, max_len, at="length", closing=1 if spec.marks else -1), max_len, 0)
+        self.spec, self.corpus = spec, corpus
+        self.eos = vocabulary.need("eos", "CausalLM") if spec.marks else 0
         self.bos = self.eos if vocabulary.bos is None else vocabulary.bos
         self.documents = np.asarray(corpus.sentences)[np.asarray(corpus.documents)]
 
@@ -289,6 +342,8 @@ class _CausalLM(Bound):
         starts, sizes, document = table.starts[ids], table.lengths[ids], table.document[ids]
         opens = starts == self.documents[document]
         closes = starts + sizes > self.documents[document + 1]
+        if not self.spec.marks:  # a slice starts with a token of its own
+            starts, opens, closes = starts + 1, np.zeros_like(opens), np.zeros_like(closes)
         # One token longer than the sequence: inputs are all but its last, predictions all but its first.
         ends = np.cumsum(sizes + 1)
         first, last = ends - sizes - 1, ends - 1

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.errors import UserError
+from polyseme.parts.head import Head
 from polyseme.parts.norms import NoNormSpec
 from polyseme.parts.spec import Spec, in_range
 
@@ -52,6 +53,7 @@ class AdaptiveEmbeddingsSpec(Bands):
     max_len: int = 1 << 20  # no position is stored: what a reading may hold
     dropout: float = 0.0
     num_segments: ClassVar[int] = 0
+    inner: ClassVar[int] = 0
     norm: ClassVar[NoNormSpec] = NoNormSpec()
 
     def build(self) -> AdaptiveEmbeddings:
@@ -92,13 +94,15 @@ class AdaptiveEmbeddings(nn.Module):
 class AdaptiveHeadSpec(Bands):
     """Scores over the vocabulary from the vectors of `AdaptiveEmbeddings`, tied, but for the first projection."""
 
+    def weights(self, dim: int) -> int:
+        """How many weights of matrices a row meets; the rare bands are left out."""
+        return dim * (self.bands[0][1] + len(self.cutoffs) + (dim if self.factor > 1 else 0))
+
     def build(self, dim: int) -> AdaptiveHead:
         return AdaptiveHead(self)
 
 
-class AdaptiveHead(nn.Module):
-    reads: ClassVar[Literal["tokens", "pooled"]] = "tokens"
-
+class AdaptiveHead(Head):
     def __init__(self, spec: AdaptiveHeadSpec):
         super().__init__()
         self.spec = spec

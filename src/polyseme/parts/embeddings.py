@@ -24,12 +24,13 @@ class EmbeddingsSpec(Spec):
     dropout: float = 0.0
     positions: Literal["learned", "none"] = "learned"
     position_offset: int = 0  # rows before that of the first position, which nothing reads
+    inner: int = 0  # the size of the tables and their norm, with a linear layer from there to dim; 0 is dim, without
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "max_len"):
             in_range(name, getattr(self, name), 1, math.inf)
-        in_range("num_segments", self.num_segments, 0, math.inf)
-        in_range("position_offset", self.position_offset, 0, math.inf)
+        for name in ("num_segments", "position_offset", "inner"):
+            in_range(name, getattr(self, name), 0, math.inf)
         in_range("dropout", self.dropout, 0, 1)
 
     def build(self) -> Embeddings:
@@ -42,12 +43,14 @@ class Embeddings(nn.Module):
     def __init__(self, spec: EmbeddingsSpec):
         super().__init__()
         self.spec = spec
-        self.tokens = nn.Embedding(spec.vocab_size, spec.dim)
+        size = spec.inner or spec.dim
+        self.tokens = nn.Embedding(spec.vocab_size, size)
         rows = spec.max_len + spec.position_offset
-        self.positions = nn.Embedding(rows, spec.dim) if spec.positions == "learned" else None
-        self.segments = nn.Embedding(spec.num_segments, spec.dim) if spec.num_segments else None
-        self.norm = spec.norm.build(spec.dim)
+        self.positions = nn.Embedding(rows, size) if spec.positions == "learned" else None
+        self.segments = nn.Embedding(spec.num_segments, size) if spec.num_segments else None
+        self.norm = spec.norm.build(size)
         self.dropout = nn.Dropout(spec.dropout)
+        self.project = nn.Linear(size, spec.dim) if spec.inner else nn.Identity()
 
     @property
     def table(self) -> Tensor:
@@ -62,4 +65,4 @@ class Embeddings(nn.Module):
             x = x + self.positions(positions + self.spec.position_offset)
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else F.embedding(segments, self.segments.weight))
-        return self.dropout(self.norm(x))
+        return self.project(self.dropout(self.norm(x)))

@@ -6,7 +6,6 @@ A head says whether it reads tokens or one pooled vector a sequence, and what it
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,45 +14,19 @@ from torch import Tensor, nn
 from polyseme.parts import kernels
 from polyseme.parts.adaptive import AdaptiveHeadSpec
 from polyseme.parts.feedforward import ACTIVATIONS, ActivationName
+from polyseme.parts.head import Head, Pool, Reads
+from polyseme.parts.layout import Layout
 from polyseme.parts.norms import NoNormSpec, NormSpec
 from polyseme.parts.spec import Spec
 
-Reads = Literal["tokens", "pooled", "first"]  # every state, what the trunk's pooler gives, or the first token's own
 
+class VocabularyHead(Head):
+    """Scores over the vocabulary: what `transform` makes of the states, times the token table, and a bias."""
 
-@dataclass(frozen=True)
-class LanguageHeadSpec(Spec):
-    """Scores over the vocabulary, with the token table as the last matrix (tied).
-
-    BERT transforms the state first (`dense`, activation, norm) and adds a bias; GPT-2 does neither.
-    """
-
-    vocab_size: int
-    dense: bool = False
-    activation: ActivationName = "gelu"
-    norm: NormSpec = field(default_factory=NoNormSpec)
-    bias: bool = False
-    dense_bias: bool = True
-
-    def build(self, dim: int) -> LanguageHead:
-        return LanguageHead(self, dim)
-
-
-class LanguageHead(nn.Module):
-    reads: ClassVar[Reads] = "tokens"
-
-    def __init__(self, spec: LanguageHeadSpec, dim: int):
-        super().__init__()
-        self.spec = spec
-        self.dense = nn.Linear(dim, dim, bias=spec.dense_bias) if spec.dense else None
-        self.norm = spec.norm.build(dim)
-        self.bias = nn.Parameter(torch.zeros(spec.vocab_size)) if spec.bias else None
+    bias: Tensor | None
 
     def transform(self, states: Tensor) -> Tensor:
-        """What is multiplied with the table."""
-        if self.dense is not None:
-            states = ACTIVATIONS[self.spec.activation](self.dense(states))
-        return self.norm(states)
+        raise NotImplementedError
 
     def forward(self, states: Tensor, table: Tensor) -> Tensor:
         return F.linear(self.transform(states), table, self.bias)
@@ -63,7 +36,48 @@ class LanguageHead(nn.Module):
         if kernels.serve(states) and kernels.serve(table):
             found: Tensor = kernels.vocabulary_loss(self.transform(states), table, self.bias, values, ignored)
             return found
-        return _cross_entropy(self(states, table), values, ignored)
+        return super().loss(states, table, values, ignored)
+
+
+@dataclass(frozen=True)
+class LanguageHeadSpec(Spec):
+    """Scores over the vocabulary, with the token table as the last matrix (tied).
+
+    BERT transforms the state first (`dense`, activation, norm) and adds a bias; GPT-2 does neither. Where the table's
+    vectors are not of the trunk's size, `inner` is theirs and `dense` goes there.
+    """
+
+    vocab_size: int
+    dense: bool = False
+    activation: ActivationName = "gelu"
+    norm: NormSpec = field(default_factory=NoNormSpec)
+    bias: bool = False
+    dense_bias: bool = True
+    inner: int = 0
+
+    def weights(self, dim: int) -> int:
+        """How many weights of matrices a row meets."""
+        size = self.inner or dim
+        return size * self.vocab_size + (dim * size if self.dense else 0)
+
+    def build(self, dim: int) -> LanguageHead:
+        return LanguageHead(self, dim)
+
+
+class LanguageHead(VocabularyHead):
+    def __init__(self, spec: LanguageHeadSpec, dim: int):
+        super().__init__()
+        self.spec = spec
+        size = spec.inner or dim
+        self.dense = nn.Linear(dim, size, bias=spec.dense_bias) if spec.dense else None
+        self.norm = spec.norm.build(size)
+        self.bias = nn.Parameter(torch.zeros(spec.vocab_size)) if spec.bias else None
+
+    def transform(self, states: Tensor) -> Tensor:
+        """What is multiplied with the table."""
+        if self.dense is not None:
+            states = ACTIVATIONS[self.spec.activation](self.dense(states))
+        return self.norm(states)
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,8 @@ class LabelHeadSpec(Spec):
     """A linear layer over named labels, on each token (tagging) or on one vector a sequence (classification).
 
     Some families have a `dense` layer, an activation and a norm before it, and one of them dropout before that. Without
-    labels its one output is a number (regression).
+    labels its one output is a number (regression); a single label is the worth of one sequence among several (multiple
+    choice).
     """
 
     labels: tuple[str, ...]
@@ -88,11 +103,14 @@ class LabelHeadSpec(Spec):
     def num_outputs(self) -> int:
         return len(self.labels) or 1
 
+    def weights(self, dim: int) -> int:
+        return dim * self.num_outputs + (dim * dim if self.dense else 0)
+
     def build(self, dim: int) -> LabelHead:
         return LabelHead(self, dim)
 
 
-class LabelHead(nn.Module):
+class LabelHead(Head):
     def __init__(self, spec: LabelHeadSpec, dim: int):
         super().__init__()
         self.spec = spec
@@ -111,14 +129,65 @@ class LabelHead(nn.Module):
 
     def loss(self, states: Tensor, table: Tensor, values: Tensor, ignored: int) -> Tensor:
         """The summed cross entropy; for a number the summed squared error, where NaN is a value to ignore."""
-        scores = self(states, table)
+        if len(self.spec.labels) == 1:
+            return _choice_loss(self(states, table).float().squeeze(-1), values, ignored)
         if self.spec.labels:
-            return _cross_entropy(scores, values, ignored)
-        return (scores.float().squeeze(-1) - values).masked_fill(values.isnan(), 0.0).square().sum()
+            return super().loss(states, table, values, ignored)
+        return (self(states, table).float().squeeze(-1) - values).masked_fill(values.isnan(), 0.0).square().sum()
 
 
-def _cross_entropy(scores: Tensor, values: Tensor, ignored: int) -> Tensor:
-    return F.cross_entropy(scores.float(), values, ignore_index=ignored, reduction="sum")
+@dataclass(frozen=True)
+class BoundaryHeadSpec(Spec):
+    """Scores over the vocabulary for a token inside a span, from the states on both sides of it and its place there.
+
+    Two layers with activation and norm, then the token table (Joshi et al. 2020, §3.2; `place_dim` as in their code).
+    """
+
+    vocab_size: int
+    activation: ActivationName = "gelu"
+    norm: NormSpec = field(default_factory=NoNormSpec)
+    places: int = 20  # what lies deeper in a span is not asked for
+    place_dim: int = 200
+
+    def weights(self, dim: int) -> int:
+        return (2 * dim + self.place_dim) * dim + dim * dim + dim * self.vocab_size
+
+    def build(self, dim: int) -> BoundaryHead:
+        return BoundaryHead(self, dim)
 
 
-HeadSpec = LanguageHeadSpec | LabelHeadSpec | AdaptiveHeadSpec
+class BoundaryHead(VocabularyHead):
+    def __init__(self, spec: BoundaryHeadSpec, dim: int):
+        super().__init__()
+        self.activation = ACTIVATIONS[spec.activation]
+        self.places = nn.Embedding(spec.places, spec.place_dim)
+        self.inner = nn.Linear(2 * dim + spec.place_dim, dim)
+        self.inner_norm = spec.norm.build(dim)
+        self.outer = nn.Linear(dim, dim)
+        self.outer_norm = spec.norm.build(dim)
+        self.bias = nn.Parameter(torch.zeros(spec.vocab_size))
+
+    def states(self, last: Tensor, layout: Layout, rows: Tensor | None, pool: Pool) -> Tensor:
+        """`rows` are the row before the span, the row behind it, and the place in it, [n, 3]."""
+        if rows is None:
+            raise ValueError("a boundary head has to be told which rows it reads")
+        before, behind, place = rows.unbind(1)
+        return torch.cat([last.index_select(0, before), last.index_select(0, behind), self.places(place)], dim=1)
+
+    def transform(self, states: Tensor) -> Tensor:
+        states = self.inner_norm(self.activation(self.inner(states)))
+        return self.outer_norm(self.activation(self.outer(states)))
+
+
+def _choice_loss(scores: Tensor, values: Tensor, ignored: int) -> Tensor:
+    """Cross entropy among rivals: rows whose value is the same are the choices of one question, and the value is the
+    place of the right one. A row without a value stands alone, at no cost."""
+    places = torch.arange(len(scores), device=scores.device)
+    right = torch.where(values == ignored, places, values)
+    top = scores.detach().scatter_reduce(0, right, scores.detach(), "amax")  # keeps the sums within range
+    sums = torch.zeros_like(scores).index_add(0, right, (scores - top.index_select(0, right)).exp())
+    asked = right == places
+    return torch.where(asked, top + torch.where(asked, sums, 1.0).log() - scores, 0.0).sum()
+
+
+HeadSpec = LanguageHeadSpec | LabelHeadSpec | BoundaryHeadSpec | AdaptiveHeadSpec

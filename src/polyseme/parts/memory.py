@@ -36,9 +36,18 @@ class Memory:
         kept = np.minimum(sizes, length)
         ends = np.repeat(np.cumsum(sizes), sizes)
         index = np.flatnonzero(ends - np.arange(len(ends)) <= length)
+        return self._rows(index, kept, self.read)
+
+    def take(self, chosen: Sequence[int]) -> Memory:
+        """The memory of these sequences, in this order and as often as they are named: one prompt, many ways on."""
+        starts = np.cumsum([0, *self.layout.lengths])
+        index = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in chosen])
+        return self._rows(index, [self.layout.lengths[i] for i in chosen], tuple(self.read[i] for i in chosen))
+
+    def _rows(self, index: np.ndarray, lengths: Sequence[int] | np.ndarray, read: tuple[int, ...]) -> Memory:
         rows = torch.from_numpy(index).to(self.layout.starts.device)
         states = tuple(tuple(t.index_select(0, rows) for t in part) for part in self.states)
-        return Memory(Layout.of(kept, device=self.layout.starts.device), states, self.read)
+        return Memory(Layout.of(lengths, device=rows.device), states, read)
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it as named tensors, for a checkpoint."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from polyseme.parts.heads import HeadSpec
+from polyseme.parts.heads import HeadSpec, LabelHeadSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.spec import Spec
 from polyseme.parts.trunk import TransformerSpec
@@ -54,8 +54,19 @@ class Model(nn.Module):
         return found
 
     def _states(self, head: str, last: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
-        reads = self.heads[head].reads
-        states = self.trunk.pool(last, layout) if reads == "pooled" else last
-        if reads == "first":
-            rows = layout.first if rows is None else layout.first.index_select(0, rows)
-        return states if rows is None else states.index_select(0, rows)
+        found: Tensor = self.heads[head].states(last, layout, rows, self.trunk.pool)  # type: ignore[operator]
+        return found
+
+    def grown(self, vocab_size: int, seed: int | None = None) -> Model:
+        """The same model with room for more tokens, whose vectors are new."""
+        spec = self.spec
+        embeddings = spec.trunk.embeddings.replace(vocab_size=vocab_size)
+        heads = {
+            name: head if isinstance(head, LabelHeadSpec) else head.replace(vocab_size=vocab_size)
+            for name, head in spec.heads.items()
+        }
+        model = spec.replace(trunk=spec.trunk.replace(embeddings=embeddings), heads=heads).build(seed)
+        new = model.state_dict()
+        for name, tensor in self.state_dict().items():
+            new[name][tuple(map(slice, tensor.shape))] = tensor
+        return model.train(self.training)

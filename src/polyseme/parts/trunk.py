@@ -22,6 +22,8 @@ from polyseme.parts.norms import NoNormSpec, NormSpec
 from polyseme.parts.relative import NoRelationsSpec, Queries, RelationsSpec, RelativeAttentionSpec
 from polyseme.parts.spec import Spec
 
+HALVES = "attention", "ffn"  # how the names of a block's parts begin
+
 
 @dataclass(frozen=True)
 class PoolerSpec(Spec):
@@ -61,7 +63,9 @@ class Reading:
 class TransformerSpec(Spec):
     """`order` names the block that runs at each depth, so that sharing blocks is data.
 
-    Where blocks are not alike, `pattern` says of each block which kind it is: 0 is `block`, i is `variants[i − 1]`.
+    With `ffn_order`, the two name attention and feed-forward apart: each pair of them is a block, and blocks that name
+    the same attention, or the same feed-forward, share its weights. Where blocks are not alike, `pattern` says of each
+    block which kind it is: 0 is `block`, i is `variants[i − 1]`.
     """
 
     embeddings: EmbeddingsSpec | AdaptiveEmbeddingsSpec
@@ -74,6 +78,7 @@ class TransformerSpec(Spec):
     init: InitSpec = field(default_factory=InitSpec)
     relations: RelationsSpec | NoRelationsSpec = field(default_factory=NoRelationsSpec)
     memory_len: int = 0  # how many tokens of each sequence are remembered; 0 is all
+    ffn_order: tuple[int, ...] = ()
 
     @property
     def dim(self) -> int:
@@ -95,9 +100,22 @@ class TransformerSpec(Spec):
         return self.embeddings.num_segments or 2 * relative
 
     @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Which attention and which feed-forward run at each depth."""
+        if self.ffn_order and len(self.ffn_order) != len(self.order):
+            raise UserError(f"ffn_order names {len(self.ffn_order)} depths, but order names {len(self.order)}")
+        return tuple(zip(self.order, self.ffn_order or self.order))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Which block runs at each depth."""
+        kinds = sorted(set(self.pairs))
+        return tuple(kinds.index(pair) for pair in self.pairs)
+
+    @property
     def blocks(self) -> tuple[BlockSpec, ...]:
-        """The spec of each block."""
-        number = max(self.order) + 1
+        """The spec of each block, in the order of their pairs."""
+        number = len(set(self.pairs))
         kinds = (self.block, *self.variants)
         if self.pattern and (
             len(self.pattern) != number or not 0 <= min(self.pattern) <= max(self.pattern) < len(kinds)
@@ -123,6 +141,13 @@ class Transformer(nn.Module):
         self.embeddings = spec.embeddings.build()
         self.relations = spec.relations.build(spec.dim)
         self.blocks = nn.ModuleList(block.build(spec.dim) for block in spec.blocks)
+        pairs = sorted(set(spec.pairs))
+        for half, numbers in zip(HALVES, zip(*pairs)):
+            for block, number in zip(self.blocks, numbers):
+                owner = self.blocks[numbers.index(number)]
+                for name, part in list(owner.named_children()):
+                    if name.startswith(half):
+                        setattr(block, name, part)
         self.final_norm = spec.final_norm.build(spec.dim)
         self.pooler = spec.pooler.build(spec.dim)
 
@@ -169,7 +194,7 @@ class Transformer(nn.Module):
 
     def depths(self) -> list[Block]:
         """The block that runs at each depth, from input to output."""
-        return [self.blocks[i] for i in self.spec.order]  # type: ignore[misc]
+        return [self.blocks[i] for i in self.spec.depths]  # type: ignore[misc]
 
     def pool(self, hidden: Tensor, layout: Layout) -> Tensor:
         """One vector a sequence, [slots, dim]."""
@@ -181,11 +206,17 @@ class Transformer(nn.Module):
         return self.embeddings.table
 
     def groups(self) -> list[list[nn.Parameter]]:
-        """Parameters from input to output, one group a layer: for freezing and for rates by depth."""
-        top = [*self.final_norm.parameters(), *self.pooler.parameters()]
-        bottom = [*self.embeddings.parameters(), *self.relations.parameters()]
-        found = [bottom, *(list(b.parameters()) for b in self.blocks)]
-        return [*found, top] if top else found
+        """Parameters from input to output, one group a layer: for freezing and for rates by depth.
+
+        What several layers share stands with the first of them.
+        """
+        bottom, top = ([self.embeddings, self.relations], [self.final_norm, self.pooler])
+        seen: set[int] = set()
+        found = []
+        for part in (nn.ModuleList(bottom), *self.blocks, nn.ModuleList(top)):
+            found.append([p for p in part.parameters() if id(p) not in seen])
+            seen.update(map(id, found[-1]))
+        return [group for group in found if group]
 
     def matrices(self) -> list[tuple[Tensor, int]]:
         """The matrices inside the blocks, and how many are stacked in each: what Muon makes orthogonal."""

@@ -7,14 +7,17 @@ from pathlib import Path
 
 from polyseme.errors import UserError, nearest
 from polyseme.files import read_json
-from polyseme.recipes import bert, demo, distilbert, gpt2, modern, roberta, transformer_xl, xlnet
+from polyseme.recipes import albert, bert, demo, distilbert, gpt, gpt2, modern, roberta, spanbert, transformer_xl, xlnet
 from polyseme.train.recipe import Recipe
 
 _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(demo.demo, bert.tiny, bert.small, bert.base, bert.large),
     *(roberta.tiny, roberta.base, roberta.large),
+    *(albert.tiny, albert.base, albert.large, albert.xlarge, albert.xxlarge),
+    *(spanbert.tiny, spanbert.base, spanbert.large),
     *(distilbert.tiny, distilbert.base),
     *(modern.tiny, modern.small),
+    *(gpt.tiny, gpt.base),
     *(gpt2.tiny, gpt2.small),
     *(transformer_xl.tiny, transformer_xl.base),
     *(xlnet.tiny, xlnet.base),

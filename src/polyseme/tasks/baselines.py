@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from polyseme.errors import UserError
@@ -26,16 +26,17 @@ def majority(train: Sequence[Example], dev: Sequence[Example], kind: Kind) -> di
 def linear(train: Sequence[Example], dev: Sequence[Example], kind: Kind) -> dict[str, float]:
     """The metrics of a linear model: TF-IDF of words and bigrams, or a window over each word for tagging.
 
-    Labels come of logistic regression, numbers of ridge regression, tags of a support vector machine.
+    Labels and choices come of logistic regression, numbers of ridge regression, tags of a support vector machine.
     """
     try:
         import sklearn  # noqa: F401
     except ImportError:
         raise UserError("scikit-learn is needed for this: pip install 'polyseme[tasks]'") from None
     labels = sorted(set(_labels(train, kind)))
-    if len(labels) < 2:
+    if len(labels) < 2 and kind != "choice":
         return majority(train, dev, kind)
-    guess = _tags(train, dev) if kind == "tagging" else _answers(train, dev, kind)
+    by_kind: dict[str, Callable[..., list[Any]]] = {"tagging": _tags, "choice": _choices}
+    guess = by_kind[kind](train, dev) if kind in by_kind else _answers(train, dev, kind)
     return score(kind, _gold(dev, kind), guess, labels)
 
 
@@ -70,8 +71,29 @@ def _answers(train: Sequence[Example], dev: Sequence[Example], kind: Kind) -> li
         return sparse.hstack([first, second, abs(first - second), shared, shared.sum(1), overlap]).tocsr()
 
     model = Ridge() if kind == "regression" else LogisticRegression(C=10.0, max_iter=2000)
-    found: list[Any] = model.fit(features(train), _gold(train, kind)).predict(features(dev)).tolist()
+    fitted = model.fit(features(train), _gold(train, kind))
+    if kind == "choice":
+        return list(fitted.predict_proba(features(dev))[:, 1])
+    found: list[Any] = fitted.predict(features(dev)).tolist()
     return found
+
+
+def _choices(train: Sequence[Example], dev: Sequence[Example]) -> list[str]:
+    """Of each question's choices the one whose pair with the text looks most like a right one."""
+    asked = [(i, j) for i, e in enumerate(dev) for j in range(len(e.choices or ()))]
+    shares = _answers(_as_pairs(train), _as_pairs(dev), "choice")
+    best: dict[int, tuple[float, int]] = {}
+    for (i, j), share in zip(asked, shares):
+        best[i] = max(best.get(i, (-1.0, 0)), (share, -j))
+    return [str(-best[i][1]) for i in range(len(dev))]
+
+
+def _as_pairs(examples: Sequence[Example]) -> list[Example]:
+    return [
+        Example(e.where, e.text, choice, label=str(int(str(j) == e.label)))
+        for e in examples
+        for j, choice in enumerate(e.choices or ())
+    ]
 
 
 def _overlap(first: str, second: str) -> list[float]:

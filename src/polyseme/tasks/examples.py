@@ -19,16 +19,16 @@ from typing import Any, Literal, get_args
 from polyseme.errors import UserError, nearest
 from polyseme.files import PACKED, unpacked
 
-Kind = Literal["classification", "pair", "regression", "tagging"]
+Kind = Literal["classification", "pair", "regression", "choice", "tagging"]
 KINDS: tuple[str, ...] = get_args(Kind)
 TABLES, LINES, COLUMNS = (".tsv", ".txt", ".csv"), (".jsonl", ".ndjson"), (".conll", ".iob", ".bio")
 
 
 @dataclass(frozen=True)
 class Example:
-    """One row of a data file, and where it stands: words and tags for tagging, else a text or a pair.
+    """One row of a data file, and where it stands: words and tags for tagging, else a text, a pair or choices.
 
-    A label is kept as it is written, a number too.
+    A label is kept as it is written, a number too; of a choice it is the number of the right one, from 0.
     """
 
     where: str
@@ -37,6 +37,7 @@ class Example:
     words: tuple[str, ...] | None = None
     label: str | None = None
     tags: tuple[str, ...] | None = None
+    choices: tuple[str, ...] | None = None
 
     @property
     def answer(self) -> str | tuple[str, ...] | None:
@@ -103,6 +104,7 @@ def read_examples(
 ) -> list[Example]:
     """Every example of a file, in its order. For regression a second text is read where the file has one.
 
+    Choices are JSON lines: a text (or `prompt`), a list of `choices`, and the right one or its number from 0.
     Without a header, `text`, `pair` and `label` are column numbers from 1.
     """
     if kind not in KINDS:
@@ -120,10 +122,10 @@ def read_examples(
         units = _json_units(rows, kind)
     elif kind == "tagging":
         units = _column_units(rows)
-    elif suffix in TABLES:
+    elif suffix in TABLES and kind != "choice":
         units = _table_units(rows, header, suffix == ".csv" and "\t" not in rows.lines[0])
     else:
-        known = ", ".join(TABLES + LINES)
+        known = ", ".join(LINES if kind == "choice" else TABLES + LINES)
         raise UserError(f"{path}: {kind} reads {known} (or these with {' '.join(PACKED)}), not {suffix!r}")
     found, bad = [], []
     for read in units:
@@ -212,12 +214,17 @@ def _from_json(rows: Rows, line: int, content: str, kind: Kind) -> Example:
     if not isinstance(record, dict):
         raise UserError(f"{where}: expected a JSON object, found {content[:40]!r}")
     names = {"words": "words", "tags": "tags"} if kind == "tagging" else rows.names
+    if kind == "choice":
+        text = "prompt" if rows.names["text"] not in record and "prompt" in record else rows.names["text"]
+        names = {"text": text, "choices": "choices", "label": rows.names["label"]}
     values = {}
     for role, name in names.items():
         if name in record:
             values[role] = record[name]
         elif role not in rows.optional:
             raise UserError(f"{where}: there is no key {name!r}; {nearest(name, record)}")
+    if kind == "choice":
+        return _from_choices(rows, where, values)
     if kind != "tagging":
         return rows.example(line, values)
     words = _words(values["words"], where, "words")
@@ -227,6 +234,27 @@ def _from_json(rows: Rows, line: int, content: str, kind: Kind) -> Example:
     if tags is not None and len(tags) != len(words):
         raise UserError(f"{where}: {len(words)} words but {len(tags)} tags")
     return Example(where, words=words, tags=tags)
+
+
+def _from_choices(rows: Rows, where: str, values: dict[str, Any]) -> Example:
+    choices = _words(values["choices"], where, "choices")
+    if len(choices) < 2:
+        raise UserError(f"{where}: there is one choice, which leaves nothing to choose")
+    label, number = values.get("label"), None
+    if isinstance(label, str) and choices.count(label) == 1:
+        number = choices.index(label)
+    elif isinstance(label, int) and not isinstance(label, bool):
+        number = label
+    elif isinstance(label, str) and label.isdecimal():
+        number = int(label)
+    if label in (None, "") and rows.need_labels:
+        raise UserError(f"{where}: the label ({rows.names['label']}) is missing")
+    if label not in (None, "") and (number is None or not 0 <= number < len(choices)):
+        raise UserError(
+            f"{where}: the label is {str(label)[:40]!r}: one of the choices is needed, or 0 to {len(choices) - 1}"
+        )
+    text = _text(values["text"], where, rows.names["text"])
+    return Example(where, text, label=None if number is None else str(number), choices=choices)
 
 
 def _column_units(rows: Rows) -> Iterator[Unit]:

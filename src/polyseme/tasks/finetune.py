@@ -18,7 +18,7 @@ import torch
 from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES
 from polyseme.files import write_json, write_text
-from polyseme.objectives.batch import Batch
+from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.packing import rounded
 from polyseme.parts.layout import bins
 from polyseme.parts.model import Model
@@ -42,6 +42,9 @@ class FinetuneSpec(Spec):
 
     `steps` overrides `epochs`; `max_len` 0 is the model's; `freeze` parameter groups, counted from the input
     (the embeddings are the first), stay as they are. A step is read in micro-batches of at most `bin_tokens`.
+
+    `auxiliary` is the weight of the language model's own loss on the same texts, and `both_orders` reads a pair twice,
+    as GPT does (Radford et al. 2018, §3.2 and 3.3; its settings: auxiliary 0.5, rate 6.25e-5, batches of 32).
     """
 
     epochs: float = 3.0
@@ -54,6 +57,8 @@ class FinetuneSpec(Spec):
     schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
     precision: Literal["auto", "float32", "bf16"] = "auto"
     bin_tokens: int = 16384
+    auxiliary: float = 0.0
+    both_orders: bool = False
 
     def check(self) -> FinetuneSpec:
         for name in ("batch_size", "bin_tokens"):
@@ -61,8 +66,8 @@ class FinetuneSpec(Spec):
                 raise UserError(f"{name} is {getattr(self, name)}, which is less than 1")
         if self.steps < 0 or (not self.steps and self.epochs <= 0):
             raise UserError(f"there is nothing to do in {self.steps} steps or {self.epochs:g} epochs")
-        if self.freeze < 0 or self.max_len < 0:
-            raise UserError("freeze and max_len cannot be negative")
+        if self.freeze < 0 or self.max_len < 0 or self.auxiliary < 0:
+            raise UserError("freeze, max_len and auxiliary cannot be negative")
         return self
 
     def total(self, num_examples: int) -> int:
@@ -100,8 +105,8 @@ def finetune(
         _check_empty(out)
     require(kind)
     primary = primary or PRIMARY[kind]
-    task = Task.of(kind, train_examples)
-    loaded = _open(Path(model_folder), task, first_seed, scratch)
+    task = Task.of(kind, train_examples, settings.both_orders)
+    loaded = _open(Path(model_folder), task, settings, first_seed, scratch)
     data, dev = (_encode(task, examples, loaded, settings) for examples in (train_examples, dev_examples))
     gold = [e.answer for e in dev_examples]
     known = score(kind, gold, gold, task.labels)
@@ -113,7 +118,7 @@ def finetune(
     best: tuple[float, int, Model] | None = None
     spent = {"tokens": 0, "flops": 0, "seconds": 0.0}
     for seed in range(first_seed, first_seed + seeds):
-        folder = loaded if seed == first_seed else _open(Path(model_folder), task, seed, scratch)
+        folder = loaded if seed == first_seed else _open(Path(model_folder), task, settings, seed, scratch)
         run = _training(folder.model, settings, len(data), seed)
         began = time.perf_counter()
         with progress(f"finetune, seed {seed}", run.total, "steps") as bar:
@@ -190,18 +195,43 @@ def steps(
             chosen = [data[i] for i in order[start : start + size]]
             parts = bins([len(e.ids) for e in chosen], settings.bin_tokens)
             batches = [task.batch([chosen[i] for i in part])[0] for part in parts]
+            if settings.auxiliary:
+                batches = [_with_next(batch, settings.auxiliary) for batch in batches]
             if run is not None and run.record:
                 batches = [rounded(batch, run.model.spec.trunk.embeddings.max_len) for batch in batches]
             yield batches, (epoch, start + size)
         epoch += 1
 
 
-def _open(path: Path, task: Task, seed: int, scratch: bool) -> ModelFolder:
-    """The folder with the task's head in place of its own, on pre-trained or on fresh weights."""
-    spec = read_spec(path)[0] if path.is_dir() else None
-    name = HEADS[task.kind]
-    heads = None if spec is None else {name: FAMILIES[spec.family].label_head(name, task.labels, spec.trunk)}
+def _with_next(batch: Batch, weight: float) -> Batch:
+    """The batch with one more term: each token but a sequence's first, from those before it."""
+    rows = torch.ones(batch.layout.total, dtype=torch.bool).index_fill(0, batch.layout.last, False).nonzero()[:, 0]
+    targets = Targets(rows, batch.tokens.index_select(0, rows + 1), len(rows), weight)
+    return dataclasses.replace(batch, targets={**batch.targets, "next": targets})
+
+
+def _open(path: Path, task: Task, settings: FinetuneSpec, seed: int, scratch: bool) -> ModelFolder:
+    """The folder with the task's head in place of its own, on pre-trained or on fresh weights.
+
+    The heads are those of the published class that has the task's, so that other tools can open what is saved. Marks
+    that the family puts around texts get ids behind the vocabulary.
+    """
+    if not path.is_dir():
+        raise UserError(f"there is no model folder at {path}")
+    spec = read_spec(path)[0]
+    family, name = FAMILIES[spec.family], HEADS[task.kind]
+    known = family.heads(spec.trunk)
+    names = next((heads for heads in family.architectures.values() if name in heads), (name,))
+    if settings.auxiliary and "next" not in known:
+        raise UserError(f"auxiliary is the loss of a causal language model, which {family.name} is not")
+    heads = {n: known[n] if n in known else family.label_head(n, task.labels, spec.trunk) for n in names}
+    if settings.auxiliary:
+        heads |= {"next": known["next"]}
     folder = load_model(path, heads=heads, seed=seed)
+    if family.frame and not folder.tokenizer.num_added():
+        tokenizer = folder.tokenizer.framed(*family.frame)
+        model = folder.model.grown(max(tokenizer.vocab_size, spec.trunk.embeddings.vocab_size), seed)
+        folder = dataclasses.replace(folder, tokenizer=tokenizer, model=model)
     return dataclasses.replace(folder, model=folder.model.spec.build(seed)) if scratch else folder
 
 

@@ -15,6 +15,7 @@ PRIMARY: dict[Kind, str] = {  # the headline
     "classification": "accuracy",
     "pair": "accuracy",
     "regression": "spearman",
+    "choice": "accuracy",
     "tagging": "f1",
 }
 CHUNK = re.compile(r"O|[BIESLU]-.+")
@@ -27,13 +28,15 @@ def score(kind: Kind, gold: Sequence, predicted: Sequence, labels: Sequence[str]
     """
     if kind == "regression":
         return regression(gold, predicted)
+    if kind == "choice":
+        return {"accuracy": sum(a == b for a, b in zip(gold, predicted, strict=True)) / max(len(gold), 1)}
     return tagging(gold, predicted) if kind == "tagging" else classification(gold, predicted, labels)
 
 
 def require(kind: Kind) -> None:
     """Say at once, and not after an hour of training, that the library a metric needs is not here."""
     module, package = ("scipy", "scipy") if kind == "regression" else ("sklearn", "scikit-learn")
-    if kind != "tagging" and importlib.util.find_spec(module) is None:
+    if kind not in ("tagging", "choice") and importlib.util.find_spec(module) is None:
         raise UserError(f"{package} is needed for this: pip install 'polyseme[tasks]'")
 
 

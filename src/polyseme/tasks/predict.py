@@ -52,6 +52,13 @@ def as_examples(given: Sequence[Any], model: Model) -> list[Example]:
             found.append(value)
             continue
         where = f"example {i}"
+        if task.kind == "choice" and isinstance(value, list | tuple) and len(value) == 2:
+            text, choices = value
+            if isinstance(choices, list | tuple) and len(choices) > 1:
+                found.append(Example(where, text, choices=tuple(choices)))
+                continue
+        if task.kind == "choice":
+            raise UserError(f"{where} is {str(value)[:40]!r}: a text and a list of choices is needed")
         parts = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
         if not parts or not all(isinstance(part, str) and part.strip() for part in parts):
             raise UserError(f"{where} is {str(value)[:40]!r}: a text, a pair of texts or a list of words is needed")
@@ -101,6 +108,8 @@ def write_predictions(path: Path, examples: Sequence[Example], predictions: Sequ
     """
     tagging = any(p.tags is not None for p in predictions)
     known = [".jsonl", ".tsv", *(COLUMNS if tagging else ())]
+    if any(e.choices for e in examples):
+        known = [".jsonl"]
     if path.suffix not in known:
         raise UserError(f"{path}: predictions are written as {', '.join(known)}, not {path.suffix!r}")
     both = list(zip(examples, predictions, strict=True))
@@ -122,15 +131,18 @@ def write_predictions(path: Path, examples: Sequence[Example], predictions: Sequ
 
 
 def _record(example: Example, prediction: Prediction) -> dict[str, object]:
-    fields = {
+    fields: dict[str, object] = {
         "text": example.text,
         "pair": example.pair,
+        "choices": example.choices,
         "label": prediction.label if prediction.number is None else prediction.number,
         "probabilities": prediction.probabilities,
         "words": example.words,
         "tags": prediction.tags,
         "tag_probabilities": prediction.tag_probabilities,
     }
+    if example.choices and prediction.label is not None:
+        fields["label"] = int(prediction.label)
     return {key: value for key, value in fields.items() if value is not None}
 
 

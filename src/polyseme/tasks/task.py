@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 
 from polyseme.errors import UserError, nearest
+from polyseme.families.family import FIXED_LABELS
 from polyseme.objectives.batch import IGNORED, Batch, Targets
 from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.layout import Layout
@@ -23,18 +25,27 @@ HEADS: dict[Kind, str] = {
     "classification": "classify",
     "pair": "classify",
     "regression": "classify",  # without labels
+    "choice": "choice",
     "tagging": "tag",
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """An example as the model reads it. For tagging, `rows` are the first pieces of the words not cut off."""
+    """An example as the model reads it. For tagging, `rows` are the first pieces of the words not cut off.
+
+    An example may be several sequences, end to end: `lengths` has theirs.
+    """
 
     ids: np.ndarray  # int64 [n]
     segments: np.ndarray  # int64 [n]
     rows: np.ndarray  # int64, places in this sequence
     target: Target
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.lengths or (len(self.ids),)
 
 
 @dataclass(frozen=True)
@@ -54,33 +65,43 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Task:
-    """What is predicted: the kind, and the labels in the order of the head's rows; none for regression."""
+    """What is predicted: the kind, and the labels in the order of the head's rows; none for regression.
+
+    With `both_orders` a pair is read twice, either text first, and the two states are added: for tasks where neither
+    text comes before the other (Radford et al. 2018, §3.3, similarity).
+    """
 
     kind: Kind
     labels: tuple[str, ...]
+    both_orders: bool = False
 
     @classmethod
-    def of(cls, kind: Kind, examples: Sequence[Example]) -> Task:
+    def of(cls, kind: Kind, examples: Sequence[Example], both_orders: bool = False) -> Task:
         """The task of a training set. Tags are in order of frequency: the first is the best blind guess."""
+        if both_orders and kind not in ("pair", "regression"):
+            raise UserError(f"both_orders is for pairs of texts, not for {kind}")
         if kind == "tagging":
             counts = Counter(tag for e in examples for tag in e.tags or ())
             labels = sorted(counts, key=lambda tag: (-counts[tag], tag))
         else:
             labels = sorted({e.label for e in examples if e.label is not None})
-        if len(labels) < 2:
+        if len(labels) < (1 if kind == "choice" else 2):
             said = f"only the label {labels[0]!r}" if labels else "no labels"
             raise UserError(f"the training data has {said} ({examples[0].where} …): there is nothing to learn")
-        return cls(kind, () if kind == "regression" else tuple(labels))
+        fixed = {"regression": (), "choice": FIXED_LABELS["choice"]}
+        return cls(kind, fixed.get(kind, tuple(labels)), both_orders)
 
     @classmethod
     def from_model(cls, model: Model, notes: Mapping[str, Any] | None = None) -> Task:
         """The task a model's head was trained for; the notes of its folder tell a pair from a single text."""
-        for name in ("classify", "tag"):
+        notes = notes or {}
+        for name in ("classify", "tag", "choice"):
             head = model.spec.heads.get(name)
             if isinstance(head, LabelHeadSpec):
-                single: Kind = "pair" if (notes or {}).get("task") == "pair" else "classification"
-                kind: Kind = "tagging" if name == "tag" else single if head.labels else "regression"
-                return cls(kind, head.labels)
+                single: Kind = "pair" if notes.get("task") == "pair" else "classification"
+                others: dict[str, Kind] = {"tag": "tagging", "choice": "choice"}
+                kind: Kind = others.get(name, single if head.labels else "regression")
+                return cls(kind, head.labels, notes.get("settings", {}).get("both_orders", False))
         has = ", ".join(model.spec.heads) or "none"
         raise UserError(f"the model has no task head (its heads: {has}): fine-tune it first")
 
@@ -121,22 +142,35 @@ class Task:
         """One packed batch, equal lengths side by side; and which example stands at each place."""
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
         items = [encoded[i] for i in order]
-        layout = Layout.of([len(e.ids) for e in items])
+        sizes = np.array([size for e in items for size in e.sizes])
+        by_length = np.argsort(sizes, kind="stable")
+        places = np.argsort(by_length, kind="stable")  # where each sequence stands
+        layout = Layout.of(sizes[by_length])
         blank, dtype = (np.nan, np.float32) if self.kind == "regression" else (IGNORED, np.int64)
         known = [blank if e.target is None else e.target for e in items]
         if self.kind == "tagging":
             rows = np.concatenate([start + e.rows for start, e in zip(layout.starts.tolist(), items)])
             values = np.concatenate([np.full(len(e.rows), target) for e, target in zip(items, known)])
+        elif self.kind == "choice":  # the value of each row is the row of the right choice
+            firsts = np.cumsum([0, *(len(e.sizes) for e in items)])
+            right = [first + e.target if e.target is not None else IGNORED for first, e in zip(firsts, items)]
+            rows, values = places, np.repeat(right, [len(e.sizes) for e in items])
         else:
-            rows, values = np.arange(len(items)), np.array(known, dtype)
-        count = sum(self.num_rows(e) for e in items if e.target is not None)
+            rows, values = (places.reshape(-1, 2) if self.both_orders else places), np.array(known, dtype)
+        count = sum(len(e.rows) if self.kind == "tagging" else 1 for e in items if e.target is not None)
         targets = Targets(torch.from_numpy(rows), torch.from_numpy(values), count)
-        tokens = torch.from_numpy(np.concatenate([e.ids for e in items]))
-        segments = torch.from_numpy(np.concatenate([e.segments for e in items]))
+
+        def laid(parts: list[np.ndarray]) -> torch.Tensor:
+            sequences = np.split(np.concatenate(parts), np.cumsum(sizes)[:-1])
+            return torch.from_numpy(np.concatenate([sequences[i] for i in by_length]))
+
+        tokens, segments = laid([e.ids for e in items]), laid([e.segments for e in items])
         return Batch(tokens, layout, segments, {self.head_name: targets}, layout.total), order
 
     def num_rows(self, encoded: Encoded) -> int:
-        """How many predictions an example takes."""
+        """How many rows of scores an example takes."""
+        if self.kind == "choice":
+            return len(encoded.sizes)
         return len(encoded.rows) if self.kind == "tagging" else 1
 
     def decode(self, logits: np.ndarray, example: Example) -> Prediction:
@@ -147,11 +181,13 @@ class Task:
         """
         if self.kind == "regression":
             return Prediction(number=float(logits[0, 0]))
+        logits = logits.T if self.kind == "choice" else logits
         shifted = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
         shares = shifted / shifted.sum(-1, keepdims=True)
         best = shares.argmax(-1)
         if self.kind != "tagging":
-            return Prediction(self.labels[best[0]], dict(zip(self.labels, shares[0].tolist())))
+            labels = [str(i) for i in range(len(shares[0]))] if self.kind == "choice" else self.labels
+            return Prediction(labels[best[0]], dict(zip(labels, shares[0].tolist())))
         cut = len(example.words or ()) - len(logits)
         outside = "O" if "O" in self.labels else self.labels[0]
         tags = (*(self.labels[i] for i in best), *[outside] * cut)
@@ -161,6 +197,8 @@ class Task:
         given = example.tags if self.kind == "tagging" else example.label
         if given is None or self.kind == "regression":
             return None if given is None else as_number(given, example.where)
+        if self.kind == "choice":
+            return int(example.label or 0)
         for label in given if isinstance(given, tuple) else (given,):
             if label not in numbers:
                 known = nearest(label, numbers)
@@ -170,18 +208,32 @@ class Task:
     def _encode_texts(
         self, examples: Sequence[Example], targets: Sequence[Target], tokenizer: Tokenizer, max_len: int
     ) -> list[tuple[Encoded, int]]:
-        firsts = [a.tolist() for a in tokenizer.encode_batch([_given(e, e.text, "text") for e in examples])]
-        pairs = iter(tokenizer.encode_batch([e.pair for e in examples if e.pair is not None]))
+        written = [text for e in examples for pair in self._sequences(e) for text in pair if text is not None]
+        ids = iter(tokenizer.encode_batch(written))
         found = []
-        for example, target, first in zip(examples, targets, firsts):
-            if self.kind == "pair":
-                _given(example, example.pair, "second text")
-            second = None if example.pair is None else next(pairs).tolist()
-            size = len(_wrap(tokenizer, first, second)[0])
-            _cut_longer(first, second, size - max_len)
-            ids, segments = _wrap(tokenizer, first, second)
-            found.append((_encoded(ids, segments, np.arange(0), target), size))
+        for example, target in zip(examples, targets):
+            parts, longest = [], 0
+            for _, other in self._sequences(example):
+                first = next(ids).tolist()
+                second = None if other is None else next(ids).tolist()
+                size = len(_wrap(tokenizer, first, second)[0])
+                _cut_longer(first, second, size - max_len)
+                parts.append(_wrap(tokenizer, first, second))
+                longest = max(longest, size)
+            joined, segments = (list(chain.from_iterable(part)) for part in zip(*parts))
+            lengths = tuple(len(part) for part, _ in parts) if len(parts) > 1 else ()
+            found.append((_encoded(joined, segments, np.arange(0), target, lengths), longest))
         return found
+
+    def _sequences(self, example: Example) -> list[tuple[str, str | None]]:
+        """The texts of each sequence that an example is read as."""
+        text = _given(example, example.text, "text")
+        if self.kind == "choice":
+            return [(text, choice) for choice in _given(example, example.choices, "choices")]
+        other = example.pair
+        if self.kind == "pair" or self.both_orders:
+            other = _given(example, other, "second text")
+        return [(text, other), (other, text)] if self.both_orders and other else [(text, other)]
 
 
 def _encode_words(example: Example, target: Target, tokenizer: Tokenizer, max_len: int) -> tuple[Encoded, int]:
@@ -201,8 +253,10 @@ def _encode_words(example: Example, target: Target, tokenizer: Tokenizer, max_le
     return _encoded(ids, segments, rows, kept), len(pieces) + tokenizer.num_added()
 
 
-def _encoded(ids: list[int], segments: list[int], rows: np.ndarray, target: Target) -> Encoded:
-    return Encoded(np.array(ids, dtype=np.int64), np.array(segments, dtype=np.int64), rows, target)
+def _encoded(
+    ids: list[int], segments: list[int], rows: np.ndarray, target: Target, lengths: tuple[int, ...] = ()
+) -> Encoded:
+    return Encoded(np.array(ids, dtype=np.int64), np.array(segments, dtype=np.int64), rows, target, lengths)
 
 
 def _wrap(tokenizer: Tokenizer, first: list[int], second: list[int] | None) -> tuple[list[int], list[int]]:

@@ -142,6 +142,16 @@ def set_last_template(made: Tokenizer, cls: str, sep: str) -> None:
     )
 
 
+def set_frame(made: Tokenizer, start: str, between: str, end: str) -> None:
+    """`start A end` and `start A between B end`, all in segment 0 (Radford et al. 2018, §3.3)."""
+    add_specials(made, (start, between, end))
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{start}:0 $A:0 {end}:0",
+        pair=f"{start}:0 $A:0 {between}:0 $B:0 {end}:0",
+        special_tokens=[(token, made.token_to_id(token)) for token in (start, between, end)],
+    )
+
+
 def apart(tokens: Iterable[str]) -> pre_tokenizers.Split:
     """Cuts behind the first character of a special token written in plain text.
 

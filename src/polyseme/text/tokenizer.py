@@ -20,7 +20,7 @@ from polyseme.errors import UserError
 from polyseme.files import read_json, write_json, write_text
 from polyseme.text import contract
 from polyseme.text.counts import SMOOTHING, WordCounts
-from polyseme.text.frames import SPACE, set_last_template, sound
+from polyseme.text.frames import SPACE, set_frame, set_last_template, sound
 from polyseme.text.published import read_published, read_tokenizer, read_vocab
 from polyseme.text.units import Run, Units, cuts_of, encode_directly
 from polyseme.text.vocabulary import MAX_ALPHABET, learn
@@ -147,7 +147,7 @@ class Tokenizer:
         tokens = {f"{role}_token": token for role, token in self.special_tokens.items()}
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
         normalizer = self.backend.normalizer
-        if self.kind == "bpe" and self.byte_level and normalizer is None:
+        if self.kind == "bpe" and self.byte_level and normalizer is None and not self.num_added():
             config["tokenizer_class"] = "GPT2Tokenizer"
         elif (
             self.kind == "wordpiece"
@@ -288,6 +288,12 @@ class Tokenizer:
         # other tools have to pad on the other side then, and to hand the segments on
         names = ["input_ids", "token_type_ids", "attention_mask"]
         return Tokenizer(backend, self.config | {"padding_side": "left", "model_input_names": names})
+
+    def framed(self, start: str, between: str, end: str) -> Tokenizer:
+        """A copy that puts marks around a text and between two; what the vocabulary lacks of them gets new ids."""
+        backend = copy.deepcopy(self.backend)
+        set_frame(backend, start, between, end)
+        return Tokenizer(backend, {key: value for key, value in self.config.items() if key != "tokenizer_class"})
 
     def num_added(self, pair: bool = False) -> int:
         """How many special tokens `wrap` adds."""

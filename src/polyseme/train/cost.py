@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from polyseme.objectives.batch import Batch
-from polyseme.parts.adaptive import AdaptiveHeadSpec
-from polyseme.parts.heads import LanguageHeadSpec
+from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.model import Model
 
 
@@ -24,8 +23,8 @@ def training_flops(model: Model, batch: Batch) -> int:
     trunk, dim = model.spec.trunk, model.spec.trunk.dim
     lengths = [n for n in batch.layout.lengths if n]
     longest, blocks = max(lengths, default=0), trunk.blocks
-    weights = products = heads = 0
-    for block, times in Counter(blocks[i] for i in trunk.order).items():
+    weights, products, heads = trunk.embeddings.inner * dim, 0, 0
+    for block, times in Counter(blocks[i] for i in trunk.depths).items():
         attention, ffn = block.attention, block.ffn
         weights += times * (4 * dim * dim + (2 + ffn.gated) * dim * ffn.ffn_dim)
         most = 2 * attention.window + 1 if attention.window else longest
@@ -34,11 +33,6 @@ def training_flops(model: Model, batch: Batch) -> int:
         head = model.spec.heads.get(name)
         if head is None:  # of a term that has no weights of its own
             continue
-        if isinstance(head, AdaptiveHeadSpec):  # the rare bands are left out
-            heads += 6 * targets.count * dim * (head.bands[0][1] + len(head.cutoffs) + (dim if head.factor > 1 else 0))
-        elif isinstance(head, LanguageHeadSpec):
-            heads += 6 * targets.count * (dim * head.vocab_size + (dim * dim if head.dense else 0))
-        else:
-            pooled = dim * dim if head.reads == "pooled" and trunk.pooler.dense else 0
-            heads += 6 * targets.count * (dim * head.num_outputs + pooled + (dim * dim if head.dense else 0))
+        pooled = isinstance(head, LabelHeadSpec) and head.reads == "pooled" and trunk.pooler.dense
+        heads += 6 * targets.count * (head.weights(dim) + (dim * dim if pooled else 0))
     return 6 * weights * sum(lengths) + products + heads

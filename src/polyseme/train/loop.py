@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -75,7 +75,6 @@ class Training:
     start: int = 0
     terms: Callable[[Model, Batch], dict[str, Tensor]] = losses
     record: bool = False  # on a GPU, replay a step's kernels as one; micro-batches must be of one shape
-    weights: dict[str, float] = field(default_factory=dict)  # of terms that do not count as 1
     flops: Callable[[Model, Batch], int] = training_flops
 
     def autocast(self) -> AbstractContextManager:

@@ -202,7 +202,7 @@ def _training(
     if lesson is not None and isinstance(recipe.objective, Distilled):
         half = precision == "bf16" and device.type == "cuda"  # as the loop has the student
         teacher = lesson.teacher.to(device, torch.bfloat16 if half else torch.float32)
-        run.terms, run.weights = recipe.objective.losses(teacher), recipe.objective.weights
+        run.terms = recipe.objective.losses(teacher)
         run.flops = lambda model, batch: training_flops(model, batch) + training_flops(teacher, batch) // 3
     return run
 

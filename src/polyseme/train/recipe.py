@@ -14,14 +14,12 @@ from polyseme.families import FAMILIES
 from polyseme.objectives.distil import Distilled
 from polyseme.objectives.permutation import PermutationLM
 from polyseme.objectives.segments import SegmentLM
-from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs
+from polyseme.objectives.specs import MaskedLM, Objective
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.parts.relative import RelationsSpec
 from polyseme.parts.spec import Spec, read_value
 from polyseme.train.optim import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
-
-Objective = MaskedLM | MaskedPairs | CausalLM | PermutationLM | SegmentLM | Distilled
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Recipe(Spec):
     family: str
     size: str = ""
     model: dict[str, int | float | str] = field(default_factory=dict)
-    objective: Objective = field(default_factory=MaskedLM)
+    objective: Objective | Distilled = field(default_factory=MaskedLM)
     max_len: int = 128
     batch_tokens: int = 16384
     bin_tokens: int = 16384

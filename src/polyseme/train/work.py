@@ -66,8 +66,7 @@ class Work:
         with nullcontext() if self.half else self.run.autocast():
             sums = self.run.terms(self.half.model if self.half else self.run.model, batch)
         means = torch.stack(list(sums.values())) / counts.to(self.run.device)
-        weights = [self.run.weights.get(name, 1.0) for name in sums]
-        sum(mean * weight for mean, weight in zip(means, weights)).backward()
+        sum(batch.targets[name].weight * mean for name, mean in zip(sums, means)).backward()
         return means.detach()
 
     def _measure(self, step: Tensor) -> Tensor:

@@ -91,6 +91,9 @@ def load_model(path: str | Path, heads: dict[str, HeadSpec] | None = None, seed:
             raise UserError(f"{folder} lacks the tensor {lacking[0]!r}; {nearest(lacking[0], state)}")
         model.initialise(torch.Generator().manual_seed(seed))
     model.load_state_dict({n: t.float() for n, t in state.items()}, strict=False)
+    for name in model.state_dict().keys() - dict(model.named_parameters()).keys() & state.keys():
+        if not torch.equal(model.state_dict()[name], state[name].float()):
+            raise UserError(f"{folder}: {name!r} differs from the tensor that it shares")
     tokenizer = Tokenizer.load(folder)
     _check_tokenizer(folder, tokenizer, spec.trunk.embeddings.vocab_size)
     return ModelFolder(folder, model.eval(), tokenizer, notes, fresh)
@@ -149,9 +152,14 @@ def check_fit(spec: ModelSpec, tokenizer: Tokenizer) -> None:
 
 
 def _architecture(family: Family, spec: ModelSpec) -> str | None:
-    """The class whose heads are most of ours."""
-    fitting = [(len(heads), name) for name, heads in family.architectures.items() if set(heads) <= set(spec.heads)]
-    return max(fitting)[1] if fitting else None
+    """The class whose heads are most of ours; of two, the one with a task's head."""
+    known = set(family.heads(spec.trunk))
+    fitting = [
+        (len(heads), not known.issuperset(heads), name)
+        for name, heads in family.architectures.items()
+        if set(heads) <= set(spec.heads)
+    ]
+    return max(fitting)[2] if fitting else None
 
 
 def _config(family: Family, spec: ModelSpec, architecture: str | None, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from polyseme.parts.model import ModelSpec
 
 def expand(family: Family, spec: ModelSpec) -> Iterator[Rule]:
     """The rules that hold for this spec, layer numbers filled in."""
-    num_blocks = max(spec.trunk.order) + 1
+    num_blocks = len(spec.trunk.blocks)
     for rule in family.rules:
         if "{}" not in rule.ours:
             yield rule
@@ -58,6 +58,9 @@ def to_ours(
         heads = {name for rules in family.head_rules.values() for rule in rules for name in rule.theirs}
         heads |= set(family.tied)
         present = {name if name in heads else family.prefix + name: t for name, t in present.items()}
+    for name, source in family.tied.items():
+        if name in present:
+            present.setdefault(source, present[name])  # of two tied names a file may keep either
     found: dict[str, Tensor] = {}
     used: set[str] = set()
     for rule in (rule for rule in expand(family, spec) if rule.ours in shapes):

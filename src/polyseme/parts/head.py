@@ -1,0 +1,37 @@
+"""What all heads share: which states they read, and what their predictions cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyseme.parts.layout import Layout
+
+Reads = Literal["tokens", "pooled", "first"]  # every state, what the trunk's pooler gives, or the first token's own
+Pool = Callable[[Tensor, Layout], Tensor]
+
+
+class Head(nn.Module):
+    """Hidden states to predictions; `forward` takes the states it reads and the trunk's table of token vectors."""
+
+    reads: Reads = "tokens"
+
+    def states(self, last: Tensor, layout: Layout, rows: Tensor | None, pool: Pool) -> Tensor:
+        """What it reads of the trunk's last states: of every token or sequence, or of the `rows` asked for.
+
+        The states of several columns, [n, columns], are added.
+        """
+        states = pool(last, layout) if self.reads == "pooled" else last
+        if self.reads == "first":
+            states = last.index_select(0, layout.first)
+        if rows is None:
+            return states
+        found = states.index_select(0, rows.flatten())
+        return found if rows.ndim == 1 else found.unflatten(0, rows.shape).sum(1)
+
+    def loss(self, states: Tensor, table: Any, values: Tensor, ignored: int) -> Tensor:
+        """The summed cross entropy."""
+        return F.cross_entropy(self(states, table).float(), values, ignore_index=ignored, reduction="sum")

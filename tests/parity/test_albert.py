@@ -1,0 +1,208 @@
+"""ALBERT beside `transformers` with tiny random weights: states, scores, gradients, folders, ways to share layers."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import polyseme
+from polyseme.errors import UserError
+from polyseme.explain.attention import attention_maps
+from polyseme.families import FAMILIES
+from polyseme.objectives.batch import Batch, Targets
+from polyseme.objectives.terms import losses
+from polyseme.parts.layout import Layout
+from polyseme.parts.model import Model, ModelSpec
+from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from polyseme.train.cost import training_flops
+from polyseme.weights.folder import load_model, save_model
+from polyseme.weights.table import to_ours, to_theirs
+
+transformers = pytest.importorskip("transformers")
+transformers.logging.set_verbosity_error()
+
+ALBERT = FAMILIES["albert"]
+LENGTHS = (7, 3, 12, 12, 2)
+
+
+def tiny(head: str, **changes):
+    """Biases and norms start at 0 and 1, where a swapped or dropped one would not show."""
+    config = transformers.AlbertConfig(
+        vocab_size=99, embedding_size=16, hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
+        intermediate_size=56, max_position_embeddings=40, **changes,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = getattr(transformers, head)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def ours(theirs, *heads: str) -> Model:
+    trunk = ALBERT.from_config(theirs.config.to_dict())
+    spec = ModelSpec("albert", trunk, {name: ALBERT.heads(trunk)[name] for name in heads})
+    model = spec.build().eval()
+    shapes = {n: t.shape for n, t in model.state_dict().items()}
+    model.load_state_dict(to_ours(ALBERT, spec, shapes, theirs.state_dict(), "test"))
+    return model
+
+
+def batch():
+    generator = torch.Generator().manual_seed(1)
+    layout = Layout.of(LENGTHS)
+    tokens = torch.randint(1, 99, (layout.total,), generator=generator)
+    return tokens, layout, (layout.positions > 4).long()
+
+
+@pytest.mark.parametrize("groups", [1, 3], ids=["one group", "a group a layer"])
+def test_states_scores_and_gradients(groups):
+    theirs = tiny("AlbertForPreTraining", num_hidden_groups=groups)
+    model = ours(theirs, "masked", "pair")
+    assert len(model.trunk.blocks) == groups
+    tokens, layout, segments = batch()
+    rows, order = torch.arange(0, layout.total, 3), torch.tensor([0, 1, 1, 0, 1])
+    labels = torch.full_like(tokens, -100)
+    labels[rows] = (tokens[rows] * 7) % 99
+    expected = theirs(
+        input_ids=layout.pad(tokens), attention_mask=layout.mask().long(), token_type_ids=layout.pad(segments),
+        labels=layout.pad(labels, -100), sentence_order_label=order, output_hidden_states=True,
+    )  # fmt: skip
+    reading = model.trunk(tokens, layout, segments, keep=range(4))
+    assert len(expected.hidden_states) == 4
+    for depth, hidden in enumerate(expected.hidden_states):
+        torch.testing.assert_close(reading.layers[depth], layout.unpad(hidden), atol=1e-5, rtol=0)
+    masked = model.predict("masked", reading.last, layout)
+    torch.testing.assert_close(masked, layout.unpad(expected.prediction_logits), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        model.predict("pair", reading.last, layout), expected.sop_logits, atol=1e-5, rtol=0
+    )  # fmt: skip
+    expected.loss.backward()
+    targets = {"masked": Targets(rows, labels[rows], len(rows)), "pair": Targets(torch.arange(5), order, 5)}
+    sums = losses(model, Batch(tokens, layout, segments, targets, layout.total))
+    loss = sum(value / targets[name].count for name, value in sums.items())
+    torch.testing.assert_close(loss, expected.loss, atol=1e-5, rtol=0)
+    loss.backward()
+    found, left = to_theirs(ALBERT, model.spec, {name: p.grad for name, p in model.named_parameters()})
+    wanted = {name: p.grad for name, p in theirs.named_parameters()}
+    assert not left and found.keys() == wanted.keys() - ALBERT.tied.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, wanted[name], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("changes", [
+    {"hidden_act": "gelu"}, {"hidden_act": "relu"}, {"layer_norm_eps": 1e-3}, {"type_vocab_size": 3},
+], ids=str)  # fmt: skip
+def test_other_settings(changes):
+    theirs = tiny("AlbertForMaskedLM", **changes)
+    trunk = ALBERT.from_config(theirs.config.to_dict())
+    spec = ModelSpec("albert", trunk, {"masked": ALBERT.heads(trunk)["masked"]})
+    model = spec.build().eval()
+    shapes = {n: t.shape for n, t in model.state_dict().items()}
+    model.load_state_dict(to_ours(ALBERT, spec, shapes, theirs.state_dict(), "test"), strict=False)  # it has no pooler
+    tokens, layout, segments = batch()
+    with torch.no_grad():
+        expected = theirs(layout.pad(tokens), layout.mask().long(), layout.pad(segments)).logits
+        scores = model.predict("masked", model.trunk(tokens, layout, segments).last, layout)
+    torch.testing.assert_close(scores, layout.unpad(expected), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{"num_hidden_groups": 2}, {"inner_group_num": 2}], ids=str)
+def test_what_is_not_supported_is_told(changes):
+    config = ALBERT.to_config(ALBERT.spec("base")) | changes
+    with pytest.raises(UserError, match=f"{next(iter(changes))} is 2"):
+        ALBERT.from_config(config)
+
+
+# The paper's table 4: parameters in millions of the base size, for each way to share and two sizes of token vectors.
+@pytest.mark.parametrize("size,sharing,printed", [
+    (768, "all", 31), (768, "attention", 83), (768, "ffn", 57), (768, "none", 108),
+    (128, "all", 12), (128, "attention", 64), (128, "ffn", 38), (128, "none", 89),
+])  # fmt: skip
+def test_what_sharing_saves(size, sharing, printed):
+    with torch.device("meta"):
+        model = Model(ALBERT.spec("base", heads=False, sharing=sharing, embedding_dim=size))
+    count = sum(p.numel() for p in model.parameters())
+    assert abs(count / 1e6 - printed) < 1.7, count  # 768 has a projection there is no need for
+    assert sum(p.numel() for group in model.trunk.groups() for p in group) == count
+    names = {name for name, _ in model.named_parameters()}
+    assert all(any(name.startswith(f"trunk.blocks.{i}.") for name in names) for i in range(len(model.trunk.blocks)))
+
+
+def test_a_wrong_way_to_share_is_told():
+    with pytest.raises(UserError, match=r"sharing is 'fnn'.*'ffn'"):
+        ALBERT.spec("base", sharing="fnn")
+    spec = ALBERT.spec("tiny")
+    with pytest.raises(UserError, match="ffn_order names 1 depths, but order names 2"):
+        spec.replace(trunk=spec.trunk.replace(ffn_order=(0,))).build()
+
+
+def test_shared_layers_cost_what_others_cost():
+    """Sharing saves weights, not work."""
+    tokens, layout, _ = batch()
+    models = [ALBERT.spec("tiny", sharing=s, vocab_size=99).build(seed=0) for s in ("all", "attention", "ffn", "none")]
+    assert len({training_flops(m, Batch(tokens, layout, num_tokens=layout.total)) for m in models}) == 1
+    sizes = [sum(p.numel() for p in m.parameters()) for m in models]
+    assert sizes[0] < sizes[2] < sizes[1] < sizes[3]
+
+
+@pytest.mark.parametrize("sharing", ["attention", "ffn", "none"])
+def test_folders_of_other_sharing(sharing, tiny_folders, tmp_path):
+    """`transformers` has no half-shared blocks: it gets a copy for each layer, and we find one tensor again."""
+    tokenizer = load_model(tiny_folders["albert"]).tokenizer
+    spec = ALBERT.spec(
+        num_layers=3,
+        dim=24,
+        num_heads=3,
+        embedding_dim=16,
+        vocab_size=tokenizer.vocab_size,
+        max_len=48,
+        sharing=sharing,
+    )
+    model = spec.build(seed=3).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.2)
+    save_model(tmp_path / "model", model, tokenizer)
+    theirs = transformers.AlbertForPreTraining.from_pretrained(tmp_path / "model").eval()
+    tokens, layout, segments = batch()
+    with torch.no_grad():
+        expected = theirs(layout.pad(tokens), layout.mask().long(), layout.pad(segments))
+        last = model.trunk(tokens, layout, segments).last
+        scores = model.predict("masked", last, layout)
+    torch.testing.assert_close(scores, layout.unpad(expected.prediction_logits), atol=1e-5, rtol=1e-5)
+    again = load_model(tmp_path / "model").model
+    assert again.spec == spec
+    assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in model.parameters())
+    assert all(torch.equal(t, model.state_dict()[n]) for n, t in again.state_dict().items())
+    (tmp_path / "model/polyseme.json").rename(tmp_path / "spec.json")
+    assert load_model(tmp_path / "model").model.spec.trunk == spec.trunk.replace(order=(0, 1, 2), ffn_order=(0, 1, 2))
+    (tmp_path / "spec.json").rename(tmp_path / "model/polyseme.json")
+    if sharing == "none":
+        return
+    part = "attention.dense" if sharing == "attention" else "ffn"
+    name = f"albert.encoder.albert_layer_groups.1.albert_layers.0.{part}.weight"
+    tensors = load_file(tmp_path / "model/model.safetensors")
+    save_file(tensors | {name: tensors[name] + 1}, tmp_path / "model/model.safetensors")
+    with pytest.raises(UserError, match=r"trunk\.blocks\.1\..* differs from the tensor that it shares"):
+        load_model(tmp_path / "model")
+
+
+def test_checkpoints_and_attention_maps_of_shared_layers(tiny_folders, tmp_path):
+    spec = ALBERT.spec("tiny", num_layers=3, vocab_size=99, sharing="attention")
+    model, other = spec.build(seed=0), spec.build(seed=1)
+    save_checkpoint(tmp_path, Checkpoint(1, {"model": model.state_dict()}, {}), keep=1)
+    other.load_state_dict(load_checkpoint(tmp_path).tensors["model"])
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters()))
+    one, two, three = other.trunk.depths()
+    assert one.attention is two.attention is three.attention and one.ffn is not two.ffn is not three.ffn
+    assert one.attention_after is three.attention_after and one.ffn_after is not three.ffn_after
+    pieces, maps = attention_maps(polyseme.load(tiny_folders["albert"]), "The old cat sees the dog.")
+    assert maps.shape == (3, 3, len(pieces), len(pieces))
+
+
+def test_the_paper_s_counts_are_shown(done):
+    shown = {(row["family"], row["size"]): row["published"] for row in json.loads(done("families", "--json"))}
+    assert shown["albert", "xxlarge"] == "222,595,584 (paper: 235M)"
+    assert shown["bert", "base"] == "109,482,240"

@@ -1,0 +1,314 @@
+"""Choices, both orders of a pair, marks around texts, and the language model's loss beside the task's."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.objectives.packing import rounded
+from polyseme.objectives.terms import losses
+from polyseme.parts.heads import LabelHeadSpec
+from polyseme.tasks.baselines import linear, majority
+from polyseme.tasks.examples import Example, read_examples
+from polyseme.tasks.finetune import FinetuneSpec, finetune, steps
+from polyseme.tasks.predict import as_examples, evaluate, logits, predict, write_predictions
+from polyseme.tasks.task import Task
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.loop import Training, train
+from polyseme.train.optim import OptimSpec
+from polyseme.train.schedule import ScheduleSpec
+from polyseme.weights.folder import load_model, save_model
+
+transformers = pytest.importorskip("transformers")
+transformers.logging.set_verbosity_error()
+
+WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt", "seal", "swan"]
+SMALL = {"num_layers": 2, "dim": 32, "num_heads": 2, "max_len": 48, "dropout": 0.0, "attention_dropout": 0.0}
+QUICK = FinetuneSpec(epochs=10, batch_size=16, optim=OptimSpec(rate=3e-3))
+CHOICE = Task("choice", ("score",))
+
+
+def questions(n=200, seed=0):
+    """Which of the choices holds the wolf? There are two to four."""
+    draw = random.Random(seed)
+    found = []
+    for i in range(n):
+        size = draw.randint(2, 4)
+        right = draw.randrange(size)
+        others = [w for w in WORDS if w != "wolf"]
+        choices = [" ".join(draw.choices(others, k=draw.randint(1, 4))) for _ in range(size)]
+        choices[right] += " wolf"
+        found.append(Example(f"q:{i}", draw.choice(WORDS), label=str(right), choices=tuple(choices)))
+    return found
+
+
+def pairs(n=120, seed=1):
+    draw = random.Random(seed)
+    found = []
+    for i in range(n):
+        first, second = (" ".join(draw.choices(WORDS, k=3)) for _ in range(2))
+        alike = "yes" if ("wolf" in first) == ("wolf" in second) else "no"
+        found.append(Example(f"p:{i}", first, second, label=alike))
+    return found
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+    for family, kind in {"bert": "wordpiece", "gpt": "bpe", "gpt2": "bpe"}.items():
+        tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 300)
+        spec = FAMILIES[family].spec(vocab_size=tokenizer.vocab_size, **SMALL)
+        made[family] = tmp_path_factory.mktemp(family)
+        save_model(made[family], spec.build(0), tokenizer)
+    return made
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt", "gpt2"])
+def test_choices_are_learnt_and_others_read_the_model(family, folders, tmp_path):
+    data = questions()
+    settings = QUICK.replace(auxiliary=0.0 if family == "bert" else 0.1)
+    results = finetune(folders[family], "choice", data[:160], data[160:], tmp_path / "r", settings)
+    assert results["primary"] == "accuracy" and results["mean"] == {"accuracy": pytest.approx(1.0, abs=0.08)}
+    folder = load_model(tmp_path / "r/model")
+    assert folder.fresh == [] and evaluate(folder, data[160:]) == results["mean"]
+    names = {"bert": "BertForMultipleChoice", "gpt": "OpenAIGPTDoubleHeadsModel", "gpt2": "GPT2DoubleHeadsModel"}
+    theirs, info = getattr(transformers, names[family]).from_pretrained(tmp_path / "r/model", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
+    task = Task.from_model(folder.model, folder.notes)
+    encoded = task.encode(data[160:170], folder.tokenizer, 48)
+    for one, scores in zip(encoded, logits(folder.model, task, encoded)):
+        for ids, segments, score in zip(*(np.split(a, np.cumsum(one.sizes)[:-1]) for a in (one.ids, one.segments)),
+                                        scores[:, 0]):  # fmt: skip
+            given = {"input_ids": torch.tensor(ids)[None, None]}
+            if family == "bert":
+                given["token_type_ids"] = torch.tensor(segments)[None, None]
+            with torch.no_grad():
+                found = theirs.eval()(**given)
+            expected = found.logits if family == "bert" else found.mc_logits
+            assert expected.item() == pytest.approx(float(score), abs=1e-5)
+    write_predictions(tmp_path / "p.jsonl", data[160:], predict(folder, data[160:]))
+    again = read_examples(tmp_path / "p.jsonl", "choice")
+    assert [(e.text, e.choices) for e in again] == [(e.text, e.choices) for e in data[160:]]
+    assert sum(a.label == b.label for a, b in zip(again, data[160:])) / 40 == results["mean"]["accuracy"]
+    with pytest.raises(UserError, match=r"written as \.jsonl, not '\.tsv'"):
+        write_predictions(tmp_path / "p.tsv", data[160:], predict(folder, data[160:]))
+    (plain,) = predict(folder, as_examples([("cat", ["dog fish", "bird wolf"])], folder.model))
+    assert plain.label == "1" and sum(plain.probabilities.values()) == pytest.approx(1)
+    with pytest.raises(UserError, match=r"example 1 is 'cat': a text and a list of choices is needed"):
+        as_examples(["cat"], folder.model)
+
+
+def test_sequences_of_choices(folders):
+    tokenizer = load_model(folders["bert"]).tokenizer
+    example = Example("", "cat", label="1", choices=("dog", "fish bird wolf", "dog"))
+    (one,) = CHOICE.encode([example], tokenizer, 48)
+    wrapped = [tokenizer.wrap(tokenizer.encode("cat"), tokenizer.encode(c)) for c in example.choices]
+    assert one.ids.tolist() == [i for ids, _ in wrapped for i in ids]
+    assert one.segments.tolist() == [i for _, segments in wrapped for i in segments]
+    other = Example("", "swan", choices=("dog", "cat"))
+    batch, order = CHOICE.batch(CHOICE.encode([example, other], tokenizer, 48))
+    assert order == [1, 0] and list(batch.layout.lengths) == sorted(batch.layout.lengths)
+    targets = batch.targets["choice"]
+    assert targets.count == 1 and targets.values.tolist() == [-100, -100, 3, 3, 3]
+    parts = batch.tokens.split(list(batch.layout.lengths))
+    expected = [*(tokenizer.wrap(tokenizer.encode("swan"), tokenizer.encode(c))[0] for c in other.choices),
+                *(ids for ids, _ in wrapped)]  # fmt: skip
+    assert [parts[i].tolist() for i in targets.rows] == expected
+    with pytest.raises(UserError, match="1 of 1 examples are longer than 6 tokens"):
+        CHOICE.encode([example], tokenizer, 6)
+    assert max(CHOICE.encode([example], tokenizer, 6, truncate=True)[0].sizes) == 6
+
+
+def test_the_loss_of_choices_is_cross_entropy_over_each_question():
+    """Questions of unlike size, one unlabelled, scores far apart: against torch, one question at a time."""
+    head = LabelHeadSpec(("score",)).build(3).double()
+    states = torch.randn(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    scale = torch.tensor([1.0, 1, 1, 1, 1, 900, 900, 1, 1])[:, None]
+    values = torch.tensor([1, 1, 1, -100, -100, 6, 6, 8, 8])
+    found = head.loss(states * scale, torch.zeros(0), values, -100)
+    scores = head(states * scale, torch.zeros(0))[:, 0].float()
+    groups = (slice(0, 3), 1), (slice(5, 7), 1), (slice(7, 9), 1)
+    expected = sum(torch.nn.functional.cross_entropy(scores[None, s], torch.tensor([i])) for s, i in groups)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(loss, states, retain_graph=True)[0] for loss in (found, expected)]
+    torch.testing.assert_close(*gradients)
+    assert (gradients[0][3:5] == 0).all()
+
+
+# --- marks -----------------------------------------------------------------------------------------------------------
+
+
+def test_marks_get_ids_behind_the_vocabulary(folders, tmp_path):
+    before = load_model(folders["gpt"])
+    size = before.tokenizer.vocab_size
+    data = pairs()
+    finetune(folders["gpt"], "pair", data[:80], data[80:], tmp_path / "r", QUICK.replace(steps=1, freeze=1))
+    after = load_model(tmp_path / "r/model")
+    assert after.tokenizer.vocab_size == after.model.spec.trunk.embeddings.vocab_size == size + 3
+    assert after.tokenizer.pieces([size, size + 1, size + 2]) == ["<start>", "<delimiter>", "<extract>"]
+    tables = [f.model.trunk.table for f in (before, after)]
+    assert torch.equal(tables[0], tables[1][:size]) and (tables[1][size:].std(1) > 0).all()
+    cat, dog = (after.tokenizer.encode(w) for w in ("cat", "dog"))
+    (one,) = Task("pair", ("a", "b")).encode([Example("", "cat", "dog", label="a")], after.tokenizer, 48)
+    assert one.ids.tolist() == [size, *cat, size + 1, *dog, size + 2]
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "r/model")
+    assert theirs("cat", "dog")["input_ids"] == one.ids.tolist()
+    assert theirs("cat")["input_ids"] == after.tokenizer.wrap(cat)[0] == [size, *cat, size + 2]
+    # what is fine-tuned once more has its marks already
+    finetune(tmp_path / "r/model", "pair", data[:80], data[80:], tmp_path / "again", QUICK.replace(steps=1))
+    assert load_model(tmp_path / "again/model").tokenizer.hash == after.tokenizer.hash
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt", "gpt2"])
+def test_both_orders_are_added(family, folders, tmp_path):
+    data = pairs()
+    settings = QUICK.replace(steps=30, both_orders=True)
+    finetune(folders[family], "pair", data[:80], data[80:], tmp_path / "r", settings)
+    folder = load_model(tmp_path / "r/model")
+    task = Task.from_model(folder.model, folder.notes)
+    assert task.both_orders
+    turned = [Example(e.where, e.pair, e.text, label=e.label) for e in data]
+    for one, other in zip(predict(folder, data[:9]), predict(folder, turned[:9])):
+        assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
+    plain = Task("pair", task.labels)
+    sides = [logits(folder.model, plain, plain.encode(d, folder.tokenizer, 48)) for d in (data[:9], turned[:9])]
+    assert np.abs(np.array(sides[0]) - np.array(sides[1])).max() > 1e-4
+    found = logits(folder.model, task, task.encode(data[:9], folder.tokenizer, 48))
+    linear_head = folder.model.heads["classify"].linear
+    bias = 0.0 if linear_head.bias is None else linear_head.bias.detach().numpy()
+    expected = np.array(sides).sum(0) - bias  # the head is linear: states added are scores added
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    with pytest.raises(UserError, match="both_orders is for pairs of texts, not for choice"):
+        Task.of("choice", questions(5), both_orders=True)
+    with pytest.raises(UserError, match="there is no second text"):
+        task.encode([Example("x:1", "cat")], folder.tokenizer, 48)
+
+
+# --- the auxiliary loss ----------------------------------------------------------------------------------------------
+
+
+def stepped(model, batches):
+    optim = OptimSpec(rate=0.0, clip=0.0)
+    run = Training(model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec(), 1, torch.device("cpu"))
+    (report,) = train(run, [(batches, None)])
+    return report, {n: p.grad.clone() for n, p in model.named_parameters()}
+
+
+def double_model(folder, task, *extra):
+    fam, spec = FAMILIES[folder.model.spec.family], folder.model.spec
+    heads = {task.head_name: fam.label_head(task.head_name, task.labels, spec.trunk).replace(dropout=0.0)}
+    return spec.replace(heads=heads | {n: spec.heads[n] for n in extra}).build(3).double()
+
+
+@pytest.mark.parametrize("kind", ["pair", "both", "choice"])
+def test_weights_and_the_law_of_sums(kind, folders):
+    """The gradient is the task's plus λ times the language model's, however the step is cut."""
+    folder = load_model(folders["gpt2"])
+    task = CHOICE if kind == "choice" else Task("pair", ("no", "yes"), kind == "both")
+    data = task.encode(questions(12) if kind == "choice" else pairs(12), folder.tokenizer, 48)
+    model = double_model(folder, task, "next")
+    settings = FinetuneSpec(batch_size=12, auxiliary=0.5)
+    (whole,), _ = next(steps(task, data, settings, 0))
+    report, gradient = stepped(model, [whole])
+    targets = whole.targets["next"]
+    assert targets.weight == 0.5 and targets.count == whole.layout.total - len(whole.layout.lengths)
+    model.zero_grad()
+    parts = {name: value / whole.targets[name].count for name, value in losses(model, whole).items()}
+    assert report.loss == pytest.approx({name: part.item() for name, part in parts.items()}, rel=1e-5)
+    (parts[task.head_name] + 0.5 * parts["next"]).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(gradient[name], p.grad, atol=1e-7, rtol=1e-6)
+    cut, _ = next(steps(task, data, settings.replace(bin_tokens=40), 0))
+    assert len(cut) > 2
+    filled = [rounded(batch.to("cpu"), 48) for batch in cut]  # as for a GPU that records its kernels
+    for name, found in [*stepped(model, cut)[1].items(), *stepped(model, filled)[1].items()]:
+        torch.testing.assert_close(found, gradient[name], atol=1e-7, rtol=1e-6)
+
+
+def test_every_token_but_the_first_is_predicted(folders):
+    folder = load_model(folders["gpt2"])
+    task = Task("classification", ("no", "yes"))
+    data = task.encode([Example("", "cat dog", label="no"), Example("", "swan", label="yes")], folder.tokenizer, 48)
+    ((batch,), _) = next(steps(task, data, FinetuneSpec(auxiliary=0.5), 0))
+    rows, values = batch.targets["next"].rows.tolist(), batch.targets["next"].values.tolist()
+    at = 0
+    for length in batch.layout.lengths:
+        inner = [i - at for i in rows if at <= i < at + length]
+        assert inner == list(range(length - 1))
+        at += length
+    assert values == [int(batch.tokens[i + 1]) for i in rows]
+
+
+def test_a_classifier_with_auxiliary_loss_is_still_a_classifier(folders, tmp_path):
+    data = pairs()
+    results = finetune(folders["gpt"], "pair", data[:80], data[80:], tmp_path / "r", QUICK.replace(auxiliary=0.5))
+    rows = [json.loads(line) for line in (tmp_path / "r/log.jsonl").read_text().splitlines()]
+    assert set(rows[0]["loss"]) == {"classify", "next"} and rows[-1]["loss"]["next"] < rows[0]["loss"]["next"]
+    theirs, info = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "r/model", output_loading_info=True
+    )
+    assert type(theirs).__name__ == "OpenAIGPTForSequenceClassification"
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert evaluate(load_model(tmp_path / "r/model"), data[80:])["accuracy"] == results["mean"]["accuracy"]
+
+
+def test_one_batch_is_learnt_by_heart(folders):
+    folder = load_model(folders["gpt"])
+    data = CHOICE.encode(questions(8, seed=4), folder.tokenizer, 48)
+    model = folder.model.spec.replace(
+        heads={**folder.model.spec.heads, "choice": FAMILIES["gpt"].label_head("choice", ("score",), None)}
+    ).build(0)
+    (batch,), _ = next(steps(CHOICE, data, FinetuneSpec(batch_size=8, auxiliary=0.5), 0))
+    optim = OptimSpec(rate=3e-3, decay=0.0)
+    run = Training(model, optim.build(model, []), optim, ScheduleSpec("constant"), 150, torch.device("cpu"))
+    last = list(train(run, [([batch], None)] * 150))[-1]
+    assert last.loss["choice"] < 0.05 and last.loss["next"] < 1.6  # the first word of a text cannot be known
+
+
+def test_bad_settings(folders, tmp_path):
+    data = pairs()
+    with pytest.raises(UserError, match="auxiliary is the loss of a causal language model, which bert is not"):
+        finetune(folders["bert"], "pair", data, data, None, FinetuneSpec(steps=1, auxiliary=0.5))
+    with pytest.raises(UserError, match="cannot be negative"):
+        FinetuneSpec(auxiliary=-1.0).check()
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_reading_choices(tmp_path):
+    rows = [
+        {"text": "a b", "choices": ["x", "y"], "label": 1}, {"prompt": "c", "choices": ["x", "y", "z"], "label": "z"},
+        {"text": "d", "choices": ["2", "0", "1"], "label": "0"}, {"text": "e", "choices": ["x", "y"], "label": "0"},
+    ]  # fmt: skip
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_examples(tmp_path / "q.jsonl", "choice")
+    assert [(e.text, e.label) for e in found] == [("a b", "1"), ("c", "2"), ("d", "1"), ("e", "0")]
+    for row, message in {
+        '{"text": "a", "choices": ["x"], "label": 0}': "there is one choice",
+        '{"text": "a", "choices": ["x", "y"]}': "there is no key 'label'",
+        '{"text": "a", "choices": ["x", "y"], "label": null}': r"the label \(label\) is missing",
+        '{"text": "a", "choices": ["x", "y"], "label": 2}': "the label is '2': one of the choices is needed, or 0 to 1",
+        '{"text": "a", "choices": ["x", "y"], "label": "w"}': "the label is 'w'",
+        '{"text": "a", "choices": ["x", "y"], "label": true}': "the label is 'True'",
+        '{"text": "a", "choices": "x", "label": 0}': "choices is 'x', not a list",
+        '{"text": "a", "choices": ["x", ""], "label": 0}': "choices.1. is an empty text",
+        '{"choices": ["x", "y"], "label": 0}': "there is no key 'text'",
+    }.items():
+        (tmp_path / "bad.jsonl").write_text(row + "\n")
+        with pytest.raises(UserError, match=message) as caught:
+            read_examples(tmp_path / "bad.jsonl", "choice")
+        assert "bad.jsonl:1" in str(caught.value) and "\n" not in str(caught.value)
+    (tmp_path / "q.tsv").write_text("text\tlabel\na\tb\n")
+    with pytest.raises(UserError, match=r"choice reads \.jsonl, \.ndjson"):
+        read_examples(tmp_path / "q.tsv", "choice")
+
+
+def test_baselines_of_choices():
+    data = questions(200)
+    blind, surface = (f(data[:150], data[150:], "choice")["accuracy"] for f in (majority, linear))
+    assert blind < 0.7 and surface > 0.9
