@@ -80,7 +80,7 @@ def test_python_docs_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "content", "line"),
     [
         ("e.txt", b"", "e.txt is empty"),
-        ("e.txt.gz", gzip.compress(b""), "e.txt.gz is empty"),
+        ("e.txt.gz", gzip.compress(b"", mtime=0), "e.txt.gz is empty"),
         ("e.jsonl", b"", "e.jsonl is empty"),
         ("l.txt", b"good\nbad \xe9\n", "l.txt line 2: byte 9 is not UTF-8 text"),
         ("u.txt", "text".encode("utf-16"), "u.txt line 1: byte 0 is not UTF-8 text, it looks like UTF-16"),
