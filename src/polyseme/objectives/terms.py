@@ -15,17 +15,17 @@ from polyseme.parts.model import Model
 
 def losses(model: Model, batch: Batch) -> dict[str, Tensor]:
     """The summed cross entropy of each term of the batch."""
-    last = model.trunk(batch.tokens, batch.layout, batch.segments).last
+    last = model.trunk(batch.tokens, batch.layout, batch.segments, source=batch.source).last
     return {
-        name: model.cross_entropy(name, last, batch.layout, targets.rows, targets.values, IGNORED)
-        for name, targets in batch.targets.items()
+        name: model.cross_entropy(name, last, batch.layout, to.rows, to.values, IGNORED, to.smoothing)
+        for name, to in batch.targets.items()
     }
 
 
 @torch.no_grad()
 def scores(model: Model, batch: Batch) -> dict[str, tuple[float, int, int]]:
     """For measuring: (summed cross entropy, right answers, count) of each term."""
-    last = model.trunk(batch.tokens, batch.layout, batch.segments).last
+    last = model.trunk(batch.tokens, batch.layout, batch.segments, source=batch.source).last
     found = {}
     for name, targets in batch.targets.items():
         logits = model.predict(name, last, batch.layout, targets.rows).float()

@@ -10,13 +10,21 @@ from polyseme.parts import kernels
 from polyseme.parts.layout import Layout
 
 
-def attend_self(qkv: Tensor, layout: Layout, causal: bool = False, dropout: float = 0.0, window: int = 0) -> Tensor:
+def attend_self(
+    qkv: Tensor,
+    layout: Layout,
+    causal: bool = False,
+    dropout: float = 0.0,
+    window: int = 0,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
     """Attention of sequences to themselves, from the one matrix of queries, keys and values [T, 3, heads, head_dim]."""
-    if kernels.serve(qkv) and qkv.shape[-1] in kernels.HEAD_DIMS:
+    if kernels.serve(qkv) and qkv.shape[-1] in kernels.HEAD_DIMS and scale is None and bias is None:
         found: Tensor = kernels.flash(qkv, layout.starts, layout.longest, causal, dropout, window)
         return found
     q, k, v = qkv.unbind(1)
-    return attend(q, k, v, layout, layout, causal, dropout, window)
+    return attend(q, k, v, layout, layout, causal, dropout, window, scale, bias)
 
 
 def attend(
@@ -28,16 +36,19 @@ def attend(
     causal: bool = False,
     dropout: float = 0.0,
     window: int = 0,
+    scale: float | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention of each query to the keys of its own sequence.
 
     q is [Tq, heads, head_dim], k and v [Tk, heads, head_dim]. With `causal`, query i of a sequence of n queries and
     m keys sees keys 0 … m − n + i: aligned at the end, which is right for a cache. With a `window`, it sees those at
-    most so far from its own place.
+    most so far from its own place. `scale` multiplies the scores; None is 1 / √head_dim. `bias` is added to them, by
+    distance: [heads, 2n − 1], distance 0 in its middle, keys further behind to its left.
     """
-    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
-        return attend_varlen(q, k, v, q_layout, k_layout, causal, dropout, window)
-    return attend_runs(q, k, v, q_layout, k_layout, causal, dropout, window)
+    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and bias is None:
+        return attend_varlen(q, k, v, q_layout, k_layout, causal, dropout, window, scale)
+    return attend_runs(q, k, v, q_layout, k_layout, causal, dropout, window, scale, bias)
 
 
 def attend_varlen(
@@ -49,14 +60,16 @@ def attend_varlen(
     causal: bool = False,
     dropout: float = 0.0,
     window: int = 0,
+    scale: float | None = None,
 ) -> Tensor:
     """CUDA in half precision: the variable-length flash kernel.
 
     `torch.nn.attention.varlen.varlen_attn` wraps this operator without its dropout, which BERT needs.
     """
-    sides = {"window_size_left": window, "window_size_right": 0 if causal else window} if window else {}
+    more = {} if scale is None else {"scale": scale}
+    more |= {"window_size_left": window, "window_size_right": 0 if causal else window} if window else {}
     return torch.ops.aten._flash_attention_forward(
-        q, k, v, q_layout.starts, k_layout.starts, q_layout.longest, k_layout.longest, dropout, causal, False, **sides
+        q, k, v, q_layout.starts, k_layout.starts, q_layout.longest, k_layout.longest, dropout, causal, False, **more
     )[0]
 
 
@@ -70,8 +83,10 @@ def attend_runs(
     causal: bool = False,
     dropout: float = 0.0,
     window: int = 0,
+    scale: float | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """CPU, or float32: neighbours of equal length are viewed as one dense batch.
+    """CPU, or float32, or a bias: neighbours of equal length are viewed as one dense batch.
 
     The loader sorts a micro-batch by length, so there are few runs. Lengths change from batch to batch, so a
     compiled model steps out of its graph here.
@@ -87,8 +102,12 @@ def attend_runs(
         v.split([columns for _, columns in counts]),
     )
     for (n, rows, columns), qs, ks, vs in pieces:
-        plain = causal and rows == columns and not 0 < window < columns  # torch's own causal mask will do
+        # torch's own causal mask will do
+        plain = causal and rows == columns and not 0 < window < columns and bias is None
         mask = None if plain else seen(rows, columns, causal, window, q.device)
+        if bias is not None:
+            dense = spread(bias, rows, columns).to(q.dtype)
+            mask = dense if mask is None else dense.masked_fill(~mask, float("-inf"))
         out = F.scaled_dot_product_attention(
             qs.view(n, rows, heads, head_dim).transpose(1, 2),
             ks.view(n, columns, heads, head_dim).transpose(1, 2),
@@ -96,6 +115,7 @@ def attend_runs(
             attn_mask=mask,
             dropout_p=dropout,
             is_causal=plain,
+            scale=scale,
         )
         outputs.append(out.transpose(1, 2).reshape(n * rows, heads, head_dim))
     return torch.cat(outputs) if outputs else torch.zeros_like(q)
@@ -110,13 +130,28 @@ def seen(rows: int, columns: int, causal: bool, window: int, device: torch.devic
     return mask & (ahead >= -window) if window else mask
 
 
+def spread(bias: Tensor, rows: int, columns: int) -> Tensor:
+    """A bias by distance as a matrix, [heads, rows, columns]: each row begins one place before the row above it."""
+    begin = bias.shape[1] // 2 - (columns - 1)
+    return bias[:, begin : begin + rows + columns - 1].unfold(1, columns, 1).flip(1)
+
+
 def attention_weights(
-    q: Tensor, k: Tensor, q_layout: Layout, k_layout: Layout, causal: bool = False, window: int = 0
+    q: Tensor,
+    k: Tensor,
+    q_layout: Layout,
+    k_layout: Layout,
+    causal: bool = False,
+    window: int = 0,
+    scale: float | None = None,
+    bias: Tensor | None = None,
 ) -> list[Tensor]:
     """The probabilities themselves, [heads, queries, keys] for each sequence: for pictures and for tests."""
     found = []
     for qs, ks in zip(q.split(list(q_layout.lengths)), k.split(list(k_layout.lengths))):
-        scores = torch.einsum("ihd,jhd->hij", qs, ks) * q.shape[-1] ** -0.5
+        scores = torch.einsum("ihd,jhd->hij", qs, ks) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        if bias is not None:
+            scores = scores + spread(bias, len(qs), len(ks))
         if (mask := seen(len(qs), len(ks), causal, window, q.device)) is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
         found.append(scores.softmax(-1))
@@ -124,10 +159,18 @@ def attention_weights(
 
 
 def attend_eager(
-    q: Tensor, k: Tensor, v: Tensor, q_layout: Layout, k_layout: Layout, causal: bool = False, window: int = 0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_layout: Layout,
+    k_layout: Layout,
+    causal: bool = False,
+    window: int = 0,
+    scale: float | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """The definition, one sequence at a time: what the other bodies are tested against."""
-    weights = attention_weights(q, k, q_layout, k_layout, causal, window)
+    weights = attention_weights(q, k, q_layout, k_layout, causal, window, scale, bias)
     values = v.split(list(k_layout.lengths))
     return torch.cat([torch.einsum("hij,jhd->ihd", w, x) for w, x in zip(weights, values)])
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.errors import UserError
 from polyseme.parts.attend import attend, attend_self, attention_weights
-from polyseme.parts.layout import Layout
+from polyseme.parts.layout import Layout, Source
 from polyseme.parts.memory import Cache
 from polyseme.parts.positions import rotate
 from polyseme.parts.spec import Spec, in_range
@@ -23,43 +24,74 @@ class AttentionSpec(Spec):
     causal: bool = False
     window: int = 0  # how far a query sees, on each side or back; 0 is all
     rotary: float = 0.0  # the base of the wave lengths of rotary positions; 0 is none
+    head_dim: int = 0  # 0 is dim / num_heads
+    scale: float = 0.0  # on the scores; 0 is 1 / √head_dim
 
     def __post_init__(self) -> None:
         in_range("attention dropout", self.dropout, 0, 1)
         in_range("window", self.window, 0, math.inf)
         in_range("rotary", self.rotary, 0, math.inf)
+        in_range("head_dim", self.head_dim, 0, math.inf)
+        in_range("scale", self.scale, 0, math.inf)
 
     def build(self, dim: int) -> Attention:
-        if self.num_heads < 1 or dim % self.num_heads:
+        if self.num_heads < 1 or (dim % self.num_heads and not self.head_dim):
             raise UserError(f"num_heads is {self.num_heads}, which does not divide dim {dim}")
-        if self.rotary and dim // self.num_heads % 2:
+        if self.rotary and self.width(dim) // self.num_heads % 2:
             raise UserError(f"rotary positions turn pairs, and a head has {dim // self.num_heads} dimensions")
         return Attention(self, dim)
 
+    def width(self, dim: int) -> int:
+        """All heads together."""
+        return self.num_heads * self.head_dim or dim
+
 
 class Attention(nn.Module):
-    """Self-attention; query, key and value are one matrix `qkv`."""
+    """Attention of x to itself or to a source; query, key and value are one matrix `qkv`."""
 
     def __init__(self, spec: AttentionSpec, dim: int):
         super().__init__()
-        self.spec, self.dim = spec, dim
-        self.qkv = nn.Linear(dim, 3 * dim, bias=spec.bias)
-        self.out = nn.Linear(dim, dim, bias=spec.bias)
+        self.spec, self.dim, self.width = spec, dim, spec.width(dim)
+        self.qkv = nn.Linear(dim, 3 * self.width, bias=spec.bias)
+        self.out = nn.Linear(self.width, dim, bias=spec.bias)
 
     def project(self, x: Tensor, positions: Tensor) -> Tensor:
         """Queries, keys and values, [T, 3, heads, head_dim]."""
         qkv: Tensor = self.qkv(x).view(x.shape[0], 3, self.spec.num_heads, -1)
         return rotate(qkv, positions, self.spec.rotary) if self.spec.rotary else qkv
 
-    def forward(self, x: Tensor, layout: Layout, positions: Tensor, cache: Cache | None = None) -> Tensor:
+    def project_apart(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of x; keys and values of the source."""
+        parts = (self.width, 2 * self.width)
+        to_q, to_kv = self.qkv.weight.split(parts)
+        q_bias, kv_bias = (None, None) if self.qkv.bias is None else self.qkv.bias.split(parts)
+        q = F.linear(x, to_q, q_bias).view(len(x), self.spec.num_heads, -1)
+        k, v = F.linear(source, to_kv, kv_bias).view(len(source), 2, self.spec.num_heads, -1).unbind(1)
+        return q, k, v
+
+    def forward(
+        self,
+        x: Tensor,
+        layout: Layout,
+        positions: Tensor,
+        cache: Cache | None = None,
+        bias: Tensor | None = None,
+        source: Source | None = None,
+    ) -> Tensor:
         spec, dropout = self.spec, self.spec.dropout if self.training else 0.0
+        scale = spec.scale or None
+        if source is not None:
+            q, k, v = self.project_apart(x, source.values)
+            return self.out(attend(q, k, v, layout, source.layout, dropout=dropout, scale=scale).flatten(1))
         qkv = self.project(x, positions)
         if cache is None:
-            return self.out(attend_self(qkv, layout, spec.causal, dropout, spec.window).flatten(1))
+            return self.out(attend_self(qkv, layout, spec.causal, dropout, spec.window, scale, bias).flatten(1))
         q, k, v = qkv.unbind(1)
         k, v, k_layout = cache.extend(k, v)
-        return self.out(attend(q, k, v, layout, k_layout, spec.causal, dropout, spec.window).flatten(1))
+        found = attend(q, k, v, layout, k_layout, spec.causal, dropout, spec.window, scale, bias)
+        return self.out(found.flatten(1))
 
-    def weights(self, x: Tensor, layout: Layout) -> list[Tensor]:
+    def weights(self, x: Tensor, layout: Layout, bias: Tensor | None = None) -> list[Tensor]:
         q, k, _ = self.project(x, layout.positions).unbind(1)
-        return attention_weights(q, k, layout, layout, self.spec.causal, self.spec.window)
+        spec = self.spec
+        return attention_weights(q, k, layout, layout, spec.causal, spec.window, spec.scale or None, bias)

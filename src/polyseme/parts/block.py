@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from polyseme.parts.attention import AttentionSpec
 from polyseme.parts.feedforward import FeedForwardSpec
-from polyseme.parts.layout import Layout
+from polyseme.parts.layout import Layout, Source
 from polyseme.parts.memory import Cache
 from polyseme.parts.norms import NoNormSpec, NormSpec
 from polyseme.parts.spec import Spec
@@ -22,6 +22,7 @@ class BlockSpec(Spec):
     after: NormSpec = field(default_factory=NoNormSpec)
     dropout: float = 0.0  # on each sublayer's output, before the residual sum
     bare: bool = False  # without the norm before attention: a first block whose input is normed already
+    cross: AttentionSpec | None = None  # to a source, between attention and feed-forward
 
     def build(self, dim: int) -> Block:
         return Block(self, dim)
@@ -33,14 +34,29 @@ class Block(nn.Module):
         self.attention_before = (NoNormSpec() if spec.bare else spec.before).build(dim)
         self.attention = spec.attention.build(dim)
         self.attention_after = spec.after.build(dim)
+        self.cross_before = spec.before.build(dim) if spec.cross else None
+        self.cross = spec.cross.build(dim) if spec.cross else None
+        self.cross_after = spec.after.build(dim) if spec.cross else None
         self.ffn_before = spec.before.build(dim)
         self.ffn = spec.ffn.build(dim)
         self.ffn_after = spec.after.build(dim)
         self.dropout = nn.Dropout(spec.dropout)
 
-    def forward(self, x: Tensor, layout: Layout, positions: Tensor, cache: Cache | None = None) -> Tensor:
-        x = self.attention_after(x + self.dropout(self.attention(self.attention_before(x), layout, positions, cache)))
+    def forward(
+        self,
+        x: Tensor,
+        layout: Layout,
+        positions: Tensor,
+        cache: Cache | None = None,
+        bias: Tensor | None = None,
+        source: Source | None = None,
+    ) -> Tensor:
+        found = self.attention(self.attention_before(x), layout, positions, cache, bias)
+        x = self.attention_after(x + self.dropout(found))
+        if self.cross is not None and self.cross_before is not None and self.cross_after is not None:
+            found = self.cross(self.cross_before(x), layout, positions, source=source)
+            x = self.cross_after(x + self.dropout(found))
         return self.ffn_after(x + self.dropout(self.ffn(self.ffn_before(x))))
 
-    def attention_weights(self, x: Tensor, layout: Layout) -> list[Tensor]:
-        return self.attention.weights(self.attention_before(x), layout)
+    def attention_weights(self, x: Tensor, layout: Layout, bias: Tensor | None = None) -> list[Tensor]:
+        return self.attention.weights(self.attention_before(x), layout, bias)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from polyseme.errors import UserError
 from polyseme.parts.norms import NoNormSpec, NormSpec
+from polyseme.parts.positions import sinusoids
 from polyseme.parts.spec import Spec, in_range
 
 
@@ -22,13 +23,16 @@ class EmbeddingsSpec(Spec):
     num_segments: int = 0
     norm: NormSpec = field(default_factory=NoNormSpec)
     dropout: float = 0.0
-    positions: Literal["learned", "none"] = "learned"
+    positions: Literal["learned", "sinusoid", "none"] = "learned"
+    scale: float = 1.0  # on the token vectors
+    shared: bool = False  # the token vectors are another's, given at each call
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "max_len"):
             in_range(name, getattr(self, name), 1, math.inf)
         in_range("num_segments", self.num_segments, 0, math.inf)
         in_range("dropout", self.dropout, 0, 1)
+        in_range("scale", self.scale, 0, math.inf)
 
     def build(self) -> Embeddings:
         return Embeddings(self)
@@ -40,18 +44,30 @@ class Embeddings(nn.Module):
     def __init__(self, spec: EmbeddingsSpec):
         super().__init__()
         self.spec = spec
-        self.tokens = nn.Embedding(spec.vocab_size, spec.dim)
+        self.tokens = None if spec.shared else nn.Embedding(spec.vocab_size, spec.dim)
         self.positions = nn.Embedding(spec.max_len, spec.dim) if spec.positions == "learned" else None
         self.segments = nn.Embedding(spec.num_segments, spec.dim) if spec.num_segments else None
         self.norm = spec.norm.build(spec.dim)
         self.dropout = nn.Dropout(spec.dropout)
 
-    def forward(self, tokens: Tensor, positions: Tensor, segments: Tensor | None, longest: int) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, segments: Tensor | None, longest: int, table: Tensor | None = None
+    ) -> Tensor:
         if longest > self.spec.max_len:
             raise UserError(f"a sequence of {longest} tokens is longer than the model reads ({self.spec.max_len})")
-        x = self.tokens(tokens)
+        x = F.embedding(tokens, self.table(table))
+        if self.spec.scale != 1:
+            x = x * self.spec.scale
         if self.positions is not None:
             x = x + self.positions(positions)
+        elif self.spec.positions == "sinusoid":
+            x = x + sinusoids(longest, x).index_select(0, positions)
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else F.embedding(segments, self.segments.weight))
         return self.dropout(self.norm(x))
+
+    def table(self, given: Tensor | None = None) -> Tensor:
+        """The token vectors: its own, or those given."""
+        found = given if self.tokens is None else self.tokens.weight
+        assert found is not None, "shared token vectors have to be given"
+        return found

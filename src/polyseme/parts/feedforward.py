@@ -30,9 +30,11 @@ class FeedForwardSpec(Spec):
     activation: ActivationName = "gelu"
     bias: bool = True
     gated: bool = False  # activation(a) · b, a and b the halves of the first product (Shazeer 2020)
+    dropout: float = 0.0  # behind the activation
 
     def __post_init__(self) -> None:
         in_range("ffn_dim", self.ffn_dim, 1, math.inf)
+        in_range("ffn dropout", self.dropout, 0, 1)
 
     def build(self, dim: int) -> FeedForward:
         return FeedForward(self, dim)
@@ -45,15 +47,16 @@ class FeedForward(nn.Module):
         self.activation = ACTIVATIONS[spec.activation]
         self.up = nn.Linear(dim, (1 + spec.gated) * spec.ffn_dim, bias=spec.bias)
         self.down = nn.Linear(spec.ffn_dim, dim, bias=spec.bias)
+        self.dropout = nn.Dropout(spec.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         spec, up, down = self.spec, self.up, self.down
         if spec.gated:
             a, b = up(x).chunk(2, dim=-1)
-            return down(self.activation(a) * b)
-        if kernels.serve(up.weight) and spec.bias and spec.activation in kernels.ACTIVATIONS:
+            return down(self.dropout(self.activation(a) * b))
+        if kernels.serve(up.weight) and spec.bias and not spec.dropout and spec.activation in kernels.ACTIVATIONS:
             found: Tensor = kernels.activated_linear(
                 F.linear(x, up.weight), up.bias, down.weight, down.bias, spec.activation
             )
             return found
-        return down(self.activation(up(x)))
+        return down(self.dropout(self.activation(up(x))))

@@ -16,9 +16,10 @@ from polyseme.parts.spec import Spec
 
 @dataclass(frozen=True)
 class LanguageHeadSpec(Spec):
-    """Scores over the vocabulary, with the token table as the last matrix (tied).
+    """Scores over the vocabulary, with the token table as the last matrix (`tied`) or one of its own.
 
-    BERT transforms the state first (`dense`, activation, norm) and adds a bias; GPT-2 does neither.
+    BERT transforms the state first (`dense`, activation, norm) and adds a bias; GPT-2 does neither. `scale` multiplies
+    the state that meets the table.
     """
 
     vocab_size: int
@@ -27,6 +28,8 @@ class LanguageHeadSpec(Spec):
     norm: NormSpec = field(default_factory=NoNormSpec)
     bias: bool = False
     dense_bias: bool = True
+    tied: bool = True
+    scale: float = 1.0
 
     def build(self, dim: int) -> LanguageHead:
         return LanguageHead(self, dim)
@@ -41,15 +44,21 @@ class LanguageHead(nn.Module):
         self.dense = nn.Linear(dim, dim, bias=spec.dense_bias) if spec.dense else None
         self.norm = spec.norm.build(dim)
         self.bias = nn.Parameter(torch.zeros(spec.vocab_size)) if spec.bias else None
+        self.own = None if spec.tied else nn.Linear(dim, spec.vocab_size, bias=False)
 
     def transform(self, states: Tensor) -> Tensor:
         """What is multiplied with the table."""
         if self.dense is not None:
             states = ACTIVATIONS[self.spec.activation](self.dense(states))
-        return self.norm(states)
+        states = self.norm(states)
+        return states if self.spec.scale == 1 else states * self.spec.scale
+
+    def table(self, shared: Tensor) -> Tensor:
+        """The matrix of the vocabulary."""
+        return shared if self.own is None else self.own.weight
 
     def forward(self, states: Tensor, table: Tensor) -> Tensor:
-        return F.linear(self.transform(states), table, self.bias)
+        return F.linear(self.transform(states), self.table(table), self.bias)
 
 
 @dataclass(frozen=True)

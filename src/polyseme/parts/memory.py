@@ -8,19 +8,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.parts.layout import Layout
+from polyseme.parts.layout import Layout, Source
 
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Keys and values of every depth, packed, with the layout of what was read so far."""
+    """Keys and values of every depth, packed, with the layout of what was read so far.
+
+    `source` holds the states that cross attention looks at.
+    """
 
     layout: Layout
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    source: Source | None = None
 
     def detach(self) -> Memory:
-        return Memory(self.layout, tuple(k.detach() for k in self.keys), tuple(v.detach() for v in self.values))
+        source = None if self.source is None else Source(self.source.values.detach(), self.source.layout)
+        return Memory(self.layout, tuple(k.detach() for k in self.keys), tuple(v.detach() for v in self.values), source)
 
 
 class Cache:

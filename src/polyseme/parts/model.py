@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.parts import kernels
+from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.heads import HeadSpec, LanguageHead
 from polyseme.parts.layout import Layout
 from polyseme.parts.spec import Spec
 from polyseme.parts.trunk import TransformerSpec
 
-TrunkSpec = TransformerSpec
+TrunkSpec = TransformerSpec | EncoderDecoderSpec
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,26 @@ class Model(nn.Module):
         return self.heads[head](self._states(head, last, layout, rows), self.trunk.table)
 
     def cross_entropy(
-        self, head: str, last: Tensor, layout: Layout, rows: Tensor, values: Tensor, ignored: int
+        self,
+        head: str,
+        last: Tensor,
+        layout: Layout,
+        rows: Tensor,
+        values: Tensor,
+        ignored: int,
+        smoothing: float = 0.0,
     ) -> Tensor:
-        """The summed cross entropy of a head's scores of `rows`; on a GPU those over a vocabulary are never whole."""
+        """The summed cross entropy of a head's scores of `rows`; on a GPU those over a vocabulary are never whole.
+
+        `smoothing` moves that share of the truth evenly over all classes (Szegedy et al. 2016, §7).
+        """
         module, states, table = self.heads[head], self._states(head, last, layout, rows), self.trunk.table
-        if isinstance(module, LanguageHead) and kernels.serve(states) and kernels.serve(table):
-            found: Tensor = kernels.vocabulary_loss(module.transform(states), table, module.bias, values, ignored)
+        if isinstance(module, LanguageHead) and kernels.serve(states) and kernels.serve(table) and not smoothing:
+            whole, bias = module.table(table), module.bias
+            found: Tensor = kernels.vocabulary_loss(module.transform(states), whole, bias, values, ignored)
             return found
-        return F.cross_entropy(module(states, table).float(), values, ignore_index=ignored, reduction="sum")
+        scores = module(states, table).float()
+        return F.cross_entropy(scores, values, ignore_index=ignored, reduction="sum", label_smoothing=smoothing)
 
     def _states(self, head: str, last: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
         states = self.trunk.pool(last, layout) if self.heads[head].reads == "pooled" else last

@@ -15,9 +15,10 @@ from polyseme.parts.block import Block, BlockSpec
 from polyseme.parts.embeddings import EmbeddingsSpec
 from polyseme.parts.feedforward import ACTIVATIONS
 from polyseme.parts.init import InitSpec
-from polyseme.parts.layout import Layout
+from polyseme.parts.layout import Layout, Source
 from polyseme.parts.memory import Memory, close_caches, open_caches
 from polyseme.parts.norms import NoNormSpec, NormSpec
+from polyseme.parts.score_bias import NoBiasSpec, ScoreBiasSpec
 from polyseme.parts.spec import Spec
 
 
@@ -67,6 +68,8 @@ class TransformerSpec(Spec):
     final_norm: NormSpec = field(default_factory=NoNormSpec)
     pooler: PoolerSpec = field(default_factory=PoolerSpec)
     init: InitSpec = field(default_factory=InitSpec)
+    score_bias: ScoreBiasSpec = field(default_factory=NoBiasSpec)
+    final_dropout: float = 0.0  # behind the final norm
 
     @property
     def dim(self) -> int:
@@ -109,6 +112,8 @@ class Transformer(nn.Module):
         self.embeddings = spec.embeddings.build()
         self.blocks = nn.ModuleList(block.build(spec.dim) for block in spec.blocks)
         self.final_norm = spec.final_norm.build(spec.dim)
+        self.final_dropout = nn.Dropout(spec.final_dropout)
+        self.score_bias = spec.score_bias.build(spec.block.attention.num_heads, spec.causal)
         self.pooler = spec.pooler.build(spec.dim)
 
     def forward(
@@ -120,8 +125,13 @@ class Transformer(nn.Module):
         keep: Iterable[int] = (),
         memory: Memory | None = None,
         remember: bool = False,
+        source: Source | None = None,
+        table: Tensor | None = None,
     ) -> Reading:
-        """Read a chunk. With `remember`, the reading carries the memory with which the next chunk is read."""
+        """Read a chunk. With `remember`, the reading carries the memory with which the next chunk is read.
+
+        `source` is for blocks with cross attention; `table` are the token vectors where they are another trunk's.
+        """
         caches = open_caches(memory, layout, len(self.spec.order)) if remember or memory else None
         positions, longest = layout.positions, layout.longest
         if memory is not None:
@@ -129,16 +139,17 @@ class Transformer(nn.Module):
             past = torch.tensor(memory.layout.lengths, device=tokens.device)
             positions = positions + past.repeat_interleave(lengths, output_size=layout.total)
             longest = max(p + n for p, n in zip(memory.layout.lengths, layout.lengths))
-        x = self.embeddings(tokens, positions, segments, longest)
+        x = self.embeddings(tokens, positions, segments, longest, table)
+        bias = self.score_bias(longest)
         wanted = set(keep)
         layers = {0: x} if 0 in wanted else {}
         for depth, block in enumerate(self.depths(), start=1):
             if self.recompute and self.training and caches is None:
-                x = checkpoint(block, x, layout, positions, use_reentrant=False)
+                x = checkpoint(block, x, layout, positions, None, bias, source, use_reentrant=False)
             else:
-                x = block(x, layout, positions, caches[depth - 1] if caches else None)
+                x = block(x, layout, positions, caches[depth - 1] if caches else None, bias, source)
             if depth == self.spec.num_layers:
-                x = self.final_norm(x)
+                x = self.final_dropout(self.final_norm(x))
             if depth in wanted:
                 layers[depth] = x
         return Reading(x, layers, close_caches(caches) if caches else None)
@@ -154,12 +165,13 @@ class Transformer(nn.Module):
     @property
     def table(self) -> Tensor:
         """The token vectors, which tied language-model heads share."""
-        return self.embeddings.tokens.weight
+        return self.embeddings.table()
 
     def groups(self) -> list[list[nn.Parameter]]:
         """Parameters from input to output, one group a layer: for freezing and for rates by depth."""
         top = [*self.final_norm.parameters(), *self.pooler.parameters()]
-        found = [list(self.embeddings.parameters()), *(list(b.parameters()) for b in self.blocks)]
+        bottom = [*self.embeddings.parameters(), *self.score_bias.parameters()]
+        found = [bottom, *(list(b.parameters()) for b in self.blocks)]
         return [*found, top] if top else found
 
     def initialise(self, generator: torch.Generator | None = None) -> None:

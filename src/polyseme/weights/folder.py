@@ -22,7 +22,7 @@ from polyseme.families import FAMILIES, Family
 from polyseme.families.family import FIXED_LABELS
 from polyseme.files import read_json, sha256, whole_folder, write_json, write_tensors
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec
-from polyseme.parts.model import Model, ModelSpec, TrunkSpec
+from polyseme.parts.model import Model, ModelSpec
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.table import to_ours, to_theirs
 
@@ -112,7 +112,9 @@ def read_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
     base = next(a for a, heads in family.architectures.items() if not heads)
     if (name or base) not in family.architectures:
         raise UserError(f"{folder}/config.json: architecture {name!r}; {nearest(str(name), family.architectures)}")
-    trunk = TrunkSpec.from_json(family.from_config(config).to_json(), "config.json")  # every value is of its type
+    there = {family.modern(tensor) for file in _weight_files(folder) for tensor in _names(file)}
+    given = family.from_config({**config, "tensors": sorted(there)})
+    trunk = type(given).from_json(given.to_json(), "config.json")  # every value is of its type
     pretraining = family.heads(trunk)
     numbered = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     labels = tuple(numbered[i] for i in sorted(numbered, key=int))
@@ -123,7 +125,6 @@ def read_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
         for head in family.architectures[name or base]
     }
     # published files may hold more heads than their architecture names: bert-base has both of pre-training's
-    there = {family.modern(tensor) for file in _weight_files(folder) for tensor in _names(file)}
     for head, rules in family.head_rules.items():
         needed = {tensor for rule in rules for tensor in rule.theirs}
         if head in pretraining and needed and needed <= there:
@@ -150,6 +151,8 @@ def _config(family: Family, spec: ModelSpec, architecture: str | None, tokenizer
     config = {"architectures": [architecture], **family.to_config(spec), "dtype": "float32"}
     specials = tokenizer.specials
     ids = {"pad_token_id": specials.pad, "bos_token_id": specials.bos, "eos_token_id": specials.eos}
+    if config.get("is_encoder_decoder"):
+        ids["decoder_start_token_id"] = specials.pad
     config |= {key: value for key, value in ids.items() if value is not None}
     for name in family.architectures[architecture] if architecture else ():
         head = spec.heads[name]
