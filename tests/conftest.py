@@ -211,7 +211,7 @@ def tiny_folders(tmp_path_factory) -> dict[str, Path]:
 
     found = {}
     for family in FAMILIES.values():
-        tokenizer = Tokenizer.train(family.tokenizer, iter(documents(60, seed=5)), 330)
+        tokenizer = Tokenizer.train(family.tokenizer, iter(documents(60, seed=5)), 330, sentinels=family.sentinels)
         spec = family.spec(num_layers=3, dim=24, num_heads=3, vocab_size=tokenizer.vocab_size, max_len=48)
         model = spec.build(seed=1)
         generator = torch.Generator().manual_seed(2)

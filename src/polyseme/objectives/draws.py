@@ -14,6 +14,7 @@ import numpy as np
 from polyseme.corpus.order import GOLDEN, fold, mix
 
 CHOOSE, FATE, REPLACE = 0, 1, 2  # per token: is it predicted, how is it damaged, by which id
+GAPS, SPANS = 20, 21  # per token: does a stretch that stays, or one that goes, end behind it
 SPLIT, NEXT, WHERE, SHORT = 3, 4, 5, 6  # per pair: where A ends, is B random, from where, how short
 
 

@@ -19,6 +19,7 @@ from polyseme.objectives.batch import Batch
 from polyseme.objectives.draws import NEXT, SHORT, SPLIT, WHERE, below, draw, integers, keys
 from polyseme.objectives.masking import Unit, mask
 from polyseme.objectives.packing import Bound, Rows, Shape, Vocabulary, enclose, pack
+from polyseme.objectives.spans import SpanCorruption
 from polyseme.parts.spec import Spec
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class CausalLM(Spec):
         return _CausalLM(corpus, vocabulary, max_len)
 
 
-Objective = MaskedLM | MaskedPairs | CausalLM
+Objective = MaskedLM | MaskedPairs | CausalLM | SpanCorruption
 
 
 class _Masked(Bound):

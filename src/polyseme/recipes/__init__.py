@@ -7,11 +7,15 @@ from pathlib import Path
 
 from polyseme.errors import UserError, nearest
 from polyseme.files import read_json
-from polyseme.recipes import bert, demo, gpt2
+from polyseme.recipes import bert, demo, gpt2, t5
 from polyseme.train.recipe import Recipe
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
-    make().name: make for make in (demo.demo, bert.tiny, bert.small, bert.base, bert.large, gpt2.tiny, gpt2.small)
+    make().name: make
+    for make in (
+        *(demo.demo, bert.tiny, bert.small, bert.base, bert.large, gpt2.tiny, gpt2.small),
+        *(t5.tiny, t5.small, t5.base, t5.large, t5.v11),
+    )
 }
 
 

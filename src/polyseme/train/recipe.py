@@ -11,7 +11,9 @@ import torch
 
 from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES
+from polyseme.objectives.spans import SpanCorruption
 from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs
+from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.parts.spec import Spec
 from polyseme.train.optim import OptimSpec
@@ -53,7 +55,7 @@ class Recipe(Spec):
     family: str
     size: str = ""
     model: dict[str, int | float | str] = field(default_factory=dict)
-    objective: MaskedLM | MaskedPairs | CausalLM = field(default_factory=MaskedLM)
+    objective: MaskedLM | MaskedPairs | CausalLM | SpanCorruption = field(default_factory=MaskedLM)
     max_len: int = 128
     batch_tokens: int = 16384
     bin_tokens: int = 16384
@@ -93,6 +95,10 @@ class Recipe(Spec):
             Model(spec)
         if unfit := [name for name in self.objective.terms if name not in spec.heads]:
             raise UserError(f"{type(self.objective).__name__} needs a head {unfit[0]!r}, which {self.family} has not")
+        paired, name = isinstance(spec.trunk, EncoderDecoderSpec), type(self.objective).__name__
+        if paired != isinstance(self.objective, SpanCorruption):
+            reads = "a source and a target" if paired else "one text"
+            raise UserError(f"{self.family} reads {reads}, which is not what {name} gives it")
         if "pair" in self.objective.terms and spec.trunk.embeddings.num_segments == 1:
             raise UserError("num_segments is 1, but pairs have two segments: give 2, or 0 for none")
         if self.max_len > spec.trunk.embeddings.max_len:
