@@ -7,8 +7,9 @@ import torch
 
 from polyseme.families import FAMILIES
 from polyseme.objectives.batch import Batch, Targets
+from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.heads import LanguageHeadSpec
-from polyseme.parts.layout import Layout
+from polyseme.parts.layout import Layout, Source
 from polyseme.parts.model import Model, ModelSpec
 
 VOCAB = 61
@@ -57,7 +58,10 @@ def training_batch(model: Model, rows: list[torch.Tensor], seed: int = 3) -> Bat
             what = np.array([int(r.sum()) % len(head.labels) for r in rows])
         targets[name] = Targets(torch.from_numpy(where), torch.from_numpy(what), len(where))
     segments = segments_of(layout, model.spec.family)
-    return Batch(torch.cat(rows), layout, segments, targets, layout.total)
+    source = None
+    if isinstance(model.spec.trunk, EncoderDecoderSpec):  # the source of a sequence is the same, longer and backwards
+        source = Source(torch.cat([row.flip(0).repeat(2) for row in rows]), Layout.of([2 * len(r) for r in rows]))
+    return Batch(torch.cat(rows), layout, segments, targets, layout.total, source)
 
 
 def with_dropout(spec: ModelSpec, dropout: float) -> ModelSpec:

@@ -14,7 +14,7 @@ from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
 
 WORDS = [a + b for a in ("red", "blue", "green", "grey") for b in ("cat", "dog", "fish", "bird", "s", "ish")]
-KINDS = {"bert": "wordpiece", "gpt2": "bpe"}
+KINDS = {name: family.tokenizer for name, family in FAMILIES.items()}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,7 +28,7 @@ def one_thread():
 @pytest.fixture(scope="module")
 def tokenizers():
     texts = [" ".join(WORDS)] * 20
-    return {kind: Tokenizer.train(kind, iter(texts), 300) for kind in ("wordpiece", "bpe")}
+    return {kind: Tokenizer.train(kind, iter(texts), 300) for kind in sorted(set(KINDS.values()))}
 
 
 @pytest.fixture

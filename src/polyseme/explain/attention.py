@@ -19,8 +19,9 @@ def attention_maps(model: LanguageModel, text: str, pair: str | None = None) -> 
     segments = torch.tensor(encoded["segments"], device=model.device) if trunk.spec.embeddings.num_segments else None
     depth = trunk.spec.num_layers
     reading = trunk(tokens, layout, segments, keep=range(depth))
+    bias = trunk.score_bias(layout.longest)
     maps = [
-        block.attention_weights(reading.layers[i], layout)[0].float().cpu().numpy()
+        block.attention_weights(reading.layers[i], layout, bias)[0].float().cpu().numpy()
         for i, block in enumerate(trunk.depths())
     ]
     return encoded["pieces"], np.stack(maps)

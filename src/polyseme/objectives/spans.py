@@ -24,11 +24,11 @@ class SpanCorruption(Spec):
 
     The source has a sentinel for each span, the target each sentinel and its span, and one sentinel more: `a b c d e f`
     becomes `a b X e f Y` and `X c d Y … Z`, both closed by eos; the decoder starts with pad. How many tokens and spans
-    go is fixed by the length of the text; the text is then cut at random into as many stretches that stay as spans that
-    go, in turn, beginning with one that stays. `max_len` is the longest source.
+    go is fixed by the length of the text, where they are is random: all ways to place spans that do not touch are as
+    likely. `max_len` is the longest source.
 
-    Departures: a sample is a run of sentences of one document, where the released code cuts documents that were joined;
-    the released code leaves out the last sentinel, which the paper has.
+    Departures from the released code: a sample is a run of sentences of one document, not a slice of joined documents;
+    so texts may be short, and it is not always their end that goes, as it is there. The last sentinel is the paper's.
     """
 
     terms: ClassVar[tuple[str, ...]] = ("next",)
@@ -47,7 +47,7 @@ class SpanCorruption(Spec):
         tokens = np.floor(lengths * self.rate + 0.5).astype(np.int64)
         tokens = np.maximum(np.minimum(tokens, lengths - 1), 1)
         spans = np.floor(tokens / self.mean + 0.5).astype(np.int64)
-        return tokens, np.maximum(np.minimum(spans, lengths - tokens), 1)
+        return tokens, np.maximum(np.minimum(spans, lengths - tokens + 1), 1)
 
     def sizes(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """How long sources and targets come out."""
@@ -82,18 +82,22 @@ class _SpanCorruption(Paired):
         tokens = self.corpus.gather(self.samples.starts[ids], lengths)
         taken, spans = self.spec.taken(lengths)
         sample_keys = keys(self.seed, epoch, ids)
-        stays = segment(sample_keys, lengths - taken, spans, GAPS)
+        # what stays is one stretch more, of which the first and the last may be empty
+        stays = segment(sample_keys, lengths - taken + 2, spans + 1, GAPS)
+        last = np.cumsum(spans + 1) - 1
+        stays[last] -= 1
+        stays[last - spans] -= 1
         goes = segment(sample_keys, taken, spans, SPANS)
         return take_out(tokens, stays, goes, spans, self.sentinels, self.eos)
 
 
 def segment(sample_keys: np.ndarray, totals: np.ndarray, counts: np.ndarray, stream: int) -> np.ndarray:
-    """Each sample's `totals` items cut into `counts` runs, none empty unless there are no items; all cuts as likely.
+    """Each sample's `totals` items cut into `counts` runs, none empty; all ways to cut are as likely.
 
     Returns the lengths of all runs, end to end. Of the places where a sample can be cut, those with the lowest draws
     are: one sort over (sample, draw, place), so that no tie depends on who else is in the batch.
     """
-    places = np.maximum(totals - 1, 0)
+    places = totals - 1
     if len(totals) >= 1 << 20 or places.max(initial=0) >= 1 << 16:
         raise ValueError("a batch of spans holds at most 2^20 samples of at most 2^16 tokens")
     ends = np.cumsum(places)
@@ -121,24 +125,24 @@ def take_out(
     sentinels: np.ndarray,
     eos: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sources and targets of texts, each end to end: stretches that stay and spans that go in turn, `spans` a text."""
-    closing = np.cumsum(spans) - 1  # the last span of each text
-    last = np.zeros(len(goes), dtype=np.int64)
-    last[closing] = 1
-    rank = np.arange(len(goes)) - np.repeat(closing + 1 - spans, spans)
-    goes_out = np.repeat(np.tile([False, True], len(goes)), np.stack((stays, goes), axis=1).ravel())
+    """Sources and targets of texts, each end to end. Of each text, `spans` go between stretches that stay."""
+    closing = np.cumsum(spans + 1) - 1  # the last stretch of each text
+    inner = np.ones(len(stays), dtype=bool)
+    inner[closing] = False
+    marks = sentinels[np.arange(len(stays)) - np.repeat(closing - spans, spans + 1)]
+    gone = np.zeros(len(stays), dtype=np.int64)
+    gone[inner] = goes
+    goes_out = np.repeat(np.tile([False, True], len(stays)), np.stack((stays, gone), axis=1).ravel())
 
-    ends = np.cumsum(stays + 1 + last)
+    ends = np.cumsum(stays + 1)
     source = np.full(int(ends[-1]), -1, dtype=np.int64)
-    source[ends - 1 - last] = sentinels[rank]
-    source[ends[closing] - 1] = eos
+    source[ends - 1] = np.where(inner, marks, eos)
     source[source < 0] = tokens[~goes_out]
 
-    sizes = goes + 1 + 2 * last
+    sizes = np.where(inner, gone + 1, 2)
     ends = np.cumsum(sizes)
     target = np.full(int(ends[-1]), -1, dtype=np.int64)
-    target[ends - sizes] = sentinels[rank]
-    target[ends[closing] - 2] = sentinels[spans]
+    target[ends - sizes] = marks
     target[ends[closing] - 1] = eos
     target[target < 0] = tokens[goes_out]
     return source, target

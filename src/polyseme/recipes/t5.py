@@ -11,8 +11,8 @@ from polyseme.train.schedule import ScheduleSpec
 def base() -> Recipe:
     """T5-base as in the paper's baseline: 128 sources of 512 tokens a step, 2^19 steps.
 
-    Raffel et al. 2020, §3.1.2: the rate falls with the square root of the step after 10,000; §3.7: 15 % of the tokens in
-    spans of 3 on average. The paper has AdaFactor at a constant rate until then; here it is AdamW, warmed up.
+    Raffel et al. 2020, §3.1.2: the rate falls with the square root of the step after 10,000; §3.7: 15 % of the tokens,
+    in spans of 3 on average. The paper has AdaFactor at a constant rate until then; here it is AdamW, warmed up.
     """
     return Recipe(
         name="t5-base",
@@ -55,8 +55,8 @@ def tiny() -> Recipe:
         model={"dropout": 0.0},
         objective=SpanCorruption(),
         max_len=128,
-        batch_tokens=8192,
-        bin_tokens=8192,
+        batch_tokens=4096,
+        bin_tokens=4096,
         budget=BudgetSpec(steps=1000),
         optim=OptimSpec(rate=3e-3, beta2=0.98, decay=0.0),
         schedule=ScheduleSpec("inverse_sqrt", warmup=100),
