@@ -133,6 +133,8 @@ class LanguageModel:
     def score(self, texts: Sequence[str]) -> list[Score]:
         """Log-probability of each text: of every token after those before it, or after all others if masked."""
         if "next" in self.model.heads:
+            if not self.model.spec.trunk.causal:
+                raise UserError(f"{self.folder.path} cannot score a text alone: it writes a target for a source")
             return self._score_causal(texts)
         self._need("masked", "score a text")
         found = []

@@ -19,6 +19,17 @@ def rotate(qkv: Tensor, positions: Tensor, base: float) -> Tensor:
     return torch.cat([turned, qkv[:, 2:]], dim=1)
 
 
+def sinusoids(longest: int, like: Tensor) -> Tensor:
+    """Waves instead of learnt places, [longest, dim] (Vaswani et al. 2017, §3.5): sine and cosine in turn.
+
+    The wave lengths go from 2π to 10,000 · 2π.
+    """
+    dim, exact = like.shape[-1], _exact(like)
+    rates = 10_000.0 ** (-torch.arange(0, dim, 2, device=like.device, dtype=exact) / dim)
+    angles = torch.arange(longest, device=like.device, dtype=exact)[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim].to(like.dtype)
+
+
 def _exact(x: Tensor) -> torch.dtype:
     """Angles need float32 at least."""
     return torch.promote_types(x.dtype, torch.float32)
