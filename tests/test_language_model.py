@@ -131,6 +131,8 @@ def test_scores_do_not_depend_on_company(family, ours, tiny_folders):
 def test_what_makes_no_sense_of_two_texts_is_told(family, ours):
     with pytest.raises(UserError, match="cannot score a text alone"):
         ours[family].score(TEXTS)
+    with pytest.raises(UserError, match="cannot choose between answers"):
+        ours[family].choose("the", ["cat", "dog"])
     with pytest.raises(UserError, match="cannot fill in masks"):
         ours[family].fill("the [MASK]")
 

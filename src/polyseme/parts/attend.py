@@ -43,7 +43,7 @@ def attend_self(
     scoring: Scoring = PLAIN,
 ) -> Tensor:
     """Attention of sequences to themselves, from the one matrix of queries, keys and values [T, 3, heads, head_dim]."""
-    if kernels.serve(qkv) and qkv.shape[-1] in kernels.HEAD_DIMS and scoring.plain:
+    if scoring.plain and kernels.serve(qkv) and qkv.shape[-1] in kernels.HEAD_DIMS:
         found: Tensor = kernels.flash(qkv, layout.starts, layout.longest, causal, dropout, window)
         return found
     q, k, v = qkv.unbind(1)
