@@ -27,13 +27,15 @@ import torch
 
 from polyseme.corpus.order import Order
 from polyseme.objectives.packing import Bound, Vocabulary
+from polyseme.objectives.spans import SpanCorruption
 from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs, MaskedSpans, Objective
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
 
 SIZE, SPECIALS, BIN = 30_522, 5, 16_384
-VOCABULARY = Vocabulary(SIZE, frozenset(range(SPECIALS)), cls=2, sep=3, mask=4, eos=1)
+SENTINELS = tuple(range(SIZE - 1, SIZE - 101, -1))
+VOCABULARY = Vocabulary(SIZE, frozenset(range(SPECIALS)), cls=2, sep=3, mask=4, eos=1, sentinels=SENTINELS)
 AIM = 10e6
 ALONE = "masking alone"
 OBJECTIVES: dict[str, Objective] = {
@@ -44,6 +46,7 @@ OBJECTIVES: dict[str, Objective] = {
     "causal LM": CausalLM(),
     "MLM + SOP, n-grams": MaskedPairs(unit="ngram", question="order"),
     "MLM + boundaries, spans": MaskedSpans(),
+    "span corruption": SpanCorruption(),
 }
 
 

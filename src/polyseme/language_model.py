@@ -133,6 +133,7 @@ class LanguageModel:
     def score(self, texts: Sequence[str]) -> list[Score]:
         """Log-probability of each text: of every token after those before it, or after all others if masked."""
         if "next" in self.model.heads:
+            self._need("next", "score a text alone")
             return self._score_causal(texts)
         self._need("masked", "score a text")
         found = []
@@ -299,6 +300,8 @@ class LanguageModel:
         if head not in self.model.heads:
             has = ", ".join(self.model.heads) or "no head"
             raise UserError(f"{self.folder.path} cannot {what}: it has {has}, and that needs the head {head!r}")
+        if head == "next" and not self.model.spec.trunk.causal:
+            raise UserError(f"{self.folder.path} cannot {what}: it writes a target for a source")
 
     def _check_length(self, length: int, text: str) -> None:
         if length > self.max_len:

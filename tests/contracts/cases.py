@@ -5,8 +5,9 @@ import torch
 
 from polyseme.families import FAMILIES, Family
 from polyseme.objectives.batch import Batch, Targets
+from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.heads import BoundaryHeadSpec, LabelHeadSpec
-from polyseme.parts.layout import Layout
+from polyseme.parts.layout import Layout, Source
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.parts.relative import Queries
 
@@ -74,4 +75,7 @@ def training_batch(model: Model, rows: list[torch.Tensor], seed: int = 3) -> Bat
             what = np.array([int(r.sum()) % len(head.labels) for r in rows])
         targets[name] = Targets(torch.from_numpy(where), torch.from_numpy(what), len(where))
     segments = segments_of(layout, model.spec.family)
-    return Batch(torch.cat(rows), layout, segments, targets, layout.total, queries=queries)
+    source = None
+    if isinstance(model.spec.trunk, EncoderDecoderSpec):  # the source of a sequence is the same, longer and backwards
+        source = Source(torch.cat([row.flip(0).repeat(2) for row in rows]), Layout.of([2 * len(r) for r in rows]))
+    return Batch(torch.cat(rows), layout, segments, targets, layout.total, queries=queries, source=source)

@@ -105,7 +105,7 @@ from polyseme.corpus import blocks
 from polyseme.corpus.prepare import prepare
 from polyseme.text.tokenizer import Tokenizer
 blocks.BLOCK = 9_000
-folder, out, options = Path(sys.argv[1]), Path(sys.argv[2]), eval(sys.argv[3])
+folder, out, options, times = Path(sys.argv[1]), Path(sys.argv[2]), eval(sys.argv[3]), int(sys.argv[4])
 
 def attempt():
     pid = os.fork()
@@ -121,24 +121,25 @@ assert os.waitpid(attempt(), 0)[1] == 0
 whole = time.monotonic() - start
 shutil.rmtree(out)
 draw, kills = random.Random(3), 0
-while kills < 20:
+while kills < times:
     pid = attempt()
     time.sleep(draw.uniform(0, whole))
     os.kill(pid, signal.SIGKILL)
     if os.waitpid(pid, 0)[1]:
         kills += 1
-    elif kills < 19:
+    elif kills < times - 1:
         shutil.rmtree(out)
 assert os.waitpid(attempt(), 0)[1] == 0
 print(kills)
 """
 
 
-def test_killed_twenty_times(folder: Path, tmp_path: Path) -> None:
-    """SIGKILL at twenty random moments, going on each time."""
-    command = [sys.executable, "-c", KILLING, str(folder), str(tmp_path / "out"), repr(OPTIONS)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert answer.returncode == 0 and answer.stdout == "20\n", answer.stderr
+@pytest.mark.parametrize("times", [4, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_again_and_again(times: int, folder: Path, tmp_path: Path) -> None:
+    """SIGKILL at random moments, going on each time."""
+    command = [sys.executable, "-c", KILLING, str(folder), str(tmp_path / "out"), repr(OPTIONS), str(times)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert answer.returncode == 0 and answer.stdout == f"{times}\n", answer.stderr
     assert tree(tmp_path / "out") == tree(folder / "whole")
 
 

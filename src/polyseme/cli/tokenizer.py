@@ -53,6 +53,9 @@ def train(
     smoothing: Annotated[
         float, typer.Option(help="a language of n characters counts as n to this power; 1 is none", min=0, max=1)
     ] = 0.7,
+    sentinels: Annotated[
+        int, typer.Option(help="how many of the pieces stand for spans taken out of a text; T5 has 100", min=0)
+    ] = 0,
     sample_characters: Annotated[
         int,
         typer.Option(
@@ -78,7 +81,7 @@ def train(
     if vocab_size is None and kind != "characters":
         raise UserError(f"--vocab-size is missing: how many pieces a vocabulary of kind {kind} may have")
     vocab_size = max_alphabet if vocab_size is None else vocab_size
-    check_size(kind, vocab_size)
+    check_size(kind, vocab_size, sentinels)
     sources = open_sources(source, key, split, skip_bad, lang=lang, format=format)
     strata = {(each.origin, each.lang) for each in sources.inputs}
     counts = WordCounts(kind, lowercase, sample_characters, len(strata))
@@ -88,7 +91,7 @@ def train(
             counts.add(text, Stratum(each.lang, each.origin, sources.origins[each.origin].weight))
     if not counts.characters:
         raise UserError(f"there is no text in {', '.join(source)}")
-    made = Tokenizer.learn(counts, vocab_size, min_frequency, max_alphabet, smoothing)
+    made = Tokenizer.learn(counts, vocab_size, min_frequency, max_alphabet, smoothing, sentinels)
     with whole_folder(out) as folder:
         made.save(folder)
     _print_made(out, made)

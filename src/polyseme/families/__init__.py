@@ -9,14 +9,18 @@ from polyseme.families.gpt2 import GPT2
 from polyseme.families.modern import MODERN
 from polyseme.families.roberta import ROBERTA
 from polyseme.families.spanbert import SPANBERT
+from polyseme.families.t5 import T5
+from polyseme.families.transformer import TRANSFORMER
 from polyseme.families.transformer_xl import TRANSFORMER_XL
 from polyseme.families.xlnet import XLNET
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
+        TRANSFORMER,
         *(BERT, ROBERTA, ALBERT, SPANBERT, DISTILBERT, MODERN),
         *(GPT, GPT2, TRANSFORMER_XL, XLNET),
+        T5,
     )
 }
 

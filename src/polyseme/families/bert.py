@@ -127,6 +127,21 @@ def _qkv(what: str) -> Rule:
     )
 
 
+RULES = (
+    Rule("trunk.embeddings.tokens.weight", ("bert.embeddings.word_embeddings.weight",)),
+    Rule("trunk.embeddings.positions.weight", ("bert.embeddings.position_embeddings.weight",)),
+    Rule("trunk.embeddings.segments.weight", ("bert.embeddings.token_type_embeddings.weight",)),
+    *both("trunk.embeddings.norm", "bert.embeddings.LayerNorm"),
+    _qkv("weight"),
+    _qkv("bias"),
+    *_layer("attention.out", "attention.output.dense"),
+    *_layer("attention_after", "attention.output.LayerNorm"),
+    *_layer("ffn.up", "intermediate.dense"),
+    *_layer("ffn.down", "output.dense"),
+    *_layer("ffn_after", "output.LayerNorm"),
+    *both("trunk.pooler.dense", "bert.pooler.dense"),
+)
+
 BERT = Family(
     name="bert",
     paper="Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformers",
@@ -164,20 +179,7 @@ BERT = Family(
         "BertModel": (),
     },
     prefix="bert.",
-    rules=(
-        Rule("trunk.embeddings.tokens.weight", ("bert.embeddings.word_embeddings.weight",)),
-        Rule("trunk.embeddings.positions.weight", ("bert.embeddings.position_embeddings.weight",)),
-        Rule("trunk.embeddings.segments.weight", ("bert.embeddings.token_type_embeddings.weight",)),
-        *both("trunk.embeddings.norm", "bert.embeddings.LayerNorm"),
-        _qkv("weight"),
-        _qkv("bias"),
-        *_layer("attention.out", "attention.output.dense"),
-        *_layer("attention_after", "attention.output.LayerNorm"),
-        *_layer("ffn.up", "intermediate.dense"),
-        *_layer("ffn.down", "output.dense"),
-        *_layer("ffn_after", "output.LayerNorm"),
-        *both("trunk.pooler.dense", "bert.pooler.dense"),
-    ),
+    rules=RULES,
     head_rules={
         "masked": (
             *both("heads.masked.dense", "cls.predictions.transform.dense"),

@@ -44,16 +44,16 @@ class Family:
     tokenizer: Literal["wordpiece", "bpe", "bpe-masked", "unigram"]
     objective: str  # what it was pre-trained with, in words
     trunk: Callable[..., TrunkSpec]
-    sizes: dict[str, dict[str, int]]  # arguments of `trunk`
+    sizes: dict[str, dict[str, Any]]  # arguments of `trunk`
     published: dict[str, int]  # parameters of the bare model at its published vocabulary
-    heads: Callable[[TrunkSpec], dict[str, HeadSpec]]  # the heads of pre-training
-    label_head: Callable[[str, tuple[str, ...], TrunkSpec], HeadSpec]  # a name of `READS`, and its labels
+    heads: Callable[[Any], dict[str, HeadSpec]]  # the heads of pre-training, of its kind of trunk
+    label_head: Callable[[str, tuple[str, ...], Any], HeadSpec]  # a name of `READS`, and its labels
     # the folder that `transformers` reads and writes
     to_config: Callable[[ModelSpec], dict[str, Any]]
-    from_config: Callable[[dict[str, Any]], TrunkSpec]
+    from_config: Callable[[dict[str, Any]], TrunkSpec]  # under `tensors`, the names that the files hold
     architectures: dict[str, tuple[str, ...]]  # class name there -> names of our heads
     prefix: str  # the base model's prefix inside a model with a head
-    rules: tuple[Rule, ...]
+    rules: tuple[Rule, ...] | Callable[[ModelSpec], tuple[Rule, ...]]
     head_rules: dict[str, tuple[Rule, ...]]
     tied: dict[str, str] = field(default_factory=dict)  # published names that repeat another tensor
     optional: tuple[str, ...] = ()  # our names that some published architectures lack
@@ -65,6 +65,7 @@ class Family:
     printed: dict[str, str] = field(default_factory=dict)  # counts as the paper prints them, where it rounds otherwise
     # what fine-tuning adds to the vocabulary: before a text, between two texts, behind the last
     frame: tuple[str, str, str] | None = None
+    sentinels: int = 0  # special tokens at the end of its vocabulary that stand for spans
 
     def modern(self, name: str) -> str:
         """A published tensor's name as today's files write it."""

@@ -103,7 +103,7 @@ ROBERTA = Family(
     prefix="roberta.",
     rules=tuple(
         Rule(rule.ours, tuple("roberta." + name.removeprefix("bert.") for name in rule.theirs), rule.how)
-        for rule in bert.BERT.rules
+        for rule in bert.RULES
     ),
     head_rules={
         "masked": (

@@ -43,10 +43,11 @@ def markdown() -> str:
         "| family | paper | tokenizer | pre-trained by | sizes (parameters without heads) |",
         "|---|---|---|---|---|",
     ]
+    counted = rows()
     for family in FAMILIES.values():
         sizes = ", ".join(
             f"{r.size} {r.parameters:,}" + (f" (paper: {family.printed[r.size]})" if r.size in family.printed else "")
-            for r in rows()
+            for r in counted
             if r.family == family.name
         )
         lines.append(f"| `{family.name}` | {family.paper} | {family.tokenizer} | {family.objective} | {sizes} |")

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from polyseme.parts.layout import Layout
+from polyseme.parts.layout import Layout, Source
 from polyseme.parts.memory import Memory
 from polyseme.parts.relative import Queries
 
@@ -22,13 +22,15 @@ class Targets:
 
     `rows` index tokens (or sequences, for a term about whole sequences); what several columns mean, the head that
     reads them knows. `count` is the number of values that count, known before the forward pass: the law of sums needs
-    it. `weight` is the term's factor in the loss.
+    it. `weight` is the term's factor in the loss; `smoothing` the share of each truth that goes to all values evenly,
+    in training.
     """
 
     rows: Tensor  # int64 [n] or [n, columns]
     values: Tensor  # int64 [n], IGNORED where it fills; float32 for numbers, there NaN fills
     count: int
     weight: float = 1.0
+    smoothing: float = 0.0
 
 
 class Carry:
@@ -40,7 +42,7 @@ class Carry:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One micro-batch. `num_tokens` leaves filler out.
+    """One micro-batch. `num_tokens` leaves filler out, and counts the tokens of a source too.
 
     With `queries`, the states of the query stream stand behind those of the tokens, and targets may name their rows.
     With a `carry`, the batch is read with the memory in it, unless it `opens` the row, and leaves its own there.
@@ -54,6 +56,7 @@ class Batch:
     queries: Queries | None = None
     carry: Carry | None = None
     opens: bool = False
+    source: Source | None = None  # what the tokens are a target of: ids, one sequence for each
 
     def to(self, device: str | torch.device) -> Batch:
         return changed(self, lambda t: t.to(device, non_blocking=True))

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from polyseme.corpus.order import Samples
 from polyseme.errors import UserError
 from polyseme.objectives.batch import IGNORED, Batch, Targets
-from polyseme.parts.layout import Layout
+from polyseme.parts.layout import Layout, Source
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
@@ -34,6 +34,8 @@ class Vocabulary:
     mask: int | None = None
     bos: int | None = None
     eos: int | None = None
+    pad: int | None = None
+    sentinels: tuple[int, ...] = ()  # the first, second, … stands for the first, second, … span taken out
 
     @cached_property
     def ordinary(self) -> np.ndarray:
@@ -57,11 +59,13 @@ class Shape:
     sequences: int  # slots in the layout, filler counted
     longest: int
     rows: int  # predicted tokens
+    source: Shape | None = None  # of the source, where there is one
+    fillers: int = 0  # sequences of filler, where their number is fixed: one of a target needs one of a source
 
     @property
     def samples(self) -> int:
         """How many samples a bin may hold such that its filler finds a slot too."""
-        return self.sequences - -(-self.tokens // self.longest)
+        return self.sequences - (self.fillers or -(-self.tokens // self.longest))
 
 
 class Bound(ABC):
@@ -95,12 +99,81 @@ class Bound(ABC):
 
     def shape(self, bin_tokens: int) -> Shape:
         """The fixed shape for bins of this size: room for the usual number of samples and six deviations."""
-        sizes = self.samples.lengths + self.overhead
-        usual = bin_tokens / sizes.mean()
-        spread = sizes.std() / sizes.mean() * math.sqrt(usual)
-        samples = min(math.ceil(usual * 1.05 + 6 * spread) + 1, bin_tokens)
+        samples = most_samples(self.samples.lengths + self.overhead, bin_tokens)
         filler = -(-bin_tokens // self.longest)
         return Shape(bin_tokens, samples + filler, self.longest, _rounded(self.rows(bin_tokens)))
+
+
+class Paired(Bound):
+    """An objective whose samples have two sides, a source and a target; what is predicted is the target.
+
+    A bin is full when its sources have `bin_tokens` tokens, or its targets `bin_tokens / ratio`.
+    """
+
+    def __init__(self, samples: Samples, source: np.ndarray, target: np.ndarray, start: int, smoothing: float = 0.0):
+        """`source` and `target` are the lengths of the two sides of each sample, marks counted."""
+        self.source, self.target, self.start, self.smoothing = source, target, start, smoothing
+        self.ratio = 0.95 * float(source.sum() / max(target.sum(), 1))  # so that the sources fill most bins
+        self.sizes = np.maximum(source, np.ceil(self.ratio * target).astype(np.int64))
+        super().__init__(samples, int(self.sizes.max(initial=0)), 0)
+
+    def lengths(self, ids: np.ndarray, epoch: int) -> np.ndarray:
+        return self.sizes[ids]
+
+    def rows(self, num_tokens: int) -> int:
+        return num_tokens
+
+    @abstractmethod
+    def sides(self, ids: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sources and targets of samples, each end to end."""
+
+    def batch(self, ids: np.ndarray, epoch: int, shape: Shape | None = None) -> Batch:
+        ids = ids[np.lexsort((self.target[ids], self.source[ids]))]  # both sides alike are neighbours
+        lengths, sizes = self.target[ids], self.source[ids]
+        source, values = self.sides(ids, epoch)
+        tokens = np.empty_like(values)
+        tokens[1:] = values[:-1]
+        tokens[np.cumsum(lengths) - lengths] = self.start
+        num_tokens, count = len(source) + len(values), len(values)
+        sources, slots, longest = Layout.of(sizes), 0, 0
+        if shape is not None:
+            assert shape.source is not None
+            source, sizes = _filled_up(source, sizes, shape.source)
+            tokens, lengths = _filled_up(tokens, lengths, shape)
+            sources = Layout.of(sizes, shape.source.sequences, shape.source.longest)
+            values = np.append(values, np.full(shape.rows - count, IGNORED))
+            slots, longest = shape.sequences, shape.longest
+        rows = torch.arange(len(values))
+        targets = {"next": Targets(rows, torch.from_numpy(values), count, smoothing=self.smoothing)}
+        other = Source(torch.from_numpy(source), sources)
+        layout = Layout.of(lengths, slots, longest)
+        return Batch(torch.from_numpy(tokens), layout, None, targets, num_tokens, source=other)
+
+    def shape(self, bin_tokens: int) -> Shape:
+        samples, targets = most_samples(self.sizes, bin_tokens), int(bin_tokens / self.ratio)
+        most = [max(int(side.max()), 2) for side in (self.source, self.target)]
+        fillers = max(-(-(size + 8) // (longest - 1)) for size, longest in zip((bin_tokens, targets), most))
+        both = []
+        for size, longest in zip((bin_tokens, targets), most):
+            tokens = _rounded(size + fillers)
+            both.append(Shape(tokens, samples + fillers, longest, tokens, fillers=fillers))
+        return replace(both[1], source=both[0])
+
+
+def most_samples(sizes: np.ndarray, bin_tokens: int) -> int:
+    """How many samples of these sizes a bin may be given: the usual number and six deviations."""
+    usual = bin_tokens / sizes.mean()
+    spread = sizes.std() / sizes.mean() * math.sqrt(usual)
+    return int(min(math.ceil(usual * 1.05 + 6 * spread) + 1, bin_tokens))
+
+
+def _filled_up(tokens: np.ndarray, lengths: np.ndarray, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+    """One side filled up to its shape, by its number of fillers, none of them empty."""
+    spare = shape.tokens - len(tokens)
+    if spare < shape.fillers or len(lengths) > shape.samples:
+        raise ValueError(f"{len(lengths)} sequences of {len(tokens)} tokens do not fit into {shape}")
+    filler = np.diff(spare * np.arange(shape.fillers + 1) // shape.fillers)
+    return np.append(tokens, np.zeros(spare, dtype=np.int64)), np.append(lengths, filler)
 
 
 def enclose(

@@ -21,6 +21,7 @@ from polyseme.objectives.masking import Unit, boundaries, mask
 from polyseme.objectives.packing import Bound, Rows, Shape, Vocabulary, enclose, pack
 from polyseme.objectives.permutation import PermutationLM
 from polyseme.objectives.segments import SegmentLM
+from polyseme.objectives.spans import SpanCorruption
 from polyseme.parts.spec import Spec
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class CausalLM(Spec):
         return _CausalLM(self, corpus, vocabulary, max_len)
 
 
-Objective = MaskedLM | MaskedPairs | MaskedSpans | CausalLM | PermutationLM | SegmentLM
+Objective = MaskedLM | MaskedPairs | MaskedSpans | CausalLM | PermutationLM | SegmentLM | SpanCorruption
 
 
 class _Masked(Bound):

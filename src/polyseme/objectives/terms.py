@@ -15,13 +15,11 @@ from polyseme.parts.model import Model
 
 def read(model: Model, batch: Batch) -> Tensor:
     """The trunk's last states, with the memory of the batch before where the batch carries one; it has no gradient."""
-    carry = batch.carry
+    carry, given = batch.carry, (batch.tokens, batch.layout, batch.segments)
     if carry is None:
-        return model.trunk(batch.tokens, batch.layout, batch.segments, queries=batch.queries).last
+        return model.trunk(*given, queries=batch.queries, source=batch.source).last
     memory = None if batch.opens else carry.memory
-    reading = model.trunk(
-        batch.tokens, batch.layout, batch.segments, queries=batch.queries, memory=memory, remember=True
-    )
+    reading = model.trunk(*given, queries=batch.queries, source=batch.source, memory=memory, remember=True)
     carry.memory = reading.memory.detach()
     return reading.last
 
@@ -30,8 +28,8 @@ def losses(model: Model, batch: Batch) -> dict[str, Tensor]:
     """The summed loss of each term of the batch."""
     last = read(model, batch)
     return {
-        name: model.loss(name, last, batch.layout, targets.rows, targets.values, IGNORED)
-        for name, targets in batch.targets.items()
+        name: model.loss(name, last, batch.layout, to.rows, to.values, IGNORED, to.smoothing)
+        for name, to in batch.targets.items()
     }
 
 

@@ -77,14 +77,16 @@ class AdaptiveEmbeddings(nn.Module):
         """What a tied head reads."""
         return self
 
-    def forward(self, tokens: Tensor, positions: Tensor, segments: Tensor | None, longest: int) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, segments: Tensor | None, longest: int, table: None = None
+    ) -> Tensor:
         spec = self.spec
         if longest > spec.max_len:
             raise UserError(f"a sequence of {longest} tokens is longer than the model reads ({spec.max_len})")
         found, places = [], []
-        for (first, size, _), table, projection in zip(spec.bands, self.tables, self.projections):
+        for (first, size, _), band, projection in zip(spec.bands, self.tables, self.projections):
             place = torch.nonzero((tokens >= first) & (tokens < first + size)).squeeze(1)
-            found.append(projection(table(tokens[place] - first)))
+            found.append(projection(band(tokens[place] - first)))
             places.append(place)
         back = torch.argsort(torch.cat(places))
         return self.dropout(torch.cat(found).index_select(0, back) * spec.dim**0.5)
@@ -120,17 +122,21 @@ class AdaptiveHead(Head):
             found.append(top[:, shortlist + band - 1, None] + inside)
         return torch.cat(found, dim=-1)
 
-    def loss(self, states: Tensor, tables: AdaptiveEmbeddings, values: Tensor, ignored: int) -> Tensor:
+    def loss(
+        self, states: Tensor, table: AdaptiveEmbeddings, values: Tensor, ignored: int, smoothing: float = 0.0
+    ) -> Tensor:
         """The summed cross entropy; a band's scores are made for the rows whose token lies in it."""
+        if smoothing:  # which needs the scores of all
+            return super().loss(states, table, values, ignored, smoothing)
         shortlist = self.spec.bands[0][1]
         choices, tails = values, []
         for band, (first, size, _) in list(enumerate(self.spec.bands))[1:]:
             inside = (values >= first) & (values < first + size)
             choices = torch.where(inside, shortlist + band - 1, choices)
             rows = torch.nonzero(inside).squeeze(1)
-            scores = self._inside(band, states.index_select(0, rows), tables).float()
+            scores = self._inside(band, states.index_select(0, rows), table).float()
             tails.append(F.cross_entropy(scores, values[rows] - first, reduction="sum"))
-        top = self._top(states, tables).float()
+        top = self._top(states, table).float()
         total = F.cross_entropy(top, choices, ignore_index=ignored, reduction="sum")
         return torch.stack([total, *tails]).sum()
 

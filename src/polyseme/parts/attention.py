@@ -6,14 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.errors import UserError
-from polyseme.parts.attend import attend, attend_self, attention_weights
-from polyseme.parts.layout import Layout
+from polyseme.parts.attend import PLAIN, Scoring, attend, attend_self, attention_weights
+from polyseme.parts.layout import Layout, Source
 from polyseme.parts.memory import Cache
 from polyseme.parts.positions import rotate
-from polyseme.parts.relative import Relations
+from polyseme.parts.relative import Relations, Shared
 from polyseme.parts.spec import Spec, in_range
 
 
@@ -25,30 +26,38 @@ class AttentionSpec(Spec):
     causal: bool = False
     window: int = 0  # how far a query sees, on each side or back; 0 is all
     rotary: float = 0.0  # the base of the wave lengths of rotary positions; 0 is none
+    head_dim: int = 0  # 0 is dim / num_heads
+    scale: float = 0.0  # on the scores; 0 is 1 / √head_dim
 
     def __post_init__(self) -> None:
         in_range("attention dropout", self.dropout, 0, 1)
         in_range("window", self.window, 0, math.inf)
         in_range("rotary", self.rotary, 0, math.inf)
+        in_range("head_dim", self.head_dim, 0, math.inf)
+        in_range("scale", self.scale, 0, math.inf)
 
     def build(self, dim: int) -> Attention:
-        if self.num_heads < 1 or dim % self.num_heads:
+        if self.num_heads < 1 or (dim % self.num_heads and not self.head_dim):
             raise UserError(f"num_heads is {self.num_heads}, which does not divide dim {dim}")
-        if self.rotary and dim // self.num_heads % 2:
+        if self.rotary and self.width(dim) // self.num_heads % 2:
             raise UserError(f"rotary positions turn pairs, and a head has {dim // self.num_heads} dimensions")
         return Attention(self, dim)
 
+    def width(self, dim: int) -> int:
+        """All heads together."""
+        return self.num_heads * self.head_dim or dim
+
 
 class Attention(nn.Module):
-    """Self-attention; query, key and value are one matrix `qkv`."""
+    """Attention of x to itself or to a source; query, key and value are one matrix `qkv`."""
 
     stacked: ClassVar = {"qkv": 3}  # how many matrices are one
 
     def __init__(self, spec: AttentionSpec, dim: int):
         super().__init__()
-        self.spec, self.dim = spec, dim
-        self.qkv = nn.Linear(dim, 3 * dim, bias=spec.bias)
-        self.out = nn.Linear(dim, dim, bias=spec.bias)
+        self.spec, self.dim, self.width = spec, dim, spec.width(dim)
+        self.qkv = nn.Linear(dim, 3 * self.width, bias=spec.bias)
+        self.out = nn.Linear(self.width, dim, bias=spec.bias)
 
     def project(self, x: Tensor) -> Tensor:
         """Queries, keys and values, [T, 3, heads, head_dim]; not turned yet."""
@@ -58,22 +67,48 @@ class Attention(nn.Module):
         qkv = self.project(x)
         return (rotate(qkv, positions, self.spec.rotary) if self.spec.rotary else qkv).unbind(1)
 
+    def project_apart(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of x; keys and values of the source."""
+        parts = (self.width, 2 * self.width)
+        to_q, to_kv = self.qkv.weight.split(parts)
+        q_bias, kv_bias = (None, None) if self.qkv.bias is None else self.qkv.bias.split(parts)
+        q = F.linear(x, to_q, q_bias).view(len(x), self.spec.num_heads, -1)
+        k, v = F.linear(source, to_kv, kv_bias).view(len(source), 2, self.spec.num_heads, -1).unbind(1)
+        return q, k, v
+
     def forward(
         self,
         x: Tensor,
         layout: Layout,
         positions: Tensor,
         cache: Cache | None = None,
-        relations: Relations | None = None,
+        relations: Shared | None = None,
     ) -> Tensor:
-        spec, dropout = self.spec, self.spec.dropout if self.training else 0.0
+        """Of x to itself, and to what is remembered."""
+        spec, dropout, scoring = self.spec, self.dropout, self.scoring(relations)
         if cache is None:
-            found = attend_self(self.project(x), layout, spec.causal, dropout, spec.window, spec.rotary)
+            found = attend_self(self.project(x), layout, spec.causal, dropout, spec.window, scoring, spec.rotary)
             return self.out(found.flatten(1))
         q, k, v = self._turned(x, positions)
         k, v, k_layout = cache.extend(k, v)
-        return self.out(attend(q, k, v, layout, k_layout, spec.causal, dropout, spec.window).flatten(1))
+        return self.out(attend(q, k, v, layout, k_layout, spec.causal, dropout, spec.window, scoring).flatten(1))
 
-    def weights(self, x: Tensor, layout: Layout, relations: Relations | None = None) -> list[Tensor]:
+    def across(self, x: Tensor, layout: Layout, source: Source) -> Tensor:
+        """Of x to all of its source."""
+        q, k, v = self.project_apart(x, source.values)
+        found = attend(q, k, v, layout, source.layout, dropout=self.dropout, scoring=self.scoring())
+        return self.out(found.flatten(1))
+
+    @property
+    def dropout(self) -> float:
+        return self.spec.dropout if self.training else 0.0
+
+    def scoring(self, bias: Shared | None = None) -> Scoring:
+        if bias is None and not self.spec.scale:
+            return PLAIN
+        assert not isinstance(bias, Relations), "a stack with relations needs relative attention"
+        return Scoring(self.spec.scale or None, bias)
+
+    def weights(self, x: Tensor, layout: Layout, relations: Shared | None = None) -> list[Tensor]:
         q, k, _ = self._turned(x, layout.positions)
-        return attention_weights(q, k, layout, layout, self.spec.causal, self.spec.window)
+        return attention_weights(q, k, layout, layout, self.spec.causal, self.spec.window, self.scoring(relations))

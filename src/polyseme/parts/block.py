@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from polyseme.parts.attention import AttentionSpec
 from polyseme.parts.feedforward import FeedForwardSpec
-from polyseme.parts.layout import Layout
+from polyseme.parts.layout import Layout, Source
 from polyseme.parts.memory import Cache
 from polyseme.parts.norms import NoNormSpec, NormSpec, added
-from polyseme.parts.relative import Relations, RelativeAttentionSpec
+from polyseme.parts.relative import RelativeAttentionSpec, Shared
 from polyseme.parts.spec import Spec
 
 
@@ -23,6 +23,7 @@ class BlockSpec(Spec):
     after: NormSpec = field(default_factory=NoNormSpec)
     dropout: float = 0.0  # on each sublayer's output, before the residual sum
     bare: bool = False  # without the norm before attention: a first block whose input is normed already
+    cross: AttentionSpec | None = None  # to a source, between attention and feed-forward
 
     def build(self, dim: int) -> Block:
         return Block(self, dim)
@@ -34,6 +35,9 @@ class Block(nn.Module):
         self.attention_before = (NoNormSpec() if spec.bare else spec.before).build(dim)
         self.attention = spec.attention.build(dim)
         self.attention_after = spec.after.build(dim)
+        self.cross_before = (spec.before if spec.cross else NoNormSpec()).build(dim)
+        self.cross = spec.cross.build(dim) if spec.cross else None
+        self.cross_after = (spec.after if spec.cross else NoNormSpec()).build(dim)
         self.ffn_before = spec.before.build(dim)
         self.ffn = spec.ffn.build(dim)
         self.ffn_after = spec.after.build(dim)
@@ -45,11 +49,16 @@ class Block(nn.Module):
         layout: Layout,
         positions: Tensor,
         cache: Cache | None = None,
-        relations: Relations | None = None,
+        relations: Shared | None = None,
+        source: Source | None = None,
     ) -> Tensor:
         attended = self.attention(self.attention_before(x), layout, positions, cache, relations=relations)
         x = added(self.attention_after, x, self.dropout(attended))
+        if self.cross is not None:
+            assert source is not None, "cross attention needs a source"
+            attended = self.cross.across(self.cross_before(x), layout, source)
+            x = added(self.cross_after, x, self.dropout(attended))
         return added(self.ffn_after, x, self.dropout(self.ffn(self.ffn_before(x))))
 
-    def attention_weights(self, x: Tensor, layout: Layout, relations: Relations | None = None) -> list[Tensor]:
+    def attention_weights(self, x: Tensor, layout: Layout, relations: Shared | None = None) -> list[Tensor]:
         return self.attention.weights(self.attention_before(x), layout, relations=relations)

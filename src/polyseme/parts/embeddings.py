@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from polyseme.errors import UserError
 from polyseme.parts.norms import NoNormSpec, NormSpec
+from polyseme.parts.positions import sinusoids
 from polyseme.parts.spec import Spec, in_range
 
 
@@ -22,9 +23,11 @@ class EmbeddingsSpec(Spec):
     num_segments: int = 0
     norm: NormSpec = field(default_factory=NoNormSpec)
     dropout: float = 0.0
-    positions: Literal["learned", "none"] = "learned"
+    positions: Literal["learned", "sinusoid", "none"] = "learned"
     position_offset: int = 0  # rows before that of the first position, which nothing reads
     inner: int = 0  # the size of the tables and their norm, with a linear layer from there to dim; 0 is dim, without
+    scale: float = 1.0  # on the token vectors
+    shared: bool = False  # the token vectors are another's, given at each call
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "max_len"):
@@ -32,6 +35,7 @@ class EmbeddingsSpec(Spec):
         for name in ("num_segments", "position_offset", "inner"):
             in_range(name, getattr(self, name), 0, math.inf)
         in_range("dropout", self.dropout, 0, 1)
+        in_range("scale", self.scale, 0, math.inf)
 
     def build(self) -> Embeddings:
         return Embeddings(self)
@@ -44,7 +48,7 @@ class Embeddings(nn.Module):
         super().__init__()
         self.spec = spec
         size = spec.inner or spec.dim
-        self.tokens = nn.Embedding(spec.vocab_size, size)
+        self.tokens = None if spec.shared else nn.Embedding(spec.vocab_size, size)
         rows = spec.max_len + spec.position_offset
         self.positions = nn.Embedding(rows, size) if spec.positions == "learned" else None
         self.segments = nn.Embedding(spec.num_segments, size) if spec.num_segments else None
@@ -55,14 +59,21 @@ class Embeddings(nn.Module):
     @property
     def table(self) -> Tensor:
         """What a tied head reads."""
+        assert self.tokens is not None, "shared token vectors are another's"
         return self.tokens.weight
 
-    def forward(self, tokens: Tensor, positions: Tensor, segments: Tensor | None, longest: int) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, segments: Tensor | None, longest: int, table: Tensor | None = None
+    ) -> Tensor:
         if longest > self.spec.max_len:
             raise UserError(f"a sequence of {longest} tokens is longer than the model reads ({self.spec.max_len})")
-        x = self.tokens(tokens)
+        x = F.embedding(tokens, self.table if table is None else table)
+        if self.spec.scale != 1:
+            x = x * self.spec.scale
         if self.positions is not None:
             x = x + self.positions(positions + self.spec.position_offset)
+        elif self.spec.positions == "sinusoid":
+            x = x + sinusoids(longest, x).index_select(0, positions)
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else F.embedding(segments, self.segments.weight))
         return self.project(self.dropout(self.norm(x)))

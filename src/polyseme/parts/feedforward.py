@@ -33,7 +33,7 @@ class FeedForwardSpec(Spec):
     dropout: float = 0.0  # on what goes into the second matrix
 
     def __post_init__(self) -> None:
-        in_range("dropout", self.dropout, 0, 1)
+        in_range("ffn dropout", self.dropout, 0, 1)
         in_range("ffn_dim", self.ffn_dim, 1, math.inf)
 
     def build(self, dim: int) -> FeedForward:

@@ -32,6 +32,7 @@ class Head(nn.Module):
         found = states.index_select(0, rows.flatten())
         return found if rows.ndim == 1 else found.unflatten(0, rows.shape).sum(1)
 
-    def loss(self, states: Tensor, table: Any, values: Tensor, ignored: int) -> Tensor:
-        """The summed cross entropy."""
-        return F.cross_entropy(self(states, table).float(), values, ignore_index=ignored, reduction="sum")
+    def loss(self, states: Tensor, table: Any, values: Tensor, ignored: int, smoothing: float = 0.0) -> Tensor:
+        """The summed cross entropy; `smoothing` moves that share of the truth evenly over all (Szegedy et al. 2016)."""
+        scores = self(states, table).float()
+        return F.cross_entropy(scores, values, ignore_index=ignored, reduction="sum", label_smoothing=smoothing)

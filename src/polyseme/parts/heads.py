@@ -28,23 +28,29 @@ class VocabularyHead(Head):
     def transform(self, states: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def forward(self, states: Tensor, table: Tensor) -> Tensor:
-        return F.linear(self.transform(states), table, self.bias)
+    def matrix(self, table: Tensor) -> Tensor:
+        """The matrix of the vocabulary: the token table, unless a head has its own."""
+        return table
 
-    def loss(self, states: Tensor, table: Tensor, values: Tensor, ignored: int) -> Tensor:
+    def forward(self, states: Tensor, table: Tensor) -> Tensor:
+        return F.linear(self.transform(states), self.matrix(table), self.bias)
+
+    def loss(self, states: Tensor, table: Tensor, values: Tensor, ignored: int, smoothing: float = 0.0) -> Tensor:
         """The summed cross entropy; on a GPU the scores over the vocabulary are never whole."""
-        if kernels.serve(states) and kernels.serve(table):
-            found: Tensor = kernels.vocabulary_loss(self.transform(states), table, self.bias, values, ignored)
+        matrix = self.matrix(table)
+        if kernels.serve(states) and kernels.serve(matrix) and not smoothing:
+            found: Tensor = kernels.vocabulary_loss(self.transform(states), matrix, self.bias, values, ignored)
             return found
-        return super().loss(states, table, values, ignored)
+        return super().loss(states, table, values, ignored, smoothing)
 
 
 @dataclass(frozen=True)
 class LanguageHeadSpec(Spec):
-    """Scores over the vocabulary, with the token table as the last matrix (tied).
+    """Scores over the vocabulary, with the token table as the last matrix (`tied`) or one of its own.
 
     BERT transforms the state first (`dense`, activation, norm) and adds a bias; GPT-2 does neither. Where the table's
-    vectors are not of the trunk's size, `inner` is theirs and `dense` goes there.
+    vectors are not of the trunk's size, `inner` is theirs and `dense` goes there. `scale` multiplies the state that
+    meets the table.
     """
 
     vocab_size: int
@@ -54,6 +60,8 @@ class LanguageHeadSpec(Spec):
     bias: bool = False
     dense_bias: bool = True
     inner: int = 0
+    tied: bool = True
+    scale: float = 1.0
 
     def weights(self, dim: int) -> int:
         """How many weights of matrices a row meets."""
@@ -72,12 +80,17 @@ class LanguageHead(VocabularyHead):
         self.dense = nn.Linear(dim, size, bias=spec.dense_bias) if spec.dense else None
         self.norm = spec.norm.build(size)
         self.bias = nn.Parameter(torch.zeros(spec.vocab_size)) if spec.bias else None
+        self.own = None if spec.tied else nn.Linear(size, spec.vocab_size, bias=False)
 
     def transform(self, states: Tensor) -> Tensor:
         """What is multiplied with the table."""
         if self.dense is not None:
             states = ACTIVATIONS[self.spec.activation](self.dense(states))
-        return self.norm(states)
+        states = self.norm(states)
+        return states if self.spec.scale == 1 else states * self.spec.scale
+
+    def matrix(self, table: Tensor) -> Tensor:
+        return table if self.own is None else self.own.weight
 
 
 @dataclass(frozen=True)
@@ -127,12 +140,12 @@ class LabelHead(Head):
             states = ACTIVATIONS[self.spec.activation](self.dense(states))
         return self.linear(self.dropout(self.norm(states)))
 
-    def loss(self, states: Tensor, table: Tensor, values: Tensor, ignored: int) -> Tensor:
+    def loss(self, states: Tensor, table: Tensor, values: Tensor, ignored: int, smoothing: float = 0.0) -> Tensor:
         """The summed cross entropy; for a number the summed squared error, where NaN is a value to ignore."""
         if len(self.spec.labels) == 1:
             return _choice_loss(self(states, table).float().squeeze(-1), values, ignored)
         if self.spec.labels:
-            return super().loss(states, table, values, ignored)
+            return super().loss(states, table, values, ignored, smoothing)
         return (self(states, table).float().squeeze(-1) - values).masked_fill(values.isnan(), 0.0).square().sum()
 
 

@@ -103,6 +103,17 @@ class Layout:
         return torch.arange(longest, device=lengths.device)[None] < lengths[:, None]
 
 
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What each sequence of a batch looks at besides itself: token ids [S], or states [S, dim] once they are read."""
+
+    values: Tensor
+    layout: Layout
+
+    def to(self, device: str | torch.device) -> Source:
+        return Source(self.values.to(device, non_blocking=True), self.layout.to(device))
+
+
 def bins(lengths: Sequence[int] | np.ndarray, bin_tokens: int) -> Iterator[np.ndarray]:
     """The places of sequences, longest first and equal lengths side by side, in groups of at most `bin_tokens`.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.parts.layout import Layout
+from polyseme.parts.layout import Layout, Source
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,15 +18,18 @@ class Memory:
     """What attention keeps of each depth, packed, with the layout of what is kept.
 
     What that is, attention decides: keys and values, or the states they are made from. `read` is how many tokens of
-    each sequence were read so far, which is more than is kept where a memory has a set length.
+    each sequence were read so far, which is more than is kept where a memory has a set length. `source` holds the
+    states that cross attention looks at.
     """
 
     layout: Layout
     states: tuple[tuple[Tensor, ...], ...]  # [depth][part], each [T, …]
     read: tuple[int, ...]
+    source: Source | None = None
 
     def detach(self) -> Memory:
-        return Memory(self.layout, tuple(tuple(t.detach() for t in part) for part in self.states), self.read)
+        source = None if self.source is None else replace(self.source, values=self.source.values.detach())
+        return replace(self, states=tuple(tuple(t.detach() for t in part) for part in self.states), source=source)
 
     def last(self, length: int) -> Memory:
         """The newest `length` of each sequence."""
@@ -36,18 +39,19 @@ class Memory:
         kept = np.minimum(sizes, length)
         ends = np.repeat(np.cumsum(sizes), sizes)
         index = np.flatnonzero(ends - np.arange(len(ends)) <= length)
-        return self._rows(index, kept, self.read)
+        return self._of(index, Layout.of(kept, device=self.layout.starts.device))
 
     def take(self, chosen: Sequence[int]) -> Memory:
         """The memory of these sequences, in this order and as often as they are named: one prompt, many ways on."""
-        starts = np.cumsum([0, *self.layout.lengths])
-        index = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in chosen])
-        return self._rows(index, [self.layout.lengths[i] for i in chosen], tuple(self.read[i] for i in chosen))
+        found = replace(self._of(*_sequences(self.layout, chosen)), read=tuple(self.read[i] for i in chosen))
+        if self.source is None:
+            return found
+        index, layout = _sequences(self.source.layout, chosen)
+        return replace(found, source=Source(_rows(self.source.values, index), layout))
 
-    def _rows(self, index: np.ndarray, lengths: Sequence[int] | np.ndarray, read: tuple[int, ...]) -> Memory:
-        rows = torch.from_numpy(index).to(self.layout.starts.device)
-        states = tuple(tuple(t.index_select(0, rows) for t in part) for part in self.states)
-        return Memory(Layout.of(lengths, device=rows.device), states, read)
+    def _of(self, index: np.ndarray, layout: Layout) -> Memory:
+        """These rows of it."""
+        return replace(self, layout=layout, states=tuple(tuple(_rows(t, index) for t in part) for part in self.states))
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it as named tensors, for a checkpoint."""
@@ -63,6 +67,17 @@ class Memory:
             states[depth] += (tensors[f"{depth}.{i}"].to(device),)
         layout = Layout.of(tensors["lengths"].tolist(), device=device)
         return cls(layout, tuple(states), tuple(tensors["read"].tolist()))
+
+
+def _rows(values: Tensor, index: np.ndarray) -> Tensor:
+    return values.index_select(0, torch.from_numpy(index).to(values.device))
+
+
+def _sequences(layout: Layout, chosen: Sequence[int]) -> tuple[np.ndarray, Layout]:
+    """The rows of these sequences, and their layout."""
+    starts = np.cumsum([0, *layout.lengths])
+    index = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in chosen])
+    return index, Layout.of([layout.lengths[i] for i in chosen], device=layout.starts.device)
 
 
 class Cache:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.spec import Spec
 from polyseme.parts.trunk import TransformerSpec
 
-TrunkSpec = TransformerSpec
+TrunkSpec = TransformerSpec | EncoderDecoderSpec
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,20 @@ class Model(nn.Module):
         """A head's scores from the trunk's last states: of every token or sequence, or of the `rows` asked for."""
         return self.heads[head](self._states(head, last, layout, rows), self.trunk.table)
 
-    def loss(self, head: str, last: Tensor, layout: Layout, rows: Tensor, values: Tensor, ignored: int) -> Tensor:
+    def loss(
+        self,
+        head: str,
+        last: Tensor,
+        layout: Layout,
+        rows: Tensor,
+        values: Tensor,
+        ignored: int,
+        smoothing: float = 0.0,
+    ) -> Tensor:
         """The summed loss of a head's predictions of `rows`: which loss that is, the head knows."""
-        states = self._states(head, last, layout, rows)
-        found: Tensor = self.heads[head].loss(states, self.trunk.table, values, ignored)  # type: ignore[operator]
+        found: Tensor = self.heads[head].loss(  # type: ignore[operator]
+            self._states(head, last, layout, rows), self.trunk.table, values, ignored, smoothing
+        )
         return found
 
     def _states(self, head: str, last: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:

@@ -21,12 +21,22 @@ class LayerNormSpec(Spec):
 
 
 @dataclass(frozen=True)
+class RMSNormSpec(Spec):
+    """Scale without shift: no mean is taken off, no bias added (Zhang and Sennrich 2019)."""
+
+    eps: float = 1e-6
+
+    def build(self, dim: int) -> nn.Module:
+        return nn.RMSNorm(dim, self.eps)
+
+
+@dataclass(frozen=True)
 class NoNormSpec(Spec):
     def build(self, dim: int) -> nn.Module:
         return nn.Identity()
 
 
-NormSpec = LayerNormSpec | NoNormSpec
+NormSpec = LayerNormSpec | RMSNormSpec | NoNormSpec
 
 
 def added(norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ def rotate(qkv: Tensor, positions: Tensor, base: float) -> Tensor:
     Dimension i of the first half of a head and i of the second are one pair, turned by position / base^(2i / head_dim).
     """
     half = qkv.shape[-1] // 2
-    exact = torch.promote_types(qkv.dtype, torch.float32)  # which angles need at least
+    exact = _exact(qkv)
     cos, sin = turns(positions.to(exact), half, base)[:, :, None, None]
     a, b = qkv[:, :2].to(exact).split(half, dim=-1)
     turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(qkv.dtype)
@@ -23,3 +23,19 @@ def turns(positions: Tensor, half: int, base: float) -> Tensor:
     """Cosines and sines of each position and pair, [2, positions, half]."""
     angles = positions[:, None] * base ** (-torch.arange(half, device=positions.device, dtype=positions.dtype) / half)
     return torch.stack([angles.cos(), angles.sin()])
+
+
+def sinusoids(longest: int, like: Tensor) -> Tensor:
+    """Waves instead of learnt places, [longest, dim] (Vaswani et al. 2017, §3.5): sine and cosine in turn.
+
+    The wave lengths go from 2π to 10,000 · 2π.
+    """
+    dim, exact = like.shape[-1], _exact(like)
+    rates = 10_000.0 ** (-torch.arange(0, dim, 2, device=like.device, dtype=exact) / dim)
+    angles = torch.arange(longest, device=like.device, dtype=exact)[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim].to(like.dtype)
+
+
+def _exact(x: Tensor) -> torch.dtype:
+    """Angles need float32 at least."""
+    return torch.promote_types(x.dtype, torch.float32)

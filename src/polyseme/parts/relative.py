@@ -118,6 +118,9 @@ class Relations:
         return own.view(number, -1, 1) != self.segments[1][theirs].view(number, 1, -1)
 
 
+Shared = Relations | Tensor  # what a stack hands to each attention: relations, or what is added to scores by distance
+
+
 @dataclass(frozen=True)
 class NoRelationsSpec(Spec):
     def build(self, dim: int) -> NoRelations:
@@ -209,6 +212,10 @@ class RelativeAttentionSpec(Spec):
         in_range("window", self.window, 0, math.inf)
         in_range("head_dim", self.head_dim, 0, math.inf)
 
+    def width(self, dim: int) -> int:
+        """All heads together."""
+        return self.num_heads * self.head_dim or dim
+
     def build(self, dim: int) -> RelativeAttention:
         if self.num_heads < 1 or (not self.head_dim and dim % self.num_heads):
             raise UserError(f"num_heads is {self.num_heads}, which does not divide dim {dim}")
@@ -223,9 +230,9 @@ class RelativeAttention(nn.Module):
     def __init__(self, spec: RelativeAttentionSpec, dim: int):
         super().__init__()
         self.spec = spec
-        self.head_dim = spec.head_dim or dim // spec.num_heads
+        width = spec.width(dim)
+        self.head_dim = width // spec.num_heads
         shape = spec.num_heads, self.head_dim
-        width = shape[0] * shape[1]
         self.qkv = nn.Linear(dim, 3 * width, bias=False)
         self.out = nn.Linear(width, dim, bias=False)
         self.distance = nn.Linear(dim, width, bias=False)
@@ -243,9 +250,9 @@ class RelativeAttention(nn.Module):
         layout: Layout,
         positions: Tensor,
         cache: Cache | None = None,
-        relations: Relations | None = None,
+        relations: Shared | None = None,
     ) -> Tensor:
-        assert relations is not None, "relative attention stands in a stack with relations"
+        assert isinstance(relations, Relations), "relative attention stands in a stack with relations"
         total = layout.total
         content = x if relations.queries is None else x[:total]
         source = content if cache is None else cache.extend(content)[0]
@@ -323,9 +330,9 @@ class RelativeAttention(nn.Module):
         shorter = far.shape[-1] - 1
         return far.view(heads * n, -1)[:, rows:].view(heads * n, rows, shorter)[..., :columns]
 
-    def weights(self, x: Tensor, layout: Layout, relations: Relations | None = None) -> list[Tensor]:
+    def weights(self, x: Tensor, layout: Layout, relations: Shared | None = None) -> list[Tensor]:
         """The probabilities themselves, [heads, queries, keys] for each sequence: for pictures."""
-        assert relations is not None and relations.queries is None
+        assert isinstance(relations, Relations) and relations.queries is None
         q, k, _ = self._project(x, x)
         r = self.distance(relations.waves).view(-1, *q.shape[1:])
         runs = relations.runs(self.spec.causal, self.spec.window)

@@ -132,7 +132,7 @@ def read_value(hint: Any, value: Any, where: str) -> Any:
         if len(specs) == 1:
             return specs[0].from_json(value, where)
         kinds = {s.__name__: s for s in specs}
-        kind = value.get("kind", "")
+        kind = value.get("kind", specs[0].__name__)  # a field that held one kind of spec did not say it
         if kind not in kinds:
             raise UserError(f"kind {kind!r} at {where}; {nearest(str(kind), kinds)}")
         return kinds[kind].from_json(value, where)

@@ -16,10 +16,11 @@ from polyseme.parts.block import Block, BlockSpec
 from polyseme.parts.embeddings import EmbeddingsSpec
 from polyseme.parts.feedforward import ACTIVATIONS
 from polyseme.parts.init import InitSpec
-from polyseme.parts.layout import Layout
+from polyseme.parts.layout import Layout, Source
 from polyseme.parts.memory import Memory, close_caches, open_caches
 from polyseme.parts.norms import NoNormSpec, NormSpec
 from polyseme.parts.relative import NoRelationsSpec, Queries, RelationsSpec, RelativeAttentionSpec
+from polyseme.parts.score_bias import BucketBiasSpec
 from polyseme.parts.spec import Spec
 
 HALVES = "attention", "ffn"  # how the names of a block's parts begin
@@ -76,9 +77,10 @@ class TransformerSpec(Spec):
     final_norm: NormSpec = field(default_factory=NoNormSpec)
     pooler: PoolerSpec = field(default_factory=PoolerSpec)
     init: InitSpec = field(default_factory=InitSpec)
-    relations: RelationsSpec | NoRelationsSpec = field(default_factory=NoRelationsSpec)
+    relations: RelationsSpec | NoRelationsSpec | BucketBiasSpec = field(default_factory=NoRelationsSpec)
     memory_len: int = 0  # how many tokens of each sequence are remembered; 0 is all
     ffn_order: tuple[int, ...] = ()
+    final_dropout: float = 0.0  # behind the final norm
 
     @property
     def dim(self) -> int:
@@ -87,6 +89,11 @@ class TransformerSpec(Spec):
     @property
     def num_layers(self) -> int:
         return len(self.order)
+
+    @property
+    def by_lengths(self) -> bool:
+        """Whether its attention works by lengths that the host knows: its kernels cannot be recorded for others."""
+        return not isinstance(self.relations, NoRelationsSpec)
 
     @property
     def causal(self) -> bool:
@@ -149,6 +156,7 @@ class Transformer(nn.Module):
                     if name.startswith(half):
                         setattr(block, name, part)
         self.final_norm = spec.final_norm.build(spec.dim)
+        self.final_dropout = nn.Dropout(spec.final_dropout)
         self.pooler = spec.pooler.build(spec.dim)
 
     def forward(
@@ -161,10 +169,13 @@ class Transformer(nn.Module):
         memory: Memory | None = None,
         remember: bool = False,
         queries: Queries | None = None,
+        source: Source | None = None,
+        table: Tensor | None = None,
     ) -> Reading:
         """Read a chunk. With `remember`, the reading carries the memory with which the next chunk is read.
 
-        With `queries`, the states of the query stream stand behind those of the tokens.
+        With `queries`, the states of the query stream stand behind those of the tokens. `source` is for blocks with
+        cross attention; `table` are the token vectors where they are another trunk's.
         """
         caches = open_caches(memory, layout, len(self.spec.order)) if remember or memory else None
         positions, longest = layout.positions, layout.longest
@@ -174,17 +185,17 @@ class Transformer(nn.Module):
             positions = positions + past.repeat_interleave(lengths, output_size=layout.total)
             if not self.spec.memory_len:  # else it is read without end, in chunks
                 longest = max(p + n for p, n in zip(memory.layout.lengths, layout.lengths))
-        x = self.embeddings(tokens, positions, segments, longest)
+        x = self.embeddings(tokens, positions, segments, longest, table)
         x, relations = self.relations(x, layout, segments, queries, caches[0] if caches else None)
         wanted = set(keep)
         layers = {0: x} if 0 in wanted else {}
         for depth, block in enumerate(self.depths(), start=1):
             if self.recompute and self.training and caches is None:
-                x = checkpoint(block, x, layout, positions, relations=relations, use_reentrant=False)
+                x = checkpoint(block, x, layout, positions, None, relations, source, use_reentrant=False)
             else:
-                x = block(x, layout, positions, caches[depth - 1] if caches else None, relations=relations)
+                x = block(x, layout, positions, caches[depth - 1] if caches else None, relations, source)
             if depth == self.spec.num_layers:
-                x = self.final_norm(x)
+                x = self.final_dropout(self.final_norm(x))
             if depth in wanted:
                 layers[depth] = x
         memory = close_caches(caches, layout, memory) if caches else None

@@ -7,7 +7,20 @@ from pathlib import Path
 
 from polyseme.errors import UserError, nearest
 from polyseme.files import read_json
-from polyseme.recipes import albert, bert, demo, distilbert, gpt, gpt2, modern, roberta, spanbert, transformer_xl, xlnet
+from polyseme.recipes import (
+    albert,
+    bert,
+    demo,
+    distilbert,
+    gpt,
+    gpt2,
+    modern,
+    roberta,
+    spanbert,
+    t5,
+    transformer_xl,
+    xlnet,
+)
 from polyseme.train.recipe import Recipe
 
 _MAKERS: tuple[Callable[[], Recipe], ...] = (
@@ -21,6 +34,7 @@ _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(gpt2.tiny, gpt2.small),
     *(transformer_xl.tiny, transformer_xl.base),
     *(xlnet.tiny, xlnet.base),
+    *(t5.tiny, t5.small, t5.base, t5.large, t5.v11),
 )
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _MAKERS}
 

@@ -256,7 +256,7 @@ def _training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int
         device,
         precision,
         seed,
-        record=device.type == "cuda" and precision == "bf16",
+        record=device.type == "cuda" and precision == "bf16" and not model.spec.trunk.by_lengths,
     )
 
 

@@ -20,7 +20,9 @@ KINDS = ("wordpiece", "bpe", "bpe-masked", "unigram", "characters")
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 UNIGRAM_SPECIALS = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")  # ALBERT's, in its order
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # in its order: positions are counted from pad on
+SPAN_SPECIALS = ("<pad>", "</s>", "<unk>")  # T5's, in its order
 END_OF_TEXT = "<|endoftext|>"
+SENTINEL = "<extra_id_{}>"  # stands for the n-th span that was taken out of a text
 PREFIX = "##"  # marks a piece that continues a word
 SPACE = "▁"  # stands for a space in sentencepiece's vocabularies
 END_OF_WORD = "</w>"  # ends the last piece of a word in GPT's vocabulary
@@ -73,21 +75,26 @@ def build_bpe(
     return made
 
 
-def build_unigram(pieces: Sequence[tuple[str, float]], lowercase: bool) -> Tokenizer:
-    """Pieces with log probabilities, the most probable cut: ALBERT's tokenizer, with its pair template.
+def build_unigram(
+    pieces: Sequence[tuple[str, float]], lowercase: bool, specials: Sequence[str] = UNIGRAM_SPECIALS
+) -> Tokenizer:
+    """Pieces with log probabilities, the most probable cut: ALBERT's tokenizer, with its pair template, or T5's.
 
     Cleaning is NFKC and one space for any white space. Joiners and marks of direction stay.
     """
-    vocab = [*((token, 0.0) for token in UNIGRAM_SPECIALS), *pieces]
-    made = Tokenizer(models.Unigram(vocab, UNIGRAM_SPECIALS.index("<unk>"), False))
+    vocab = [*((token, 0.0) for token in specials), *pieces]
+    made = Tokenizer(models.Unigram(vocab, specials.index("<unk>"), False))
     steps = [normalizers.NFKC(), *([normalizers.Lowercase()] if lowercase else [])]
     steps += [normalizers.Replace(Regex(r"\A\s+|\s+\z"), ""), normalizers.Replace(Regex(r"\s+"), " ")]
     made.normalizer = normalizers.Sequence(steps)
     metaspace = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always", split=True)
-    made.pre_tokenizer = pre_tokenizers.Sequence([metaspace, apart(UNIGRAM_SPECIALS)])
+    made.pre_tokenizer = pre_tokenizers.Sequence([metaspace, apart(specials)])
     made.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="always", split=True)
-    add_specials(made, UNIGRAM_SPECIALS)
-    set_pair_template(made)
+    add_specials(made, specials)
+    if "[CLS]" in specials:
+        set_pair_template(made)
+    else:
+        set_end_template(made)
     return made
 
 
@@ -150,6 +157,19 @@ def set_frame(made: Tokenizer, start: str, between: str, end: str) -> None:
         pair=f"{start}:0 $A:0 {between}:0 $B:0 {end}:0",
         special_tokens=[(token, made.token_to_id(token)) for token in (start, between, end)],
     )
+
+
+def set_end_template(made: Tokenizer) -> None:
+    """`A </s> B </s>`."""
+    end = "</s>"
+    made.post_processor = processors.TemplateProcessing(
+        single=f"$A:0 {end}:0", pair=f"$A:0 {end}:0 $B:0 {end}:0", special_tokens=[(end, made.token_to_id(end))]
+    )
+
+
+def add_sentinels(made: Tokenizer, number: int) -> None:
+    """At the end of the vocabulary, in falling order as T5 has them: the last id is the first sentinel."""
+    add_specials(made, [SENTINEL.format(i) for i in reversed(range(number))])
 
 
 def apart(tokens: Iterable[str]) -> pre_tokenizers.Split:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import json
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -20,7 +21,7 @@ from polyseme.errors import UserError
 from polyseme.files import read_json, write_json, write_text
 from polyseme.text import contract
 from polyseme.text.counts import SMOOTHING, WordCounts
-from polyseme.text.frames import SPACE, set_frame, set_last_template, sound
+from polyseme.text.frames import SENTINEL, SPACE, add_sentinels, set_end_template, set_frame, set_last_template, sound
 from polyseme.text.published import read_published, read_tokenizer, read_vocab
 from polyseme.text.units import Run, Units, cuts_of, encode_directly
 from polyseme.text.vocabulary import MAX_ALPHABET, learn
@@ -83,6 +84,7 @@ class Tokenizer:
         lowercase: bool | None = None,
         min_frequency: int = 2,
         max_alphabet: int = MAX_ALPHABET,
+        sentinels: int = 0,
     ) -> Tokenizer:
         """Learn a vocabulary of at most `vocab_size` entries; the same texts give the same one.
 
@@ -91,7 +93,7 @@ class Tokenizer:
         counts = WordCounts(kind, lowercase)
         for text in texts:
             counts.add(text)
-        return cls.learn(counts, vocab_size, min_frequency, max_alphabet)
+        return cls.learn(counts, vocab_size, min_frequency, max_alphabet, sentinels=sentinels)
 
     @classmethod
     def learn(
@@ -101,13 +103,15 @@ class Tokenizer:
         min_frequency: int = 2,
         max_alphabet: int = MAX_ALPHABET,
         smoothing: float = SMOOTHING,
+        sentinels: int = 0,
     ) -> Tokenizer:
         """A tokenizer from counted words, checked on a sample of the text that was counted.
 
-        `min_frequency` is of WordPiece and BPE only; `smoothing` is the exponent on the sizes of languages.
+        `min_frequency` is of WordPiece and BPE only; `smoothing` is the exponent on the sizes of languages. The last
+        `sentinels` entries stand for spans that are taken out of a text, which T5's objective needs.
         """
         words = counts.combined(smoothing)
-        made = cls(learn(counts.kind, words, vocab_size, counts.lowercase, min_frequency, max_alphabet))
+        made = cls(learn(counts.kind, words, vocab_size, counts.lowercase, min_frequency, max_alphabet, sentinels))
         made.check(counts.sample())
         return made
 
@@ -134,6 +138,9 @@ class Tokenizer:
         if files[0].suffix == ".json" and len(files) == 1:
             return cls(read_tokenizer(files[0]), config)
         backend, tokens = read_published(files)
+        if (sentinels := config.get("extra_ids")) and backend.token_to_id(SENTINEL.format(0)) is None:
+            add_sentinels(backend, sentinels)  # T5's file of pieces holds neither them nor what stands around a text
+            set_end_template(backend)
         return cls(backend, tokens | config)
 
     @classmethod
@@ -210,6 +217,13 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         roles = (i for i in asdict(self.specials).values() if i is not None)
         return frozenset([*roles, *(i for i, token in added.items() if token.special)])
+
+    @cached_property
+    def sentinels(self) -> tuple[int, ...]:
+        """The ids that stand for the first, second, … span taken out of a text."""
+        vocab = self.backend.get_vocab()
+        names = (SENTINEL.format(i) for i in itertools.count())
+        return tuple(vocab[name] for name in itertools.takewhile(vocab.__contains__, names))
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special tokens around it. Here and below a lone surrogate reads as U+FFFD."""

@@ -17,7 +17,9 @@ from polyseme.text.frames import (
     PREFIX,
     ROBERTA_SPECIALS,
     SPACE,
+    SPAN_SPECIALS,
     UNIGRAM_SPECIALS,
+    add_sentinels,
     build_bpe,
     build_characters,
     build_unigram,
@@ -38,23 +40,47 @@ def learn(
     lowercase: bool,
     min_frequency: int = 2,
     max_alphabet: int = MAX_ALPHABET,
+    sentinels: int = 0,
 ) -> Tokenizer:
-    """A tokenizer of at most `vocab_size` entries from sorted counts, as `WordCounts.combined` gives them."""
-    check_size(kind, vocab_size)
+    """A tokenizer of at most `vocab_size` entries from sorted counts, as `WordCounts.combined` gives them.
+
+    The last of them are `sentinels`; a unigram vocabulary that has some has T5's other special tokens too.
+    """
+    check_size(kind, vocab_size, sentinels)
     if not words:
         raise UserError("no text came to train the tokenizer on")
+    if sentinels:
+        made = _learn(kind, words, vocab_size - sentinels, lowercase, min_frequency, max_alphabet, SPAN_SPECIALS)
+        add_sentinels(made, sentinels)
+        return made
+    return _learn(kind, words, vocab_size, lowercase, min_frequency, max_alphabet, UNIGRAM_SPECIALS)
+
+
+def _learn(
+    kind: str,
+    words: Mapping[str, int],
+    vocab_size: int,
+    lowercase: bool,
+    min_frequency: int,
+    max_alphabet: int,
+    specials: tuple[str, ...],
+) -> Tokenizer:
     if kind == "wordpiece":
         return _learn_wordpiece(words, vocab_size, lowercase, min_frequency, max_alphabet)
     if kind in BYTE_SPECIALS:
         return _learn_bpe(words, vocab_size, lowercase, min_frequency, BYTE_SPECIALS[kind])
     if kind == "unigram":
-        return _learn_unigram(words, vocab_size, lowercase, max_alphabet)
+        return _learn_unigram(words, vocab_size, lowercase, max_alphabet, specials)
     alphabet = _alphabet(words, vocab_size, max_alphabet, forms=1)
     return build_characters(alphabet, lowercase)
 
 
-def check_size(kind: str, vocab_size: int) -> None:
+def check_size(kind: str, vocab_size: int, sentinels: int = 0) -> None:
     """What can be said about a size before any text is read."""
+    if sentinels:
+        if vocab_size <= sentinels:
+            raise UserError(f"a vocabulary of {vocab_size} is too small: the sentinels alone are {sentinels}")
+        return check_size(kind, vocab_size - sentinels)
     if kind in BYTE_SPECIALS and vocab_size < (least := 256 + len(BYTE_SPECIALS[kind])):
         marks = " ".join(BYTE_SPECIALS[kind])
         raise UserError(f"a vocabulary of {vocab_size} is too small for {kind}: 256 bytes and {marks} need {least}")
@@ -108,7 +134,9 @@ def _learn_bpe(
     return build_bpe(model["vocab"], [(first, second) for first, second in model["merges"]], lowercase, specials)
 
 
-def _learn_unigram(words: Mapping[str, int], vocab_size: int, lowercase: bool, max_alphabet: int) -> Tokenizer:
+def _learn_unigram(
+    words: Mapping[str, int], vocab_size: int, lowercase: bool, max_alphabet: int, specials: tuple[str, ...]
+) -> Tokenizer:
     """Kudo's unigram pieces (2018), by the sentencepiece library on one thread.
 
     The trainer in `tokenizers` adds up numbers in the order of a randomly seeded hash map, so its scores and the
@@ -120,7 +148,7 @@ def _learn_unigram(words: Mapping[str, int], vocab_size: int, lowercase: bool, m
         raise UserError("training a unigram vocabulary needs sentencepiece: install polyseme[unigram]") from None
 
     bare = {word.removeprefix(SPACE): count for word, count in words.items() if word.removeprefix(SPACE)}
-    alphabet = _alphabet(bare, vocab_size, max_alphabet, forms=2, specials=UNIGRAM_SPECIALS)
+    alphabet = _alphabet(bare, vocab_size, max_alphabet, forms=2, specials=specials)
     known = _within(bare, alphabet)
     if len(known) > _MOST_UNIGRAM_WORDS:
         kept = sorted(known, key=lambda word: (-known[word], word))[:_MOST_UNIGRAM_WORDS]
@@ -132,7 +160,7 @@ def _learn_unigram(words: Mapping[str, int], vocab_size: int, lowercase: bool, m
             input_format="tsv",
             model_writer=written,
             model_type="unigram",
-            vocab_size=vocab_size - len(UNIGRAM_SPECIALS) + 1,
+            vocab_size=vocab_size - len(specials) + 1,
             hard_vocab_limit=False,
             character_coverage=1.0,
             normalization_rule_name="identity",
@@ -146,7 +174,7 @@ def _learn_unigram(words: Mapping[str, int], vocab_size: int, lowercase: bool, m
     except (RuntimeError, OSError) as error:
         raise UserError(f"no unigram vocabulary of {vocab_size} can be learnt from this text: {error}") from None
     pieces = [(piece.text, piece.score) for piece in parse(written.getvalue()).pieces[1:]]
-    return build_unigram(pieces, lowercase)
+    return build_unigram(pieces, lowercase, specials)
 
 
 def _alphabet(

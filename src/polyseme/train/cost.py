@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from polyseme.objectives.batch import Batch
+from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.model import Model
+from polyseme.parts.trunk import TransformerSpec
 
 
 def num_parameters(model: Model) -> int:
@@ -16,23 +19,39 @@ def num_parameters(model: Model) -> int:
 def training_flops(model: Model, batch: Batch) -> int:
     """Operations of one forward and backward pass: 6 for each weight a token meets, and the attention products.
 
-    A matrix of n weights costs 2n a row forward and 4n backward; scores and their weighted sum cost 4 · dim · length
+    A matrix of n weights costs 2n a row forward and 4n backward; scores and their weighted sum cost 4 · width · length
     a token and layer forward, thrice that in all (half of it where attention is causal); a window w cuts the length
     at 2w + 1.
     """
-    trunk, dim = model.spec.trunk, model.spec.trunk.dim
-    lengths = [n for n in batch.layout.lengths if n]
-    longest, blocks = max(lengths, default=0), trunk.blocks
-    weights, products, heads = trunk.embeddings.inner * dim, 0, 0
-    for block, times in Counter(blocks[i] for i in trunk.depths).items():
-        attention, ffn = block.attention, block.ffn
-        weights += times * (4 * dim * dim + (2 + ffn.gated) * dim * ffn.ffn_dim)
-        most = 2 * attention.window + 1 if attention.window else longest
-        products += 12 * times * dim * sum(n * min(n, most) for n in lengths) // (2 if attention.causal else 1)
+    trunk, dim, lengths = model.spec.trunk, model.spec.trunk.dim, batch.layout.lengths
+    if not isinstance(trunk, EncoderDecoderSpec):
+        total = _stack_flops(trunk, lengths)
+    elif batch.source is None or trunk.decoder is None:
+        total = _stack_flops(trunk.encoder, lengths)
+    else:
+        source = batch.source.layout.lengths
+        total = _stack_flops(trunk.encoder, source) + _stack_flops(trunk.decoder, lengths, source)
     for name, targets in batch.targets.items():
         head = model.spec.heads.get(name)
         if head is None:  # of a term that has no weights of its own
             continue
         pooled = isinstance(head, LabelHeadSpec) and head.reads == "pooled" and trunk.pooler.dense
-        heads += 6 * targets.count * (head.weights(dim) + (dim * dim if pooled else 0))
-    return 6 * weights * sum(lengths) + products + heads
+        total += 6 * targets.count * (head.weights(dim) + (dim * dim if pooled else 0))
+    return total
+
+
+def _stack_flops(stack: TransformerSpec, lengths: Sequence[int], source: Sequence[int] = ()) -> int:
+    """Of one stack, which may look at a source too."""
+    dim, blocks, longest = stack.dim, stack.blocks, max(lengths, default=0)
+    total = 6 * stack.embeddings.inner * dim * sum(lengths)
+    for block, times in Counter(blocks[i] for i in stack.depths).items():
+        attention, ffn = block.attention, block.ffn
+        width = attention.width(dim)
+        total += 6 * times * (4 * dim * width + (2 + ffn.gated) * dim * ffn.ffn_dim) * sum(lengths)
+        most = 2 * attention.window + 1 if attention.window else longest
+        total += 12 * times * width * sum(n * min(n, most) for n in lengths) // (2 if attention.causal else 1)
+        if block.cross is not None:
+            width = block.cross.width(dim)
+            total += 12 * times * dim * width * (sum(lengths) + sum(source))
+            total += 12 * times * width * sum(n * m for n, m in zip(lengths, source))
+    return total

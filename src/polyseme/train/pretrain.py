@@ -197,7 +197,7 @@ def _training(
         seed=recipe.seed,
         rank=rank,
         terms=losses,
-        record=recipe.compile,
+        record=recipe.compile and not model.spec.trunk.by_lengths,
     )
     if lesson is not None and isinstance(recipe.objective, Distilled):
         half = precision == "bf16" and device.type == "cuda"  # as the loop has the student
@@ -223,7 +223,8 @@ def _environment(run: Training, world: int, compiles: bool) -> dict[str, Any]:
 def open_data(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, rank: int, world: int) -> tuple[Data, Bound | None]:
     """What is trained on, in the recipe's order, and what is held out."""
     ids = tokenizer.specials
-    vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.special_ids, ids.cls, ids.sep, ids.mask, ids.bos, ids.eos)
+    marks = ids.cls, ids.sep, ids.mask, ids.bos, ids.eos, ids.pad
+    vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.special_ids, *marks, tokenizer.sentinels)
     kept, held = corpus.split(recipe.holdout)
     kept = kept.weighted()  # after the split, so that what is read twice is never held out
     bound = recipe.objective.bind(kept, vocabulary, recipe.max_len, recipe.seed)

@@ -14,7 +14,9 @@ from polyseme.families import FAMILIES
 from polyseme.objectives.distil import Distilled
 from polyseme.objectives.permutation import PermutationLM
 from polyseme.objectives.segments import SegmentLM
+from polyseme.objectives.spans import SpanCorruption
 from polyseme.objectives.specs import MaskedLM, Objective
+from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.parts.relative import RelationsSpec
 from polyseme.parts.spec import Spec, read_value
@@ -111,6 +113,10 @@ class Recipe(Spec):
     def _check_reading(self, spec: ModelSpec) -> None:
         """Whether the trunk can be read as the objective wants it."""
         name, relative = type(self.objective).__name__, isinstance(spec.trunk.relations, RelationsSpec)
+        paired = isinstance(spec.trunk, EncoderDecoderSpec)
+        if paired != isinstance(self.objective, SpanCorruption):
+            reads = "a source and a target" if paired else "one text"
+            raise UserError(f"{self.family} reads {reads}, which is not what {name} gives it")
         if isinstance(self.objective, PermutationLM) and not getattr(spec.trunk.relations, "stream", False):
             raise UserError(f"{name} needs a query stream, which {self.family} has not; {nearest('xlnet', FAMILIES)}")
         if isinstance(self.objective, SegmentLM) and not spec.trunk.memory_len:

@@ -22,7 +22,7 @@ from polyseme.families import FAMILIES, Family
 from polyseme.families.family import FIXED_LABELS
 from polyseme.files import read_json, sha256, whole_folder, write_json, write_tensors
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec
-from polyseme.parts.model import Model, ModelSpec, TrunkSpec
+from polyseme.parts.model import Model, ModelSpec
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.table import to_ours, to_theirs
 
@@ -117,14 +117,15 @@ def read_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
     base = next(a for a, heads in family.architectures.items() if not heads)
     if (name or base) not in family.architectures:
         raise UserError(f"{folder}/config.json: architecture {name!r}; {nearest(str(name), family.architectures)}")
-    trunk = TrunkSpec.from_json(family.from_config(config).to_json(), "config.json")  # every value is of its type
+    there = {family.modern(tensor) for file in weight_files(folder) for tensor in _names(file)}
+    given = family.from_config({**config, "tensors": sorted(there)})
+    trunk = type(given).from_json(given.to_json(), "config.json")  # every value is of its type
     pretraining = family.heads(trunk)
     chosen = {
         head: pretraining[head] if head in pretraining else family.label_head(head, _labels(config, head), trunk)
         for head in family.architectures[name or base]
     }
     # published files may hold more heads than their architecture names: bert-base has both of pre-training's
-    there = {family.modern(tensor) for file in weight_files(folder) for tensor in _names(file)}
     for head, rules in family.head_rules.items():
         needed = {tensor for rule in rules for tensor in rule.theirs}
         if head in pretraining and needed and needed <= there:
@@ -169,6 +170,8 @@ def _config(family: Family, spec: ModelSpec, architecture: str | None, tokenizer
         key, value = f"{role}_token_id", getattr(specials, role)
         if value is not None and (role in ("pad", "bos", "eos") or key in config):
             config[key] = value
+    if config.get("is_encoder_decoder") and specials.pad is not None:
+        config["decoder_start_token_id"] = specials.pad
     for name in family.architectures[architecture] if architecture else ():
         head = spec.heads[name]
         if name not in FIXED_LABELS and name not in family.heads(spec.trunk) and isinstance(head, LabelHeadSpec):

@@ -15,7 +15,7 @@ from polyseme.parts.model import ModelSpec
 def expand(family: Family, spec: ModelSpec) -> Iterator[Rule]:
     """The rules that hold for this spec, layer numbers filled in."""
     num_blocks = len(spec.trunk.blocks)
-    for rule in family.rules:
+    for rule in family.rules(spec) if callable(family.rules) else family.rules:
         if "{}" not in rule.ours:
             yield rule
             continue
@@ -79,7 +79,7 @@ def to_ours(
         parts = [_inwards(part, rule.how) for part in parts]
         found[rule.ours] = torch.cat(parts) if len(parts) > 1 else parts[0]
     for name, source in family.tied.items():
-        if name in present and source in present:
+        if name in present and name not in used and source in present:
             if not torch.equal(present[name], present[source]):
                 raise UserError(f"{where}: {name!r} differs from {source!r}, but the two are tied in {family.name}")
             used.add(name)

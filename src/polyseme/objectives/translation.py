@@ -1,0 +1,91 @@
+"""Translation: a text in, its other language out, each token after those before it (Vaswani et al. 2017, §5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from polyseme.corpus.order import Samples
+from polyseme.errors import UserError
+from polyseme.objectives.packing import Bound, Paired, Vocabulary
+from polyseme.parts.spec import Spec, in_range
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Parallel texts in memory: the ids of each side end to end, and the length of each text."""
+
+    source: np.ndarray  # int64
+    source_lengths: np.ndarray  # int64 [n]
+    target: np.ndarray
+    target_lengths: np.ndarray
+
+    @classmethod
+    def of(cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Pairs:
+        """From texts as ids, the n-th of one side with the n-th of the other."""
+        if len(sources) != len(targets):
+            raise UserError(f"{len(sources)} sources and {len(targets)} targets are no pairs")
+        sides = []
+        for texts in (sources, targets):
+            sides.append(np.array([token for text in texts for token in text], dtype=np.int64))
+            sides.append(np.array([len(text) for text in texts], dtype=np.int64))
+        return cls(*sides)
+
+    def __len__(self) -> int:
+        return len(self.source_lengths)
+
+
+@dataclass(frozen=True)
+class Translation(Spec):
+    """The source is closed by eos, and so is the target; the decoder starts with bos, or eos where there is none.
+
+    `smoothing` is the share of each truth that goes to all tokens evenly (§5.4).
+    """
+
+    terms: ClassVar[tuple[str, ...]] = ("next",)
+    smoothing: float = 0.1
+
+    def __post_init__(self) -> None:
+        in_range("smoothing", self.smoothing, 0, 1)
+
+    def bind(self, pairs: Pairs, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> Bound:
+        return _Translation(self, pairs, vocabulary, max_len)
+
+
+class _Translation(Paired):
+    def __init__(self, spec: Translation, pairs: Pairs, vocabulary: Vocabulary, max_len: int):
+        self.pairs, self.eos = pairs, vocabulary.need("eos", type(spec).__name__)
+        longest = np.maximum(pairs.source_lengths, pairs.target_lengths) + 1
+        if len(long := np.flatnonzero(longest > max_len)):
+            raise UserError(f"pair {long[0] + 1} has {longest[long[0]]} tokens with its end mark, more than {max_len}")
+        start = self.eos if vocabulary.bos is None else vocabulary.bos
+        first, numbers = _begins(pairs.source_lengths), np.arange(len(pairs))
+        borders = np.append(first, len(pairs.source))
+        samples = Samples(first, pairs.source_lengths, numbers, borders, np.arange(len(borders)), pairs.source_lengths)
+        super().__init__(samples, pairs.source_lengths + 1, pairs.target_lengths + 1, start, spec.smoothing)
+
+    def sides(self, ids: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        pairs = self.pairs
+        return (
+            _closed(pairs.source, pairs.source_lengths, ids, self.eos),
+            _closed(pairs.target, pairs.target_lengths, ids, self.eos),
+        )
+
+
+def _closed(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray, eos: int) -> np.ndarray:
+    """The texts of these numbers end to end, each with its end mark."""
+    chosen = lengths[ids]
+    ends = np.cumsum(chosen + 1)
+    inner = np.ones(int(ends[-1]), dtype=bool)
+    inner[ends - 1] = False
+    found = np.full(len(inner), eos, dtype=np.int64)
+    at = np.arange(int(chosen.sum())) - np.repeat(np.cumsum(chosen) - chosen, chosen)
+    found[inner] = tokens[at + np.repeat(_begins(lengths)[ids], chosen)]
+    return found
+
+
+def _begins(lengths: np.ndarray) -> np.ndarray:
+    return np.cumsum(lengths) - lengths

@@ -1,0 +1,175 @@
+"""Two stacks: one reads a source, the other a target and, at every layer, what the first made of its source."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyseme.errors import UserError
+from polyseme.parts.adaptive import AdaptiveEmbeddingsSpec
+from polyseme.parts.block import Block, BlockSpec
+from polyseme.parts.embeddings import EmbeddingsSpec
+from polyseme.parts.init import InitSpec
+from polyseme.parts.layout import Layout, Source
+from polyseme.parts.memory import Memory
+from polyseme.parts.relative import Queries
+from polyseme.parts.spec import Spec
+from polyseme.parts.trunk import PoolerSpec, Reading, TransformerSpec
+
+
+@dataclass(frozen=True)
+class EncoderDecoderSpec(Spec):
+    """The token vectors are the encoder's; the decoder shares them unless it has its own.
+
+    There may be no decoder: a part of such a model, for what an encoder is good for. `tied` says that the language
+    head has the token vectors for its matrix, `output_scale` what it multiplies states by before.
+    """
+
+    encoder: TransformerSpec
+    decoder: TransformerSpec | None
+    tied: bool = True
+    output_scale: float = 1.0
+    init: InitSpec = field(default_factory=InitSpec)
+
+    def __post_init__(self) -> None:
+        decoder = self.decoder
+        if decoder is None:
+            return
+        if decoder.dim != self.encoder.dim:
+            raise UserError(f"the decoder has dim {decoder.dim}, the encoder {self.encoder.dim}: both need the same")
+        if not decoder.causal or any(block.cross is None for block in decoder.blocks):
+            raise UserError("the blocks of a decoder are causal and have cross attention")
+
+    # what others ask of a trunk: without a source it is its encoder
+
+    @property
+    def embeddings(self) -> EmbeddingsSpec | AdaptiveEmbeddingsSpec:
+        return self.encoder.embeddings
+
+    @property
+    def block(self) -> BlockSpec:
+        return self.encoder.block
+
+    @property
+    def pooler(self) -> PoolerSpec:
+        return self.encoder.pooler
+
+    @property
+    def dim(self) -> int:
+        return self.encoder.dim
+
+    @property
+    def num_layers(self) -> int:
+        return self.encoder.num_layers
+
+    @property
+    def blocks(self) -> tuple[BlockSpec, ...]:
+        """Of the stack with more of them."""
+        return max(self.encoder.blocks, self.decoder.blocks if self.decoder else (), key=len)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        return self.encoder.depths
+
+    @property
+    def num_segments(self) -> int:
+        return self.encoder.num_segments
+
+    @property
+    def relations(self) -> Spec:
+        return self.encoder.relations
+
+    @property
+    def memory_len(self) -> int:
+        return self.encoder.memory_len
+
+    @property
+    def by_lengths(self) -> bool:
+        return self.encoder.by_lengths or bool(self.decoder and self.decoder.by_lengths)
+
+    @property
+    def causal(self) -> bool:
+        return self.encoder.causal
+
+    def build(self) -> EncoderDecoder:
+        return EncoderDecoder(self)
+
+
+class EncoderDecoder(nn.Module):
+    def __init__(self, spec: EncoderDecoderSpec):
+        super().__init__()
+        self.spec = spec
+        self.encoder = spec.encoder.build()
+        self.decoder = spec.decoder.build() if spec.decoder else None
+
+    def forward(
+        self,
+        tokens: Tensor,
+        layout: Layout,
+        segments: Tensor | None = None,
+        *,
+        keep: Iterable[int] = (),
+        memory: Memory | None = None,
+        remember: bool = False,
+        queries: Queries | None = None,
+        source: Source | None = None,
+    ) -> Reading:
+        """The decoder's reading of a target, whose source is given or remembered; without one, the encoder's.
+
+        A reading with `remember` carries the encoder's states too, so that the next chunk needs no source.
+        """
+        if source is None and memory is None:
+            return self.encoder(tokens, layout, segments, keep=keep, queries=queries)
+        if self.decoder is None:
+            raise UserError("this model has an encoder alone: it cannot read a target")
+        encoded = memory.source if source is None and memory else self.encode(source) if source else None
+        reading = self.decoder(
+            tokens, layout, keep=keep, memory=memory, remember=remember, source=encoded, table=self.table
+        )
+        if reading.memory is None:
+            return reading
+        return dataclasses.replace(reading, memory=dataclasses.replace(reading.memory, source=encoded))
+
+    def encode(self, source: Source) -> Source:
+        """The states of a source."""
+        return Source(self.encoder(source.values, source.layout).last, source.layout)
+
+    def depths(self) -> list[Block]:
+        return self.encoder.depths()
+
+    def pool(self, hidden: Tensor, layout: Layout) -> Tensor:
+        return self.encoder.pool(hidden, layout)
+
+    @property
+    def relations(self) -> nn.Module:
+        return self.encoder.relations
+
+    @property
+    def recompute(self) -> bool:
+        return self.encoder.recompute
+
+    @recompute.setter
+    def recompute(self, value: bool) -> None:
+        for stack in (self.encoder, self.decoder):
+            if stack is not None:
+                stack.recompute = value
+
+    @property
+    def table(self) -> Any:
+        return self.encoder.table
+
+    def groups(self) -> list[list[nn.Parameter]]:
+        found = [*self.encoder.groups(), *(self.decoder.groups() if self.decoder else [])]
+        return [group for group in found if group]
+
+    def matrices(self) -> list[tuple[Tensor, int]]:
+        return [*self.encoder.matrices(), *(self.decoder.matrices() if self.decoder else [])]
+
+    def initialise(self, generator: torch.Generator | None = None) -> None:
+        depth = self.spec.num_layers * 2 + (3 * self.spec.decoder.num_layers if self.spec.decoder else 0)
+        self.spec.init.apply(self, depth, generator)

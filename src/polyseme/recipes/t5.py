@@ -1,0 +1,65 @@
+"""T5's pre-training, and a small run of the same kind."""
+
+from __future__ import annotations
+
+from polyseme.objectives.spans import SpanCorruption
+from polyseme.train.optim import OptimSpec
+from polyseme.train.recipe import BudgetSpec, Recipe
+from polyseme.train.schedule import ScheduleSpec
+
+
+def base() -> Recipe:
+    """T5-base as in the paper's baseline: 128 sources of 512 tokens a step, 2^19 steps.
+
+    Raffel et al. 2020, §3.1.2: the rate falls with the square root of the step after 10,000; §3.7: 15 % of the tokens,
+    in spans of 3 on average. The paper has AdaFactor at a constant rate until then; here it is AdamW, warmed up.
+    """
+    return Recipe(
+        name="t5-base",
+        family="t5",
+        size="base",
+        objective=SpanCorruption(),
+        max_len=512,
+        batch_tokens=65536,
+        bin_tokens=32768,
+        budget=BudgetSpec(steps=524_288),
+        optim=OptimSpec(rate=1e-3, beta2=0.98, decay=0.0),
+        schedule=ScheduleSpec("inverse_sqrt", warmup=10_000),
+        eval_every=5000,
+        save_every=5000,
+        log_every=100,
+    )
+
+
+def small() -> Recipe:
+    """T5-small as in the paper: the recipe of t5-base."""
+    return base().replace(name="t5-small", size="small")
+
+
+def large() -> Recipe:
+    """T5-large as in the paper: the recipe of t5-base."""
+    return base().replace(name="t5-large", size="large", bin_tokens=16384)
+
+
+def v11() -> Recipe:
+    """T5 v1.1-base: gated, its output matrix its own, no dropout in pre-training."""
+    return base().replace(name="t5-v1.1-base", size="v1.1-base", model={"dropout": 0.0})
+
+
+def tiny() -> Recipe:
+    """T5 at L2 H128: minutes on a CPU, to try things out."""
+    return Recipe(
+        name="t5-tiny",
+        family="t5",
+        size="tiny",
+        model={"dropout": 0.0},
+        objective=SpanCorruption(),
+        max_len=128,
+        batch_tokens=4096,
+        bin_tokens=4096,
+        budget=BudgetSpec(steps=1000),
+        optim=OptimSpec(rate=3e-3, beta2=0.98, decay=0.0),
+        schedule=ScheduleSpec("inverse_sqrt", warmup=100),
+        eval_every=250,
+        save_every=250,
+    )

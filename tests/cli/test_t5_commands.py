@@ -1,0 +1,102 @@
+"""An encoder-decoder from text to vectors by its commands, and what is said where a command makes no sense."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import polyseme
+from tests.conftest import documents, done, recipe, task_rows
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("t5")
+    text = folder / "text.txt"
+    text.write_text("\n\n".join(documents()) + "\n")
+    options = ("--kind", "unigram", "--vocab-size", 200, "--sentinels", 20)
+    done("tokenizer", "train", text, *options, "--out", folder / "tok")
+    done("prepare", text, "--tokenizer", folder / "tok", "--out", folder / "corpus", "--split", "blank")
+    (folder / "t5.json").write_text(json.dumps(recipe("t5", objective={"kind": "SpanCorruption"})))
+    said = done("pretrain", folder / "t5.json", "--corpus", folder / "corpus", "--out", folder / "run")
+    assert "valid next:" in said
+    return folder
+
+
+def test_the_tokenizer_ends_in_sentinels(made):
+    from polyseme.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(made / "tok")
+    assert tokenizer.sentinels == tuple(range(tokenizer.vocab_size - 1, tokenizer.vocab_size - 21, -1))
+    marks = tokenizer.specials
+    assert (marks.pad, marks.eos, marks.unk) == (0, 1, 2) and marks.bos is marks.mask is None
+    assert tokenizer.wrap([7, 8], [9])[0] == [7, 8, 1, 9, 1]
+    assert tokenizer.encode("cat <extra_id_3> dog").count(tokenizer.sentinels[3]) == 1
+    assert not set(tokenizer.encode_run(["cat <extra_id_3> </s> dog"]).ids) & set(tokenizer.sentinels)
+
+
+def test_the_folder_opens_elsewhere(made):
+    transformers = pytest.importorskip("transformers")
+    theirs, info = transformers.AutoModelForSeq2SeqLM.from_pretrained(made / "run/model", output_loading_info=True)
+    assert not any(info.values())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(made / "run/model")
+    model = polyseme.load(made / "run/model", device="cpu")
+    text = "the old cat <extra_id_0> the dog."
+    assert tokenizer(text)["input_ids"] == model.encode(text)["ids"]
+    states = theirs.get_encoder()(**tokenizer("the old cat sees the dog.", return_tensors="pt")).last_hidden_state[0]
+    (found,) = model.embed(["the old cat sees the dog."], per="token")
+    np.testing.assert_allclose(found, states.detach().numpy(), atol=1e-5)
+
+
+def test_attention_of_the_encoder(made):
+    transformers = pytest.importorskip("transformers")
+    from polyseme.explain.attention import attention_maps
+
+    theirs = transformers.T5EncoderModel.from_pretrained(made / "run/model", attn_implementation="eager").eval()
+    model = polyseme.load(made / "run/model", device="cpu")
+    pieces, maps = attention_maps(model, "the old cat sees the dog.")
+    ids = torch.tensor([model.encode("the old cat sees the dog.")["ids"]])
+    with torch.no_grad():
+        expected = torch.cat(theirs(input_ids=ids, output_attentions=True).attentions).numpy()
+    assert len(pieces) == maps.shape[-1] and maps.sum(-1) == pytest.approx(1, abs=1e-5)
+    np.testing.assert_allclose(maps, expected, atol=1e-5)
+
+
+def test_vectors_and_a_task(made, tmp_path):
+    (tmp_path / "texts.txt").write_text("the cat\nthe old dog sees the fish\n")
+    done("embed", made / "run/model", "--data", tmp_path / "texts.txt", "--out", tmp_path / "vectors.npz")
+    assert np.load(tmp_path / "vectors.npz")["vectors"].shape == (2, 32)
+    for name, seed in (("train", 0), ("dev", 1)):
+        (tmp_path / f"{name}.tsv").write_text(task_rows("classification", 12, seed))
+    files = ("--train", tmp_path / "train.tsv", "--dev", tmp_path / "dev.tsv", "--out", tmp_path / "task")
+    done("finetune", made / "run/model", "--task", "classification", *files, "--set", "epochs=1")
+    assert "heads.classify.linear.weight" in load_file(tmp_path / "task/model/polyseme.safetensors")
+    said = done("evaluate", tmp_path / "task/model", "--data", tmp_path / "dev.tsv")
+    assert "accuracy" in said
+
+
+@pytest.mark.parametrize("family,objective,says", [
+    ("t5", "CausalLM", "t5 reads a source and a target, which is not what CausalLM gives it"),
+    ("gpt2", "SpanCorruption", "gpt2 reads one text, which is not what SpanCorruption gives it"),
+    ("t5", "MaskedLM", "needs a head 'masked', which t5 has not"),
+])  # fmt: skip
+def test_objectives_that_do_not_fit(family, objective, says, made, refused, tmp_path):
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe(family, objective={"kind": objective})))
+    refused("pretrain", tmp_path / "recipe.json", "--corpus", made / "corpus", "--out", tmp_path / "run", says=says)
+
+
+def test_what_makes_no_sense(made, refused, tmp_path):
+    (tmp_path / "texts.txt").write_text("the cat\n")
+    folder = made / "run/model"
+    refused("score", folder, "--data", tmp_path / "texts.txt", says="cannot score a text alone")
+    refused("fill", folder, "the [MASK]", says="cannot fill in masks")
+    refused("next", folder, "the cat", "the dog", says="needs the head 'pair'")
+    few = json.dumps(recipe("t5", objective={"kind": "SpanCorruption", "mean": 1.0, "rate": 0.5}, max_len=64) | {
+        "model": {"num_layers": 1, "dim": 8, "num_heads": 1, "max_len": 64}
+    })  # fmt: skip
+    (tmp_path / "few.json").write_text(few)
+    refused("pretrain", tmp_path / "few.json", "--corpus", made / "corpus", "--out", tmp_path / "run", says="sentinels")
+    options = ("--kind", "unigram", "--vocab-size", 90, "--sentinels", 100, "--out", tmp_path / "tok")
+    refused("tokenizer", "train", tmp_path / "texts.txt", *options, says="the sentinels alone are 100")

@@ -1,0 +1,34 @@
+"""The folder of a family that `transformers` lacks: the same shape, our names."""
+
+import json
+
+import torch
+from safetensors.torch import load_file
+
+from polyseme.families import FAMILIES
+from polyseme.parts.model import ModelSpec
+from polyseme.weights.folder import load_model, save_model
+
+
+def test_it_opens_from_its_config_alone(tiny_folders, tmp_path):
+    folder = load_model(tiny_folders["transformer"])
+    save_model(tmp_path / "model", folder.model, folder.tokenizer)
+    (tmp_path / "model/polyseme.json").unlink()
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert config["model_type"] == "transformer" and config["architectures"] == ["Translation"]
+    assert set(load_file(tmp_path / "model/model.safetensors")) == set(folder.model.state_dict())
+    again = load_model(tmp_path / "model").model
+    assert again.spec == folder.model.spec
+    state = again.state_dict()
+    assert all(torch.equal(state[name], t) for name, t in folder.model.state_dict().items())
+
+
+def test_without_a_head_it_has_no_prefix(tiny_folders, tmp_path):
+    folder = load_model(tiny_folders["transformer"])
+    bare = ModelSpec("transformer", folder.model.spec.trunk).build(seed=4)
+    save_model(tmp_path / "model", bare, folder.tokenizer)
+    assert "encoder.embeddings.tokens.weight" in load_file(tmp_path / "model/model.safetensors")
+    again = load_model(tmp_path / "model").model.state_dict()
+    assert all(torch.equal(again[name], t) for name, t in bare.state_dict().items())
+    names = [name for rule in FAMILIES["transformer"].rules for name in rule.theirs]
+    assert len(set(names)) == len(names)
