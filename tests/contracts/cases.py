@@ -18,8 +18,9 @@ CAUSAL = [name for name in NAMES if FAMILIES[name].spec().trunk.causal]
 DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
 
 
-# what a small model would not have of itself: blocks that see their neighbours alone, the mean as the pooled vector
-EXTRA = {"modern": {"global_every": 2, "window": 2, "pooling": "mean"}}
+# what a small model would not have of itself: blocks that see their neighbours alone, the mean as the pooled vector,
+# distances that count as the furthest
+EXTRA = {"modern": {"global_every": 2, "window": 2, "pooling": "mean"}, "music": {"furthest": 5}}
 
 
 def tiny_spec(family: str, dropout: float = 0.0) -> ModelSpec:
