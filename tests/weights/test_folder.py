@@ -112,6 +112,7 @@ def test_configs_name_the_class(tiny_folders):
         "bert": ["BertForPreTraining"], "gpt2": ["GPT2LMHeadModel"], "roberta": ["RobertaForMaskedLM"],
         "distilbert": ["DistilBertForMaskedLM"], "modern": ["ModernBertForMaskedLM"],
         "transformer_xl": ["TransformerXLForCausalLM"], "xlnet": ["XLNetLMHeadModel"],
+        "music": ["MusicForCausalLM"],
     }  # fmt: skip
     assert {name: names[name] for name in expected} == expected
 

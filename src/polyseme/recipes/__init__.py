@@ -7,7 +7,7 @@ from pathlib import Path
 
 from polyseme.errors import UserError, nearest
 from polyseme.files import read_json
-from polyseme.recipes import bert, demo, distilbert, gpt2, modern, roberta, transformer_xl, xlnet
+from polyseme.recipes import bert, demo, distilbert, gpt2, modern, music, roberta, transformer_xl, xlnet
 from polyseme.train.recipe import Recipe
 
 _MAKERS: tuple[Callable[[], Recipe], ...] = (
@@ -18,6 +18,7 @@ _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(gpt2.tiny, gpt2.small),
     *(transformer_xl.tiny, transformer_xl.base),
     *(xlnet.tiny, xlnet.base),
+    *(music.tiny, music.base),
 )
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _MAKERS}
 
