@@ -1,6 +1,6 @@
 """Relative against absolute places beyond the length of training, on music that this file composes.
 
-    python benchmarks/music.py [--steps 300] [--length 128] [--out FOLDER]
+    python benchmarks/music.py [--steps 200] [--length 128] [--out FOLDER]
 
 A piece repeats a motif of six notes in a fixed cycle of transpositions, so that all of it but the motif can be known
 from what came before. Two models differ in their places alone: a vector for each distance (Huang et al. 2018), or a
@@ -62,7 +62,7 @@ def by_place(model: Model, pieces: list[list[int]], bos: int, borders: list[int]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--pieces", type=int, default=2000)
     parser.add_argument("--out", type=Path)

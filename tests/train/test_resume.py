@@ -20,6 +20,7 @@ from polyseme.families import FAMILIES
 from polyseme.objectives.permutation import PermutationLM
 from polyseme.objectives.segments import SegmentLM
 from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs
+from polyseme.text.events import EVENTS
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
 from polyseme.train.checkpoint import load_checkpoint
@@ -28,7 +29,7 @@ from polyseme.train.recipe import BudgetSpec, Recipe
 
 STEPS = 9
 BY_HEAD = {"next": CausalLM(), "masked": MaskedLM(), "pair": MaskedPairs()}
-OBJECTIVES = {"transformer_xl": SegmentLM(), "xlnet": PermutationLM()}  # which are not compiled
+OBJECTIVES = {"transformer_xl": SegmentLM(), "xlnet": PermutationLM(), "music": CausalLM()}  # which are not compiled
 
 
 class Killed(BaseException):
@@ -45,7 +46,11 @@ def corpora(tmp_path_factory) -> dict[str, Path]:
     text = folder / "text.txt"
     text.write_text("\n\n".join(" ".join(s).capitalize() for s in sentences))
     found = {}
-    for kind in sorted({family.tokenizer for family in FAMILIES.values()}):
+    pieces = folder / "pieces.txt"
+    pieces.write_text("\n\n".join(" ".join(rng.choice(EVENTS, 60)) for _ in range(40)))
+    prepare([pieces], Tokenizer.load("events"), folder / "events", split="blank")
+    found["events"] = folder / "events"
+    for kind in sorted({family.tokenizer for family in FAMILIES.values()} - {"events"}):
         tokenizer = Tokenizer.train(kind, iter([text.read_text()]), 330 if kind != "unigram" else 100)
         prepare([text], tokenizer, folder / kind, split="blank")
         found[kind] = folder / kind
