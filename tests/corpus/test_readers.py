@@ -42,7 +42,7 @@ def texts(path: Path, data: bytes | str, **options: str) -> list[str]:
 @pytest.mark.parametrize("ending", ["", *PACKERS])
 @pytest.mark.parametrize("form", FILES)
 def test_every_format_plain_and_packed(tmp_path: Path, form: str, ending: str) -> None:
-    assert set(FILES) == set(FORMATS)
+    assert set(FILES) == set(FORMATS) - {"midi"}  # which has a test file of its own
     name, data = FILES[form]
     path = tmp_path / (name + ending)
     assert format_of(path) == form

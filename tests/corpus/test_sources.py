@@ -164,7 +164,7 @@ def test_a_path_with_the_mark_in_it_wins(tmp_path: Path) -> None:
         ("weight=nan", "weight is nan; it must be a number above 0"),
         ("weight=inf", "weight is inf; it must be a number above 0"),
         ("format=json", "format is 'json': did you mean 'jsonl'?"),
-        ("format=python-docs", "format is 'python-docs': valid: csv, jsonl, mo, parquet, text, tsv, wet, wiki"),
+        ("format=python-docs", "format is 'python-docs': valid: csv, jsonl, midi, mo, parquet, text, tsv, wet, wiki"),
         ("split=lines", "split is 'lines': did you mean 'line'?"),
     ],
 )

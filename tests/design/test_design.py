@@ -8,13 +8,16 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import typer
 
+from polyseme.corpus.midi import write_notes
 from polyseme.families import FAMILIES
 from polyseme.families.table import markdown
+from polyseme.text.events import Note
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "polyseme"
@@ -62,7 +65,7 @@ ARROWS["cli"] = set(ARROWS)
 HEAVY = {
     *("torch", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "tensorboard", "transformers"),
     *("sentence_transformers", "tokenizers", "safetensors", "sentencex", "huggingface_hub"),
-    *("pyarrow", "py3langid", "sentencepiece", "distributed", "dask", "triton"),
+    *("pyarrow", "py3langid", "sentencepiece", "distributed", "dask", "triton", "mido"),
 }
 
 
@@ -304,6 +307,12 @@ def test_readme_commands_run(tmp_path, monkeypatch, capsys, glue):
     Path("new.tsv").write_text("text\n" + "\n".join(texts[:3]) + "\n", encoding="utf-8")
     glue.rename("GLUE")
     lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("polyseme ")]
+    if find_spec("mido"):
+        for seed in range(8):
+            notes = [Note(i / 4, i / 4 + 0.2, 48 + i * (seed + 3) % 24, 64) for i in range(60)]
+            write_notes(Path("MIDI", f"{seed}.mid"), notes)
+    else:
+        lines = [line for line in lines if "music/" not in line]
     assert len(lines) >= 5
     for line in lines:
         words = shlex.split(line, comments=True)[1:]

@@ -23,17 +23,27 @@ def built(spec: RelativeAttentionSpec, stack: RelationsSpec):
     return attention, relations
 
 
+def vector(attention, far):
+    """r of one distance: a row of the table, in whose middle distance 0 is if later keys are seen; or a wave's."""
+    table, most = attention.distance.weight, attention.spec.learned
+    if not most:
+        return table @ sinusoids(far, DIM, torch.float64)[0]
+    least = 0 if attention.spec.causal else -most
+    return table[min(max(int(far), least), most) - least]
+
+
 def scored(attention, relations, stack, x, source, segments, places):
     """Scores [heads, queries, keys] of one sequence, by the formula; `places` are those of queries among the keys."""
     heads, width = attention.spec.num_heads, attention.head_dim
     q, k, v = attention.qkv.weight.view(3, heads * width, DIM)
     u, w = (attention.u, attention.v) if attention.u is not None else (relations.u, relations.v)
+    u, w = (0, 0) if u is None else (u, w)
     found = torch.zeros(heads, len(x), len(source)).double()
     for i, j in itertools.product(range(len(x)), range(len(source))):
         far = torch.tensor([places[i] - j])
         if stack.furthest:
             far = far.clamp(-stack.furthest, stack.furthest)
-        r = (attention.distance.weight @ sinusoids(far, DIM, torch.float64)[0]).view(heads, width)
+        r = vector(attention, far).view(heads, width)
         query, key = (q @ x[i]).view(heads, width), (k @ source[j]).view(heads, width)
         score = ((query + u) * key + (query + w) * r).sum(-1)
         if segments is not None and attention.s is not None:
@@ -48,13 +58,17 @@ def mixed(scores, hidden, values):
     return torch.einsum("hij,jhd->ihd", weights, values).flatten(1)
 
 
-@pytest.mark.parametrize("causal,window,furthest,shared,segmented", [
-    (True, 0, 0, True, False), (True, 3, 2, False, False), (False, 0, 0, False, True), (False, 2, 3, False, True),
+@pytest.mark.parametrize("causal,window,furthest,offsets,segmented,learned", [
+    (True, 0, 0, "shared", False, 0), (True, 3, 2, "own", False, 0), (False, 0, 0, "own", True, 0),
+    (False, 2, 3, "own", True, 0), (True, 0, 0, "none", False, 4), (True, 0, 0, "none", False, 20),
+    (False, 0, 0, "none", False, 3), (True, 0, 0, "own", False, 1), (True, 0, 0, "none", False, 0),
 ])  # fmt: skip
 @pytest.mark.parametrize("past", [(0, 0, 0), (2, 2, 5)])
-def test_every_pair_of_tokens(causal, window, furthest, shared, segmented, past):
-    spec = RelativeAttentionSpec(3, 4, causal=causal, window=window, segments=segmented, offsets=not shared)
-    stack = RelationsSpec(furthest, shared=(3, 4) if shared else ())
+def test_every_pair_of_tokens(causal, window, furthest, offsets, segmented, learned, past):
+    spec = RelativeAttentionSpec(
+        3, 4, causal=causal, window=window, segments=segmented, offsets=offsets == "own", learned=learned
+    )
+    stack = RelationsSpec(furthest, shared=(3, 4) if offsets == "shared" else (), waves=not learned)
     attention, relations = built(spec, stack)
     sizes = (4, 4, 6)
     layout = Layout.of(sizes)
@@ -82,6 +96,35 @@ def test_every_pair_of_tokens(causal, window, furthest, shared, segmented, past)
     if memory is None:
         maps = attention.weights(x, layout, told)
         assert all(torch.allclose(m.sum(-1), torch.ones(3, n).double()) for m, n in zip(maps, sizes))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_of_learned_distances(causal):
+    """By differences, with distances beyond the table; vectors of distances that do not occur get none."""
+    attention, relations = built(RelativeAttentionSpec(2, 3, causal=causal, offsets=False, learned=3), RelationsSpec())
+    layout = Layout.of([5, 2])
+    x = torch.randn(layout.total, DIM).double().requires_grad_()
+
+    def read(x, table, qkv):
+        told = relations(x, layout, None, None, None)[1]
+        given = {"distance.weight": table, "qkv.weight": qkv, "out.weight": attention.out.weight}
+        return torch.func.functional_call(attention, given, (x, layout, layout.positions), {"relations": told})
+
+    assert torch.autograd.gradcheck(read, (x, attention.distance.weight, attention.qkv.weight))
+    table = attention.distance.weight
+    short = Layout.of([2, 2])
+    out = attention(x[:4], short, short.positions, relations=relations(x[:4], short, None, None, None)[1])
+    (gradient,) = torch.autograd.grad(out.square().sum(), table)
+    met = (gradient != 0).any(-1).tolist()
+    assert met == ([True, True, False, False] if causal else [False, False, True, True, True, False, False])
+
+
+def test_no_wave_and_no_table():
+    attention, relations = built(RelativeAttentionSpec(3), RelationsSpec(waves=False))
+    layout = Layout.of([2])
+    told = relations(torch.zeros(2, DIM).double(), layout, None, None, None)[1]
+    with pytest.raises(UserError, match="no waves"):
+        attention(torch.zeros(2, DIM).double(), layout, layout.positions, relations=told)
 
 
 @pytest.mark.parametrize("past", [(0, 0, 0, 0), (2, 2, 1, 0)])

@@ -19,7 +19,7 @@ from polyseme.weights.folder import load_model, save_model
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt", "seal", "swan"]
 MARKED = ("wolf", "bear", "frog")
-TOKENIZERS = {family.name: family.tokenizer for family in FAMILIES.values()}
+TOKENIZERS = {family.name: family.tokenizer.replace("events", "bpe") for family in FAMILIES.values()}
 QUICK = FinetuneSpec(epochs=8, batch_size=16, optim=OptimSpec(rate=3e-3))
 
 

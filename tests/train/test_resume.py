@@ -18,6 +18,7 @@ from polyseme.corpus.prepare import prepare
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.recipes import RECIPES
+from polyseme.text.events import EVENTS
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
 from polyseme.train.checkpoint import load_checkpoint
@@ -26,7 +27,7 @@ from polyseme.train.recipe import BudgetSpec, Recipe
 
 STEPS = 9
 TRAINED = [name for name in FAMILIES if f"{name}-tiny" in RECIPES]  # on a corpus
-EAGER = ("transformer_xl", "xlnet")  # which are not compiled
+EAGER = ("transformer_xl", "xlnet", "music")  # which are not compiled
 
 
 class Killed(BaseException):
@@ -43,7 +44,11 @@ def corpora(tmp_path_factory) -> dict[str, Path]:
     text = folder / "text.txt"
     text.write_text("\n\n".join(" ".join(s).capitalize() for s in sentences))
     found = {}
-    for kind in sorted(set(map(kind_of, FAMILIES))):
+    pieces = folder / "pieces.txt"
+    pieces.write_text("\n\n".join(" ".join(rng.choice(EVENTS, 60)) for _ in range(40)))
+    prepare([pieces], Tokenizer.load("events"), folder / "events", split="blank")
+    found["events"] = folder / "events"
+    for kind in sorted(set(map(kind_of, FAMILIES)) - {"events"}):
         size, sentinels = 330 if "unigram" not in kind else 100, 20 * kind.endswith("+")
         tokenizer = Tokenizer.train(kind.rstrip("+"), iter([text.read_text()]), size + sentinels, sentinels=sentinels)
         prepare([text], tokenizer, folder / kind, split="blank")

@@ -135,6 +135,7 @@ def test_configs_name_the_class(tiny_folders):
         "distilbert": ["DistilBertForMaskedLM"], "modern": ["ModernBertForMaskedLM"],
         "transformer_xl": ["TransformerXLForCausalLM"], "xlnet": ["XLNetLMHeadModel"],
         "t5": ["T5ForConditionalGeneration"], "transformer": ["Translation"],
+        "music": ["MusicForCausalLM"],
     }  # fmt: skip
     assert {name: names[name] for name in expected} == expected
 

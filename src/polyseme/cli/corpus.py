@@ -15,7 +15,9 @@ STEPS = "nfc, control, boilerplate=10, short=200, long=1000000, language=0.5"
 
 def prepare(
     source: Annotated[list[str], typer.Argument(help=SOURCES)],
-    tokenizer: Annotated[Path, typer.Option(help="a folder with a tokenizer, or a published vocabulary")],
+    tokenizer: Annotated[
+        Path, typer.Option(help="a folder with a tokenizer, a published vocabulary, or events (MIDI)")
+    ],
     out: Annotated[Path, typer.Option(help="the corpus folder to write, or to go on with")],
     append: Annotated[bool, typer.Option("--append", help="add these sources to the finished corpus at --out")] = False,
     key: Annotated[str, typer.Option(help="the key or column of the text; a+b joins two")] = "text",

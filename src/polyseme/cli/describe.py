@@ -17,6 +17,7 @@ SMALLEST = {
     "wordpiece": "bert-tiny",
     "bpe": "gpt2-tiny",
     "bpe-masked": "roberta-tiny",
+    "events": "music-tiny",
 }  # a recipe that fits a kind of tokenizer
 _ROWS = 40  # of a table whose length the corpus decides
 

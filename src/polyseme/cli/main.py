@@ -17,6 +17,7 @@ from polyseme.cli import (
     families,
     fill,
     finetune,
+    music,
     next_sentence,
     overlap,
     predict,
@@ -50,6 +51,7 @@ app.command("predict")(predict.predict)
 app.command("fill")(fill.fill)
 app.command("next")(next_sentence.next_sentence)
 app.command("score")(score.score)
+app.command("music")(music.music)
 app.command("embed")(embed.embed)
 app.command("encode")(encode.encode)
 app.command("demo")(demo.demo)

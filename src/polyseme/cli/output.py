@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SomeSpec = TypeVar("SomeSpec", bound="Spec")
 SOURCES = (
-    "files or folders of text, JSON lines, CSV, TSV, Parquet, WikiExtractor or WET; plain, .gz .xz .zst or .bz2; "
+    "files or folders of text, JSON lines, CSV, TSV, Parquet, WikiExtractor, WET or MIDI; plain, .gz .xz .zst or .bz2; "
     "- for standard input (say --format); python-docs or gettext. "
     "Each may end in ::lang=de,weight=2,key=body,format=jsonl"
 )

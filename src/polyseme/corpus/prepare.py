@@ -82,8 +82,11 @@ def prepare(
     with at_work(out) as work:
         base = read_manifest(out) if (out / "manifest.json").is_file() else None
         sources = open_sources(paths, key, split, skip_bad, lang=lang, format=format, spool=work, leave_out=out)
-        if next(iter(sources), None) is None:  # before anything is written: most bad input shows here
+        first = next(iter(sources), None)
+        if first is None:  # before anything is written: most bad input shows here
             raise UserError(f"there is no text in {', '.join(map(str, paths))}")
+        if tokenizer.kind == "events" and set(first.text[:100].split()[:-1]).isdisjoint(tokenizer.vocabulary):
+            raise UserError(f"{first.source} is text, and the tokenizer knows the events of MIDI files alone")
         plan = {
             "format": FORMAT,
             "settings": {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from polyseme.corpus import gettext_catalogues, python_docs, tables
+from polyseme.corpus import gettext_catalogues, midi, python_docs, tables
 from polyseme.corpus.lines import (
     LONGEST_ROW,
     Document,
@@ -37,6 +37,7 @@ ENDINGS = {
     ".parquet": "parquet",
     ".wet": "wet",
     ".mo": "mo",
+    **dict.fromkeys((".mid", ".midi"), "midi"),
 }
 _WIKI = re.compile(r"wiki_\d+")  # as WikiExtractor names its files
 _LONGEST_HEAD = 1000  # lines of the head of a web record
@@ -264,6 +265,7 @@ _READERS: dict[str, Callable[[Input], Iterator[Found]]] = {
     "wiki": _wiki,
     "wet": _wet,
     "mo": lambda source: gettext_catalogues.read(source.file, source.name),
+    "midi": lambda source: midi.read(source.file, source.name),
     PYTHON_DOCS: lambda source: (Document(text, PYTHON_DOCS, module) for module, text in python_docs.documents()),
 }
 FORMATS = tuple(name for name in _READERS if name != PYTHON_DOCS)

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from polyseme.corpus import gettext_catalogues, python_docs
+from polyseme.corpus import gettext_catalogues, midi, python_docs
 from polyseme.corpus.lines import Document, Found, legible
 from polyseme.corpus.readers import ENDINGS, FORMATS, PYTHON_DOCS, SPLITS, Input, format_of
 from polyseme.errors import UserError, nearest
@@ -193,6 +193,8 @@ def open_sources(
         sources.inputs += _inputs(number, origin, lang, spool, leave_out, sources.passed_over)
     if any(each.format == "parquet" for each in sources.inputs):
         arrow("Parquet files")
+    if any(each.format == "midi" for each in sources.inputs):
+        midi.mido()
     if any(each.file.suffix.lower() == ".zst" for each in sources.inputs):
         arrow("files that end in .zst")
     return sources

@@ -7,6 +7,7 @@ from polyseme.families.family import Family
 from polyseme.families.gpt import GPT
 from polyseme.families.gpt2 import GPT2
 from polyseme.families.modern import MODERN
+from polyseme.families.music import MUSIC
 from polyseme.families.roberta import ROBERTA
 from polyseme.families.spanbert import SPANBERT
 from polyseme.families.t5 import T5
@@ -20,7 +21,7 @@ FAMILIES: dict[str, Family] = {
         TRANSFORMER,
         *(BERT, ROBERTA, ALBERT, SPANBERT, DISTILBERT, MODERN),
         *(GPT, GPT2, TRANSFORMER_XL, XLNET),
-        T5,
+        *(T5, MUSIC),
     )
 }
 

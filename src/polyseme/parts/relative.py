@@ -1,8 +1,9 @@
 """Attention that knows how far apart two tokens are, by scores that depend on the query (Dai et al. 2019, §3.3).
 
 The score of query i and key j is (q + u)·k + (q + v)·r(i − j), and where relative segments are asked for
-(Yang et al. 2019, §2.5) (q + s)·g of whether the two lie in one segment. Sequences of equal length that are
-neighbours are one dense batch; r is met once for each distance, and its scores are skewed into place.
+(Yang et al. 2019, §2.5) (q + s)·g of whether the two lie in one segment. r is a projected sinusoid, or learned for each
+distance (Huang et al. 2018, §3.4, without u and v). Sequences of equal length that are neighbours are one dense batch;
+r is met once for each distance, and its scores are skewed into place, so no vector is held for each pair of tokens.
 
 In two-stream attention (Yang et al. 2019, §2.3) the rows of a query stream stand behind those of the tokens, in
 one matrix: they ask, but are never asked. A `Relations` is what all depths of one reading share.
@@ -53,10 +54,11 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Relations:
-    """What the depths share: the waves of the distances `furthest` to least, the offsets, who sees whom."""
+    """What the depths share: the distances from the greatest to the least, how they are written, who sees whom."""
 
-    waves: Tensor  # [distances, dim]
-    most: int  # the distance of the first wave
+    distances: Tensor  # int64, falling by one
+    waves: Tensor | None  # [distances, dim], where no depth has vectors of its own
+    most: int  # the first distance
     offsets: tuple[Tensor, Tensor] | None  # u and v, where all depths share them
     layout: Layout
     keys: Layout  # of the tokens and, before them, what is remembered
@@ -64,12 +66,6 @@ class Relations:
     queries: Queries | None
     ranks: Tensor | None  # of the keys
     found: dict[tuple[bool, int, bool], list[Run]] = field(default_factory=dict)
-
-    @property
-    def shared(self) -> tuple[Tensor, Tensor]:
-        if self.offsets is None:
-            raise UserError("attention without offsets of its own stands in a stack that shares none")
-        return self.offsets
 
     def runs(self, causal: bool, window: int, stream: bool = False) -> list[Run]:
         """The runs of the tokens, or of the query stream; worked out at the first depth that asks."""
@@ -80,7 +76,7 @@ class Relations:
 
     def _plain(self, causal: bool, window: int) -> list[Run]:
         found, at, column = [], 0, 0
-        device = self.waves.device
+        device = self.distances.device
         for n, rows, columns in paired_runs(self.layout, self.keys):
             here, there = slice(at, at + n * rows), slice(column, column + n * columns)
             shown = seen(rows, columns, causal, window, device)
@@ -145,6 +141,7 @@ class RelationsSpec(Spec):
     dropout: float = 0.0
     shared: tuple[int, ...] = ()
     stream: bool = False
+    waves: bool = True  # distances are written as sinusoids; else each depth has a table of its own
 
     def build(self, dim: int) -> RelationsTable:
         return RelationsTable(self, dim)
@@ -180,8 +177,8 @@ class RelationsTable(nn.Module):
             x = torch.cat([x, self.dropout(self.start.view(1, -1).expand(len(queries.rows), -1)).to(x.dtype)])
         both = None if segments is None else (segments, _behind(cache, segments, old, 0))
         offsets = None if self.u is None or self.v is None else (self.u, self.v)
-        waves = self.dropout(sinusoids(distances, self.dim, x.dtype))
-        return x, Relations(waves, most, offsets, layout, keys, both, queries, ranks)
+        waves = self.dropout(sinusoids(distances, self.dim, x.dtype)) if self.spec.waves else None
+        return x, Relations(distances, waves, most, offsets, layout, keys, both, queries, ranks)
 
 
 def _behind(cache: Cache | None, new: Tensor, old: int, value: int) -> Tensor:
@@ -204,13 +201,15 @@ class RelativeAttentionSpec(Spec):
     causal: bool = False
     window: int = 0  # how far a query sees, on each side or back; 0 is all
     segments: bool = False  # scores know whether two tokens lie in one segment
-    offsets: bool = True  # u and v of its own; else those of the stack
+    offsets: bool = True  # u and v of its own; else those of the stack, which may have none
+    learned: int = 0  # a vector of its own for each distance up to this, which greater ones share; 0 is waves
     rotary: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         in_range("attention dropout", self.dropout, 0, 1)
         in_range("window", self.window, 0, math.inf)
         in_range("head_dim", self.head_dim, 0, math.inf)
+        in_range("learned", self.learned, 0, math.inf)
 
     def width(self, dim: int) -> int:
         """All heads together."""
@@ -235,7 +234,9 @@ class RelativeAttention(nn.Module):
         shape = spec.num_heads, self.head_dim
         self.qkv = nn.Linear(dim, 3 * width, bias=False)
         self.out = nn.Linear(width, dim, bias=False)
-        self.distance = nn.Linear(dim, width, bias=False)
+        self.behind = 0 if spec.causal else spec.learned  # how many of the learned distances are those of later keys
+        rows = self.behind + spec.learned + 1
+        self.distance = nn.Embedding(rows, width) if spec.learned else nn.Linear(dim, width, bias=False)
         self.u = nn.Parameter(torch.zeros(shape)) if spec.offsets else None
         self.v = nn.Parameter(torch.zeros(shape)) if spec.offsets else None
         self.s = nn.Parameter(torch.zeros(shape)) if spec.segments else None
@@ -257,11 +258,20 @@ class RelativeAttention(nn.Module):
         content = x if relations.queries is None else x[:total]
         source = content if cache is None else cache.extend(content)[0]
         q, k, v = self._project(x, source)
-        r = self.distance(relations.waves).view(-1, *q.shape[1:])
+        r = self._far(relations)
         found = self._attend(q[:total], k, v, r, relations)
         if relations.queries is not None:
             found = torch.cat([found, self._attend(q[total:], k, v, r, relations, stream=True)])
         return self.out(found)
+
+    def _far(self, relations: Relations) -> Tensor:
+        """r of every distance, [distances, heads, head_dim]."""
+        told = relations.waves
+        if isinstance(self.distance, nn.Embedding):
+            told = relations.distances.clamp(-self.behind, self.spec.learned) + self.behind
+        elif told is None:
+            raise UserError("attention without learned distances stands in a stack that has no waves for them")
+        return self.distance(told).view(len(told), self.spec.num_heads, self.head_dim)
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of x, keys and values of the source, each [rows, heads, head_dim]."""
@@ -293,11 +303,11 @@ class RelativeAttention(nn.Module):
         """Probabilities of one run, [heads · number, rows, columns]."""
         n, rows, columns = run.number, run.rows, run.columns
         heads, head_dim = q.shape[1:]
-        u, v = (self.u, self.v) if self.u is not None and self.v is not None else relations.shared
+        u, v = (self.u, self.v) if self.u is not None else relations.offsets or (None, None)
         q = q * head_dim**-0.5
 
-        def asked(offset: Tensor) -> Tensor:
-            return (q + offset * head_dim**-0.5).transpose(0, 1).contiguous()  # [heads, number · rows, head_dim]
+        def asked(offset: Tensor | None) -> Tensor:  # [heads, number · rows, head_dim]
+            return (q if offset is None else q + offset * head_dim**-0.5).transpose(0, 1).contiguous()
 
         by_place = self._by_place(run, asked(v), r, relations)
         keys = k.view(n, columns, heads, head_dim).permute(2, 0, 3, 1).reshape(heads * n, head_dim, columns)
@@ -334,7 +344,7 @@ class RelativeAttention(nn.Module):
         """The probabilities themselves, [heads, queries, keys] for each sequence: for pictures."""
         assert isinstance(relations, Relations) and relations.queries is None
         q, k, _ = self._project(x, x)
-        r = self.distance(relations.waves).view(-1, *q.shape[1:])
+        r = self._far(relations)
         runs = relations.runs(self.spec.causal, self.spec.window)
         sizes = [run.number * run.rows for run in runs]
         found: list[Tensor] = []

@@ -15,6 +15,7 @@ from polyseme.recipes import (
     gpt,
     gpt2,
     modern,
+    music,
     roberta,
     spanbert,
     t5,
@@ -35,6 +36,7 @@ _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(transformer_xl.tiny, transformer_xl.base),
     *(xlnet.tiny, xlnet.base),
     *(t5.tiny, t5.small, t5.base, t5.large, t5.v11),
+    *(music.tiny, music.base),
 )
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _MAKERS}
 

@@ -52,6 +52,7 @@ def some_text(tokenizer: Tokenizer) -> str:
     inner = tokenizer.kind == "wordpiece"
     pieces = [bare(tokenizer, piece) for piece in tokenizer.vocabulary if not (inner and piece.startswith(PREFIX))]
     words = [word for word in pieces if word.isalpha()][:80] or [word for word in pieces if word.isdigit()][:80]
+    words = words or [word for word in pieces if word.isalnum()][:80]
     if normalizer is not None:
         words = [word for word in words if normalizer.normalize_str(word).strip(f" {SPACE}") == word]
     if not words:

@@ -21,6 +21,7 @@ from polyseme.errors import UserError
 from polyseme.files import read_json, write_json, write_text
 from polyseme.text import contract
 from polyseme.text.counts import SMOOTHING, WordCounts
+from polyseme.text.events import EVENTS, build_events
 from polyseme.text.frames import SENTINEL, SPACE, add_sentinels, set_end_template, set_frame, set_last_template, sound
 from polyseme.text.published import read_published, read_tokenizer, read_vocab
 from polyseme.text.units import Run, Units, cuts_of, encode_directly
@@ -117,8 +118,13 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> Tokenizer:
-        """From a folder with `tokenizer.json` or a published vocabulary, or from one such file."""
+        """From a folder with `tokenizer.json` or a published vocabulary, or from one such file.
+
+        What has the name `events` is nowhere: the fixed vocabulary of music.
+        """
         path = Path(path)
+        if str(path) == "events" and not path.exists():
+            return cls(build_events())
         folder = path if path.is_dir() else path.parent
         files = [path]
         if path.is_dir():
@@ -175,6 +181,8 @@ class Tokenizer:
     def kind(self) -> str:
         """What it was trained as, or would be; characters is a BPE model without merges; else the model's name."""
         name = type(self.backend.model).__name__.lower()
+        if name == "wordlevel" and self.vocabulary[-len(EVENTS) :] == list(EVENTS):
+            return "events"
         if name == "bpe" and self.byte_level and self.specials.mask is not None:
             return "bpe-masked"
         if name != "bpe" or self.byte_level:

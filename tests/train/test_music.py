@@ -1,0 +1,139 @@
+"""Music through the corpus, the loop and the heads that texts use; places beyond training; a model that plays."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import polyseme
+from polyseme.cli.music import sample
+from polyseme.corpus.prepare import prepare
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.parts.layout import Layout
+from polyseme.parts.model import ModelSpec
+from polyseme.recipes import find_recipe
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.pretrain import pretrain
+from polyseme.weights.folder import load_model, read_spec, save_model
+
+LENGTH = 48
+
+
+@pytest.fixture(scope="module")
+def harness():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+        return importlib.import_module("music")
+
+
+@pytest.fixture(scope="module")
+def runs(harness, tmp_path_factory):
+    """Two models of pieces that repeat a motif of three notes, by `prepare` and `pretrain`: events are words."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("music")
+    lines = [" ".join(harness.compose(seed, LENGTH - 1, 3, (0,))) for seed in range(400)]
+    (folder / "pieces.txt").write_text("\n".join(lines) + "\n")
+    prepare([folder / "pieces.txt"], Tokenizer.load("events"), folder / "corpus", split="line", workers=1)
+    for positions in ("relative", "learned"):
+        recipe = find_recipe("music-tiny").replace(
+            size="", max_len=LENGTH, batch_tokens=1536, bin_tokens=1536,
+            model={"num_layers": 1, "dim": 32, "num_heads": 2, "max_len": 4 * LENGTH, "furthest": 24,
+                   "positions": positions, "dropout": 0.0, "attention_dropout": 0.0},
+        )  # fmt: skip
+        for path, value in (("budget.steps", "150"), ("optim.rate", "0.02"), ("schedule.warmup", "10")):
+            recipe = recipe.at(path, value)
+        pretrain(recipe, folder / "corpus", folder / positions)
+    torch.set_num_threads(threads)
+    return folder
+
+
+def test_relative_places_reach_beyond_training(runs, harness):
+    """Loss by place: as good at two and four times the length of training as at it, where absolute places are lost."""
+    tokenizer = Tokenizer.load("events")
+    pieces = [tokenizer.encode(" ".join(harness.compose(9000 + seed, 4 * LENGTH, 3, (0,)))) for seed in range(16)]
+    borders = [0, 12, LENGTH, 2 * LENGTH, 4 * LENGTH]
+    found = {}
+    for positions in ("relative", "learned"):
+        model = load_model(runs / positions / "model").model
+        found[positions] = harness.by_place(model, pieces, tokenizer.specials.bos, borders)
+    relative, learned = found["relative"], found["learned"]
+    assert relative[1] < 1 < relative[0] and max(relative[2:]) < relative[1] + 0.25
+    assert min(learned[2:]) > learned[1] + 1.5
+
+
+def test_a_piece_by_heart(runs, harness):
+    """The model goes on with a motif; longer than it reads, the same at each call, and read at once or in turn."""
+    opened = polyseme.load(runs / "relative/model", device="cpu")
+    begun = harness.compose(9100, 24, 3, (0,))
+    long = opened.max_len + 40
+    found = sample(opened, begun, long, temperature=0.0)
+    assert found == sample(opened, begun, long, temperature=0.0, seed=7) and len(found) == long
+    right = opened.tokenizer.encode(" ".join(harness.compose(9100, LENGTH, 3, (0,))))
+    assert sum(a == b for a, b in zip(found, right)) >= LENGTH - 3
+    tokens = torch.tensor([opened.tokenizer.specials.bos, *found[: opened.max_len - 1]])
+    layout = Layout.of([len(tokens)])
+    with torch.no_grad():
+        scores = opened.model.predict("next", opened.model.trunk(tokens, layout).last, layout)
+    scores[:, [0, 1, 3]] = -torch.inf
+    assert scores[len(begun) :].argmax(-1).tolist() == found[len(begun) : opened.max_len]
+    drawn = [sample(opened, begun, 80, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2] and not opened.tokenizer.special_ids & set(drawn[0])
+
+
+def test_what_cannot_be_played(runs, harness):
+    learned = polyseme.load(runs / "learned/model", device="cpu")
+    assert len(sample(learned, [], learned.max_len, 0.0)) <= learned.max_len
+    with pytest.raises(UserError, match="length is 193, and the model has places for 192 events"):
+        sample(learned, [], 193)
+    with pytest.raises(UserError, match="20 events: --length 20 leaves nothing"):
+        sample(learned, harness.compose(0, 20), 20)
+    with pytest.raises(UserError, match="temperature is -1"):
+        sample(learned, [], 20, -1)
+
+
+def test_both_places_are_one_family(tmp_path):
+    """A folder without `polyseme.json` is read from its config, which says which places it has."""
+    for positions in ("relative", "learned"):
+        spec = FAMILIES["music"].spec("tiny", positions=positions, max_len=64)
+        assert ModelSpec.from_json(spec.to_json()) == spec
+        model = spec.build(seed=0)
+        save_model(tmp_path / positions, model, Tokenizer.load("events"))
+        (tmp_path / positions / "polyseme.json").unlink()
+        assert read_spec(tmp_path / positions)[0] == spec
+        again = load_model(tmp_path / positions).model.state_dict()
+        assert all(torch.equal(t, again[name]) for name, t in model.state_dict().items())
+    names = set(again) ^ set(load_model(tmp_path / "relative").model.state_dict())
+    assert names == {
+        "trunk.embeddings.positions.weight",
+        *(f"trunk.blocks.{i}.attention.distance.weight" for i in (0, 1)),
+    }
+    config = json.loads((tmp_path / "relative/config.json").read_text())
+    assert config["positions"] == "relative" and config["furthest"] == 256
+    with pytest.raises(UserError, match="furthest is 0, expected from 1"):
+        FAMILIES["music"].spec("tiny", furthest=0)
+
+
+def test_the_command(runs, harness, done, refused, tmp_path):
+    pytest.importorskip("mido")
+    from polyseme.corpus.midi import read_notes, write_notes
+    from polyseme.text.events import to_events, to_notes
+
+    begun = harness.compose(9200, 24, 3, (0,))
+    write_notes(tmp_path / "begun.mid", to_notes(begun))
+    model = runs / "relative/model"
+    said = done("music", model, "--out", tmp_path / "a.mid", "--length", 60, "--prime", tmp_path / "begun.mid")
+    assert "a.mid: " in said and "notes" in said
+    assert to_events(read_notes(tmp_path / "a.mid"))[:24] == begun[:24]
+    done("music", model, "--out", tmp_path / "b.mid", "--length", 60, "--prime", tmp_path / "begun.mid")
+    assert (tmp_path / "a.mid").read_bytes() == (tmp_path / "b.mid").read_bytes()
+    refused("music", model, "--out", tmp_path / "a.mid", says="already there")
+    refused("music", model, "--out", tmp_path / "c.mid", "--prime", tmp_path / "no.mid", says="is missing")
+
+
+def test_a_model_of_text_does_not_play(tiny_folders, refused, tmp_path):
+    pytest.importorskip("mido")
+    refused("music", tiny_folders["gpt2"], "--out", tmp_path / "c.mid", says="writes text and not music")
