@@ -13,8 +13,8 @@ from polyseme.parts.relative import Queries
 
 VOCAB = 61
 # what a family can be beside its usual self: the name of a case, the family, arguments of its trunk
-# and what a small model would not have of itself: blocks that see their neighbours alone, the mean as the pooled vector,
-# distances that count as the furthest
+# and what a small model would not have of itself: blocks that see their neighbours alone, the mean as the pooled
+# vector, distances that count as the furthest
 EXTRA = {"modern": {"global_every": 2, "window": 2, "pooling": "mean"}, "music": {"furthest": 5}}
 VARIANTS = {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
 CASES = {name: (name, EXTRA.get(name, {})) for name in FAMILIES} | VARIANTS

@@ -28,6 +28,7 @@ from polyseme.train.recipe import BudgetSpec, Recipe
 STEPS = 9
 TRAINED = [name for name in FAMILIES if f"{name}-tiny" in RECIPES]  # on a corpus
 EAGER = ("transformer_xl", "xlnet", "music")  # which are not compiled
+ALIKE = ("roberta", "spanbert", "distilbert", "gpt")  # whose graph is that of bert or gpt2
 
 
 class Killed(BaseException):
@@ -110,6 +111,8 @@ def assert_same(first: Path, second: Path) -> None:
 @pytest.mark.parametrize("family", TRAINED)
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
 def test_killed_twice_and_resumed(family, compile, corpora, tmp_path, monkeypatch):
+    if compile and family in ALIKE:
+        pytest.skip("compiled as another family")
     if compile and family in EAGER:
         with pytest.raises(UserError, match="leave it false"):
             pretrain(recipe(family, compile), corpora[kind_of(family)], tmp_path / "whole")

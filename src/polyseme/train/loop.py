@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -96,35 +96,36 @@ def choose_device() -> torch.device:
 def train(run: Training, data: Iterable[tuple[list[Batch], Any]]) -> Iterator[Report]:
     """Run steps `start + 1 … total` over (micro-batches of one step, the cursor after it)."""
     run.model.train()
-    work = Work(run)
     cuda = run.device.type == "cuda"
-    for step, (batches, cursor) in zip(range(run.start, run.total), prefetch(_pinned(data) if cuda else data)):
-        began = time.perf_counter()
-        # dropout is drawn from (seed, step, rank) and nothing else, so a run goes on exactly where it stopped
-        _seed((run.seed << 40) + (step << 12) + run.rank, run.device)
-        names = tuple(batches[0].targets)
-        counts = {name: sum(b.targets[name].count for b in batches) for name in names}
-        counts |= {" tokens": sum(b.num_tokens for b in batches)}
-        counts = distributed.sum_counts(counts, run.device)
-        rate = run.optim.rate * run.schedule.scale(step, run.total)
-        set_rate(run.optimiser, rate)
-        divisors = torch.tensor([float(max(counts[name], 1)) for name in names])
-        for number, batch in enumerate(batches):
-            work.learn(batch, divisors, first=number == 0)
-        report = Report(
-            step + 1,
-            names,
-            work.measure(torch.tensor(step + 1.0)),
-            rate,
-            counts[" tokens"],
-            sum(run.flops(run.model, b) for b in batches),
-            time.perf_counter() - began,
-            cursor,
-        )
-        if not cuda or step % CHECKED == CHECKED - 1:
-            report.numbers  # noqa: B018  # raises, and keeps the host from running far ahead of a GPU
-        work.change()
-        yield report
+    steps = zip(range(run.start, run.total), prefetch(_pinned(data) if cuda else data))
+    with closing(Work(run)) as work:
+        for step, (batches, cursor) in steps:
+            began = time.perf_counter()
+            # dropout is drawn from (seed, step, rank) and nothing else, so a run goes on exactly where it stopped
+            _seed((run.seed << 40) + (step << 12) + run.rank, run.device)
+            names = tuple(batches[0].targets)
+            counts = {name: sum(b.targets[name].count for b in batches) for name in names}
+            counts |= {" tokens": sum(b.num_tokens for b in batches)}
+            counts = distributed.sum_counts(counts, run.device)
+            rate = run.optim.rate * run.schedule.scale(step, run.total)
+            set_rate(run.optimiser, rate)
+            divisors = torch.tensor([float(max(counts[name], 1)) for name in names])
+            for number, batch in enumerate(batches):
+                work.learn(batch, divisors, first=number == 0)
+            report = Report(
+                step + 1,
+                names,
+                work.measure(torch.tensor(step + 1.0)),
+                rate,
+                counts[" tokens"],
+                sum(run.flops(run.model, b) for b in batches),
+                time.perf_counter() - began,
+                cursor,
+            )
+            if not cuda or step % CHECKED == CHECKED - 1:
+                report.numbers  # noqa: B018  # raises, and keeps the host from running far ahead of a GPU
+            work.change()
+            yield report
 
 
 def _seed(seed: int, device: torch.device) -> None:

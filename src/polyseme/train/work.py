@@ -40,6 +40,12 @@ class Work:
         self._first, self._more = recorded(self._learn_first), recorded(self._learn_more)
         self.measure, self.change = recorded(self._measure), recorded(self._change)
 
+    def close(self) -> None:
+        """Give back the memory of recordings."""
+        for part in (self._first, self._more, self.measure, self.change):
+            if isinstance(part, Recorded):
+                part.recordings.clear()
+
     def learn(self, batch: Batch, counts: Tensor, first: bool) -> None:
         """Add the gradients of a micro-batch, each term divided by its count over the step."""
         (self._first if first else self._more)(batch, counts)
