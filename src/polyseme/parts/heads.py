@@ -5,6 +5,7 @@ A head says whether it reads tokens or one pooled vector a sequence, and what it
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 import torch
@@ -20,13 +21,14 @@ from polyseme.parts.norms import NoNormSpec, NormSpec
 from polyseme.parts.spec import Spec
 
 
-class VocabularyHead(Head):
+class VocabularyHead(Head, ABC):
     """Scores over the vocabulary: what `transform` makes of the states, times the token table, and a bias."""
 
     bias: Tensor | None
 
+    @abstractmethod
     def transform(self, states: Tensor) -> Tensor:
-        raise NotImplementedError
+        """What meets the table."""
 
     def matrix(self, table: Tensor) -> Tensor:
         """The matrix of the vocabulary: the token table, unless a head has its own."""
