@@ -17,6 +17,7 @@ from polyseme.parts.layout import Layout
 from polyseme.prefetch import prefetch
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from polyseme.train.cost import num_parameters, training_flops
+from polyseme.train.half import Half
 from polyseme.train.loop import Training, train
 from polyseme.train.optim import OptimSpec, load_optimiser_state, optimiser_state, set_rate
 from polyseme.train.pretrain import compiled, pretrain, steps_in
@@ -359,3 +360,18 @@ def test_steps_fill_the_time_and_no_more(seconds, each, others):
     steps = steps_in(seconds, each, *others)
     assert steps > 1 and spent(steps) <= seconds + 1e-9 < spent(steps + 1) + 1e-9
     assert steps_in(0.01, each, *others) == 1
+
+
+def test_gradients_of_the_copy_replace_or_add():
+    """What a micro-batch does not reach has no gradient of an earlier step left."""
+    model = FAMILIES["bert"].spec("tiny", vocab_size=50).build(seed=0)
+    half = Half(model)
+    weights = list(zip(model.parameters(), half.load().parameters()))
+    for fresh, scale, expected in ((True, 1.0, 1.0), (False, 2.0, 3.0), (True, 4.0, 4.0)):
+        for _, h in weights:
+            h.grad = torch.full_like(h, scale)
+        half.give(fresh)
+        assert all(h.grad is None and (p.grad == expected).all() for p, h in weights)
+    weights[0][1].grad = torch.ones_like(weights[0][1])
+    half.give(fresh=True)
+    assert (weights[0][0].grad == 1).all() and all((p.grad == 0).all() for p, _ in weights[1:])

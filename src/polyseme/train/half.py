@@ -40,6 +40,8 @@ class Half:
                 mine.append(p.grad)
                 given.append(h.grad)
                 h.grad = None
+            elif fresh and p.grad is not None:
+                p.grad.zero_()  # no part of this micro-batch, but of one before
         if fresh:
             torch._foreach_copy_(mine, given)
         else:
