@@ -25,7 +25,7 @@ from polyseme.objectives.specs import MaskedLM
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import choose_device, train
 from polyseme.train.optim import OptimSpec
-from polyseme.train.pretrain import _training, compiled, evaluate, open_data, pretrain
+from polyseme.train.pretrain import evaluate, open_data, pretrain, training
 from polyseme.train.recipe import BudgetSpec, Recipe
 from polyseme.train.schedule import ScheduleSpec
 
@@ -90,10 +90,8 @@ def seconds_a_step(recipe: Recipe, corpus: Path) -> float:
     device = choose_device()
     opened, tokenizer = Corpus.open(corpus), Tokenizer.load(corpus / "tokenizer")
     data, _ = open_data(recipe, opened, tokenizer, 0, 1)
-    run = _training(recipe, recipe.model_spec(tokenizer.vocab_size), device, 0)
+    run = training(recipe, recipe.model_spec(tokenizer.vocab_size), device)
     run.total = 60
-    if recipe.compile:
-        run.terms = compiled(run.terms, device)
     began = 0.0
     for report in train(run, data.steps(Cursor(), recipe.ramp)):
         if report.step in (20, run.total) and report.numbers:

@@ -22,7 +22,7 @@ from polyseme.corpus.order import Cursor
 from polyseme.corpus.store import Corpus
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import choose_device, train
-from polyseme.train.pretrain import _training, compiled, open_data
+from polyseme.train.pretrain import open_data, training
 from polyseme.train.recipe import Recipe
 
 EACH = 25  # steps of one point of a curve
@@ -32,10 +32,8 @@ def curve(recipe: Recipe, corpus: Path, steps: int) -> list[float]:
     opened, tokenizer = Corpus.open(corpus), Tokenizer.load(corpus / "tokenizer")
     data, _ = open_data(recipe, opened, tokenizer, 0, 1)
     device = choose_device()
-    run = _training(recipe, recipe.model_spec(tokenizer.vocab_size), device, 0)
+    run = training(recipe, recipe.model_spec(tokenizer.vocab_size), device)
     run.total = steps
-    if recipe.compile:
-        run.terms = compiled(run.terms, device)
     losses = [report.loss["masked"] for report in list(train(run, data.steps(Cursor())))]
     return [statistics.fmean(losses[i : i + EACH]) for i in range(0, steps, EACH)]
 

@@ -147,6 +147,32 @@ def test_killed_twice_and_resumed(family, compile, corpora, tmp_path, monkeypatc
     assert counts == {STEPS}
 
 
+def test_a_growing_batch_and_muon_resume(corpora, tmp_path, monkeypatch):
+    """Inside the ramp and behind it: how many micro-batches a step has belongs to the step, momentum to the state."""
+    plain = recipe("bert")
+    grown = plain.replace(batch_tokens=1024, ramp=6, optim=plain.optim.replace(method="muon"))
+    pretrain(grown, corpora["wordpiece"], tmp_path / "whole")
+    real, sizes = module.train, []
+
+    def killed(run, data):
+        for report in real(run, data):
+            sizes.append((report.step, report.tokens))
+            if report.step == run.start + 4:
+                raise Killed
+            yield report
+
+    monkeypatch.setattr(module, "train", killed)
+    for resume in (False, True):
+        with pytest.raises(Killed):
+            pretrain(grown, corpora["wordpiece"], tmp_path / "killed", resume=resume)
+    monkeypatch.setattr(module, "train", real)
+    pretrain(grown, corpora["wordpiece"], tmp_path / "killed", resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "killed")
+    assert any(name.endswith("/momentum") for name in weights(tmp_path / "whole"))
+    tokens = dict(sizes)
+    assert tokens[1] <= 256 < tokens[5] <= 1024
+
+
 def test_a_real_kill(corpora, tmp_path):
     """SIGKILL from outside, at any moment, writing included."""
     pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "whole")

@@ -93,7 +93,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "classifier_dropout_prob": next(dropouts, CLASSIFIER_DROPOUT),
         "max_position_embeddings": trunk.embeddings.max_len,
         "type_vocab_size": trunk.embeddings.num_segments,
-        "layer_norm_eps": trunk.embeddings.norm.eps if isinstance(trunk.embeddings.norm, LayerNormSpec) else 0,
+        "layer_norm_eps": trunk.embeddings.norm.eps,
         "initializer_range": trunk.init.std,
     }
 

@@ -73,7 +73,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "attention_probs_dropout_prob": block.attention.dropout,
         "max_position_embeddings": trunk.embeddings.max_len,
         "type_vocab_size": trunk.embeddings.num_segments,
-        "layer_norm_eps": trunk.embeddings.norm.eps if isinstance(trunk.embeddings.norm, LayerNormSpec) else 0,
+        "layer_norm_eps": trunk.embeddings.norm.eps,
         "initializer_range": trunk.init.std,
         "position_embedding_type": "absolute",
     }

@@ -76,7 +76,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "resid_pdrop": block.dropout,
         "embd_pdrop": trunk.embeddings.dropout,
         "attn_pdrop": block.attention.dropout,
-        "layer_norm_epsilon": block.after.eps if isinstance(block.after, LayerNormSpec) else 0,
+        "layer_norm_epsilon": block.after.eps,
         "initializer_range": trunk.init.std,
     }
 

@@ -86,7 +86,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "resid_pdrop": block.dropout,
         "embd_pdrop": trunk.embeddings.dropout,
         "attn_pdrop": block.attention.dropout,
-        "layer_norm_epsilon": block.before.eps if isinstance(block.before, LayerNormSpec) else 0,
+        "layer_norm_epsilon": block.before.eps,
         "initializer_range": trunk.init.std,
         **({"model_type": "gpt3", "architectures": [], "window": window} if window else {}),
     }

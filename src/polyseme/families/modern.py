@@ -128,7 +128,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "embedding_dropout": trunk.embeddings.dropout,
         "attention_dropout": block.attention.dropout,
         "classifier_dropout": block.dropout,
-        "norm_eps": block.before.eps if isinstance(block.before, LayerNormSpec) else 0,
+        "norm_eps": block.before.eps,
         "initializer_range": trunk.init.std,
         **{
             f"{role}_token_id": None for role in ("pad", "bos", "eos", "cls", "sep")

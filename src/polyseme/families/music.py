@@ -83,7 +83,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "furthest": learned,
         "dropout": block.dropout,
         "attention_dropout": attention.dropout,
-        "layer_norm_eps": block.before.eps if isinstance(block.before, LayerNormSpec) else 0,
+        "layer_norm_eps": block.before.eps,
         "initializer_range": trunk.init.std,
     }
 

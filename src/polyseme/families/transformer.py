@@ -86,7 +86,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "dropout": block.dropout,
         "attention_dropout": block.attention.dropout,
         "activation": block.ffn.activation,
-        "eps": norm.eps if isinstance(norm, LayerNormSpec) else 0,
+        "eps": norm.eps,
         "is_encoder_decoder": True,
     }
 

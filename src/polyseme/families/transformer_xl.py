@@ -108,7 +108,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "furthest": relations.furthest,
         "factor": embeddings.factor,
         "shared_offsets": not attention.offsets,
-        "layer_norm_eps": block.after.eps if isinstance(block.after, LayerNormSpec) else 0,
+        "layer_norm_eps": block.after.eps,
         "initializer_range": trunk.init.std,
     }
 

@@ -81,7 +81,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "summary_last_dropout": block.dropout,
         "mem_len": trunk.memory_len or None,
         "clamp_len": getattr(relations, "furthest", 0) or -1,
-        "layer_norm_eps": block.after.eps if isinstance(block.after, LayerNormSpec) else 0,
+        "layer_norm_eps": block.after.eps,
         "initializer_range": trunk.init.std,
         "attn_type": "bi",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,8 @@ class RMSNormSpec(Spec):
 
 @dataclass(frozen=True)
 class NoNormSpec(Spec):
+    eps: ClassVar[float] = 0.0
+
     def build(self, dim: int) -> nn.Module:
         return nn.Identity()
 

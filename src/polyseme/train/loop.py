@@ -74,6 +74,7 @@ class Training:
     rank: int = 0
     start: int = 0
     terms: Callable[[Model, Batch], dict[str, Tensor]] = losses
+    compiled: bool = False  # whether `terms` is
     record: bool = False  # on a GPU, replay a step's kernels as one; micro-batches must be of one shape
     flops: Callable[[Model, Batch], int] = training_flops
 

@@ -117,11 +117,8 @@ def pretrain(
     about = {} if lesson is None else lesson.about
     begun = distributed.on_first(lambda: _open_run(out, recipe, corpus, resume, about))
     data, valid = open_data(recipe, corpus, tokenizer, rank, world)
-    run = _training(recipe, spec, device, rank, lesson)
-    plain = run.terms
-    if recipe.compile:
-        run.terms = compiled(plain, device)
-    environment = _environment(run, world, run.terms is not plain)
+    run = training(recipe, spec, device, rank, lesson)
+    environment = _environment(run, world)
     run.total = begun.get("total") or distributed.on_first(
         partial(_store_total, out, begun, _total_steps(recipe, run, data, valid, began))
     )
@@ -179,8 +176,8 @@ def pretrain(
     return results
 
 
-def _training(
-    recipe: Recipe, spec: ModelSpec, device: torch.device, rank: int, lesson: Lesson | None = None
+def training(
+    recipe: Recipe, spec: ModelSpec, device: torch.device, rank: int = 0, lesson: Lesson | None = None
 ) -> Training:
     """The model at its start, and all that a step needs but the number of steps."""
     precision = ("bf16" if device.type == "cuda" else "float32") if recipe.precision == "auto" else recipe.precision
@@ -204,10 +201,14 @@ def _training(
         teacher = lesson.teacher.to(device, torch.bfloat16 if half else torch.float32)
         run.terms = recipe.objective.losses(teacher)
         run.flops = lambda model, batch: training_flops(model, batch) + training_flops(teacher, batch) // 3
+    plain = run.terms
+    if recipe.compile:
+        run.terms = compiled(plain, device)
+    run.compiled = run.terms is not plain
     return run
 
 
-def _environment(run: Training, world: int, compiles: bool) -> dict[str, Any]:
+def _environment(run: Training, world: int) -> dict[str, Any]:
     """What has to stay the same for a resumed run to give the same bits."""
     return {
         "torch": torch.__version__,
@@ -215,7 +216,7 @@ def _environment(run: Training, world: int, compiles: bool) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if run.device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "world": world,
-        "compile": compiles,
+        "compile": run.compiled,
         "precision": run.precision,
     }
 
