@@ -54,6 +54,9 @@ ROWS = {
     "bert-large-512": Row("bert", {"num_layers": 24, "dim": 1024, "num_heads": 16}, 64, 512),
     "bert-small-128": Row("bert", {"num_layers": 4, "dim": 512, "num_heads": 8}, 512, 128),
     "gpt2-small-1024": Row("gpt2", BASE, 32, 1024),
+    "roberta-base-512": Row("roberta", BASE, 64, 512),
+    "albert-base-512": Row("albert", BASE, 64, 512),
+    "xlnet-base-512": Row("xlnet", BASE, 32, 512),
     "bert-base-documents": Row("bert", BASE, 64, 512, work="documents"),
     "bert-small-documents": Row("bert", {"num_layers": 4, "dim": 512, "num_heads": 8}, 512, 128, work="documents"),
     "bert-base-finetune": Row("bert", BASE, 32, 512, 0.1, work="finetune"),
@@ -92,7 +95,7 @@ def train_ours(row: Row, model: Model, batch: Batch, peak: float, steps: int) ->
     optim = OptimSpec()
     run = Training(
         model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec("constant"), 10**6, DEVICE, "bf16",
-        terms=torch.compile(losses), record=True,
+        terms=torch.compile(losses), record=not model.spec.trunk.by_lengths,
     )  # fmt: skip
 
     def data() -> Iterator[tuple[list[Batch], int]]:
