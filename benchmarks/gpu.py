@@ -26,15 +26,11 @@ from gpu_parts import (
     Measured,
     Row,
     fresh,
-    in_our_names,
     matrix_peak,
     measure,
-    our_batch,
-    our_model,
-    peer_inputs,
-    peer_model,
 )
 from gpu_uneven import documents, encode, finetune
+from peers import in_our_names, our_batch, our_model, peer_inputs, peer_model
 from report import header, table
 
 from polyseme.objectives.batch import Batch
@@ -66,8 +62,7 @@ ROWS = {
 
 def check(model: Model, peer: Any, row: Row, batch: Batch) -> dict[str, float]:
     """How far loss and gradients lie apart on the first sequences, ours in bf16, theirs in bf16 by autocast."""
-    few = Row(row.family, row.size, 4, row.length)
-    small = our_batch(few, model.trunk.table.shape[0])
+    small = our_batch(row.family, [row.length] * 4, model.trunk.table.shape[0])
     ours = Half(model.eval())
     sums = losses(ours.load(), small.to(DEVICE))
     loss = sum(value / small.targets[name].count for name, value in sums.items())
@@ -75,7 +70,7 @@ def check(model: Model, peer: Any, row: Row, batch: Batch) -> dict[str, float]:
     ours.give(fresh=True)
     peer.eval()
     with torch.autocast(DEVICE.type, torch.bfloat16):
-        theirs = peer(**peer_inputs(few, small)).loss
+        theirs = peer(**peer_inputs(row.family, small, DEVICE)).loss
     theirs.backward()
     grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in peer.named_parameters()}
     expected = in_our_names(model, grads)
@@ -112,7 +107,7 @@ def train_peer(row: Row, peer: Any, batch: Batch, flops: int, peak: float, steps
     fresh()
     model = torch.compile(peer) if compiled else peer
     optimiser = torch.optim.AdamW(peer.parameters(), lr=1e-4, fused=True)
-    inputs = peer_inputs(row, batch)
+    inputs = peer_inputs(row.family, batch, DEVICE)
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
@@ -129,15 +124,15 @@ def measure_row(row: Row, peak: float, steps: int, compiled_peer: bool, corpus: 
     torch.manual_seed(0)
     if row.work == "finetune":
         return finetune(row, peak, compiled_peer)
-    peer = peer_model(row).to(DEVICE)
-    model = our_model(row, peer).to(DEVICE)
+    peer = peer_model(row.family, **row.size, dropout=row.dropout).to(DEVICE)
+    model = our_model(row.family, peer).to(DEVICE)
     if row.work == "encode":
         return encode(row, model, peer)
     if row.work == "documents":
         if corpus is None:
             raise SystemExit("rows on documents need --corpus")
         return documents(row, peer, model, corpus, peak, steps)
-    batch = our_batch(row, model.trunk.table.shape[0])
+    batch = our_batch(row.family, [row.length] * row.sequences, model.trunk.table.shape[0])
     notes = check(model, peer, row, batch)
     found = {"polyseme": train_ours(row, model, batch, peak, steps)}
     found["polyseme"].notes = notes

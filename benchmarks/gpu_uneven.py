@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_parts import DEVICE, Measured, Row, fresh, in_our_names, measure
+from gpu_parts import DEVICE, Measured, Row, fresh, measure
+from peers import in_our_names
 
 from polyseme.corpus.order import Cursor
 from polyseme.corpus.store import Corpus

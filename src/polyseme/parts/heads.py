@@ -18,6 +18,7 @@ from polyseme.parts.feedforward import ACTIVATIONS, ActivationName
 from polyseme.parts.head import Head, Pool, Reads
 from polyseme.parts.layout import Layout
 from polyseme.parts.norms import NoNormSpec, NormSpec
+from polyseme.parts.sliced_loss import sliced_loss
 from polyseme.parts.spec import Spec
 
 
@@ -38,11 +39,14 @@ class VocabularyHead(Head, ABC):
         return F.linear(self.transform(states), self.matrix(table), self.bias)
 
     def loss(self, states: Tensor, table: Tensor, values: Tensor, ignored: int, smoothing: float = 0.0) -> Tensor:
-        """The summed cross entropy; on a GPU the scores over the vocabulary are never whole."""
+        """The summed cross entropy; where it is learned from, the scores over the vocabulary are never whole."""
         matrix = self.matrix(table)
         if kernels.serve(states) and kernels.serve(matrix) and not smoothing:
             found: Tensor = kernels.vocabulary_loss(self.transform(states), matrix, self.bias, values, ignored)
             return found
+        if torch.is_grad_enabled() and states.dtype == matrix.dtype in (torch.float32, torch.float64):
+            if not states.is_cuda and not torch.is_autocast_enabled("cpu"):
+                return sliced_loss(self.transform(states), matrix, self.bias, values, ignored, smoothing)
         return super().loss(states, table, values, ignored, smoothing)
 
 

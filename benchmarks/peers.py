@@ -1,0 +1,130 @@
+"""The same model on both sides: `transformers` with random weights, ours with these weights, one batch for both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from polyseme.families import FAMILIES
+from polyseme.objectives.batch import Batch, Targets
+from polyseme.parts.layout import Layout, Source
+from polyseme.parts.model import Model, ModelSpec
+from polyseme.parts.relative import Queries
+from polyseme.weights.table import to_ours
+
+HEADS = {"bert": ("masked", "pair"), "albert": ("masked", "pair"), "gpt": ("next",), "gpt2": ("next",), "t5": ("next",)}
+PAD = {"roberta": 1, "gpt": 0, "gpt2": 0}
+
+
+def peer_model(family: str, num_layers: int, dim: int, num_heads: int, dropout: float = 0.0) -> Any:
+    """The model of `transformers`, drawn at random, with the heads that its paper trains."""
+    import transformers as t
+
+    if family in ("gpt", "gpt2"):
+        settings = {"n_layer": num_layers, "n_embd": dim, "n_head": num_heads}
+        settings |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+        if family == "gpt":
+            return t.OpenAIGPTLMHeadModel(t.OpenAIGPTConfig(**settings))
+        return t.GPT2LMHeadModel(t.GPT2Config(**settings))
+    if family == "xlnet":
+        settings = {"n_layer": num_layers, "d_model": dim, "n_head": num_heads, "d_inner": 4 * dim}
+        return t.XLNetLMHeadModel(t.XLNetConfig(**settings, dropout=dropout, mem_len=None))
+    if family == "t5":
+        settings = {"num_layers": num_layers, "d_model": dim, "num_heads": num_heads, "d_kv": dim // num_heads}
+        config = t.T5Config(**settings, d_ff=4 * dim, dropout_rate=dropout, decoder_start_token_id=0)
+        return t.T5ForConditionalGeneration(config)
+    if family == "distilbert":
+        settings = {"n_layers": num_layers, "dim": dim, "n_heads": num_heads, "hidden_dim": 4 * dim}
+        config = t.DistilBertConfig(**settings, dropout=dropout, attention_dropout=dropout)
+        return t.DistilBertForMaskedLM(config)
+    common = {"num_hidden_layers": num_layers, "hidden_size": dim, "num_attention_heads": num_heads}
+    if family == "modern":
+        return t.ModernBertForMaskedLM(t.ModernBertConfig(**common, intermediate_size=64 * round(dim / 24)))
+    bert = {**common, "intermediate_size": 4 * dim}
+    bert |= {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    if family == "roberta":
+        more = {"vocab_size": 50_265, "type_vocab_size": 1, "max_position_embeddings": 514, "pad_token_id": 1}
+        return t.RobertaForMaskedLM(t.RobertaConfig(**bert, **more))
+    if family == "albert":
+        return t.AlbertForPreTraining(t.AlbertConfig(**bert))
+    return t.BertForPreTraining(t.BertConfig(**bert))
+
+
+def our_model(family: str, peer: Any) -> Model:
+    """Ours, as the peer's configuration says, with the peer's weights."""
+    found = FAMILIES[family]
+    tensors = {name: value.detach() for name, value in peer.named_parameters()}
+    trunk = found.from_config({**peer.config.to_dict(), "tensors": list(tensors)})
+    heads = found.heads(trunk)
+    model = ModelSpec(family, trunk, {name: heads[name] for name in HEADS.get(family, ("masked",))}).build(seed=0)
+    missing = model.load_state_dict(in_our_names(model, tensors), strict=False).missing_keys
+    assert all("pooler" in name for name in missing), missing  # RoBERTa's, which pre-training does not use
+    return model
+
+
+def in_our_names(model: Model, theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
+    return to_ours(FAMILIES[model.spec.family], model.spec, shapes, theirs, "the peer")
+
+
+def our_batch(family: str, lengths: Sequence[int], vocab_size: int) -> Batch:
+    """Tokens drawn at random, with the targets that the family's paper has."""
+    draw = torch.Generator().manual_seed(0)
+    layout = Layout.of(lengths)
+    total = layout.total
+    tokens = torch.randint(2, vocab_size, (total,), generator=draw)
+    if family == "t5":  # of the text 15 % go, in spans of three: for each a mark on both sides
+        short = Layout.of([max(n * 20 // 85, 2) for n in lengths])
+        values = torch.randint(2, vocab_size, (short.total,), generator=draw)
+        inputs = torch.cat([torch.zeros(1, dtype=torch.long), values[:-1]])
+        inputs[short.starts[: len(lengths)].long()] = 0
+        targets = {"next": Targets(torch.arange(short.total), values, short.total)}
+        return Batch(inputs, short, None, targets, total + short.total, source=Source(tokens, layout))
+    if family in ("gpt", "gpt2"):
+        rows = torch.cat([torch.arange(s, s + n - 1) for s, n in zip(layout.starts.tolist(), lengths)])
+        return Batch(tokens, layout, None, {"next": Targets(rows, tokens[rows + 1], len(rows))}, total)
+    if family == "xlnet":
+        each = [max(n // 6, 1) for n in lengths]
+        ranks = [torch.randperm(n, generator=draw) - (n - e) for n, e in zip(lengths, each)]
+        order = torch.cat(ranks).clamp(min=-1)  # the last ones are predicted
+        rows = (order >= 0).nonzero()[:, 0]
+        targets = {"masked": Targets(total + torch.arange(len(rows)), tokens[rows], len(rows))}
+        return Batch(tokens, layout, None, targets, total, queries=Queries(order, rows, Layout.of(each)))
+    count = total * 15 // 100
+    rows = torch.randperm(total, generator=draw)[:count].sort().values
+    targets = {"masked": Targets(rows, torch.randint(0, vocab_size, (count,), generator=draw), count)}
+    if family not in ("bert", "albert"):
+        return Batch(tokens, layout, None, targets, total)
+    pairs = torch.randint(0, 2, (len(lengths),), generator=draw)
+    targets["pair"] = Targets(torch.arange(len(lengths)), pairs, len(lengths))
+    halves = torch.repeat_interleave(torch.tensor(lengths), torch.tensor(lengths)) // 2
+    return Batch(tokens, layout, (layout.positions[:total] >= halves).long(), targets, total)
+
+
+def peer_inputs(family: str, batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:
+    """The same as the peer takes it: padded to the longest, a label at every position."""
+    layout = batch.layout if batch.source is None else batch.source.layout
+    tokens = batch.tokens if batch.source is None else batch.source.values
+    inputs = {"input_ids": layout.pad(tokens, PAD.get(family, 0)), "attention_mask": layout.mask().long()}
+    if batch.source is not None:
+        inputs["labels"] = batch.layout.pad(batch.targets["next"].values, -100)
+    elif batch.queries is not None:
+        order, rows, each = batch.queries.order, batch.queries.rows, batch.queries.layout
+        ranks = layout.pad(order, len(order))
+        inputs["perm_mask"] = (ranks[:, None, :] >= ranks[:, :, None].clamp(min=0)).float()  # i must not see j
+        places = each.pad(layout.positions[: layout.total][rows])
+        inputs["target_mapping"] = torch.nn.functional.one_hot(places, ranks.shape[1]).float()
+        inputs["labels"] = each.pad(batch.targets["masked"].values, -100)
+    elif "next" in batch.targets:
+        inputs["labels"] = layout.pad(tokens, -100)
+    else:
+        labels = torch.full_like(tokens, -100)
+        labels[batch.targets["masked"].rows] = batch.targets["masked"].values
+        inputs["labels"] = layout.pad(labels, -100)
+    if batch.segments is not None:
+        inputs["token_type_ids"] = layout.pad(batch.segments)
+        label = "sentence_order_label" if family == "albert" else "next_sentence_label"
+        inputs[label] = batch.targets["pair"].values
+    return {name: value.to(device) for name, value in inputs.items()}
