@@ -18,7 +18,7 @@ from polyseme.parts.feedforward import ACTIVATIONS, ActivationName
 from polyseme.parts.head import Head, Pool, Reads
 from polyseme.parts.layout import Layout
 from polyseme.parts.norms import NoNormSpec, NormSpec
-from polyseme.parts.sliced_loss import sliced_loss
+from polyseme.parts.sliced_loss import learned, sliced_loss
 from polyseme.parts.spec import Spec
 
 
@@ -44,9 +44,8 @@ class VocabularyHead(Head, ABC):
         if kernels.serve(states) and kernels.serve(matrix) and not smoothing:
             found: Tensor = kernels.vocabulary_loss(self.transform(states), matrix, self.bias, values, ignored)
             return found
-        if torch.is_grad_enabled() and states.dtype == matrix.dtype in (torch.float32, torch.float64):
-            if not states.is_cuda and not torch.is_autocast_enabled("cpu"):
-                return sliced_loss(self.transform(states), matrix, self.bias, values, ignored, smoothing)
+        if learned(states) and learned(matrix):
+            return sliced_loss(self.transform(states), matrix, self.bias, values, ignored, smoothing)
         return super().loss(states, table, values, ignored, smoothing)
 
 

@@ -67,6 +67,12 @@ def _grad(ctx: Any, by: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
 _sliced_loss.register_autograd(_grad, setup_context=_keep)
 
 
+def learned(x: Tensor) -> bool:
+    """Whether this is for such a tensor: on a CPU, in full precision, where gradients are wanted."""
+    wide = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
+    return x.device.type == "cpu" and wide and torch.is_grad_enabled()
+
+
 def sliced_loss(
     states: Tensor, table: Tensor, bias: Tensor | None, targets: Tensor, ignored: int, smoothing: float = 0.0
 ) -> Tensor:
