@@ -1,0 +1,75 @@
+"""Every `-tiny` recipe for two minutes on text: the held-out loss against the entropy of single tokens.
+
+    python benchmarks/tiny.py --out FOLDER [--text SOURCE] [--minutes 2] [--recipes NAME …] [--vocab-size 6000]
+
+Each is trained by `polyseme pretrain`, on a corpus that `polyseme tokenizer train` and `polyseme prepare` make of the
+text with the family's kind of tokenizer. What is done is in FOLDER and is not done again. A model that knows word
+frequencies alone reaches the entropy; every recipe has to get below it. (Music has its own benchmark.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+from report import header, table
+
+from polyseme.corpus.describe import describe
+from polyseme.corpus.store import Corpus
+from polyseme.families import FAMILIES
+from polyseme.files import read_json
+from polyseme.recipes import RECIPES, find_recipe
+
+SENTINELS = {"t5": 100}
+
+
+def polyseme(*given: str) -> None:
+    answer = subprocess.run([sys.executable, "-m", "polyseme.cli.main", *given], capture_output=True, text=True)
+    if answer.returncode:
+        raise SystemExit(f"polyseme {' '.join(given)}: {answer.stderr.strip().splitlines()[-1]}")
+
+
+def corpus_for(family: str, out: Path, text: str, vocab_size: int) -> Path:
+    kind, marks = FAMILIES[family].tokenizer, SENTINELS.get(family, 0)
+    folder = out / f"corpus-{kind}{'-marked' if marks else ''}"
+    if not (folder / "manifest.json").exists():
+        tokenizer = str(out / f"tokenizer-{folder.name}")
+        size = ("--vocab-size", str(vocab_size), "--sentinels", str(marks))
+        polyseme("tokenizer", "train", text, "--out", tokenizer, "--kind", kind, *size)
+        polyseme("prepare", text, "--tokenizer", tokenizer, "--out", str(folder))
+    return folder
+
+
+def main() -> None:
+    names = [recipe.name for recipe in map(find_recipe, RECIPES) if recipe.name.endswith("-tiny")]
+    names = [name for name in names if FAMILIES[find_recipe(name).family].tokenizer != "events"]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--text", default="python-docs")
+    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--vocab-size", type=int, default=6000)
+    parser.add_argument("--recipes", nargs="*", default=names, choices=names)
+    given = parser.parse_args()
+    print(header(f"{given.minutes:g} minutes a recipe"), flush=True)
+    lines = []
+    for name in given.recipes:
+        family = find_recipe(name).family
+        corpus = corpus_for(family, given.out, given.text, given.vocab_size)
+        run = given.out / name
+        if not (run / "results.json").exists():
+            polyseme("pretrain", name, "--corpus", str(corpus), "--out", str(run), "--budget", f"{given.minutes:g}m")
+        results = read_json(run / "results.json")
+        entropy = describe(Corpus.open(corpus)).unigram.entropy * math.log(2)
+        held = results["valid"]
+        term = next(key for key in ("masked", "next", "previous") if key in held)
+        verdict = "below" if held[term] < entropy else "NOT below"
+        lines.append((name, f"{held[term]:.2f}", f"{entropy:.2f}", verdict, f"{results['tokens'] / 1e6:.2f} M"))
+        print(*lines[-1], flush=True)
+    print("\n" + table(["recipe", "held-out nats", "entropy of single tokens", "", "tokens"], lines))
+
+
+if __name__ == "__main__":
+    main()
