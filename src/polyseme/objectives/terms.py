@@ -10,12 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyseme.objectives.batch import IGNORED, Batch
+from polyseme.parts.chunks import read_in_chunks
 from polyseme.parts.model import Model
 
 
 def read(model: Model, batch: Batch) -> Tensor:
     """The trunk's last states, with the memory of the batch before where the batch carries one; it has no gradient."""
     carry, given = batch.carry, (batch.tokens, batch.layout, batch.segments)
+    if batch.chunk:
+        return read_in_chunks(model.trunk, *given, batch.chunk, batch.learnt)
     if carry is None:
         return model.trunk(*given, queries=batch.queries, source=batch.source).last
     memory = None if batch.opens else carry.memory

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,6 +44,11 @@ class FinetuneSpec(Spec):
     `steps` overrides `epochs`; `max_len` 0 is the model's; `freeze` parameter groups, counted from the input
     (the embeddings are the first), stay as they are. A step is read in micro-batches of at most `bin_tokens`.
 
+    With `unfreeze` the new head is trained alone at first, and after every so many epochs the next group below joins; the
+    schedule begins anew each time, and the last phase has what is left of `epochs` (Howard and Ruder 2018, §3.3, and
+    their code). With `chunk` long texts are read so many tokens at a time with memory, the gradient reaching into the
+    last `learnt` tokens alone (0 is all): their BPT3C.
+
     `auxiliary` is the weight of the language model's own loss on the same texts, and `both_orders` reads a pair twice,
     as GPT does (Radford et al. 2018, §3.2 and 3.3; its settings: auxiliary 0.5, rate 6.25e-5, batches of 32).
     """
@@ -59,6 +65,9 @@ class FinetuneSpec(Spec):
     bin_tokens: int = 16384
     auxiliary: float = 0.0
     both_orders: bool = False
+    unfreeze: float = 0.0
+    chunk: int = 0
+    learnt: int = 0
 
     def check(self) -> FinetuneSpec:
         for name in ("batch_size", "bin_tokens"):
@@ -66,12 +75,28 @@ class FinetuneSpec(Spec):
                 raise UserError(f"{name} is {getattr(self, name)}, which is less than 1")
         if self.steps < 0 or (not self.steps and self.epochs <= 0):
             raise UserError(f"there is nothing to do in {self.steps} steps or {self.epochs:g} epochs")
-        if self.freeze < 0 or self.max_len < 0 or self.auxiliary < 0:
-            raise UserError("freeze, max_len and auxiliary cannot be negative")
+        for name in ("freeze", "max_len", "auxiliary", "unfreeze", "chunk", "learnt"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} is {getattr(self, name)}, which is negative")
+        if self.optim.method == "nt_asgd":
+            raise UserError("nt_asgd waits for measures on held-out text, which fine-tuning has not: adamw or muon")
         return self
 
     def total(self, num_examples: int) -> int:
         return self.steps or max(math.ceil(self.epochs * math.ceil(num_examples / self.batch_size)), 1)
+
+    def phases(self, num_examples: int, num_groups: int) -> list[tuple[int, int, int]]:
+        """Runs of steps and how many groups are frozen in each: (first step, behind the last, frozen)."""
+        total, each = self.total(num_examples), self.unfreeze * math.ceil(num_examples / self.batch_size)
+        if not self.unfreeze:
+            return [(0, total, self.freeze)]
+        borders = [round(i * each) for i in range(num_groups - self.freeze + 1)]
+        if borders[-1] >= total:
+            raise UserError(
+                f"{total} steps end before all {num_groups} groups are unfrozen, at step {borders[-1]}: "
+                "more epochs, a smaller unfreeze, or freeze some for good"
+            )
+        return [(a, b, num_groups - i) for i, (a, b) in enumerate(pairwise([*borders, total])) if a < b]
 
 
 def finetune(
@@ -123,7 +148,7 @@ def finetune(
         began = time.perf_counter()
         with progress(f"finetune, seed {seed}", run.total, "steps") as bar:
             done: list[Report] = []
-            for report in train(run, steps(task, data, settings, seed, run)):
+            for report in _phased(run, task, data, settings, seed):
                 shown = run.device.type == "cpu" or report.step % CHECKED == 0  # when the loop has asked the GPU
                 bar.advance(1, f"loss {report.loss[task.head_name]:.3f}" if shown else "")
                 done.append(report)
@@ -180,27 +205,46 @@ def _encode(task: Task, examples: Sequence[Example], folder: ModelFolder, settin
     return found
 
 
+def _phased(
+    run: Training, task: Task, data: Sequence[Encoded], settings: FinetuneSpec, seed: int
+) -> Iterator[Report]:
+    """The one loop, once for each phase of unfreezing."""
+    groups = run.model.trunk.groups()
+    for first, end, frozen in settings.phases(len(data), len(groups)):
+        for number, group in enumerate(groups):
+            for parameter in group:
+                parameter.requires_grad_(number >= frozen)
+        part = dataclasses.replace(run, start=first, origin=first, total=end)
+        yield from train(part, steps(task, data, settings, seed, run, first))
+
+
 def steps(
-    task: Task, data: Sequence[Encoded], settings: FinetuneSpec, seed: int, run: Training | None = None
+    task: Task,
+    data: Sequence[Encoded],
+    settings: FinetuneSpec,
+    seed: int,
+    run: Training | None = None,
+    done: int = 0,
 ) -> Iterator[tuple[list[Batch], tuple[int, int]]]:
-    """Micro-batches of each step, without end: every epoch is a permutation drawn from (seed, epoch).
+    """Micro-batches of each step after the `done` ones, without end: each epoch is a permutation of (seed, epoch).
 
     Those of a `run` that records its kernels are filled up to few shapes.
     """
     size = settings.batch_size
-    epoch = 0
+    epoch, skipped = divmod(done, math.ceil(len(data) / size))
     while True:
         order = np.random.default_rng((seed, epoch)).permutation(len(data))
-        for start in range(0, len(order), size):
+        for start in range(skipped * size, len(order), size):
             chosen = [data[i] for i in order[start : start + size]]
             parts = bins([len(e.ids) for e in chosen], settings.bin_tokens)
             batches = [task.batch([chosen[i] for i in part])[0] for part in parts]
+            batches = [dataclasses.replace(b, chunk=settings.chunk, learnt=settings.learnt) for b in batches]
             if settings.auxiliary:
                 batches = [_with_next(batch, settings.auxiliary) for batch in batches]
             if run is not None and run.record:
                 batches = [rounded(batch, run.model.spec.trunk.embeddings.max_len) for batch in batches]
             yield batches, (epoch, start + size)
-        epoch += 1
+        epoch, skipped = epoch + 1, 0
 
 
 def _with_next(batch: Batch, weight: float) -> Batch:
@@ -244,6 +288,8 @@ def _training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int
     for group in groups[: settings.freeze]:
         for parameter in group:
             parameter.requires_grad_(False)
+    if settings.chunk and not (model.spec.trunk.remembers or model.spec.trunk.causal):
+        raise UserError(f"chunk is {settings.chunk}, but {model.spec.family} has no memory to read on with")
     precision = settings.precision
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" else "float32"

@@ -38,6 +38,7 @@ from polyseme.progress import progress
 from polyseme.report import write_report
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
+from polyseme.train.asgd import TriggeredASGD, averaged
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from polyseme.train.cost import num_parameters, training_flops
 from polyseme.train.loop import Report, Training, choose_device, train
@@ -148,6 +149,8 @@ def pretrain(
             bar.advance(recipe.batch_tokens, ", ".join(f"{n} {v:.3f}" for n, v in report.loss.items()) if shown else "")
             if valid is not None and (done or report.step % recipe.eval_every == 0):
                 found = evaluate(run, valid, recipe)
+                if isinstance(run.optimiser, TriggeredASGD):
+                    run.optimiser.observe(found[recipe.objective.terms[0]])
                 if log is not None:
                     log.write({"step": report.step, "valid": found})
             stop = distributed.agree(bool(caught), device)
@@ -170,7 +173,8 @@ def pretrain(
     }
     if rank == 0:
         notes = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash, **about}
-        save_model(out / "model", run.model, tokenizer, notes)
+        with averaged(run.optimiser):
+            save_model(out / "model", run.model, tokenizer, notes)
         write_json(out / "results.json", results)
         write_report(out)
     return results
@@ -261,14 +265,14 @@ def evaluate(run: Training, bound: Bound, recipe: Recipe) -> dict[str, float]:
     sums: dict[str, list[float]] = {}
     tokens = 0
     run.model.eval()
-    for (first,), after in data.steps(Cursor()):
-        batch = first.to(run.device)
-        with run.autocast():
+    with averaged(run.optimiser), run.autocast():
+        for (first,), after in data.steps(Cursor()):
+            batch = first.to(run.device)
             for name, parts in scores(run.model, batch).items():
                 sums[name] = [a + b for a, b in zip(sums.get(name, [0, 0, 0]), parts)]
-        tokens += batch.num_tokens
-        if tokens >= recipe.eval_tokens or after.epoch > 0:
-            break
+            tokens += batch.num_tokens
+            if tokens >= recipe.eval_tokens or after.epoch > 0:
+                break
     run.model.train()
     found = {}
     for name, (loss, right, count) in sums.items():

@@ -151,6 +151,8 @@ class Recipe(Spec):
             raise UserError("the budget is negative")
         if self.optim.rate <= 0:
             raise UserError(f"optim.rate is {self.optim.rate}, which is not above 0")
+        if self.optim.method == "nt_asgd" and not self.holdout:
+            raise UserError("nt_asgd is triggered by the loss on held-out text: holdout is 0")
         if not any((self.budget.steps, self.budget.tokens, self.budget.minutes)):
             raise UserError("the budget is empty: set budget.steps, budget.tokens or budget.minutes")
         return self
