@@ -288,7 +288,7 @@ def _training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int
     for group in groups[: settings.freeze]:
         for parameter in group:
             parameter.requires_grad_(False)
-    if settings.chunk and not (model.spec.trunk.remembers or model.spec.trunk.causal):
+    if settings.chunk and not model.spec.trunk.causal:
         raise UserError(f"chunk is {settings.chunk}, but {model.spec.family} has no memory to read on with")
     precision = settings.precision
     if precision == "auto":
