@@ -27,7 +27,7 @@ from polyseme.train.recipe import BudgetSpec, Recipe
 
 STEPS = 9
 TRAINED = [name for name in FAMILIES if f"{name}-tiny" in RECIPES]  # on a corpus
-EAGER = ("transformer_xl", "xlnet", "music")  # which are not compiled
+EAGER = ("transformer_xl", "xlnet", "music", "ulmfit")  # which are not compiled
 ALIKE = ("roberta", "spanbert", "distilbert", "gpt")  # whose graph is that of bert or gpt2
 
 

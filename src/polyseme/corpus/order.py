@@ -188,6 +188,7 @@ class Bin:
     epoch: int
     ids: np.ndarray
     opens: bool = False  # of lanes: their first samples
+    length: int = 0  # of lanes cut unevenly: how many tokens of each are read, from the places that `ids` are
 
 
 class Order:
@@ -311,3 +312,42 @@ class Lanes:
     def fill(self) -> float:
         """The share of its bins' capacity that a step uses."""
         return self.lanes * self.longest / (self.bins_per_step * self.bin_tokens)
+
+
+class Uneven(Protocol):
+    """What uneven lanes have to know of a text: its length in segments of `longest`, and where to cut it."""
+
+    longest: int
+
+    def __len__(self) -> int: ...
+
+    def length(self, place: int, epoch: int) -> int: ...
+
+
+class UnevenLanes:
+    """Lanes of which each step reads as many tokens as the source says for the place it is at: variable-length BPTT.
+
+    The place is how many tokens of each lane were read, so any step is reached at once.
+    """
+
+    def __init__(self, source: Uneven, bin_tokens: int, bins_per_step: int = 1):
+        even = Lanes(source, bin_tokens, bins_per_step)  # type: ignore[arg-type]
+        self.source, self.bins_per_step, self.lanes = source, bins_per_step, even.lanes
+        self.length = even.length * source.longest
+        self.fill, self.bins_at = even.fill, even.bins_at
+
+    def steps(
+        self, cursor: Cursor = START, rank: int = 0, world: int = 1, done: int = 0
+    ) -> Iterator[tuple[list[Bin], Cursor]]:
+        """One rank's bins of each step, without end, and the cursor of the step after it."""
+        if self.bins_per_step % world:
+            raise UserError(f"{self.bins_per_step} micro-batches a step cannot be shared by {world} ranks evenly")
+        if cursor.bin >= self.length:
+            raise UserError(f"{cursor} is no place in this corpus: its data or the size of a bin have changed")
+        epoch, place = cursor.epoch, cursor.bin
+        while True:
+            size = min(self.source.length(place, epoch), self.length - place)
+            parts = np.array_split(np.arange(self.lanes) * self.length + place, self.bins_per_step)
+            bins = [Bin(epoch, ids, place == 0, size) for ids in parts[rank::world]]
+            epoch, place = (epoch, place + size) if place + size < self.length else (epoch + 1, 0)
+            yield bins, Cursor(epoch, 0, place)

@@ -76,6 +76,7 @@ class Bound(ABC):
     """
 
     goes_on: ClassVar[bool] = False  # a step's samples are those that follow the step before's
+    uneven: bool = False  # and are cut anew in every epoch: see `UnevenLanes`
 
     def __init__(self, samples: Samples, longest: int, overhead: int | np.ndarray):
         if not len(samples):

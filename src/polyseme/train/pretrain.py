@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.corpus.order import WINDOW, Bin, Cursor, Lanes, Order
+from polyseme.corpus.order import WINDOW, Bin, Cursor, Lanes, Order, UnevenLanes
 from polyseme.corpus.store import Corpus, verify
 from polyseme.errors import Stopped, UserError
 from polyseme.families import FAMILIES
@@ -57,7 +57,7 @@ class Data:
     """
 
     bound: Bound
-    order: Order | Lanes
+    order: Order | Lanes | UnevenLanes
     shape: Shape | None
     rank: int = 0
     world: int = 1
@@ -65,10 +65,16 @@ class Data:
 
     def steps(self, cursor: Cursor, done: int = 0) -> Iterator[tuple[list[Batch], Cursor]]:
         for bins, after in self.order.steps(cursor, self.rank, self.world, done):
-            found = [self.bound.batch(b.ids, b.epoch, self.shape) for b in bins]
+            found = [self._batch(b) for b in bins]
             if self.bound.goes_on:
                 found = [self._going_on(i, b, batch) for i, (b, batch) in enumerate(zip(bins, found))]
             yield found, after
+
+    def _batch(self, found: Bin) -> Batch:
+        if isinstance(self.order, UnevenLanes):
+            stretch: Batch = self.bound.stretch(found.ids, found.length, self.shape)  # type: ignore[attr-defined]
+            return stretch
+        return self.bound.batch(found.ids, found.epoch, self.shape)
 
     def _going_on(self, number: int, found: Bin, batch: Batch) -> Batch:
         carry = self.carries.setdefault(self.rank + number * self.world, Carry())
@@ -89,11 +95,12 @@ class Data:
 
 @dataclass(frozen=True)
 class Lesson:
-    """What distillation adds to a run: the student as it starts, its teacher, and what `recipe.json` says of it."""
+    """What a run does not begin from nothing with: the model as it starts, of distillation the teacher, and what
+    `recipe.json` says of them."""
 
     student: Model
-    teacher: Model
-    about: dict[str, str]  # teacher, teacher_hash
+    teacher: Model | None
+    about: dict[str, str]  # the path and the hash of a folder
 
 
 def pretrain(
@@ -104,7 +111,7 @@ def pretrain(
     The run folder holds the recipe, the log, checkpoints, the model and a report. Under `torchrun` every rank calls
     this; only the first writes.
     """
-    if isinstance(recipe.objective, Distilled) and lesson is None:
+    if isinstance(recipe.objective, Distilled) and (lesson is None or lesson.teacher is None):
         raise UserError(f"the objective of {recipe.name} has a teacher: name it with `polyseme distil TEACHER`")
     began = time.perf_counter()
     rank, world = distributed.start()
@@ -200,7 +207,7 @@ def training(
         terms=losses,
         record=recipe.compile and not model.spec.trunk.by_lengths,
     )
-    if lesson is not None and isinstance(recipe.objective, Distilled):
+    if lesson is not None and lesson.teacher is not None and isinstance(recipe.objective, Distilled):
         half = precision == "bf16" and device.type == "cuda"  # as the loop has the student
         teacher = lesson.teacher.to(device, torch.bfloat16 if half else torch.float32)
         run.terms = recipe.objective.losses(teacher)
@@ -236,7 +243,7 @@ def open_data(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, rank: int, w
     shape = bound.shape(recipe.bin_tokens) if recipe.compile else None
     bins = recipe.batch_tokens // recipe.bin_tokens
     usual = recipe.bin_tokens / float(np.mean(bound.samples.lengths + bound.overhead))
-    order: Order | Lanes = Order(
+    order: Order | Lanes | UnevenLanes = Order(
         bound,
         recipe.bin_tokens,
         bins,
@@ -246,7 +253,7 @@ def open_data(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, rank: int, w
         ramp=recipe.ramp,
     )
     if bound.goes_on:
-        order = Lanes(bound, recipe.bin_tokens, bins)
+        order = (UnevenLanes if bound.uneven else Lanes)(bound, recipe.bin_tokens, bins)  # type: ignore[arg-type]
     valid = None
     if held is not None:
         try:
@@ -360,8 +367,9 @@ def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool, about: di
         key = next(k for k in recipe.to_json() if before["recipe"].get(k) != recipe.to_json()[k])
         old, new = before["recipe"].get(key), recipe.to_json()[key]
         raise UserError(f"{out} was begun with another recipe: {key} was {old!r}, now {new!r}")
-    if before.get("teacher_hash") != saved.get("teacher_hash"):
-        raise UserError(f"{out} was begun with another teacher ({before.get('teacher')})")
+    for what, said in (("teacher", "with another teacher"), ("begun_from", "from another model")):
+        if before.get(f"{what}_hash") != saved.get(f"{what}_hash"):
+            raise UserError(f"{out} was begun {said} ({before.get(what)})")
     return dict(before)
 
 

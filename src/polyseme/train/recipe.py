@@ -120,6 +120,12 @@ class Recipe(Spec):
             raise UserError(f"{name} needs a query stream, which {self.family} has not; {nearest('xlnet', FAMILIES)}")
         if isinstance(self.objective, SegmentLM) and not spec.trunk.remembers:
             raise UserError(f"{name} needs a memory of a set length: {self.family} as it is given here has none")
+        backward = getattr(spec.trunk, "direction", "forward") == "backward"
+        if isinstance(self.objective, SegmentLM) and self.objective.backward != backward:
+            raise UserError(
+                f"{name} and {self.family} do not read in the same direction: "
+                f"objective.backward is {self.objective.backward}, that of the model {backward}"
+            )
         if isinstance(self.objective, SegmentLM) and self.ramp:
             raise UserError(f"{name} reads the same lanes at every step: ramp is {self.ramp}, expected 0")
         if self.compile and not spec.trunk.one_shape:
