@@ -1,5 +1,7 @@
 """Every family as a tiny model, so that a law is written once and a new family gets it for free."""
 
+from inspect import signature
+
 import numpy as np
 import torch
 
@@ -17,9 +19,19 @@ VOCAB = 61
 # vector, distances that count as the furthest
 EXTRA = {"modern": {"global_every": 2, "window": 2, "pooling": "mean"}, "music": {"furthest": 5}}
 VARIANTS = {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
+VARIANTS |= {
+    " ".join(map(str, ["rnn_lm", *given.values()])): ("rnn_lm", given)
+    for given in (
+        {"cell": "rnn", "direction": "backward", "links": "dense"},
+        {"cell": "gru", "reset": "before", "links": "residual", "locked": True},
+        {"cell": "gru", "direction": "both", "links": "highway"},
+        {"cell": "lstm", "projection": True, "hidden_dim": 40},
+        {"cell": "lstm", "hidden_dim": 40, "locked": True},
+    )
+}
+VARIANTS |= {"ulmfit backward": ("ulmfit", {"direction": "backward"})}
 CASES = {name: (name, EXTRA.get(name, {})) for name in FAMILIES} | VARIANTS
 NAMES = list(CASES)
-CAUSAL = [name for name in NAMES if FAMILIES[CASES[name][0]].spec().trunk.causal]
 DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
 
 
@@ -28,10 +40,14 @@ def family_of(name: str) -> Family:
 
 
 def tiny_spec(name: str, dropout: float = 0.0) -> ModelSpec:
-    return family_of(name).spec(
-        num_layers=3, dim=24, num_heads=3, ffn_dim=40, vocab_size=VOCAB, max_len=32, dropout=dropout,
-        attention_dropout=dropout, **CASES[name][1],
-    )  # fmt: skip
+    family = family_of(name)
+    usual = {"num_layers": 3, "dim": 24, "num_heads": 3, "ffn_dim": 40, "hidden_dim": 0, "vocab_size": VOCAB,
+             "max_len": 32, "dropout": dropout, "attention_dropout": dropout, "weight_dropout": dropout}  # fmt: skip
+    taken = {key: value for key, value in usual.items() if key in signature(family.trunk).parameters}
+    return family.spec(**(taken | CASES[name][1]))
+
+
+CAUSAL = [name for name in NAMES if tiny_spec(name).trunk.causal]
 
 
 def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> Model:

@@ -71,7 +71,7 @@ def recipe(family: str, compile: bool = False) -> Recipe:
             "num_layers": 2,
             "dim": 16,
             "num_heads": 2,
-            "max_len": 32,
+            "max_len": 32 + 32 * bool(getattr(objective, "spread", 0)),  # segments may be longer than theirs
             "dropout": 0.1,
             "attention_dropout": 0.1,
         },

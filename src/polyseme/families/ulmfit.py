@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from polyseme.families.family import READS, Family, Rule, read_config
+from polyseme.families.rnn_lm import ENDLESS, HEAD_RULES, RULES, architectures
 from polyseme.parts.embeddings import EmbeddingsSpec
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
 from polyseme.parts.init import InitSpec
@@ -20,12 +21,10 @@ DROPOUTS = ("word_dropout", "input_dropout", "weight_dropout", "hidden_dropout",
 def trunk(
     num_layers: int = 3,
     dim: int = 400,
-    num_heads: int = 0,
-    ffn_dim: int = 1150,
+    hidden_dim: int = 1150,
     vocab_size: int = VOCABULARY,
-    max_len: int = 1 << 20,
+    max_len: int = ENDLESS,
     dropout: float = 1.0,
-    attention_dropout: float = 0.0,
     word_dropout: float = 0.05,
     input_dropout: float = 0.4,
     weight_dropout: float = 0.5,
@@ -33,14 +32,13 @@ def trunk(
     output_dropout: float = 0.4,
     direction: Literal["forward", "backward"] = "forward",
 ) -> RecurrentSpec:
-    """Layers of `ffn_dim` units, the last of `dim` as the token vectors are: the two are one table.
+    """Layers of `hidden_dim` units, the last of `dim` as the token vectors are: these are the last matrix too.
 
-    `dropout` is a factor on the five dropouts, as in the released code, whose values are the paper's (§4.1). Heads of
-    attention there are none: `num_heads` and `attention_dropout` say nothing here.
+    `dropout` is a factor on the five dropouts, as in the released code; their values are the paper's (§4.1).
     """
     return RecurrentSpec(
         EmbeddingsSpec(vocab_size, dim, max_len, positions="none", word_dropout=dropout * word_dropout),
-        sizes=(*(ffn_dim or 3 * dim for _ in range(num_layers - 1)), dim),
+        sizes=(*[hidden_dim or dim] * (num_layers - 1), *[dim] * min(num_layers, 1)),
         direction=direction,
         input_dropout=dropout * input_dropout,
         dropout=dropout * hidden_dropout,
@@ -53,7 +51,8 @@ def trunk(
 
 
 def heads(spec: RecurrentSpec) -> dict[str, HeadSpec]:
-    return {"next": LanguageHeadSpec(spec.embeddings.vocab_size, bias=True)}
+    name = "next" if spec.direction == "forward" else "previous"
+    return {name: LanguageHeadSpec(spec.embeddings.vocab_size, bias=True)}
 
 
 def label_head(name: str, labels: tuple[str, ...], spec: RecurrentSpec) -> HeadSpec:
@@ -81,7 +80,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "model_type": "ulmfit",
         "num_layers": trunk.num_layers,
         "dim": trunk.dim,
-        "ffn_dim": trunk.sizes[0],
+        "hidden_dim": trunk.sizes[0],
         "vocab_size": trunk.embeddings.vocab_size,
         "max_len": trunk.embeddings.max_len,
         "word_dropout": trunk.embeddings.word_dropout,
@@ -94,26 +93,19 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
 
 
 def from_config(config: dict[str, Any]) -> RecurrentSpec:
-    fields = ("num_layers", "dim", "ffn_dim", "vocab_size", "max_len")
+    fields = ("num_layers", "dim", "hidden_dim", "vocab_size", "max_len")
     found = read_config(config, {name: name for name in fields}, fixed={"direction": ["forward", "backward"]})
     others = {name: config[name] for name in (*DROPOUTS, "direction") if name in config}
     return trunk(**found, **others)
 
 
-def rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Tensors under our own names: no other tool of today has this family."""
-    cells = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    names = ["embeddings.tokens.weight", *(f"stacks.0.{{}}.cells.0.{cell}" for cell in cells)]
-    return tuple(Rule(f"trunk.{name}", (f"trunk.{name}",)) for name in names)
-
-
 def _own(head: str, *names: str) -> tuple[Rule, ...]:
+    """Tensors under our own names: no other tool of today has this family."""
     return tuple(Rule(f"heads.{head}.{name}", (f"heads.{head}.{name}",)) for name in names)
 
 
-_LINEAR = ("linear.weight", "linear.bias")
 _TEXT = tuple(f"{norm}.{part}" for norm in ("input_norm", "norm") for part in ("weight", "bias", "mean", "variance"))
-_TEXT = (*_TEXT, "dense.weight", "dense.bias", *_LINEAR)
+_TEXT = (*_TEXT, "dense.weight", "dense.bias", "linear.weight", "linear.bias")
 
 ULMFIT = Family(
     name="ulmfit",
@@ -122,8 +114,8 @@ ULMFIT = Family(
     objective="causal LM over stretches of varied length, with memory",
     trunk=trunk,
     sizes={
-        "tiny": {"num_layers": 2, "dim": 64, "ffn_dim": 128, "dropout": 0.3},
-        "mini": {"num_layers": 3, "dim": 200, "ffn_dim": 400, "dropout": 0.5},
+        "tiny": {"num_layers": 2, "dim": 64, "hidden_dim": 128, "dropout": 0.3},
+        "mini": {"num_layers": 3, "dim": 200, "hidden_dim": 400, "dropout": 0.5},
         "lecture": {"dim": 300, "vocab_size": 60_003},
         "paper": {"dim": 400},
     },
@@ -133,20 +125,13 @@ ULMFIT = Family(
     label_head=label_head,
     to_config=to_config,
     from_config=from_config,
-    architectures={
-        "ULMFiTForCausalLM": ("next",),
-        "ULMFiTForSequenceClassification": ("classify",),
-        "ULMFiTForMultipleChoice": ("choice",),
-        "ULMFiTForTokenClassification": ("tag",),
-        "ULMFiTModel": (),
-    },
+    architectures={**architectures("ULMFiT"), "ULMFiTForMultipleChoice": ("choice",)},
     prefix="trunk.",
-    rules=rules,
+    rules=RULES,
     head_rules={
-        "next": _own("next", "bias"),
+        **HEAD_RULES,
         "classify": _own("classify", *_TEXT),
         "choice": _own("choice", *_TEXT),
-        "tag": _own("tag", *_LINEAR),
     },
     departures=(
         "The vocabulary is of pieces, not of words.",

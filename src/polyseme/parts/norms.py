@@ -75,9 +75,7 @@ class BatchNorm(nn.Module):
         wide = x.to(self.mean.dtype)
         weight, bias = self.weight.to(wide.dtype), self.bias.to(wide.dtype)
         training = self.training and len(x) > 1
-        found = F.batch_norm(
-            wide, self.mean, self.variance, weight, bias, training, self.spec.momentum, self.spec.eps
-        )
+        found = F.batch_norm(wide, self.mean, self.variance, weight, bias, training, self.spec.momentum, self.spec.eps)
         return found.to(x.dtype)
 
 

@@ -87,7 +87,7 @@ def backward(recipe: Recipe) -> Recipe:
     return recipe.replace(
         name=f"{recipe.name}-backward",
         model={**recipe.model, "direction": "backward"},
-        objective=recipe.objective.replace(backward=True),
+        objective=recipe.objective.replace(direction="backward"),
     )
 
 

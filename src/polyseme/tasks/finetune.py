@@ -205,9 +205,7 @@ def _encode(task: Task, examples: Sequence[Example], folder: ModelFolder, settin
     return found
 
 
-def _phased(
-    run: Training, task: Task, data: Sequence[Encoded], settings: FinetuneSpec, seed: int
-) -> Iterator[Report]:
+def _phased(run: Training, task: Task, data: Sequence[Encoded], settings: FinetuneSpec, seed: int) -> Iterator[Report]:
     """The one loop, once for each phase of unfreezing."""
     groups = run.model.trunk.groups()
     for first, end, frozen in settings.phases(len(data), len(groups)):

@@ -61,8 +61,7 @@ class Report:
 
 @dataclass
 class Training:
-    """Everything a step needs. `start` is the number of steps already done; the schedule runs from `origin` to `total`.
-    """
+    """Everything a step needs. `start` is the number of steps already done; the schedule runs from `origin` to `total`."""
 
     model: Model
     optimiser: torch.optim.Optimizer

@@ -104,9 +104,12 @@ class Recipe(Spec):
         self._check_reading(spec)
         if "pair" in self.objective.terms and spec.trunk.num_segments == 1:
             raise UserError("num_segments is 1, but pairs have two segments: give 2, or 0 for none")
-        if self.max_len > spec.trunk.embeddings.max_len:
-            limit = spec.trunk.embeddings.max_len
-            raise UserError(f"max_len {self.max_len} is longer than the model reads ({limit})")
+        limit, most = spec.trunk.embeddings.max_len, self.max_len
+        if isinstance(self.objective, SegmentLM):
+            most = self.objective.most(self.max_len)
+        if most > limit:
+            drawn = f", of which segments have up to {most} tokens," if most > self.max_len else ""
+            raise UserError(f"max_len {self.max_len}{drawn} is longer than the model reads ({limit})")
         return spec.replace(heads={name: spec.heads[name] for name in self.objective.terms})
 
     def _check_reading(self, spec: ModelSpec) -> None:
@@ -120,12 +123,6 @@ class Recipe(Spec):
             raise UserError(f"{name} needs a query stream, which {self.family} has not; {nearest('xlnet', FAMILIES)}")
         if isinstance(self.objective, SegmentLM) and not spec.trunk.remembers:
             raise UserError(f"{name} needs a memory of a set length: {self.family} as it is given here has none")
-        backward = getattr(spec.trunk, "direction", "forward") == "backward"
-        if isinstance(self.objective, SegmentLM) and self.objective.backward != backward:
-            raise UserError(
-                f"{name} and {self.family} do not read in the same direction: "
-                f"objective.backward is {self.objective.backward}, that of the model {backward}"
-            )
         if isinstance(self.objective, SegmentLM) and self.ramp:
             raise UserError(f"{name} reads the same lanes at every step: ramp is {self.ramp}, expected 0")
         if self.compile and not spec.trunk.one_shape:
