@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from polyseme.train.recipe import BudgetSpec, Recipe
 
 STEPS = 9
 TRAINED = [name for name in FAMILIES if f"{name}-tiny" in RECIPES]  # on a corpus
-EAGER = ("transformer_xl", "xlnet", "music", "ulmfit")  # which are not compiled
+EAGER = ("transformer_xl", "xlnet", "music", "rnn_lm", "ulmfit")  # which are not compiled
 ALIKE = ("roberta", "spanbert", "distilbert", "gpt")  # whose graph is that of bert or gpt2
 
 
@@ -64,17 +65,12 @@ def kind_of(family: str) -> str:
 
 def recipe(family: str, compile: bool = False) -> Recipe:
     objective = RECIPES[f"{family}-tiny"]().objective
+    longest = 32 + 32 * bool(getattr(objective, "spread", 0))  # some segments are longer than most
+    usual = {"num_layers": 2, "dim": 16, "num_heads": 2, "max_len": longest, "dropout": 0.1, "attention_dropout": 0.1}
     return Recipe(
         name="test",
         family=family,
-        model={
-            "num_layers": 2,
-            "dim": 16,
-            "num_heads": 2,
-            "max_len": 32 + 32 * bool(getattr(objective, "spread", 0)),  # segments may be longer than theirs
-            "dropout": 0.1,
-            "attention_dropout": 0.1,
-        },
+        model={key: value for key, value in usual.items() if key in signature(FAMILIES[family].trunk).parameters},
         objective=getattr(objective, "base", objective),  # the one a teacher is not needed for
         max_len=32,
         batch_tokens=512,
@@ -171,6 +167,41 @@ def test_a_growing_batch_and_muon_resume(corpora, tmp_path, monkeypatch):
     assert any(name.endswith("/momentum") for name in weights(tmp_path / "whole"))
     tokens = dict(sizes)
     assert tokens[1] <= 256 < tokens[5] <= 1024
+
+
+@pytest.mark.parametrize("kill", [3, 6, 8])
+def test_nt_asgd_in_the_middle_of_a_stream(kill, corpora, tmp_path, monkeypatch):
+    """Killed before the trigger, just behind it and later: what was measured, the means and the memory go on.
+
+    The rate is so high that the loss gets worse at once; a stretch's length, and with it the rate, is drawn.
+    """
+    plain = recipe("ulmfit")
+    averaging = plain.replace(
+        optim=plain.optim.replace(method="nt_asgd", rate=1000.0, patience=1), eval_every=1, batch_tokens=256
+    )
+    corpus = corpora[kind_of("ulmfit")]
+    pretrain(averaging, corpus, tmp_path / "whole")
+    real = module.train
+
+    def killed(run, data):
+        for report in real(run, data):
+            yield report
+            if report.step == kill:
+                raise Killed
+
+    monkeypatch.setattr(module, "train", killed)
+    with pytest.raises(Killed):
+        pretrain(averaging, corpus, tmp_path / "killed")
+    monkeypatch.setattr(module, "train", real)
+    pretrain(averaging, corpus, tmp_path / "killed", resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "killed")
+    state = weights(tmp_path / "whole")
+    measured, count = state["optimiser//losses"], int(state["optimiser//count"])
+    assert 3 <= len(measured) < 7 and count == STEPS - len(measured) + 1
+    assert any(name.startswith("memory/") for name in state)
+    mean = state["optimiser/trunk.embeddings.tokens.weight/average"]
+    saved = load_file(tmp_path / "whole" / "model" / "model.safetensors")["trunk.embeddings.tokens.weight"]
+    assert torch.equal(saved, mean) and not torch.equal(saved, state["model/trunk.embeddings.tokens.weight"])
 
 
 def test_a_real_kill(corpora, tmp_path):
