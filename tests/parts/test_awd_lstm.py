@@ -1,4 +1,4 @@
-"""AWD-LSTM: where each of the five dropouts acts and what it keeps constant; two steps against a plain implementation."""
+"""AWD-LSTM: where each of the five dropouts acts, what it keeps constant; two steps against a plain implementation."""
 
 import numpy as np
 import pytest
@@ -115,7 +115,6 @@ def test_weight_dropout_is_on_the_matrices_from_state_to_state(plain, monkeypatc
     cells = [layer.cells[0] for layer in net.trunk.stacks[0]]
     drawn, real = [], F.dropout
 
-
     def recorded(x, p=0.5, training=True, inplace=False):
         out = real(x, p, training)
         drawn.extend([out] * (p > 0))
@@ -144,7 +143,7 @@ def test_weight_dropout_is_on_the_matrices_from_state_to_state(plain, monkeypatc
 
 
 def plain_step(weights, tokens, values, states, masks, rate, penalties, clip, decay):
-    """A step of AWD-LSTM as the paper tells it, with loops: nothing here is the project's. Returns states and losses."""
+    """A step of AWD-LSTM as the paper tells it, in loops: nothing here is the project's."""
     masks = iter(masks)
     w = {name: t.clone().requires_grad_() for name, t in weights.items()}
     table = w["trunk.embeddings.tokens.weight"]

@@ -1,4 +1,4 @@
-"""Gradual unfreezing: the head first, then group by group from the top, the schedule anew each time; for every family."""
+"""Gradual unfreezing: the head first, then the groups from the top, the schedule anew each time; in every family."""
 
 from itertools import islice
 

@@ -25,6 +25,7 @@ from polyseme.cli import (
     score,
     tasks,
     tokenizer,
+    ulmfit,
 )
 from polyseme.errors import Stopped, UserError
 
@@ -46,6 +47,7 @@ app.command("recipes")(pretrain.recipes)
 app.command("families")(families.families)
 app.command("tasks")(tasks.tasks)
 app.command("finetune")(finetune.finetune)
+app.command("ulmfit")(ulmfit.ulmfit)
 app.command("evaluate")(predict.evaluate)
 app.command("predict")(predict.predict)
 app.command("fill")(fill.fill)

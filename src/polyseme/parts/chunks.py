@@ -15,11 +15,12 @@ from polyseme.parts.layout import Layout
 def read_in_chunks(
     trunk: Any, tokens: Tensor, layout: Layout, segments: Tensor | None, chunk: int, learnt: int = 0
 ) -> Tensor:
-    """The last states of every token, [T, dim], read `chunk` tokens of each sequence at a time, backwards if the trunk does.
+    """The last states of every token, [T, dim], read `chunk` tokens of each sequence at a time.
 
-    Gradients stop at the borders of chunks, and only chunks with one of the last `learnt` tokens of a sequence that are
-    read have any (0 is all of them): a text of any length is learnt from in bounded memory, while a head may pool over all of it (Howard
-    and Ruder 2018, §3.3, BPT3C). Without gradients this is the same as reading at once, as the law of memory says.
+    A trunk that reads backwards begins at the end. Gradients stop at the borders of chunks, and only chunks with one of
+    a sequence's last `learnt` tokens, in the order of reading, have any (0 is all): a text of any length is learnt from
+    in bounded memory, while a head may pool over all of it (Howard and Ruder 2018, §3.3, BPT3C). Without gradients this
+    is the same as reading at once, as the law of memory says.
     """
     backwards = getattr(trunk.spec, "direction", "") == "backward"
     sizes = np.array(layout.lengths)

@@ -42,7 +42,7 @@ class NoNormSpec(Spec):
 
 @dataclass(frozen=True)
 class BatchNormSpec(Spec):
-    """Each feature by its mean and variance over the rows of a batch; at work, by running ones (Ioffe and Szegedy 2015).
+    """Each feature by its mean and variance over the rows of a batch; at work by running ones (Ioffe and Szegedy 2015)
 
     What a row becomes in training depends on its neighbours: the laws of packing and of sums hold for it at work alone.
     """

@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +29,7 @@ from polyseme.report import write_report
 from polyseme.tasks.examples import Example, Kind
 from polyseme.tasks.metrics import PRIMARY, require, score
 from polyseme.tasks.predict import logits, measure
-from polyseme.tasks.task import HEADS, Encoded, Task
+from polyseme.tasks.task import HEADS, Encoded, Prediction, Task
 from polyseme.train.cost import num_parameters
 from polyseme.train.loop import CHECKED, Report, Training, choose_device, train
 from polyseme.train.optim import OptimSpec
@@ -44,10 +44,10 @@ class FinetuneSpec(Spec):
     `steps` overrides `epochs`; `max_len` 0 is the model's; `freeze` parameter groups, counted from the input
     (the embeddings are the first), stay as they are. A step is read in micro-batches of at most `bin_tokens`.
 
-    With `unfreeze` the new head is trained alone at first, and after every so many epochs the next group below joins; the
-    schedule begins anew each time, and the last phase has what is left of `epochs` (Howard and Ruder 2018, §3.3, and
-    their code). With `chunk` long texts are read so many tokens at a time with memory, the gradient reaching into the
-    last `learnt` tokens alone (0 is all): their BPT3C.
+    With `unfreeze` the new head is trained alone at first, and after every so many epochs the next group below joins;
+    the schedule begins anew each time, and the last phase has what is left of `epochs` (Howard and Ruder 2018, §3.3,
+    and their code). With `chunk` long texts are read so many tokens at a time with memory, the gradient reaching into
+    the last `learnt` tokens alone (0 is all): their BPT3C.
 
     `auxiliary` is the weight of the language model's own loss on the same texts, and `both_orders` reads a pair twice,
     as GPT does (Radford et al. 2018, §3.2 and 3.3; its settings: auxiliary 0.5, rate 6.25e-5, batches of 32).
@@ -112,11 +112,12 @@ def finetune(
     scratch: bool = False,
     primary: str = "",
     data_set: str = "",
+    tell: Callable[[int, list[Prediction]], None] | None = None,
 ) -> dict[str, Any]:
     """Fine-tune once for each seed, measure on the dev examples; report all seeds, mean and deviation.
 
     `primary` is the metric that counts, if it is not the one the kind has; it stands first. `data_set` is the name
-    that is noted.
+    that is noted. `tell` hears of each seed what it predicts for the dev examples.
 
     The seed draws the new head, the order of the examples and the dropout. `out` gets `results.json`,
     `log.jsonl` and the model of the seed that did best on the dev examples (that choice flatters its own
@@ -158,6 +159,8 @@ def finetune(
         spent["seconds"] += time.perf_counter() - began
         scores = logits(run.model, task, dev)
         predictions = [task.decode(part, e) for part, e in zip(scores, dev_examples)]
+        if tell is not None:
+            tell(seed, predictions)
         found = measure(task, dev_examples, predictions)
         runs.append({"seed": seed, primary: found[primary], **found})
         if best is None or runs[-1][primary] > best[0]:
@@ -286,7 +289,7 @@ def _training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int
     for group in groups[: settings.freeze]:
         for parameter in group:
             parameter.requires_grad_(False)
-    if settings.chunk and not model.spec.trunk.causal:
+    if settings.chunk and not (model.spec.trunk.causal or model.spec.trunk.remembers):
         raise UserError(f"chunk is {settings.chunk}, but {model.spec.family} has no memory to read on with")
     precision = settings.precision
     if precision == "auto":

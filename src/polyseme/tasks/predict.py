@@ -101,6 +101,24 @@ def logits(model: Model, task: Task, encoded: Sequence[Encoded], bin_tokens: int
     return found
 
 
+def average(parts: Sequence[Sequence[Prediction]]) -> list[Prediction]:
+    """What several models say of the same examples as one answer: the mean of their probabilities, or of their numbers.
+
+    ULMFiT does so with one that reads forwards and one that reads backwards (Howard and Ruder 2018, §3.4).
+    """
+    found = []
+    for each in zip(*parts, strict=True):
+        if each[0].number is not None:
+            found.append(Prediction(number=sum(p.number or 0.0 for p in each) / len(each)))
+            continue
+        shares = [p.probabilities or {} for p in each]
+        if not shares[0] or any(share.keys() != shares[0].keys() for share in shares):
+            raise UserError("only models with the same labels of texts can be averaged")
+        mean = {label: sum(share[label] for share in shares) / len(shares) for label in shares[0]}
+        found.append(Prediction(max(mean, key=lambda label: mean[label]), mean))
+    return found
+
+
 def write_predictions(path: Path, examples: Sequence[Example], predictions: Sequence[Prediction]) -> None:
     """Write a whole file or none: JSON lines, a table, or CoNLL columns, as the file's ending says.
 

@@ -61,7 +61,10 @@ class Report:
 
 @dataclass
 class Training:
-    """Everything a step needs. `start` is the number of steps already done; the schedule runs from `origin` to `total`."""
+    """Everything a step needs. `start` is the number of steps already done.
+
+    The schedule runs from step `origin` to step `total`.
+    """
 
     model: Model
     optimiser: torch.optim.Optimizer
