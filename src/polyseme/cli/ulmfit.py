@@ -62,7 +62,8 @@ def ulmfit(
     begun = stages.begin(plan, out, text, corpus, general)
     if sizes:
         done = stages.curve(plan, out, begun, to_learn, to_measure, sizes, more, seeds)
-        write_text(out / "report.html", stages.page(None, done))
+        whole = read_json(out / "results.json") if (out / "results.json").exists() else None
+        write_text(out / "report.html", stages.page(whole, done))
         found = stages.lines(done)
         rows = [[row, *(stages.shown(line[s]) for s in sizes)] for row, line in found.items()]
         print_table([f"error, {seeds} seed(s)", *map(str, sizes)], rows)
