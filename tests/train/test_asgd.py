@@ -1,14 +1,24 @@
 """NT-ASGD: SGD until the loss on held-out text stops falling, then the mean of all weights since."""
 
+import random
+
 import pytest
 import torch
+from safetensors.torch import load_file
+
+from polyseme.corpus.prepare import prepare
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.recipes import RECIPES
 from polyseme.tasks.finetune import FinetuneSpec
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train import pretrain as module
 from polyseme.train.asgd import averaged
 from polyseme.train.optim import OptimSpec, load_optimiser_state, optimiser_state, set_rate
+from polyseme.train.pretrain import pretrain
+from tests.train.test_resume import STEPS, Killed, assert_same, recipe
+from tests.train.test_resume import weights as everything
 
 
 def model_and_optimiser(**changes):
@@ -106,3 +116,47 @@ def test_it_needs_something_held_out():
         recipe.check()
     with pytest.raises(UserError, match="nt_asgd waits"):
         FinetuneSpec(optim=OptimSpec(method="nt_asgd")).check()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder, draw = tmp_path_factory.mktemp("asgd"), random.Random(0)
+    words = ["".join(draw.choices("abcdefgh", k=draw.randint(2, 5))) for _ in range(60)]
+    sentences = [" ".join(draw.choices(words, k=6)).capitalize() + "." for _ in range(480)]
+    text = folder / "text.txt"
+    text.write_text("\n\n".join(" ".join(sentences[i : i + 12]) for i in range(0, 480, 12)))
+    prepare([text], Tokenizer.train("bpe", iter([text.read_text()]), 330), folder / "corpus", split="blank", workers=1)
+    return folder / "corpus"
+
+
+@pytest.mark.parametrize("kill", [3, 6, 8])
+def test_killed_in_the_middle_of_a_stream(kill, corpus, tmp_path, monkeypatch):
+    """Before the trigger, just behind it and later: what was measured, the means and the memory go on.
+
+    The rate is so high that the loss gets worse at once; a stretch's length, and with it the rate, is drawn.
+    """
+    plain = recipe("ulmfit")
+    optim = plain.optim.replace(method="nt_asgd", rate=1000.0, patience=1)
+    averaging = plain.replace(optim=optim, eval_every=1, batch_tokens=256)
+    pretrain(averaging, corpus, tmp_path / "whole")
+    real = module.train
+
+    def killed(run, data):
+        for report in real(run, data):
+            yield report
+            if report.step == kill:
+                raise Killed
+
+    monkeypatch.setattr(module, "train", killed)
+    with pytest.raises(Killed):
+        pretrain(averaging, corpus, tmp_path / "killed")
+    monkeypatch.setattr(module, "train", real)
+    pretrain(averaging, corpus, tmp_path / "killed", resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "killed")
+    state = everything(tmp_path / "whole")
+    measured, count = state["optimiser//losses"], int(state["optimiser//count"])
+    assert 3 <= len(measured) < 7 and count == STEPS - len(measured) + 1
+    assert any(name.startswith("memory/") for name in state)
+    mean = state["optimiser/trunk.embeddings.tokens.weight/average"]
+    saved = load_file(tmp_path / "whole" / "model" / "model.safetensors")["trunk.embeddings.tokens.weight"]
+    assert torch.equal(saved, mean) and not torch.equal(saved, state["model/trunk.embeddings.tokens.weight"])

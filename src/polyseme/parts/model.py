@@ -14,8 +14,9 @@ from polyseme.parts.layout import Layout
 from polyseme.parts.recurrent import RecurrentSpec
 from polyseme.parts.spec import Spec
 from polyseme.parts.trunk import TransformerSpec
+from polyseme.parts.window import WindowSpec
 
-TrunkSpec = TransformerSpec | EncoderDecoderSpec | RecurrentSpec
+TrunkSpec = TransformerSpec | EncoderDecoderSpec | RecurrentSpec | WindowSpec
 
 
 @dataclass(frozen=True)
