@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.corpus.prepare import prepare
-
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.recipes import RECIPES
@@ -129,9 +128,8 @@ def corpus(tmp_path_factory):
     return folder / "corpus"
 
 
-@pytest.mark.parametrize("kill", [3, 6, 8])
-def test_killed_in_the_middle_of_a_stream(kill, corpus, tmp_path, monkeypatch):
-    """Before the trigger, just behind it and later: what was measured, the means and the memory go on.
+def test_killed_in_the_middle_of_a_stream(corpus, tmp_path, monkeypatch):
+    """Before the trigger and behind it: what was measured, the means and the memory go on.
 
     The rate is so high that the loss gets worse at once; a stretch's length, and with it the rate, is drawn.
     """
@@ -144,12 +142,13 @@ def test_killed_in_the_middle_of_a_stream(kill, corpus, tmp_path, monkeypatch):
     def killed(run, data):
         for report in real(run, data):
             yield report
-            if report.step == kill:
+            if report.step in (3, 8) and report.step > run.start + 1:
                 raise Killed
 
     monkeypatch.setattr(module, "train", killed)
-    with pytest.raises(Killed):
-        pretrain(averaging, corpus, tmp_path / "killed")
+    for resume in (False, True):
+        with pytest.raises(Killed):
+            pretrain(averaging, corpus, tmp_path / "killed", resume=resume)
     monkeypatch.setattr(module, "train", real)
     pretrain(averaging, corpus, tmp_path / "killed", resume=True)
     assert_same(tmp_path / "whole", tmp_path / "killed")
