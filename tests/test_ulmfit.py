@@ -12,7 +12,7 @@ from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.recipes import RECIPES
 from polyseme.recipes.ulmfit import backward, target
-from polyseme.tasks.examples import Example
+from polyseme.tasks.examples import Example, read_examples
 from polyseme.tasks.finetune import FinetuneSpec, finetune
 from polyseme.tasks.predict import average, predict
 from polyseme.tasks.task import Prediction
@@ -78,6 +78,16 @@ def test_three_stages_both_ways_and_the_curve(files, tmp_path, monkeypatch, caps
     assert begun["begun_from"].endswith("general-forward/model") and len(begun["begun_from_hash"]) == 64
     assert begun["recipe"]["optim"]["layer_decay"] == pytest.approx(1 / 2.6)
 
+    both = [str(out / f"classifier-{direction}" / "model") for direction in ("forward", "backward")]
+    monkeypatch.setattr("sys.argv", ["polyseme", "evaluate", both[0], "--with", both[1], "--data",
+                                     str(files / "dev.tsv"), "--json"])  # fmt: skip
+    with pytest.raises(SystemExit):
+        main()
+    joined, folders = json.loads(capsys.readouterr().out), [load_model(path) for path in both]
+    dev = read_examples(files / "dev.tsv", "classification")
+    means = average([predict(folder, dev) for folder in folders])
+    assert joined["accuracy"] == sum(p.label == e.label for p, e in zip(means, dev)) / len(dev)
+
     # the curve goes on from the same general models, and from what was drawn of it before
     kept = (out / "general-forward" / "results.json").stat().st_mtime_ns
     assert call(monkeypatch, files, out, "--direction", "both", "--train-sizes", "12") == 0
@@ -103,6 +113,7 @@ def test_bad_input_is_one_line(files, tmp_path, monkeypatch, capsys):
         (["--preset", "huge"], "preset is 'huge', expected one of 'tiny', 'lecture', 'paper'"),
         (["--direction", "up"], "direction is 'up'"),
         (["--train-sizes", "10,many"], "--train-sizes is '10,many': whole numbers"),
+        (["--train-sizes", "10,900"], "train sizes are from 2 to the 40 examples there are, not 900"),
         (["--general", classifier], "give one of --text"),
         (["--set", "classifier.epoch=3"], "unknown key 'epoch' in FinetuneSpec; did you mean 'epochs'?"),
         (["--set", "classifier.unfreeze=-1"], "unfreeze is -1.0, which is negative"),
@@ -110,7 +121,7 @@ def test_bad_input_is_one_line(files, tmp_path, monkeypatch, capsys):
     ):
         assert call(monkeypatch, files, tmp_path / "out", *more) == 2
         error = capsys.readouterr().err
-        assert said in error and "Traceback" not in error
+        assert said in error and "Traceback" not in error and not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="is no language model of ulmfit"):
         ulmfit.begin(ulmfit.Plan("tiny"), tmp_path, [], None, [classifier])
     save_model(tmp_path / "lm", spec.build(seed=0), tokenizer)

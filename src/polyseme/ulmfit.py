@@ -98,10 +98,28 @@ class Begun:
         return Tokenizer.load(next(iter(self.folders.values())))
 
 
-def begin(plan: Plan, out: Path, text: Sequence[str], corpus: Path | None, general: Sequence[Path]) -> Begun:
-    """The first stage: from text, from a corpus that is prepared, or from models that were trained before."""
+def check(plan: Plan, text: Sequence[str], corpus: Path | None, general: Sequence[Path]) -> None:
+    """A mistake in where the first stage begins is told before anything is written."""
     if bool(text) + bool(corpus) + bool(general) != 1:
         raise UserError("give one of --text (files), --corpus (a corpus folder) and --general (model folders)")
+    if general:
+        _given(plan, general)
+    elif corpus:
+        Corpus.open(corpus)
+    else:
+        open_sources(text, "text", "file", False)
+
+
+def check_sizes(sizes: Sequence[int], train: Sequence[Example]) -> None:
+    for size in sizes:
+        if not 2 <= size <= len(train):
+            raise UserError(f"train sizes are from 2 to the {len(train)} examples there are, not {size}")
+        draw(train, size, seed=0)
+
+
+def begin(plan: Plan, out: Path, text: Sequence[str], corpus: Path | None, general: Sequence[Path]) -> Begun:
+    """The first stage: from text, from a corpus that is prepared, or from models that were trained before."""
+    check(plan, text, corpus, general)
     if general:
         return _given(plan, general)
     if corpus is None:
@@ -245,9 +263,7 @@ def curve(
     From fresh weights; by three stages of which the second sees the drawn examples alone; with a second stage on all
     texts there are. What is done is in `curve.json`; the same call goes on from there.
     """
-    for size in sizes:
-        if not 2 <= size <= len(train):
-            raise UserError(f"train sizes are from 2 to the {len(train)} examples there are, not {size}")
+    check_sizes(sizes, train)
     path = out / "curve.json"
     done: list[dict[str, Any]] = read_json(path) if path.exists() else []
     everything = target(plan, out, begun, [*(e.text or "" for e in train), *unlabelled])

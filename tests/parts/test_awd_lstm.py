@@ -221,7 +221,7 @@ def test_two_steps_against_a_plain_implementation(monkeypatch):
         rate = 3.0 * length / LENGTH
         assert report.rate == pytest.approx(rate)
         weights, states, parts = plain_step(weights, *grid, states, drawn, rate, (2.0, 1.5), 0.25, 0.01)
-        assert [report.loss[n] for n in ("next", "activation", "change")] == pytest.approx(parts, rel=1e-6)
+        assert [report.loss[n] for n in ("next", "activation", "change")] == pytest.approx(parts, rel=1e-4)
         for name, p in net.named_parameters():
             torch.testing.assert_close(p.detach(), weights[name], atol=2e-6, rtol=0)  # losses are float32
         for layer in range(3):

@@ -9,12 +9,13 @@ import torch
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.tasks.examples import Example
-from polyseme.tasks.finetune import FinetuneSpec, _encode, _open, _phased, _training, finetune, steps
+from polyseme.tasks.finetune import FinetuneSpec, _encode, _groups, _open, _phased, _training, finetune, steps
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optim import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 from polyseme.weights.folder import save_model
+from tests.contracts.cases import fitting
 
 EXAMPLES = [Example(f"d:{i}", f"{'cat dog' if i % 2 else 'fish bird'} hare", label="ab"[i % 2]) for i in range(10)]
 READS_TEXT = [name for name in FAMILIES if FAMILIES[name].tokenizer != "events"]
@@ -24,8 +25,8 @@ def make(family, path):
     kind = FAMILIES[family].tokenizer
     words = "cat dog fish bird hare newt swan seal"
     tokenizer = Tokenizer.train(kind, iter([words, *words.split()] * 30), 300).marked(FAMILIES[family].marks)
-    sizes = {"num_layers": 2, "dim": 16, "num_heads": 2, "max_len": 32}
-    spec = FAMILIES[family].spec(**sizes, vocab_size=tokenizer.vocab_size, dropout=0.0, attention_dropout=0.0)
+    sizes = {"num_layers": 2, "dim": 16, "num_heads": 2, "max_len": 32, "dropout": 0.0, "attention_dropout": 0.0}
+    spec = FAMILIES[family].spec(**fitting(FAMILIES[family], **sizes), vocab_size=tokenizer.vocab_size)
     save_model(path, spec.build(seed=0), tokenizer)
     return path
 
@@ -44,7 +45,7 @@ def test_groups_join_one_by_one(family, tmp_path):
     rates = OptimSpec(rate=0.01, layer_decay=0.5)
     settings = FinetuneSpec(epochs=20, batch_size=5, unfreeze=1, optim=rates, schedule=ScheduleSpec("slanted"))
     task, data, run = begun(path, settings)
-    groups = run.model.trunk.groups()
+    groups = _groups(run.model)
     before = [[p.detach().clone() for p in group] for group in groups]
     head = [p.detach().clone() for p in run.model.heads.parameters()]
     phases = settings.phases(len(data), len(groups))
@@ -58,7 +59,7 @@ def test_groups_join_one_by_one(family, tmp_path):
         reached = [any(p.grad is not None and p.grad.any() for p in group) for group in groups]
         assert moved[frozen:] == [a or b for a, b in zip(moved[frozen:], reached[frozen:])]
         assert any(not torch.equal(p, was) for p, was in zip(run.model.heads.parameters(), head))
-    assert moved[0] and sum(moved) >= 3  # what no head reads (a decoder, some poolers) stays
+    assert sum(moved) >= len(groups) - 1  # some poolers are read by no head
 
 
 def test_each_phase_has_a_triangle_of_its_own_and_each_group_its_rate(tmp_path):
@@ -68,7 +69,7 @@ def test_each_phase_has_a_triangle_of_its_own_and_each_group_its_rate(tmp_path):
         epochs=12, batch_size=5, unfreeze=2, optim=OptimSpec(rate=0.1, layer_decay=1 / 2.6), schedule=schedule
     )
     task, data, run = begun(path, settings)
-    groups = run.model.trunk.groups()
+    groups = _groups(run.model)
     rates = [report.rate for report in _phased(run, task, data, settings, seed=0)]
     for first, end, _ in settings.phases(len(data), len(groups)):
         assert rates[first:end] == [pytest.approx(0.1 * schedule.scale(i, end - first)) for i in range(end - first)]

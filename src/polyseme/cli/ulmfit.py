@@ -58,6 +58,8 @@ def ulmfit(
         raise UserError(f"{out} is already there and holds no run of ulmfit: choose another --out")
     if (out / "results.json").exists() and not sizes:
         raise UserError(f"{out} already holds a finished run: choose another --out")
+    stages.check(plan, text, corpus, general)
+    stages.check_sizes(sizes, to_learn)
     write_json(begun_with, asked)
     begun = stages.begin(plan, out, text, corpus, general)
     if sizes:

@@ -21,6 +21,7 @@ from polyseme.families import FAMILIES
 from polyseme.files import write_json, write_text
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.packing import rounded
+from polyseme.parts.encoder_decoder import EncoderDecoder
 from polyseme.parts.layout import bins
 from polyseme.parts.model import Model
 from polyseme.parts.spec import Spec
@@ -210,7 +211,7 @@ def _encode(task: Task, examples: Sequence[Example], folder: ModelFolder, settin
 
 def _phased(run: Training, task: Task, data: Sequence[Encoded], settings: FinetuneSpec, seed: int) -> Iterator[Report]:
     """The one loop, once for each phase of unfreezing."""
-    groups = run.model.trunk.groups()
+    groups = _groups(run.model)
     for first, end, frozen in settings.phases(len(data), len(groups)):
         for number, group in enumerate(groups):
             for parameter in group:
@@ -283,7 +284,7 @@ def _open(path: Path, task: Task, settings: FinetuneSpec, seed: int, scratch: bo
 def _training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int) -> Training:
     device = choose_device()
     model = model.to(device)
-    groups = model.trunk.groups()
+    groups = _groups(model)
     if settings.freeze > len(groups):
         raise UserError(f"cannot freeze {settings.freeze} groups: the model has {len(groups)}")
     for group in groups[: settings.freeze]:
@@ -305,6 +306,12 @@ def _training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int
         seed,
         record=device.type == "cuda" and precision == "bf16" and not model.spec.trunk.by_lengths,
     )
+
+
+def _groups(model: Model) -> list[list[torch.nn.Parameter]]:
+    """Parameters from input to output; of two stacks those of the encoder, since tasks have no target to decode."""
+    trunk = model.trunk
+    return trunk.encoder.groups() if isinstance(trunk, EncoderDecoder) else trunk.groups()
 
 
 def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:

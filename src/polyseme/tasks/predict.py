@@ -23,24 +23,39 @@ from polyseme.weights.folder import ModelFolder
 
 
 def evaluate(
-    folder: ModelFolder, examples: Sequence[Example], max_len: int | None = None, truncate: bool | None = None
+    folder: ModelFolder,
+    examples: Sequence[Example],
+    max_len: int | None = None,
+    truncate: bool | None = None,
+    also: Sequence[ModelFolder] = (),
 ) -> dict[str, float]:
-    """The metrics of the folder's task on labelled examples; a label it was not trained on is an error."""
+    """The metrics of the folder's task on labelled examples; a label it was not trained on is an error.
+
+    With others `also`, of the mean of what they all say.
+    """
     task = Task.from_model(folder.model, folder.notes)
     for example in examples:
         if example.answer is None:
             raise UserError(f"{example.where}: there is no label to compare with")
-    encoded = _encode(folder, task, examples, max_len, truncate, labelled=True)
-    return measure(task, examples, _predictions(folder, task, examples, encoded))
+    _encode(folder, task, examples, max_len, truncate, labelled=True)
+    return measure(task, examples, predict(folder, examples, max_len, truncate, also))
 
 
 def predict(
-    folder: ModelFolder, examples: Sequence[Example], max_len: int | None = None, truncate: bool | None = None
+    folder: ModelFolder,
+    examples: Sequence[Example],
+    max_len: int | None = None,
+    truncate: bool | None = None,
+    also: Sequence[ModelFolder] = (),
 ) -> list[Prediction]:
-    """One prediction for each example. Length and cutting are those of fine-tuning unless they are given."""
+    """One prediction for each example. Length and cutting are those of fine-tuning unless they are given.
+
+    With others `also`, the mean of what they all say.
+    """
     task = Task.from_model(folder.model, folder.notes)
     encoded = _encode(folder, task, examples, max_len, truncate, labelled=False)
-    return _predictions(folder, task, examples, encoded)
+    found = _predictions(folder, task, examples, encoded)
+    return average([found, *(predict(o, examples, max_len, truncate) for o in also)]) if also else found
 
 
 def as_examples(given: Sequence[Any], model: Model) -> list[Example]:
