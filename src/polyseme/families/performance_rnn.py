@@ -15,7 +15,7 @@ def trunk(
     vocab_size: int = 392,
     max_len: int = ENDLESS,
     dropout: float = 0.1,
-    init_std: float = 0.05,
+    init_std: float = 0.2,
 ) -> RecurrentSpec:
     """Three layers of 512 units; a piece may be of any length."""
     return recurrent(num_layers, dim, 0, vocab_size, max_len, dropout, init_std=init_std)

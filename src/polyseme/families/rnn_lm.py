@@ -31,12 +31,13 @@ def trunk(
     weight_dropout: float = 0.0,
     locked: bool = False,
     forget_bias: float = 1.0,
-    init_std: float = 0.05,
+    init_std: float = 0.2,
 ) -> RecurrentSpec:
     """Token vectors and the last layer are of size `dim`, the layers between of `hidden_dim`, if it is not 0.
 
     With a `projection` all layers are of `hidden_dim` and hand on `dim`. Dropout is on what enters and leaves every
-    layer, never between time steps (Zaremba et al. 2014, §3).
+    layer, never between time steps (Zaremba et al. 2014, §3). `init_std` is of the token vectors: with the papers' 0.05
+    an LSTM of today, tied and under Adam, learns little more than frequencies in its first million tokens.
     """
     inner = hidden_dim or dim
     return RecurrentSpec(
@@ -54,7 +55,7 @@ def trunk(
         locked=locked,
         forget_bias=forget_bias,
         pooler=PoolerSpec(POOLED[direction]),
-        init=InitSpec(init_std),
+        init=InitSpec(0.05, token_std=init_std),
     )
 
 
@@ -89,7 +90,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "dropout": trunk.output_dropout,
         "weight_dropout": trunk.weight_dropout,
         "forget_bias": trunk.forget_bias,
-        "initializer_range": trunk.init.std,
+        "initializer_range": trunk.init.token_std,
     }
 
 
@@ -111,7 +112,7 @@ def from_config(config: dict[str, Any]) -> RecurrentSpec:
         dropout=config.get("dropout", 0.5),
         weight_dropout=config.get("weight_dropout", 0.0),
         forget_bias=config.get("forget_bias", 1.0),
-        init_std=config.get("initializer_range", 0.05),
+        init_std=config.get("initializer_range", 0.2),
     )
 
 
@@ -173,5 +174,6 @@ RNN_LM = Family(
     departures=(
         *DEPARTURES,
         "The vocabulary is of pieces; weights start as torch's modules do, with 1 more on the forget gates' bias.",
+        "Token vectors start at 0.2, not within ± 0.05 to 0.1: AdamW, in place of SGD, learns sooner so.",
     ),
 )

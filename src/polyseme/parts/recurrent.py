@@ -201,7 +201,7 @@ class Steps:
         """The inverse of `begin`; a sequence without a token keeps its state."""
         if self.sequences is None:
             return list(states)
-        return [old.index_copy(0, self.sequences, new) for old, new in zip(before, states)]
+        return [old.to(new.dtype).index_copy(0, self.sequences, new) for old, new in zip(before, states)]
 
 
 class Recurrence(nn.Module):
@@ -230,6 +230,7 @@ class Recurrence(nn.Module):
 
     def forward(self, x: Tensor, steps: Steps, states: list[Tensor], plain: bool) -> tuple[Tensor, list[Tensor]]:
         """What it says at each step, and its states after the last; `x` and the outcome are as `steps` has them."""
+        states = [s.to(x.dtype) for s in states]  # under autocast a layer says less than it was told
         hidden = F.dropout(self.weight_hh, self.spec.weight_dropout, self.training)
         weights = [self.weight_ih, hidden, self.bias_ih, self.bias_hh]
         if self.weight_hr is not None:

@@ -1,0 +1,182 @@
+"""Recurrent and window models from end to end: trained, resumed, scored, embedded, fine-tuned, and looked into."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import polyseme
+from polyseme.corpus.store import Corpus
+from polyseme.errors import UserError
+from polyseme.explain.attention import attention_maps
+from polyseme.explain.gradients import gradients_by_distance
+from polyseme.families import FAMILIES
+from polyseme.language_model import LanguageModel
+from polyseme.train.context import by_segments, by_windows, effective_contexts, losses_by_context
+from polyseme.weights.folder import load_model, read_spec
+from tests.conftest import documents
+from tests.contracts import cases
+
+# a recipe, what is changed in it
+RUNS = {
+    "rnn": ("rnn_lm-tiny", ["model.cell=rnn", "model.dim=32"]),
+    "gru": ("rnn_lm-tiny", ["model.cell=gru", "model.dim=32", "model.locked=true", "model.weight_dropout=0.2"]),
+    "lstm": ("rnn_lm-tiny", ["model.dim=32", "objective.spread=3"]),
+    "backward": ("rnn_lm-tiny", ["model.dim=32", "model.direction=backward", "objective.direction=backward"]),
+    "nnlm": ("nnlm-tiny", ["model.dim=16", "model.hidden_dim=32", "model.direct=true"]),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(project, done, tmp_path_factory):
+    """Each with its command, which is asked once more when all is done."""
+    folder = tmp_path_factory.mktemp("recurrent")
+    for name, (recipe, changes) in RUNS.items():
+        usual = ["budget.steps=60", "batch_tokens=512", "bin_tokens=512", "max_len=16", "holdout=0.1",
+                 "schedule.warmup=5", "optim.rate=0.03", "save_every=30", "eval_every=30"]  # fmt: skip
+        given = [part for change in (*usual, *changes) for part in ("--set", change)]
+        done("pretrain", recipe, "--corpus", project / "corpus-gpt2", "--out", folder / name, *given)
+        done("pretrain", recipe, "--corpus", project / "corpus-gpt2", "--out", folder / name, *given, "--resume")
+    return folder
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_it_learns_more_than_frequencies(name, runs, project):
+    """Held-out loss is below the unigram entropy of the text."""
+    counts = np.bincount(Corpus.open(project / "corpus-gpt2").gather(np.array([0]), np.array([1500])))
+    shares = counts[counts > 0] / counts.sum()
+    results = json.loads((runs / name / "results.json").read_text())
+    term = "previous" if name == "backward" else "next"
+    assert results["valid"][term] < -(shares * np.log(shares)).sum() - 0.5
+    assert results["valid"]["perplexity"] == pytest.approx(math.exp(results["valid"][term]))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_commands_read_it(name, runs, done, project, tmp_path):
+    """A likely text is likelier than its words in disorder, also read backwards; vectors; a task."""
+    model = runs / name / "model"
+    (tmp_path / "texts.txt").write_text("The old cat sees the grey dog in the river.\nCat the old sees dog river.\n")
+    rows = [json.loads(row) for row in done("score", model, "--data", tmp_path / "texts.txt", "--json").splitlines()]
+    assert rows[0]["perplexity"] < rows[1]["perplexity"]
+    done("embed", model, "--data", tmp_path / "texts.txt", "--out", tmp_path / "v.npz", "--layers", "embeddings")
+    assert np.load(tmp_path / "v.npz")["vectors"].shape == (2, 16 if name == "nnlm" else 32)
+    files = [project / f"classification-{part}.tsv" for part in ("train", "dev")]
+    done("finetune", model, "--task", "classification", "--train", files[0], "--dev", files[1], "--out",
+         tmp_path / "task", "--set", "epochs=1")  # fmt: skip
+    done("predict", tmp_path / "task/model", "--data", files[1], "--out", tmp_path / "predicted.tsv")
+
+
+def test_folders_without_our_file_are_read_from_their_config(runs, tmp_path):
+    for name in RUNS:
+        spec, _ = read_spec(runs / name / "model")
+        family = FAMILIES[spec.family]
+        assert family.from_config(family.to_config(spec)) == spec.trunk
+
+
+def test_gradients_by_distance(runs, done, refused, tmp_path):
+    (tmp_path / "texts.txt").write_text("\n".join(documents(20, seed=9)) + "\n")
+    folders = [runs / name / "model" for name in ("rnn", "lstm", "nnlm")]
+    picture = tmp_path / "picture.svg"
+    said = done("gradients", *folders, "--data", tmp_path / "texts.txt", "--out", picture, "--distance", 20)
+    assert "rnn_lm rnn" in said and "nnlm" in said and "<svg" in picture.read_text()
+    curves = {
+        name: gradients_by_distance(polyseme.load(runs / name / "model", "cpu"), documents(20, seed=9), 20)
+        for name in ("rnn", "lstm", "nnlm")
+    }
+    assert (curves["nnlm"][:5] > 0).all() and (curves["nnlm"][5:] == 0).all(), "the window has five tokens"
+    assert curves["rnn"][20] < 0.05 * curves["rnn"][0] and curves["lstm"][20] > 0
+    args = ("--data", tmp_path / "texts.txt", "--out")
+    refused("gradients", runs / "backward/model", *args, tmp_path / "p.svg", says="does not predict what comes next")
+    refused("gradients", runs / "rnn/model", *args, tmp_path / "p.png", says="does not end in .svg")
+    refused("gradients", runs / "rnn/model", *args, tmp_path / "p.svg", "--distance", 10**6, says="tokens")
+    refused("gradients", runs / "rnn/model", *args, tmp_path / "p.svg", "--distance", 0, says="distance is 0")
+
+
+def test_gradients_are_those_of_the_last_prediction(runs):
+    """Against autograd by hand on one window."""
+    opened = polyseme.load(runs / "gru/model", "cpu")
+    text = documents(3, seed=9)
+    ids = torch.tensor([token for each in text for token in opened.tokenizer.encode(each)])
+    found = gradients_by_distance(opened, text, 6, windows=1)
+    cell, network = opened.model.trunk.stacks[0][0].cells[0], opened.model
+    x = network.trunk.table.index_select(0, ids[:7]).detach().requires_grad_()
+    gru = torch.nn.GRU(32, 32)
+    gru.load_state_dict({f"{name}_l0": weight for name, weight in cell.named_parameters()})
+    scores = network.heads["next"](gru(x)[0][-1:], network.trunk.table)
+    torch.nn.functional.cross_entropy(scores, ids[7:8]).backward()
+    np.testing.assert_allclose(found, x.grad.norm(dim=-1).flip(0), rtol=1e-4)
+
+
+def test_no_attention_to_show(runs):
+    with pytest.raises(UserError, match="no Transformer"):
+        attention_maps(polyseme.load(runs / "lstm/model", "cpu"), "the cat")
+
+
+def test_both_directions_are_the_mean_of_two(tmp_path, tiny_folders):
+    """A model of both directions scores as its two halves alone do; layers of several sizes cannot be added."""
+    tokenizer = load_model(tiny_folders["rnn_lm"]).tokenizer
+    spec = FAMILIES["rnn_lm"].spec(num_layers=2, dim=12, vocab_size=tokenizer.vocab_size, direction="both")
+    from polyseme.weights.folder import save_model
+
+    save_model(tmp_path / "both", spec.build(seed=3), tokenizer)
+    opened = LanguageModel(load_model(tmp_path / "both"), "cpu")
+    text = "the old cat sees the dog"
+    ids = tokenizer.encode(text)
+    eos, network = tokenizer.specials.eos, opened.model
+    from polyseme.parts.layout import Layout
+
+    layout, total = Layout.of([len(ids)]), 0.0
+    for head, read in (("next", [eos, *ids[:-1]]), ("previous", [*ids[1:], eos])):
+        with torch.no_grad():
+            scores = network.predict(head, network.trunk(torch.tensor(read), layout).last, layout).log_softmax(-1)
+        total += float(scores.gather(1, torch.tensor(ids)[:, None]).sum())
+    (score,) = opened.score([text])
+    assert score.log_probability == pytest.approx(total / 2, rel=1e-5) and score.tokens == len(ids)
+    assert opened.embed([text], "last").shape == (1, 24)
+    with pytest.raises(UserError, match=r"their sizes are \[12, 24, 24\]"):
+        opened.embed([text], "all")
+    with pytest.raises(UserError, match="no memory"):
+        opened.choose("the", ["cat", "dog"])
+
+
+TEXT = cases.sequences((120,), seed=4)[0]
+
+
+def test_a_state_reads_a_text_in_segments_of_any_size():
+    model = cases.tiny_model("rnn_lm")
+    found = [by_segments(model, TEXT, segment).loss for segment in (1, 5, 32)]
+    assert found[1:] == pytest.approx(found[:1] * 2, rel=1e-6)
+    assert by_windows(cases.tiny_model("nnlm"), TEXT, 5).loss == pytest.approx(
+        by_segments(cases.tiny_model("nnlm"), TEXT, 7).loss, rel=1e-6
+    )
+    with pytest.raises(UserError, match="read it by windows"):
+        by_segments(cases.tiny_model("gpt2"), TEXT, 5)
+
+
+def test_losses_by_context():
+    """A window model gains nothing beyond its window; one that reads no further stays where it is."""
+    places = torch.arange(40, 100, 7)
+    found = losses_by_context(cases.tiny_model("nnlm"), TEXT, places, [2, 5, 9, 40], bin_tokens=64)
+    assert torch.allclose(found[1], found[2]) and not torch.equal(*found[:2])
+    assert torch.allclose(found[1], found[3]) and found.shape == (4, len(places))
+    whole = by_windows(cases.tiny_model("gpt2"), TEXT[20:41], 20)
+    one = losses_by_context(cases.tiny_model("gpt2"), TEXT, torch.arange(21, 41), [20])
+    assert one.shape == (1, 20) and whole.tokens == 20
+
+
+def test_effective_contexts_by_hand():
+    """Steps of ten; a gain is over the best of the group, on the hardest tokens."""
+    even = torch.ones(10)
+    losses = {
+        "far": torch.stack([3.0 * even, 2.0 * even, 1.5 * even, 1.0 * even]),
+        "near": torch.stack([2.5 * even, 2.2 * even, 2.19 * even, 2.19 * even]),
+    }
+    assert effective_contexts(losses, [10, 20, 30, 40]) == {"far": 40, "near": 20}
+    assert effective_contexts(losses, [10, 20, 30, 40], threshold=0.3) == {"far": 10, "near": 10}
+    hard = losses["near"].clone()
+    hard[2, 0] = 1.0  # one token of ten gains
+    hard[:2, 0] = 2.6
+    best = {"near": hard, "flat": 2.6 * torch.ones(4, 10)}
+    assert effective_contexts(best, [10, 20, 30, 40], share=0.1)["near"] == 10, "no gain from 10 to 20 where it is hard"
