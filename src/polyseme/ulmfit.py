@@ -269,11 +269,10 @@ def curve(
     everything = target(plan, out, begun, [*(e.text or "" for e in train), *unlabelled])
     for size in sizes:
         for seed in range(seeds):
-            drawn = draw(train, size, seed)
+            drawn, place = draw(train, size, seed), out / f"few-{size}-{seed}"
             for row in ROWS:
                 if any((d["size"], d["seed"], d["row"]) == (size, seed, row) for d in done):
                     continue
-                place = out / f"few-{size}-{seed}"
                 folders = everything
                 if row == SUPERVISED:
                     folders = target(plan, place, begun, [e.text or "" for e in drawn])
@@ -281,7 +280,7 @@ def curve(
                 last = list(found)[-1]  # both directions, if there are two
                 done.append({"size": size, "seed": seed, "row": row, "direction": last, **found[last][0]})
                 write_json(path, done)
-                shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(place, ignore_errors=True)  # the models of a point are not kept
     return done
 
 
