@@ -36,7 +36,7 @@ def ulmfit(
     from polyseme.cli.output import print_table, set_values
     from polyseme.corpus.sources import open_sources
     from polyseme.errors import UserError
-    from polyseme.files import read_json, write_json, write_text
+    from polyseme.files import read_json, sha256, write_json, write_text
     from polyseme.tasks.examples import read_examples
 
     try:
@@ -50,7 +50,12 @@ def ulmfit(
     columns: dict[str, Any] = {"text": text_column, "label": label_column, "header": header, "skip_bad": skip_bad}
     to_learn, to_measure = (read_examples(path, "classification", **columns) for path in (train, dev))
     more = [document.text for document in open_sources(unlabelled, "text", "line", skip_bad)] if unlabelled else []
-    asked = {"plan": plan.to_json(), "train": len(to_learn), "dev": len(to_measure), "unlabelled": len(more)}
+    asked = {
+        "plan": plan.to_json(),
+        "begun_from": [*text, *map(str, [corpus] if corpus else []), *map(str, general)],
+        **{name: sha256(path) for name, path in (("train", train), ("dev", dev))},
+        "unlabelled": len(more),
+    }
     begun_with = out / "plan.json"
     if begun_with.exists() and read_json(begun_with) != asked:
         raise UserError(f"{out} was begun with another plan or other examples: choose another --out")
