@@ -147,6 +147,28 @@ def growth(points: Sequence[tuple[int, int]], across: str, up: str) -> str:
     return _svg(figure)
 
 
+def bands(lines: dict[str, dict[int, tuple[float, float]]], across: str, up: str) -> str:
+    """Curves with their deviation over a logarithmic axis, by name: place to mean and deviation; else a table."""
+    try:
+        figure, axes = _figure(1, 1, (5.6, 3.4))
+    except ImportError:
+        places = sorted({place for line in lines.values() for place in line})
+        shown = [[f"{line[p][0]:.4f}" if p in line else "" for p in places] for line in lines.values()]
+        return table([across, *map(str, places)], [[name, *cells] for name, cells in zip(lines, shown)])
+    axis = axes[0][0]
+    for (name, line), colour in zip(lines.items(), ("#8a94a6", "#2b6cb0", "#c05621", "#2f855a", "#6b46c1")):
+        places = sorted(line)
+        means, deviations = (np.array([line[place][i] for place in places]) for i in (0, 1))
+        axis.plot(places, means, "o-", color=colour, markersize=3.5, label=name)
+        axis.fill_between(places, means - deviations, means + deviations, color=colour, alpha=0.15, linewidth=0)
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    axis.set_xlabel(across)
+    axis.set_ylabel(up)
+    axis.legend(frameon=False, fontsize=8)
+    return _svg(figure)
+
+
 def attention(pieces: Sequence[str], maps: np.ndarray) -> str:
     """A grid of attention maps, layers down and heads across."""
     layers, heads = maps.shape[:2]

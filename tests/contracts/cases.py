@@ -30,6 +30,7 @@ VARIANTS |= {"nnlm direct": ("nnlm", {"direct": True})} | {
         {"cell": "lstm", "hidden_dim": 40, "locked": True},
     )
 }
+VARIANTS |= {"ulmfit backward": ("ulmfit", {"direction": "backward"})}
 CASES = {name: (name, EXTRA.get(name, {})) for name in FAMILIES} | VARIANTS
 NAMES = list(CASES)
 DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]

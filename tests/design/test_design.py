@@ -59,7 +59,7 @@ ARROWS: dict[str, set[str]] = {
     "": {"errors", "language_model"},
     "explain": {"errors", "language_model", "parts"},
 }
-ARROWS["demo"] = ARROWS.keys() - {"progress"}
+ARROWS["demo"] = ARROWS["ulmfit"] = ARROWS.keys() - {"progress"}
 ARROWS["cli"] = set(ARROWS)
 
 HEAVY = {

@@ -23,6 +23,7 @@ from polyseme.train.optim import OptimSpec, load_optimiser_state, optimiser_stat
 from polyseme.train.pretrain import compiled, pretrain, steps_in
 from polyseme.train.recipe import BudgetSpec, Recipe
 from polyseme.train.schedule import ScheduleSpec
+from tests.contracts.cases import fitting
 
 # --- schedules -------------------------------------------------------------------------------------------------------
 
@@ -65,11 +66,13 @@ def test_inverse_square_root():
     assert schedule.scale(399, 10_000) == pytest.approx(0.5)
 
 
-def test_slanted_triangle():
-    """Howard and Ruder 2018, equation 3, cut_frac 0.1 and ratio 32."""
-    total, cut_frac, ratio = 1000, 0.1, 32
+@pytest.mark.parametrize("cut_frac,ratio", [(0.1, 32), (0.25, 8)])
+def test_slanted_triangle(cut_frac, ratio):
+    """Howard and Ruder 2018, equation 3; theirs are cut_frac 0.1 and ratio 32."""
+    total = 1000
     cut = math.floor(total * cut_frac)
-    schedule = ScheduleSpec("slanted", cut_frac)
+    schedule = ScheduleSpec("slanted", cut_frac, ratio=ratio)
+    assert ScheduleSpec("slanted", 0.1) == ScheduleSpec("slanted", 0.1, ratio=32)
     for t in range(total):
         p = t / cut if t < cut else 1 - (t - cut) / (cut * (1 / cut_frac - 1))
         assert schedule.scale(t, total) == pytest.approx((1 + p * (ratio - 1)) / ratio)
@@ -85,11 +88,9 @@ def test_the_shortest_runs_have_a_rate():
 
 
 def tiny(family="bert", **changes):
-    spec = FAMILIES[family].spec(
-        num_layers=2, dim=8, num_heads=2, ffn_dim=16, vocab_size=11, max_len=16, dropout=0.0, attention_dropout=0.0,
-        **changes,
-    )  # fmt: skip
-    return spec.build(seed=0)
+    usual = {"num_layers": 2, "dim": 8, "num_heads": 2, "ffn_dim": 16, "hidden_dim": 12, "vocab_size": 11,
+             "max_len": 16, "dropout": 0.0, "attention_dropout": 0.0}  # fmt: skip
+    return FAMILIES[family].spec(**fitting(FAMILIES[family], **usual), **changes).build(seed=0)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
@@ -100,7 +101,7 @@ def test_decay_touches_matrices_only(family, layer_decay):
     decays = {id(p): g["weight_decay"] for g in optimiser.param_groups for p in g["params"]}
     assert sum(len(g["params"]) for g in optimiser.param_groups) == len(list(model.parameters()))
     for name, p in model.named_parameters():
-        plain = name.endswith("bias") or re.search(r"norm|before|after|biases", name)
+        plain = name.endswith("bias") or re.search(r"norm|before|after|biases|bias_[ih]h", name)
         assert decays[id(p)] == (0.0 if plain else 0.01), name
 
 

@@ -19,6 +19,12 @@ def finetune(
     data: Annotated[Path | None, typer.Option(help="the folder of a named data set, as it is distributed")] = None,
     seeds: Annotated[int, typer.Option(help="how many runs; mean and standard deviation are reported", min=1)] = 1,
     set_: Annotated[list[str], typer.Option("--set", help="path=value, e.g. epochs=4, optim.rate=3e-5")] = [],  # noqa: B006
+    layer_decay: Annotated[
+        float | None, typer.Option(help="the rate of each layer is that of the one above it times this; ULMFiT: 0.385")
+    ] = None,
+    unfreeze: Annotated[
+        float | None, typer.Option(help="train the head alone; after so many epochs each, the layers join from the top")
+    ] = None,
     scratch: Annotated[bool, typer.Option(help="fresh weights: what is pre-training worth?")] = False,
     baselines: Annotated[bool, typer.Option(help="majority (or mean) and linear rows beside the result")] = False,
     text: Annotated[str, typer.Option(help="the column or key of the text")] = "text",
@@ -37,7 +43,9 @@ def finetune(
     from polyseme.tasks.finetune import finetune as run
 
     kind = kind_of(task)
-    settings = set_values(FinetuneSpec(), set_)
+    given = {"optim.layer_decay": layer_decay, "unfreeze": unfreeze}
+    named_values = [f"{name}={value}" for name, value in given.items() if value is not None]
+    settings = set_values(FinetuneSpec(), [*named_values, *set_])
     named = DATA_SETS.get(task)
     if named:
         if train or dev or (text, pair, label, header) != ("text", "pair", "label", True):

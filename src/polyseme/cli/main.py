@@ -26,6 +26,7 @@ from polyseme.cli import (
     score,
     tasks,
     tokenizer,
+    ulmfit,
 )
 from polyseme.errors import Stopped, UserError
 
@@ -47,6 +48,7 @@ app.command("recipes")(pretrain.recipes)
 app.command("families")(families.families)
 app.command("tasks")(tasks.tasks)
 app.command("finetune")(finetune.finetune)
+app.command("ulmfit")(ulmfit.ulmfit)
 app.command("evaluate")(predict.evaluate)
 app.command("predict")(predict.predict)
 app.command("fill")(fill.fill)

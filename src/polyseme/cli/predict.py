@@ -18,6 +18,9 @@ TaskKind = Annotated[str, typer.Option("--task", help="how to read the data if t
 KindOrData = Annotated[
     str, typer.Option("--task", help="the same; or a named data set, to measure on its dev examples")
 ]
+With = Annotated[
+    list[Path], typer.Option("--with", help="more models of the same labels: the mean of what all of them say")
+]
 SkipBad = Annotated[bool, typer.Option(help="go on past bad rows and count them")]
 
 
@@ -31,6 +34,7 @@ def evaluate(
     truncate: Truncate = None,
     task: KindOrData = "",
     skip_bad: SkipBad = False,
+    with_: With = [],  # noqa: B006
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Measure a fine-tuned model on labelled examples."""
@@ -47,7 +51,7 @@ def evaluate(
         given = DATA_SETS[task].read(data, skip_bad)[1]
     else:
         given = read_examples(data, kind, text=text, pair=pair, label=label, header=header, skip_bad=skip_bad)
-    found = run(folder, given, truncate=truncate)
+    found = run(folder, given, truncate=truncate, also=[polyseme.load(other).folder for other in with_])
     if as_json:
         print_json({"examples": len(given), **found})
         return
@@ -67,6 +71,7 @@ def predict(
     truncate: Truncate = None,
     task: TaskKind = "",
     skip_bad: SkipBad = False,
+    with_: With = [],  # noqa: B006
 ) -> None:
     """Write a label and its probability, or a number, for each example, in the order of the input."""
     import polyseme
@@ -81,5 +86,6 @@ def predict(
     given = read_examples(
         data, kind, text=text, pair=pair, label=label, header=header, need_labels=False, skip_bad=skip_bad
     )
-    write_predictions(out, given, run(folder, given, truncate=truncate))
+    also = [polyseme.load(other).folder for other in with_]
+    write_predictions(out, given, run(folder, given, truncate=truncate, also=also))
     print(f"{out}: {len(given)} predictions")

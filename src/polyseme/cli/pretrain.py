@@ -15,17 +15,21 @@ def pretrain(
     set_: Annotated[list[str], typer.Option("--set", help="path=value, e.g. optim.rate=1e-4; may be repeated")] = [],  # noqa: B006
     budget: Annotated[str, typer.Option(help="how long: 20m, 1h30m, 90s, 500steps or 1e9tokens")] = "",
     resume: Annotated[bool, typer.Option(help="go on with the run in --out")] = False,
+    begin: Annotated[
+        Path | None, typer.Option("--from", help="a model folder to begin from, of the same sizes")
+    ] = None,
 ) -> None:
     """Pre-train a model. Ctrl-C and SIGTERM save and leave; --resume goes on exactly."""
     from polyseme.cli.output import set_values
     from polyseme.recipes import find_recipe
+    from polyseme.train.begin import begin_from
     from polyseme.train.pretrain import pretrain as run
     from polyseme.train.recipe import BudgetSpec
 
     chosen = set_values(find_recipe(recipe), set_)
     if budget:
         chosen = chosen.replace(budget=BudgetSpec.parse(budget))
-    tell(out, run(chosen, corpus, out, resume))
+    tell(out, run(chosen, corpus, out, resume, begin_from(begin, chosen, corpus) if begin else None))
 
 
 def tell(out: Path, results: dict[str, Any]) -> None:

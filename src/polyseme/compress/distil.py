@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
 from polyseme.corpus.store import Corpus
 from polyseme.errors import UserError
-from polyseme.files import sha256
 from polyseme.objectives.distil import Distilled
 from polyseme.objectives.specs import CausalLM
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.begin import weights_hash
 from polyseme.train.pretrain import Lesson, pretrain
 from polyseme.train.recipe import Recipe
-from polyseme.weights.folder import load_model, weight_files
+from polyseme.weights.folder import load_model
 
 STUDENTS = {"bert": "distilbert"}  # a family whose students have one of their own; the others keep theirs
 
@@ -40,7 +39,7 @@ def distil(recipe: Recipe, teacher_path: Path, corpus_path: Path, out: Path, res
         raise UserError(f"{teacher_path} cannot teach: it has no head {head!r} (its heads: {has})")
     student = recipe.check().model_spec(teacher.spec.trunk.embeddings.vocab_size).build(recipe.seed)
     take_layers(student, teacher)
-    about = {"teacher": str(teacher_path), "teacher_hash": _hash(teacher_path)}
+    about = {"teacher": str(teacher_path), "teacher_hash": weights_hash(teacher_path)}
     return pretrain(recipe, corpus_path, out, resume, Lesson(student, teacher, about))
 
 
@@ -101,8 +100,3 @@ def take_layers(student: Model, teacher: Model) -> None:
             sizes = f"{tuple(tensor.shape)} in the student and {tuple(taken[name].shape)} in the teacher"
             raise UserError(f"the student cannot start from its teacher: {name} is {sizes}")
     student.load_state_dict({name: t for name, t in taken.items() if name in wanted}, strict=False)
-
-
-def _hash(folder: Path) -> str:
-    """Of the teacher's weights: a run that goes on has to have the same."""
-    return hashlib.sha256("".join(sha256(file) for file in weight_files(folder)).encode()).hexdigest()

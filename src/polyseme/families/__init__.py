@@ -16,6 +16,7 @@ from polyseme.families.spanbert import SPANBERT
 from polyseme.families.t5 import T5
 from polyseme.families.transformer import TRANSFORMER
 from polyseme.families.transformer_xl import TRANSFORMER_XL
+from polyseme.families.ulmfit import ULMFIT
 from polyseme.families.xlnet import XLNET
 
 FAMILIES: dict[str, Family] = {
@@ -26,6 +27,7 @@ FAMILIES: dict[str, Family] = {
         *(BERT, ROBERTA, ALBERT, SPANBERT, DISTILBERT, MODERN),
         *(GPT, GPT2, TRANSFORMER_XL, XLNET),
         *(T5, MUSIC, PERFORMANCE_RNN),
+        ULMFIT,
     )
 }
 

@@ -46,6 +46,8 @@ class Batch:
 
     With `queries`, the states of the query stream stand behind those of the tokens, and targets may name their rows.
     With a `carry`, the batch is read with the memory in it, unless it `opens` the row, and leaves its own there.
+    With `chunk`, sequences are read so many tokens at a time, and `learnt` of their last tokens have a gradient (0 is
+    all). `rate` is a factor on the rate of the step.
     """
 
     tokens: Tensor  # int64 [T]
@@ -57,7 +59,9 @@ class Batch:
     carry: Carry | None = None
     opens: bool = False
     source: Source | None = None  # what the tokens are a target of: ids, one sequence for each
-    rate: float = 1.0  # a factor on the rate of its step
+    rate: float = 1.0
+    chunk: int = 0
+    learnt: int = 0
 
     def to(self, device: str | torch.device) -> Batch:
         return changed(self, lambda t: t.to(device, non_blocking=True))

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import torch
 
 from polyseme.corpus.order import Samples
-from polyseme.objectives.batch import Batch
+from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.draws import HALF, VARIED, below, draw, keys, normal
 from polyseme.objectives.packing import Shape, Streamed, Vocabulary, pack
 from polyseme.parts.spec import Spec, in_range
@@ -29,14 +30,22 @@ class SegmentLM(Spec):
     With a `spread`, the length of a step's segments is drawn around `max_len` (in one step of twenty, around half of
     it) with that deviation, and the step's rate goes with it, so that it is not always the same tokens whose gradient
     is cut off (Merity et al. 2018, §4.1). Backward, the stream is read from its end, and a token predicts the one
-    before it.
+    before it. `activation` is the weight of the mean square of the last states, `change` that of their change from
+    token to token before dropout (§4.6, AR and TAR; their α is 2, their β 1).
     """
 
     spread: float = 0.0
     direction: Literal["forward", "backward"] = "forward"
+    activation: float = 0.0
+    change: float = 0.0
 
     def __post_init__(self) -> None:
-        in_range("spread", self.spread, 0, 1e6)
+        for name in ("spread", "activation", "change"):
+            in_range(name, getattr(self, name), 0, 1e6)
+
+    def most(self, max_len: int) -> int:
+        """How many tokens a segment has at most: a draw beyond six deviations is held there."""
+        return int(max_len + 6 * self.spread)
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -73,7 +82,7 @@ class _SegmentLM(Streamed):
         each = keys(self.seed, epoch, steps)
         around = np.where(below(draw(each, 0, HALF), SHORT), self.longest / 2, self.longest)
         drawn = around + self.spec.spread * normal(draw(each, 0, VARIED), draw(each, 1, VARIED))
-        ends = np.cumsum(np.maximum(drawn.astype(np.int64), LEAST))
+        ends = np.cumsum(np.clip(drawn.astype(np.int64), LEAST, self.spec.most(self.longest)))
         return np.concatenate([[0], ends[ends < length], [length]])
 
     def stretch(self, places: np.ndarray, length: int) -> Batch:
@@ -93,4 +102,12 @@ class _SegmentLM(Streamed):
         tokens, values = (late, early) if backward else (early, late)
         found = {self.spec.terms[0]: (np.arange(len(tokens)), values)}
         batch = pack(tokens, np.full(len(starts), length), None, found)
-        return replace(batch, rate=length / self.longest) if self.spec.spread else batch
+        targets = batch.targets | self._penalties(len(tokens), len(starts))
+        return replace(batch, targets=targets, rate=length / self.longest if self.spec.spread else 1.0)
+
+    def _penalties(self, num_tokens: int, num_lanes: int) -> dict[str, Targets]:
+        """Terms about the states themselves, which predict nothing: they are counted as all terms are."""
+        none = torch.zeros(0, dtype=torch.int64)
+        counts = {"activation": num_tokens, "change": num_tokens - num_lanes}
+        weights = {name: getattr(self.spec, name) for name in counts}
+        return {name: Targets(none, none, counts[name], weight) for name, weight in weights.items() if weight}

@@ -1,34 +1,62 @@
 """Loss terms: each is a sum; the loop divides it once, by its count over the whole step (the law of sums).
 
-A term has the name of its head, and the head knows its loss: one function serves every objective.
+A term has the name of its head, and the head knows its loss: one function serves every objective. Terms that predict
+nothing are in `PENALTIES`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from polyseme.objectives.batch import IGNORED, Batch
+from polyseme.parts.chunks import read_in_chunks
+from polyseme.parts.layout import Layout
 from polyseme.parts.model import Model
+from polyseme.parts.trunk import Reading
 
 
-def read(model: Model, batch: Batch) -> Tensor:
-    """The trunk's last states, with the memory of the batch before where the batch carries one; it has no gradient."""
+def read(model: Model, batch: Batch, keep: tuple[int, ...] = ()) -> Reading:
+    """What the trunk makes of it, with the memory of the batch before where the batch carries one, without gradient."""
     carry, given = batch.carry, (batch.tokens, batch.layout, batch.segments)
+    if batch.chunk:
+        return Reading(read_in_chunks(model.trunk, *given, batch.chunk, batch.learnt), {})
     if carry is None:
-        return model.trunk(*given, queries=batch.queries, source=batch.source).last
+        found: Reading = model.trunk(*given, queries=batch.queries, source=batch.source, keep=keep)
+        return found
     memory = None if batch.opens else carry.memory
-    reading = model.trunk(*given, queries=batch.queries, source=batch.source, memory=memory, remember=True)
-    carry.memory = reading.memory.detach()
-    return reading.last
+    found = model.trunk(*given, queries=batch.queries, source=batch.source, memory=memory, remember=True, keep=keep)
+    assert found.memory is not None
+    carry.memory = found.memory.detach()
+    return found
+
+
+def _activation(last: Tensor, kept: Tensor, layout: Layout) -> Tensor:
+    """The mean square of each token's last state, as dropout leaves it (Merity et al. 2018, §5, AR)."""
+    return last.float().square().mean(-1).sum()
+
+
+def _change(last: Tensor, kept: Tensor, layout: Layout) -> Tensor:
+    """The mean square of the change from each token's state to the next, before dropout (TAR)."""
+    moved = (kept[1:] - kept[:-1]).float().square().mean(-1)
+    return (moved * (layout.positions[1:] > 0)).sum()
+
+
+PENALTIES: dict[str, Callable[[Tensor, Tensor, Layout], Tensor]] = {"activation": _activation, "change": _change}
 
 
 def losses(model: Model, batch: Batch) -> dict[str, Tensor]:
-    """The summed loss of each term of the batch."""
-    last = read(model, batch)
+    """The summed loss of each term of the batch: of its head, or a penalty on the states themselves."""
+    depth = model.spec.trunk.num_layers
+    reading = read(model, batch, (depth,) if batch.targets.keys() & PENALTIES.keys() else ())
+    last, layout = reading.last, batch.layout
     return {
-        name: model.loss(name, last, batch.layout, to.rows, to.values, IGNORED, to.smoothing)
+        name: PENALTIES[name](last, reading.layers[depth], layout)
+        if name in PENALTIES
+        else model.loss(name, last, layout, to.rows, to.values, IGNORED, to.smoothing)
         for name, to in batch.targets.items()
     }
 
@@ -36,7 +64,7 @@ def losses(model: Model, batch: Batch) -> dict[str, Tensor]:
 @torch.no_grad()
 def scores(model: Model, batch: Batch) -> dict[str, tuple[float, int, int]]:
     """For measuring: (summed cross entropy, right answers, count) of each term that has a head."""
-    last = read(model, batch)
+    last = read(model, batch).last
     found = {}
     for name, targets in batch.targets.items():
         if name not in model.heads:

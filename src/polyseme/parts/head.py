@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.parts.layout import Layout
 
-Reads = Literal["tokens", "pooled", "first"]  # every state, what the trunk's pooler gives, or the first token's own
+# every state; what the trunk's pooler gives; the first token's own; what the pooler gives, the greatest and the mean
+Reads = Literal["tokens", "pooled", "first", "concat"]
 Pool = Callable[[Tensor, Layout], Tensor]
 
 
@@ -27,6 +29,8 @@ class Head(nn.Module):
         states = pool(last, layout) if self.reads == "pooled" else last
         if self.reads == "first":
             states = last.index_select(0, layout.first)
+        if self.reads == "concat":  # Howard and Ruder 2018, §3.3
+            states = torch.cat([pool(last, layout), layout.max(last), layout.mean(last)], dim=1)
         if rows is None:
             return states
         found = states.index_select(0, rows.flatten())

@@ -112,9 +112,9 @@ class LanguageHead(VocabularyHead):
 class LabelHeadSpec(Spec):
     """A linear layer over named labels, on each token (tagging) or on one vector a sequence (classification).
 
-    Some families have a `dense` layer, an activation and a norm before it, and one of them dropout before that. Without
-    labels its one output is a number (regression); a single label is the worth of one sequence among several (multiple
-    choice).
+    Some families have a `dense` layer (to `inner` features, if not to as many), an activation and a norm before it, and
+    some a norm and dropout before that. Without labels its one output is a number (regression); a single label is the
+    worth of one sequence among several (multiple choice).
     """
 
     labels: tuple[str, ...]
@@ -126,13 +126,21 @@ class LabelHeadSpec(Spec):
     activation: ActivationName = "tanh"
     norm: NormSpec = field(default_factory=NoNormSpec)
     input_dropout: float = 0.0
+    input_norm: NormSpec = field(default_factory=NoNormSpec)
+    inner: int = 0
 
     @property
     def num_outputs(self) -> int:
         return len(self.labels) or 1
 
+    def sizes(self, dim: int) -> tuple[int, int]:
+        """How many features it reads, and how many its last layer does."""
+        width = 3 * dim if self.reads == "concat" else dim
+        return width, self.inner if self.dense and self.inner else width
+
     def weights(self, dim: int) -> int:
-        return dim * self.num_outputs + (dim * dim if self.dense else 0)
+        width, inner = self.sizes(dim)
+        return inner * self.num_outputs + (width * inner if self.dense else 0)
 
     def build(self, dim: int) -> LabelHead:
         return LabelHead(self, dim)
@@ -143,14 +151,16 @@ class LabelHead(Head):
         super().__init__()
         self.spec = spec
         self.reads = spec.reads
-        self.dense = nn.Linear(dim, dim, bias=spec.dense_bias) if spec.dense else None
+        width, inner = spec.sizes(dim)
+        self.input_norm = spec.input_norm.build(width)
+        self.dense = nn.Linear(width, inner, bias=spec.dense_bias) if spec.dense else None
         self.input_dropout = nn.Dropout(spec.input_dropout)
-        self.norm = spec.norm.build(dim)
+        self.norm = spec.norm.build(inner)
         self.dropout = nn.Dropout(spec.dropout)
-        self.linear = nn.Linear(dim, spec.num_outputs, bias=spec.bias)
+        self.linear = nn.Linear(inner, spec.num_outputs, bias=spec.bias)
 
     def forward(self, states: Tensor, table: Tensor) -> Tensor:
-        states = self.input_dropout(states)
+        states = self.input_dropout(self.input_norm(states))
         if self.dense is not None:
             states = ACTIVATIONS[self.spec.activation](self.dense(states))
         return self.linear(self.dropout(self.norm(states)))

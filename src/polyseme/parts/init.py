@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from polyseme.parts.attention import Attention
+from polyseme.parts.norms import BatchNorm
 from polyseme.parts.spec import Spec
 
 
@@ -46,6 +47,8 @@ class InitSpec(Spec):
                 nn.init.normal_(vector, 0.0, self.std, generator=generator)
             if isinstance(part, nn.LayerNorm | nn.RMSNorm):
                 nn.init.ones_(part.weight)
+            if isinstance(part, BatchNorm):
+                part.initialise()
             if isinstance(bias := getattr(part, "bias", None), nn.Parameter):
                 nn.init.zeros_(bias)
         if self.fan_in:

@@ -70,6 +70,10 @@ class Layout:
         counts = starts.diff().clamp(min=1).view(-1, *[1] * (packed.ndim - 1))
         return (sums / counts).to(packed.dtype)
 
+    def max(self, packed: Tensor) -> Tensor:
+        """The greatest of each sequence's rows by column, [slots, …]; of an empty slot, −∞."""
+        return torch.segment_reduce(packed, "max", offsets=self.starts.long(), axis=0, unsafe=True)
+
     @cached_property
     def runs(self) -> list[tuple[int, int]]:
         """Neighbours of equal length as (how many, length): each run can be viewed as a plain batch."""

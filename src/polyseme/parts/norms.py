@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.parts import kernels
@@ -39,7 +40,46 @@ class NoNormSpec(Spec):
         return nn.Identity()
 
 
-NormSpec = LayerNormSpec | RMSNormSpec | NoNormSpec
+@dataclass(frozen=True)
+class BatchNormSpec(Spec):
+    """Each feature by its mean and variance over the rows of a batch; at work by running ones (Ioffe and Szegedy 2015)
+
+    What a row becomes in training depends on its neighbours: the laws of packing and of sums hold for it at work alone.
+    """
+
+    eps: float = 1e-5
+    momentum: float = 0.1
+
+    def build(self, dim: int) -> nn.Module:
+        return BatchNorm(self, dim)
+
+
+class BatchNorm(nn.Module):
+    """Reckons in float32 at least. One row has no variance: it is set right by the running figures, in training too."""
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, spec: BatchNormSpec, dim: int):
+        super().__init__()
+        self.spec = spec
+        self.weight, self.bias = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("variance", torch.ones(dim))
+
+    def initialise(self) -> None:
+        for tensor, value in ((self.weight, 1.0), (self.bias, 0.0), (self.mean, 0.0), (self.variance, 1.0)):
+            nn.init.constant_(tensor, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(self.mean.dtype)
+        weight, bias = self.weight.to(wide.dtype), self.bias.to(wide.dtype)
+        training = self.training and len(x) > 1
+        found = F.batch_norm(wide, self.mean, self.variance, weight, bias, training, self.spec.momentum, self.spec.eps)
+        return found.to(x.dtype)
+
+
+NormSpec = LayerNormSpec | RMSNormSpec | NoNormSpec | BatchNormSpec
 
 
 def added(norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:

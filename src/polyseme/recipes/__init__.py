@@ -23,6 +23,7 @@ from polyseme.recipes import (
     spanbert,
     t5,
     transformer_xl,
+    ulmfit,
     xlnet,
 )
 from polyseme.train.recipe import Recipe
@@ -42,6 +43,7 @@ _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(music.tiny, music.base),
     *(performance_rnn.tiny, performance_rnn.base),
     *(nnlm.tiny, nnlm.ap),
+    *(ulmfit.tiny, ulmfit.lecture, ulmfit.paper, ulmfit.awd),
     *(rnn_lm.tiny, rnn_lm.medium),
 )
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _MAKERS}

@@ -7,8 +7,9 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from polyseme.families import FAMILIES
 from polyseme.files import write_json, write_text
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.packing import rounded
+from polyseme.parts.encoder_decoder import EncoderDecoder
 from polyseme.parts.layout import bins
 from polyseme.parts.model import Model
 from polyseme.parts.spec import Spec
@@ -28,7 +30,7 @@ from polyseme.report import write_report
 from polyseme.tasks.examples import Example, Kind
 from polyseme.tasks.metrics import PRIMARY, require, score
 from polyseme.tasks.predict import logits, measure
-from polyseme.tasks.task import HEADS, Encoded, Task
+from polyseme.tasks.task import HEADS, Encoded, Prediction, Task
 from polyseme.train.cost import num_parameters
 from polyseme.train.loop import CHECKED, Report, Training, choose_device, train
 from polyseme.train.optim import OptimSpec
@@ -42,6 +44,11 @@ class FinetuneSpec(Spec):
 
     `steps` overrides `epochs`; `max_len` 0 is the model's; `freeze` parameter groups, counted from the input
     (the embeddings are the first), stay as they are. A step is read in micro-batches of at most `bin_tokens`.
+
+    With `unfreeze` the new head is trained alone at first, and after every so many epochs the next group below joins;
+    the schedule begins anew each time, and the last phase has what is left of `epochs` (Howard and Ruder 2018, §3.3,
+    and their code). With `chunk` long texts are read so many tokens at a time with memory, the gradient reaching into
+    the last `learnt` tokens alone (0 is all): their BPT3C.
 
     `auxiliary` is the weight of the language model's own loss on the same texts, and `both_orders` reads a pair twice,
     as GPT does (Radford et al. 2018, §3.2 and 3.3; its settings: auxiliary 0.5, rate 6.25e-5, batches of 32).
@@ -59,6 +66,9 @@ class FinetuneSpec(Spec):
     bin_tokens: int = 16384
     auxiliary: float = 0.0
     both_orders: bool = False
+    unfreeze: float = 0.0
+    chunk: int = 0
+    learnt: int = 0
 
     def check(self) -> FinetuneSpec:
         for name in ("batch_size", "bin_tokens"):
@@ -66,12 +76,28 @@ class FinetuneSpec(Spec):
                 raise UserError(f"{name} is {getattr(self, name)}, which is less than 1")
         if self.steps < 0 or (not self.steps and self.epochs <= 0):
             raise UserError(f"there is nothing to do in {self.steps} steps or {self.epochs:g} epochs")
-        if self.freeze < 0 or self.max_len < 0 or self.auxiliary < 0:
-            raise UserError("freeze, max_len and auxiliary cannot be negative")
+        for name in ("freeze", "max_len", "auxiliary", "unfreeze", "chunk", "learnt"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} is {getattr(self, name)}, which is negative")
+        if self.optim.method == "nt_asgd":
+            raise UserError("nt_asgd waits for measures on held-out text, which fine-tuning has not: adamw or muon")
         return self
 
     def total(self, num_examples: int) -> int:
         return self.steps or max(math.ceil(self.epochs * math.ceil(num_examples / self.batch_size)), 1)
+
+    def phases(self, num_examples: int, num_groups: int) -> list[tuple[int, int, int]]:
+        """Runs of steps and how many groups are frozen in each: (first step, behind the last, frozen)."""
+        total, each = self.total(num_examples), self.unfreeze * math.ceil(num_examples / self.batch_size)
+        if not self.unfreeze:
+            return [(0, total, self.freeze)]
+        borders = [round(i * each) for i in range(num_groups - self.freeze + 1)]
+        if borders[-1] >= total:
+            raise UserError(
+                f"{total} steps end before all {num_groups} groups are unfrozen, at step {borders[-1]}: "
+                "more epochs, a smaller unfreeze, or freeze some for good"
+            )
+        return [(a, b, num_groups - i) for i, (a, b) in enumerate(pairwise([*borders, total])) if a < b]
 
 
 def finetune(
@@ -87,11 +113,12 @@ def finetune(
     scratch: bool = False,
     primary: str = "",
     data_set: str = "",
+    tell: Callable[[int, list[Prediction]], None] | None = None,
 ) -> dict[str, Any]:
     """Fine-tune once for each seed, measure on the dev examples; report all seeds, mean and deviation.
 
     `primary` is the metric that counts, if it is not the one the kind has; it stands first. `data_set` is the name
-    that is noted.
+    that is noted. `tell` hears of each seed what it predicts for the dev examples.
 
     The seed draws the new head, the order of the examples and the dropout. `out` gets `results.json`,
     `log.jsonl` and the model of the seed that did best on the dev examples (that choice flatters its own
@@ -123,7 +150,7 @@ def finetune(
         began = time.perf_counter()
         with progress(f"finetune, seed {seed}", run.total, "steps") as bar:
             done: list[Report] = []
-            for report in train(run, steps(task, data, settings, seed, run)):
+            for report in _phased(run, task, data, settings, seed):
                 shown = run.device.type == "cpu" or report.step % CHECKED == 0  # when the loop has asked the GPU
                 bar.advance(1, f"loss {report.loss[task.head_name]:.3f}" if shown else "")
                 done.append(report)
@@ -133,6 +160,8 @@ def finetune(
         spent["seconds"] += time.perf_counter() - began
         scores = logits(run.model, task, dev)
         predictions = [task.decode(part, e) for part, e in zip(scores, dev_examples)]
+        if tell is not None:
+            tell(seed, predictions)
         found = measure(task, dev_examples, predictions)
         runs.append({"seed": seed, primary: found[primary], **found})
         if best is None or runs[-1][primary] > best[0]:
@@ -180,27 +209,44 @@ def _encode(task: Task, examples: Sequence[Example], folder: ModelFolder, settin
     return found
 
 
+def _phased(run: Training, task: Task, data: Sequence[Encoded], settings: FinetuneSpec, seed: int) -> Iterator[Report]:
+    """The one loop, once for each phase of unfreezing."""
+    groups = _groups(run.model)
+    for first, end, frozen in settings.phases(len(data), len(groups)):
+        for number, group in enumerate(groups):
+            for parameter in group:
+                parameter.requires_grad_(number >= frozen)
+        part = dataclasses.replace(run, start=first, origin=first, total=end)
+        yield from train(part, steps(task, data, settings, seed, run, first))
+
+
 def steps(
-    task: Task, data: Sequence[Encoded], settings: FinetuneSpec, seed: int, run: Training | None = None
+    task: Task,
+    data: Sequence[Encoded],
+    settings: FinetuneSpec,
+    seed: int,
+    run: Training | None = None,
+    done: int = 0,
 ) -> Iterator[tuple[list[Batch], tuple[int, int]]]:
-    """Micro-batches of each step, without end: every epoch is a permutation drawn from (seed, epoch).
+    """Micro-batches of each step after the `done` ones, without end: each epoch is a permutation of (seed, epoch).
 
     Those of a `run` that records its kernels are filled up to few shapes.
     """
     size = settings.batch_size
-    epoch = 0
+    epoch, skipped = divmod(done, math.ceil(len(data) / size))
     while True:
         order = np.random.default_rng((seed, epoch)).permutation(len(data))
-        for start in range(0, len(order), size):
+        for start in range(skipped * size, len(order), size):
             chosen = [data[i] for i in order[start : start + size]]
             parts = bins([len(e.ids) for e in chosen], settings.bin_tokens)
             batches = [task.batch([chosen[i] for i in part])[0] for part in parts]
+            batches = [dataclasses.replace(b, chunk=settings.chunk, learnt=settings.learnt) for b in batches]
             if settings.auxiliary:
                 batches = [_with_next(batch, settings.auxiliary) for batch in batches]
             if run is not None and run.record:
                 batches = [rounded(batch, run.model.spec.trunk.embeddings.max_len) for batch in batches]
             yield batches, (epoch, start + size)
-        epoch += 1
+        epoch, skipped = epoch + 1, 0
 
 
 def _with_next(batch: Batch, weight: float) -> Batch:
@@ -238,12 +284,14 @@ def _open(path: Path, task: Task, settings: FinetuneSpec, seed: int, scratch: bo
 def _training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int) -> Training:
     device = choose_device()
     model = model.to(device)
-    groups = model.trunk.groups()
+    groups = _groups(model)
     if settings.freeze > len(groups):
         raise UserError(f"cannot freeze {settings.freeze} groups: the model has {len(groups)}")
     for group in groups[: settings.freeze]:
         for parameter in group:
             parameter.requires_grad_(False)
+    if settings.chunk and not (model.spec.trunk.causal or model.spec.trunk.remembers):
+        raise UserError(f"chunk is {settings.chunk}, but {model.spec.family} has no memory to read on with")
     precision = settings.precision
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" else "float32"
@@ -258,6 +306,12 @@ def _training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int
         seed,
         record=device.type == "cuda" and precision == "bf16" and not model.spec.trunk.by_lengths,
     )
+
+
+def _groups(model: Model) -> list[list[torch.nn.Parameter]]:
+    """Parameters from input to output; of two stacks those of the encoder, since tasks have no target to decode."""
+    trunk = model.trunk
+    return trunk.encoder.groups() if isinstance(trunk, EncoderDecoder) else trunk.groups()
 
 
 def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -23,24 +23,39 @@ from polyseme.weights.folder import ModelFolder
 
 
 def evaluate(
-    folder: ModelFolder, examples: Sequence[Example], max_len: int | None = None, truncate: bool | None = None
+    folder: ModelFolder,
+    examples: Sequence[Example],
+    max_len: int | None = None,
+    truncate: bool | None = None,
+    also: Sequence[ModelFolder] = (),
 ) -> dict[str, float]:
-    """The metrics of the folder's task on labelled examples; a label it was not trained on is an error."""
+    """The metrics of the folder's task on labelled examples; a label it was not trained on is an error.
+
+    With others `also`, of the mean of what they all say.
+    """
     task = Task.from_model(folder.model, folder.notes)
     for example in examples:
         if example.answer is None:
             raise UserError(f"{example.where}: there is no label to compare with")
-    encoded = _encode(folder, task, examples, max_len, truncate, labelled=True)
-    return measure(task, examples, _predictions(folder, task, examples, encoded))
+    _encode(folder, task, examples, max_len, truncate, labelled=True)
+    return measure(task, examples, predict(folder, examples, max_len, truncate, also))
 
 
 def predict(
-    folder: ModelFolder, examples: Sequence[Example], max_len: int | None = None, truncate: bool | None = None
+    folder: ModelFolder,
+    examples: Sequence[Example],
+    max_len: int | None = None,
+    truncate: bool | None = None,
+    also: Sequence[ModelFolder] = (),
 ) -> list[Prediction]:
-    """One prediction for each example. Length and cutting are those of fine-tuning unless they are given."""
+    """One prediction for each example. Length and cutting are those of fine-tuning unless they are given.
+
+    With others `also`, the mean of what they all say.
+    """
     task = Task.from_model(folder.model, folder.notes)
     encoded = _encode(folder, task, examples, max_len, truncate, labelled=False)
-    return _predictions(folder, task, examples, encoded)
+    found = _predictions(folder, task, examples, encoded)
+    return average([found, *(predict(o, examples, max_len, truncate) for o in also)]) if also else found
 
 
 def as_examples(given: Sequence[Any], model: Model) -> list[Example]:
@@ -98,6 +113,24 @@ def logits(model: Model, task: Task, encoded: Sequence[Encoded], bin_tokens: int
                 found[place] = part
             bar.advance(len(members))
     model.train(training)
+    return found
+
+
+def average(parts: Sequence[Sequence[Prediction]]) -> list[Prediction]:
+    """What several models say of the same examples as one answer: the mean of their probabilities, or of their numbers.
+
+    ULMFiT does so with one that reads forwards and one that reads backwards (Howard and Ruder 2018, §3.4).
+    """
+    found = []
+    for each in zip(*parts, strict=True):
+        if each[0].number is not None:
+            found.append(Prediction(number=sum(p.number or 0.0 for p in each) / len(each)))
+            continue
+        shares = [p.probabilities or {} for p in each]
+        if not shares[0] or any(share.keys() != shares[0].keys() for share in shares):
+            raise UserError("only models with the same labels of texts can be averaged")
+        mean = {label: sum(share[label] for share in shares) / len(shares) for label in shares[0]}
+        found.append(Prediction(max(mean, key=lambda label: mean[label]), mean))
     return found
 
 

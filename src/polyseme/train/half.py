@@ -19,6 +19,8 @@ class Half:
 
     def __init__(self, model: Model):
         self.model = copy.deepcopy(model).to(torch.bfloat16)
+        for mine, copied in zip(model.modules(), self.model.modules()):
+            copied._buffers.update(mine._buffers)  # running figures are the model's own, whoever keeps them
         pairs = [(p, h) for p, h in zip(model.parameters(), self.model.parameters()) if p.requires_grad]
         self.weights: list[Tensor] = [p for p, _ in pairs]
         self.halves: list[Tensor] = [h for _, h in pairs]

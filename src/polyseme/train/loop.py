@@ -61,7 +61,10 @@ class Report:
 
 @dataclass
 class Training:
-    """Everything a step needs. `start` is the number of steps already done."""
+    """Everything a step needs. `start` is the number of steps already done.
+
+    The schedule runs from step `origin` to step `total`.
+    """
 
     model: Model
     optimiser: torch.optim.Optimizer
@@ -73,6 +76,7 @@ class Training:
     seed: int = 0
     rank: int = 0
     start: int = 0
+    origin: int = 0
     terms: Callable[[Model, Batch], dict[str, Tensor]] = losses
     compiled: bool = False  # whether `terms` is
     record: bool = False  # on a GPU, replay a step's kernels as one; micro-batches must be of one shape
@@ -108,7 +112,7 @@ def train(run: Training, data: Iterable[tuple[list[Batch], Any]]) -> Iterator[Re
             counts = {name: sum(b.targets[name].count for b in batches) for name in names}
             counts |= {" tokens": sum(b.num_tokens for b in batches)}
             counts = distributed.sum_counts(counts, run.device)
-            rate = run.optim.rate * run.schedule.scale(step, run.total) * batches[0].rate
+            rate = run.optim.rate * run.schedule.scale(step - run.origin, run.total - run.origin) * batches[0].rate
             set_rate(run.optimiser, rate)
             divisors = torch.tensor([float(max(counts[name], 1)) for name in names])
             for number, batch in enumerate(batches):

@@ -1,4 +1,4 @@
-"""AdamW with decay groups, Muon beside it, and its state as plain named tensors."""
+"""AdamW with decay groups, Muon and averaged SGD beside it, and their state as plain named tensors."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from polyseme.parts.model import Model
 from polyseme.parts.spec import Spec, in_range
+from polyseme.train.asgd import TriggeredASGD
 from polyseme.train.muon import Muon
 
 
 @dataclass(frozen=True)
 class OptimSpec(Spec):
-    """AdamW, or Muon for the matrices of the blocks and AdamW for the rest.
+    """AdamW; Muon for the matrices of the blocks and AdamW for the rest; or SGD, averaged once it stops getting better.
 
     Decay touches matrices only, not biases and norms (BERT, appendix A.2). `layer_decay` below 1 gives each layer that
-    factor of the rate of the one above it.
+    factor of the rate of the one above it (ULMFiT's discriminative rates: 1/2.6).
     """
 
     rate: float = 1e-4
@@ -29,18 +30,19 @@ class OptimSpec(Spec):
     decay: float = 0.01
     clip: float = 1.0
     layer_decay: float = 1.0
-    method: Literal["adamw", "muon"] = "adamw"
+    method: Literal["adamw", "muon", "nt_asgd"] = "adamw"
     momentum: float = 0.95  # of Muon
+    patience: int = 5  # of NT-ASGD, in measures of the validation loss
 
     def __post_init__(self) -> None:
         in_range("rate", self.rate, 0, math.inf)
         in_range("beta1", self.beta1, 0, 1)
         in_range("beta2", self.beta2, 0, 1)
         in_range("momentum", self.momentum, 0, 1)
-        for name in ("eps", "decay", "clip", "layer_decay"):
+        for name in ("eps", "decay", "clip", "layer_decay", "patience"):
             in_range(name, getattr(self, name), 0, math.inf)
 
-    def build(self, model: Model, groups: list[list[nn.Parameter]]) -> torch.optim.AdamW:
+    def build(self, model: Model, groups: list[list[nn.Parameter]]) -> torch.optim.Optimizer:
         """`groups` are the trunk's, from input to output; what is in none of them (the heads) comes last."""
         depth = {id(p): i for i, group in enumerate(groups) for p in group}
         top = len(groups)
@@ -52,19 +54,22 @@ class OptimSpec(Spec):
                 number = stacked.get(id(p), 0)
                 split.setdefault((level, p.ndim >= 2, number, tuple(p.shape) if number else ()), []).append(p)
         cuda = any(p.is_cuda for p in model.parameters())
+        found = [
+            {
+                "params": group,
+                "weight_decay": self.decay if decays else 0.0,
+                "scale": self.layer_decay ** (top - level),
+                "stacked": number,
+                "momentum": self.momentum,
+                # where steps may be recorded, the rate is read from the device at every replay
+                "lr": torch.tensor(self.rate, device=group[0].device) if cuda else self.rate,
+            }
+            for (level, decays, number, _), group in split.items()
+        ]
+        if self.method == "nt_asgd":
+            return TriggeredASGD(found, self.patience)
         return (Muon if self.method == "muon" else torch.optim.AdamW)(
-            [
-                {
-                    "params": group,
-                    "weight_decay": self.decay if decays else 0.0,
-                    "scale": self.layer_decay ** (top - level),
-                    "stacked": number,
-                    "momentum": self.momentum,
-                    # where steps may be recorded, the rate is read from the device at every replay
-                    "lr": torch.tensor(self.rate, device=group[0].device) if cuda else self.rate,
-                }
-                for (level, decays, number, _), group in split.items()
-            ],
+            found,
             betas=(self.beta1, self.beta2),
             eps=self.eps,
             fused=True if cuda or _fused_on_cpu() else None,
@@ -86,8 +91,9 @@ def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
 
 
 def optimiser_state(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Moments and counts under `<parameter>/<what>`."""
-    return {
+    """Moments and counts under `<parameter>/<what>`; what belongs to no parameter under `/<what>`."""
+    own = optimiser.counters() if isinstance(optimiser, TriggeredASGD) else {}
+    return {f"/{key}": value for key, value in own.items()} | {
         f"{name}/{key}": value
         for name, p in model.named_parameters()
         for key, value in optimiser.state.get(p, {}).items()
@@ -96,7 +102,11 @@ def optimiser_state(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[
 
 def load_optimiser_state(optimiser: torch.optim.Optimizer, model: nn.Module, state: dict[str, Tensor]) -> None:
     parameters = dict(model.named_parameters())
+    if isinstance(optimiser, TriggeredASGD):
+        optimiser.recall({name[1:]: value for name, value in state.items() if name.startswith("/")})
     for name, value in state.items():
+        if name.startswith("/"):
+            continue
         parameter, _, key = name.rpartition("/")
         p = parameters[parameter]
         # the step count stays where AdamW keeps it: on the device if fused on CUDA, else on the CPU

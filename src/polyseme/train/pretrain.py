@@ -38,6 +38,7 @@ from polyseme.progress import progress
 from polyseme.report import write_report
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
+from polyseme.train.asgd import TriggeredASGD, averaged
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from polyseme.train.cost import num_parameters, training_flops
 from polyseme.train.loop import Report, Training, choose_device, train
@@ -88,11 +89,12 @@ class Data:
 
 @dataclass(frozen=True)
 class Lesson:
-    """What distillation adds to a run: the student as it starts, its teacher, and what `recipe.json` says of it."""
+    """What a run does not begin from nothing with: the model as it starts, of distillation the teacher, and what
+    `recipe.json` says of them."""
 
     student: Model
-    teacher: Model
-    about: dict[str, str]  # teacher, teacher_hash
+    teacher: Model | None
+    about: dict[str, str]  # the path and the hash of a folder
 
 
 def pretrain(
@@ -103,7 +105,7 @@ def pretrain(
     The run folder holds the recipe, the log, checkpoints, the model and a report. Under `torchrun` every rank calls
     this; only the first writes.
     """
-    if isinstance(recipe.objective, Distilled) and lesson is None:
+    if isinstance(recipe.objective, Distilled) and (lesson is None or lesson.teacher is None):
         raise UserError(f"the objective of {recipe.name} has a teacher: name it with `polyseme distil TEACHER`")
     began = time.perf_counter()
     rank, world = distributed.start()
@@ -148,6 +150,8 @@ def pretrain(
             bar.advance(recipe.batch_tokens, ", ".join(f"{n} {v:.3f}" for n, v in report.loss.items()) if shown else "")
             if valid is not None and (done or report.step % recipe.eval_every == 0):
                 found = evaluate(run, valid, recipe)
+                if isinstance(run.optimiser, TriggeredASGD):
+                    run.optimiser.observe(found[recipe.objective.terms[0]])
                 if log is not None:
                     log.write({"step": report.step, "valid": found})
             stop = distributed.agree(bool(caught), device)
@@ -170,7 +174,8 @@ def pretrain(
     }
     if rank == 0:
         notes = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash, **about}
-        save_model(out / "model", run.model, tokenizer, notes)
+        with averaged(run.optimiser):
+            save_model(out / "model", run.model, tokenizer, notes)
         write_json(out / "results.json", results)
         write_report(out)
     return results
@@ -196,7 +201,7 @@ def training(
         terms=losses,
         record=recipe.compile and not model.spec.trunk.by_lengths,
     )
-    if lesson is not None and isinstance(recipe.objective, Distilled):
+    if lesson is not None and lesson.teacher is not None and isinstance(recipe.objective, Distilled):
         half = precision == "bf16" and device.type == "cuda"  # as the loop has the student
         teacher = lesson.teacher.to(device, torch.bfloat16 if half else torch.float32)
         run.terms = recipe.objective.losses(teacher)
@@ -261,14 +266,14 @@ def evaluate(run: Training, bound: Bound, recipe: Recipe) -> dict[str, float]:
     sums: dict[str, list[float]] = {}
     tokens = 0
     run.model.eval()
-    for (first,), after in data.steps(Cursor()):
-        batch = first.to(run.device)
-        with run.autocast():
+    with averaged(run.optimiser), run.autocast():
+        for (first,), after in data.steps(Cursor()):
+            batch = first.to(run.device)
             for name, parts in scores(run.model, batch).items():
                 sums[name] = [a + b for a, b in zip(sums.get(name, [0, 0, 0]), parts)]
-        tokens += batch.num_tokens
-        if tokens >= recipe.eval_tokens or after.epoch > 0:
-            break
+            tokens += batch.num_tokens
+            if tokens >= recipe.eval_tokens or after.epoch > 0:
+                break
     run.model.train()
     found = {}
     for name, (loss, right, count) in sums.items():
@@ -357,8 +362,9 @@ def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool, about: di
         key = next(k for k in recipe.to_json() if before["recipe"].get(k) != recipe.to_json()[k])
         old, new = before["recipe"].get(key), recipe.to_json()[key]
         raise UserError(f"{out} was begun with another recipe: {key} was {old!r}, now {new!r}")
-    if before.get("teacher_hash") != saved.get("teacher_hash"):
-        raise UserError(f"{out} was begun with another teacher ({before.get('teacher')})")
+    for what, said in (("teacher", "with another teacher"), ("begun_from", "from another model")):
+        if before.get(f"{what}_hash") != saved.get(f"{what}_hash"):
+            raise UserError(f"{out} was begun {said} ({before.get(what)})")
     return dict(before)
 
 

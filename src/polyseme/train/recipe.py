@@ -104,9 +104,12 @@ class Recipe(Spec):
         self._check_reading(spec)
         if "pair" in self.objective.terms and spec.trunk.num_segments == 1:
             raise UserError("num_segments is 1, but pairs have two segments: give 2, or 0 for none")
-        if self.max_len > spec.trunk.embeddings.max_len:
-            limit = spec.trunk.embeddings.max_len
-            raise UserError(f"max_len {self.max_len} is longer than the model reads ({limit})")
+        limit, most = spec.trunk.embeddings.max_len, self.max_len
+        if isinstance(self.objective, SegmentLM):
+            most = self.objective.most(self.max_len)
+        if most > limit:
+            drawn = f", of which segments have up to {most} tokens," if most > self.max_len else ""
+            raise UserError(f"max_len {self.max_len}{drawn} is longer than the model reads ({limit})")
         return spec.replace(heads={name: spec.heads[name] for name in self.objective.terms})
 
     def _check_reading(self, spec: ModelSpec) -> None:
@@ -150,6 +153,8 @@ class Recipe(Spec):
             raise UserError("the budget is negative")
         if self.optim.rate <= 0:
             raise UserError(f"optim.rate is {self.optim.rate}, which is not above 0")
+        if self.optim.method == "nt_asgd" and not self.holdout:
+            raise UserError("nt_asgd is triggered by the loss on held-out text: holdout is 0")
         if not any((self.budget.steps, self.budget.tokens, self.budget.minutes)):
             raise UserError("the budget is empty: set budget.steps, budget.tokens or budget.minutes")
         return self

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polyseme.objectives.batch import Batch, changed, signature, tensors
 from polyseme.train import distributed
+from polyseme.train.asgd import TriggeredASGD
 from polyseme.train.half import Half
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ class Work:
             run.optimiser.found_inf = torch.zeros((), device=run.device)  # type: ignore[attr-defined]
         recorded = Recorded if run.record and self.half and not distributed.several() else _plain
         self._first, self._more = recorded(self._learn_first), recorded(self._learn_more)
-        self.measure, self.change = recorded(self._measure), recorded(self._change)
+        self.measure = recorded(self._measure)
+        counts = isinstance(run.optimiser, TriggeredASGD)  # in Python, and from a moment on does more
+        self.change = self._change if counts else recorded(self._change)
 
     def close(self) -> None:
         """Give back the memory of recordings."""

@@ -1,0 +1,252 @@
+"""ULMFiT on TREC questions, with and without each stage, over seeds; and the speed of AWD-LSTM beside a plain LSTM.
+
+    python benchmarks/ulmfit.py trec --trec train_5500.label --work FOLDER (--general MODEL … | --corpus FOLDER)
+        [--preset paper] [--budget 20m] [--direction both] [--seeds 3] [--sizes 100,500] [--rows NAME …] [--prepare]
+    python benchmarks/ulmfit.py speed [--size paper] [--lanes 80] [--length 70] [--vocab 33278] [--steps 30]
+
+Nothing has to be installed: PYTHONPATH=src:benchmarks is enough. The official 500 test questions may be given with
+`--test`; else 500 questions, the same for all rows and seeds, are held out of the training file. Labels are the six
+coarse ones. Each figure is an error in percent, mean and deviation over seeds. What is done is in WORK/trec.json after
+every run; the same command goes on from there.
+
+A machine without the sentence splitter needs its corpora prepared: run the same command with `--prepare` where it is,
+which trains no model, and take WORK along. With `--sizes` the low-shot curve is drawn too (WORK/report.html).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from report import header, table
+from torch import nn
+
+from polyseme import ulmfit
+from polyseme.errors import UserError
+from polyseme.files import read_json, write_json, write_text
+from polyseme.objectives.batch import Batch, Carry, Targets
+from polyseme.parts.layout import Layout
+from polyseme.recipes.ulmfit import ADAM
+from polyseme.tasks.baselines import linear, majority
+from polyseme.tasks.examples import Example, read_lines
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.loop import Training, choose_device, train
+from polyseme.train.schedule import ScheduleSpec
+
+HELD_OUT = 500
+FULL = "three stages"
+ROWS = {  # the stages of each row, and what it changes of the classifier's settings
+    "from scratch": ((), {}),
+    "general LM, classifier": (("general",), {}),
+    "target LM, classifier": (("target",), {}),
+    FULL: (("general", "target"), {}),
+    "three stages, all layers at once": (("general", "target"), {"unfreeze": 0.0}),
+    "three stages, one rate": (("general", "target"), {"one_rate": True}),
+}
+
+
+def questions(path: Path) -> list[Example]:
+    """`COARSE:fine question` a line, in Latin-1."""
+    found = []
+    for number, line in enumerate(read_lines(path, "latin-1"), 1):
+        label, _, text = line.partition(" ")
+        if ":" not in label or not text.strip():
+            raise UserError(f"{path}:{number}: expected COARSE:fine and a question, found {line[:40]!r}")
+        found.append(Example(f"{path.name}:{number}", text.strip(), label=label.partition(":")[0]))
+    return found
+
+
+def split(options: argparse.Namespace) -> tuple[list[Example], list[Example]]:
+    found = questions(options.trec)
+    if options.test:
+        return found, questions(options.test)
+    held = set(random.Random(0).sample(range(len(found)), min(HELD_OUT, len(found) // 5)))
+    return [e for i, e in enumerate(found) if i not in held], [e for i, e in enumerate(found) if i in held]
+
+
+def trec(options: argparse.Namespace) -> None:
+    learn, measure = split(options)
+    if options.limit:
+        learn, measure = learn[: options.limit], measure[: options.limit]
+    texts, work = [e.text or "" for e in learn], options.work
+    plan = ulmfit.Plan(options.preset, options.direction, budget=options.budget, target_epochs=options.target_epochs)
+    plan = plan.replace(classifier=plan.classifier.replace(epochs=options.epochs))
+    sizes = [int(size) for size in options.sizes.split(",") if size]
+    if options.prepare:
+        folder = options.general[0] if options.general else options.corpus / "tokenizer"
+        tokenizer = Tokenizer.load(folder)
+        ulmfit.target_corpus(work / "target-corpus", tokenizer, texts)
+        ulmfit.target_corpus(work / "alone" / "target-corpus", tokenizer, texts)
+        for size in sizes:
+            for seed in range(options.seeds):
+                drawn = [e.text or "" for e in ulmfit.draw(learn, size, seed)]
+                ulmfit.target_corpus(work / f"few-{size}-{seed}" / "target-corpus", tokenizer, drawn)
+        print(f"{work}: prepared for {len(learn)} questions")
+        return
+    begun = ulmfit.begin(plan, work, [], options.corpus, options.general)
+    path = work / "trec.json"
+    done: list[dict[str, Any]] = read_json(path) if path.exists() else []
+    for name in options.rows:
+        stages, changes = ROWS[name]
+        folders = begun.folders
+        if "target" in stages:
+            place = work if "general" in stages else work / "alone"
+            folders = ulmfit.target(plan, place, begun, texts, general="general" in stages)
+        settings = plan.settings(len(learn))
+        if changes.get("one_rate"):
+            settings = settings.replace(optim=settings.optim.replace(layer_decay=1.0))
+        settings = settings.replace(**{k: v for k, v in changes.items() if k != "one_rate"})
+        for seed in range(options.seeds):
+            if any((d["row"], d["seed"]) == (name, seed) for d in done):
+                continue
+            began = time.perf_counter()
+            found = ulmfit.classify(folders, learn, measure, settings, None, [seed], scratch=not stages)
+            seconds = time.perf_counter() - began
+            done.append({"row": name, "seed": seed, "seconds": seconds, **{d: r[0] for d, r in found.items()}})
+            write_json(path, done)
+    show(done, learn, measure, options.seeds)
+    if sizes:
+        few = ulmfit.curve(plan, work, begun, learn, measure, sizes, (), options.seeds)
+        write_text(work / "report.html", ulmfit.page(None, few))
+        rows = [[row, *(cell(pair) for pair in line.values())] for row, line in ulmfit.lines(few).items()]
+        print("\n" + table(["error, %", *map(str, sizes)], rows))
+
+
+def show(done: Sequence[dict[str, Any]], learn: list[Example], measure: list[Example], seeds: int) -> None:
+    print(header(f"TREC, {len(learn)} questions to learn from, {len(measure)} to measure on, {seeds} seed(s)"))
+    ways = [way for way in ("forward", "backward", "both") if way in done[0]]
+    rows = [
+        [name, *[f"{100 * (1 - found(learn, measure, 'classification')['accuracy']):.1f}"] * len(ways)]
+        for name, found in (("majority", majority), ("linear, words", linear))
+    ]
+    for name in dict.fromkeys(d["row"] for d in done):
+        own = [d for d in done if d["row"] == name]
+        errors = {way: ulmfit.summary([{"error": 1 - d[way]["accuracy"]} for d in own])["error"] for way in ways}
+        rows.append([name, *(cell(errors[way]) for way in ways)])
+    print(table(["error, %", *ways], rows))
+
+
+def cell(pair: Sequence[float | None]) -> str:
+    mean, deviation = pair
+    return f"{100 * (mean or 0):.1f}" + (f" ± {100 * deviation:.1f}" if deviation else "")
+
+
+# --------------------------------------------------------------------------------------------------------- speed
+
+
+def speed(options: argparse.Namespace) -> None:
+    """Tokens/s of training steps: AWD-LSTM with all it has, and torch's `nn.LSTM` with nothing."""
+    device = choose_device()
+    lanes, length = options.lanes, options.length
+    spec = ulmfit.PRESETS[options.size]().replace(precision="auto").model_spec(options.vocab)
+    model = spec.build(seed=0).to(device)
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, options.vocab, (options.steps, lanes, length + 1), generator=draw)
+    layout, rows, carry = Layout.of([length] * lanes), torch.arange(lanes * length), Carry()
+    none = torch.zeros(0, dtype=torch.int64)
+    penalties = {
+        "activation": Targets(none, none, len(rows), 2.0),
+        "change": Targets(none, none, len(rows) - lanes, 1.0),
+    }
+    batches = [
+        Batch(
+            part[:, :-1].flatten(),
+            layout,
+            None,
+            {"next": Targets(rows, part[:, 1:].flatten(), len(rows)), **penalties},
+            len(rows),
+            carry=carry,
+            opens=number == 0,
+        )
+        for number, part in enumerate(tokens)
+    ]
+    precision = "bf16" if device.type == "cuda" else "float32"
+    run = Training(
+        model,
+        ADAM.build(model, model.trunk.groups()),
+        ADAM,
+        ScheduleSpec("constant", 1),
+        options.steps,
+        device,
+        precision,
+    )
+    ours, theirs = [], []
+    for report in train(run, iter([([b], None) for b in batches])):
+        report.numbers  # noqa: B018  # waits for the step
+        ours.append(time.perf_counter())
+    for _ in plain(spec.trunk, tokens, device, precision):
+        theirs.append(time.perf_counter())
+    warm = max(options.steps // 3, 1)
+    pace = [lanes * length * (len(t) - 1 - warm) / (t[-1] - t[warm]) for t in (ours, theirs)]
+    print(header(f"AWD-LSTM {options.size}, {lanes} lanes of {length}, vocabulary {options.vocab}, {precision}"))
+    names = ("AWD-LSTM, all dropouts, AR, TAR", "nn.LSTM, none")
+    print(table(["", "tokens/s", "×"], [[n, f"{p:,.0f}", f"{p / pace[1]:.2f}"] for n, p in zip(names, pace)]))
+
+
+def plain(trunk: Any, tokens: torch.Tensor, device: torch.device, precision: str) -> Any:
+    """The same sizes in torch's own modules: no dropout, no penalties; Adam, clipping, states handed on."""
+    torch.manual_seed(0)
+    inputs = (trunk.embeddings.dim, *trunk.sizes[:-1])
+    table_of = nn.Embedding(trunk.embeddings.vocab_size, trunk.embeddings.dim).to(device)
+    layers = nn.ModuleList(nn.LSTM(a, b) for a, b in zip(inputs, trunk.sizes)).to(device)
+    bias = nn.Parameter(torch.zeros(trunk.embeddings.vocab_size, device=device))
+    weights = [*table_of.parameters(), *layers.parameters(), bias]
+    fused = torch.optim.AdamW(weights, 1e-3, fused=True)
+    states: list[Any] = [None] * len(layers)
+    for part in tokens:
+        part = part.to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            x = table_of(part[:, :-1].T)
+            for i, layer in enumerate(layers):
+                x, state = layer(x, states[i])
+                states[i] = tuple(s.detach() for s in state)
+            scores = nn.functional.linear(x.transpose(0, 1).flatten(0, 1), table_of.weight, bias)
+            loss = nn.functional.cross_entropy(scores.float(), part[:, 1:].flatten())
+        fused.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(weights, 0.25)
+        fused.step()
+        yield loss.item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True)
+    one = verbs.add_parser("trec")
+    one.set_defaults(run=trec)
+    one.add_argument("--trec", type=Path, required=True)
+    one.add_argument("--test", type=Path)
+    one.add_argument("--work", type=Path, required=True)
+    one.add_argument("--general", type=Path, nargs="*", default=[])
+    one.add_argument("--corpus", type=Path)
+    one.add_argument("--preset", default="paper", choices=list(ulmfit.PRESETS))
+    one.add_argument("--direction", default="forward", choices=["forward", "backward", "both"])
+    one.add_argument("--budget", default="")
+    one.add_argument("--seeds", type=int, default=3)
+    one.add_argument("--epochs", type=float, default=12.0)
+    one.add_argument("--target-epochs", type=float, default=10.0)
+    one.add_argument("--sizes", default="")
+    one.add_argument("--rows", nargs="*", default=list(ROWS), choices=list(ROWS))
+    one.add_argument("--limit", type=int, default=0)
+    one.add_argument("--prepare", action="store_true")
+    other = verbs.add_parser("speed")
+    other.set_defaults(run=speed)
+    other.add_argument("--size", default="paper", choices=list(ulmfit.PRESETS))
+    other.add_argument("--lanes", type=int, default=80)
+    other.add_argument("--length", type=int, default=70)
+    other.add_argument("--vocab", type=int, default=33_278)
+    other.add_argument("--steps", type=int, default=30)
+    options = parser.parse_args()
+    try:
+        options.run(options)
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""AWD-LSTM as its paper trains it, ULMFiT's general language model, and its second stage on the text of a task."""
+
+from __future__ import annotations
+
+from polyseme.objectives.segments import SegmentLM
+from polyseme.train.optim import OptimSpec
+from polyseme.train.recipe import BudgetSpec, Recipe
+from polyseme.train.schedule import ScheduleSpec
+
+VARIED = SegmentLM(spread=5.0, activation=2.0, change=1.0)
+ADAM = OptimSpec(rate=4e-3, beta1=0.7, beta2=0.99, eps=1e-8, decay=0.0, clip=0.25)  # Howard and Ruder 2018, §4.1
+
+
+def awd() -> Recipe:
+    """AWD-LSTM as for WikiText-2: NT-ASGD at rate 30, 80 lanes of about 70 tokens, 750 epochs, AR 2 and TAR 1.
+
+    Merity et al. 2018, §5 and §6, and the settings published with it.
+    """
+    return Recipe(
+        name="ulmfit-awd",
+        family="ulmfit",
+        size="paper",
+        model={"word_dropout": 0.1, "input_dropout": 0.65, "hidden_dropout": 0.2},
+        objective=VARIED,
+        max_len=70,
+        batch_tokens=5600,
+        bin_tokens=5600,
+        budget=BudgetSpec(steps=750 * 373),
+        optim=OptimSpec(rate=30.0, decay=1.2e-6, clip=0.25, method="nt_asgd", patience=5),
+        schedule=ScheduleSpec("constant", warmup=1),
+        eval_every=373,  # an epoch of WikiText-2
+        eval_tokens=1 << 20,
+        save_every=373,
+        log_every=50,
+    )
+
+
+def lecture() -> Recipe:
+    """ULMFiT's general language model at the lecture's sizes: 300 → 1150 → 1150 → 300, tied."""
+    return paper().replace(name="ulmfit-lecture", size="lecture")
+
+
+def paper() -> Recipe:
+    """ULMFiT's general language model at the paper's sizes: 400 → 1150 → 1150 → 400, tied.
+
+    Howard and Ruder 2018, §4.1: stretches of 70, Adam with β₁ 0.7 and β₂ 0.99 at 4e-3. Of the run on 103 M words they
+    say no more; here are 256 lanes, half of the dropout, and a slanted triangle.
+    """
+    return Recipe(
+        name="ulmfit-paper",
+        family="ulmfit",
+        size="paper",
+        model={"dropout": 0.5},
+        objective=VARIED,
+        max_len=70,
+        batch_tokens=17920,
+        bin_tokens=17920,
+        budget=BudgetSpec(steps=30_000),
+        optim=ADAM,
+        schedule=ScheduleSpec("slanted", 0.1),
+        eval_every=1000,
+        save_every=1000,
+        log_every=50,
+    )
+
+
+def tiny() -> Recipe:
+    """ULMFiT's language model at L2 H64: minutes on a CPU, to try things out."""
+    return paper().replace(
+        name="ulmfit-tiny",
+        size="tiny",
+        model={"dropout": 0.2},
+        max_len=32,
+        batch_tokens=1024,
+        bin_tokens=1024,
+        budget=BudgetSpec(steps=900),
+        optim=ADAM.replace(clip=1.0),
+        eval_every=300,
+        save_every=300,
+        log_every=10,
+    )
+
+
+def backward(recipe: Recipe) -> Recipe:
+    """The same from the end of the text to its start."""
+    assert isinstance(recipe.objective, SegmentLM)
+    return recipe.replace(
+        name=f"{recipe.name}-backward",
+        model={**recipe.model, "direction": "backward"},
+        objective=recipe.objective.replace(direction="backward"),
+    )
+
+
+def target(general: Recipe, tokens: int, epochs: float = 10.0, rate: float = 4e-3, lanes: int = 64) -> Recipe:
+    """The second stage: the general model on the text of a task (§3.2).
+
+    Discriminative rates, each layer's 2.6 times that of the layer below it, and a slanted triangle over the whole run.
+    A short text is read in fewer lanes, so that an epoch has some steps.
+    """
+    lanes = max(min(lanes, tokens // (20 * general.max_len)), 1)
+    batch = lanes * general.max_len
+    steps = max(int(epochs * tokens / (0.975 * batch)), 10)
+    return general.replace(
+        name=general.name.replace("ulmfit", "ulmfit-target"),
+        batch_tokens=batch,
+        bin_tokens=batch,
+        budget=BudgetSpec(steps=steps),
+        optim=ADAM.replace(rate=rate, layer_decay=1 / 2.6),
+        schedule=ScheduleSpec("slanted", 0.1),
+        holdout=0.1,
+        eval_every=steps,
+        save_every=steps,
+        log_every=max(steps // 100, 1),
+    )

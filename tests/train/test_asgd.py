@@ -1,0 +1,161 @@
+"""NT-ASGD: SGD until the loss on held-out text stops falling, then the mean of all weights since."""
+
+import random
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from polyseme.corpus.prepare import prepare
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.recipes import RECIPES
+from polyseme.tasks.finetune import FinetuneSpec
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train import pretrain as module
+from polyseme.train.asgd import averaged
+from polyseme.train.optim import OptimSpec, load_optimiser_state, optimiser_state, set_rate
+from polyseme.train.pretrain import pretrain
+from tests.train.test_resume import STEPS, Killed, assert_same, recipe
+from tests.train.test_resume import weights as everything
+
+
+def model_and_optimiser(**changes):
+    model = FAMILIES["gpt2"].spec(num_layers=1, dim=8, num_heads=2, vocab_size=20, max_len=8).build(seed=0)
+    spec = OptimSpec(rate=0.5, method="nt_asgd", **changes)
+    return model, spec.build(model, model.trunk.groups())
+
+
+def step(model, optimiser, seed):
+    draw = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=draw)
+    optimiser.step()
+
+
+def weights(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def test_a_step_is_sgd_with_decay_of_matrices():
+    model, optimiser = model_and_optimiser(decay=0.1)
+    before = weights(model)
+    set_rate(optimiser, 0.25)
+    step(model, optimiser, 1)
+    for name, p in model.named_parameters():
+        decay = 0.1 if p.ndim > 1 else 0.0
+        expected = before[name] - 0.25 * (p.grad + decay * before[name])
+        torch.testing.assert_close(p.detach(), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("patience", [0, 2, 5])
+def test_the_trigger_is_that_of_the_paper(patience):
+    """Algorithm 1, written out again: measures are numbered from 0, and only those before the last n count."""
+    draw = torch.Generator().manual_seed(patience)
+    for _ in range(30):
+        losses = torch.rand(20, generator=draw).tolist()
+        logs, trigger = [], None
+        for t, v in enumerate(losses):
+            if trigger is None and t > patience and v > min(logs[: t - patience]):
+                trigger = t
+            logs.append(v)
+        _, optimiser = model_and_optimiser(patience=patience)
+        found = None
+        for t, v in enumerate(losses):
+            optimiser.observe(v)
+            if found is None and optimiser.count:
+                found = t
+        assert found == trigger
+
+
+def test_the_mean_of_all_weights_since_the_trigger():
+    model, optimiser = model_and_optimiser(patience=0)
+    step(model, optimiser, 0)
+    optimiser.observe(1.0)
+    step(model, optimiser, 1)
+    with averaged(optimiser):  # there is none yet
+        pass
+    optimiser.observe(2.0)  # worse: the mean begins with the weights as they are
+    seen = [weights(model)]
+    for seed in range(2, 7):
+        step(model, optimiser, seed)
+        seen.append(weights(model))
+        optimiser.observe(0.0)  # no matter any more
+    with averaged(optimiser):
+        for name, p in model.named_parameters():
+            expected = torch.stack([each[name].double() for each in seen]).mean(0)
+            torch.testing.assert_close(p.detach().double(), expected, atol=1e-6, rtol=0)
+    assert all(torch.equal(p, seen[-1][name]) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_state_there_and_back(late):
+    """Before the trigger and after it, an optimiser that goes on is as one that never stopped."""
+    found = []
+    for stops in (False, True):
+        model, optimiser = model_and_optimiser(patience=1)
+        for seed, loss in enumerate([3.0, 2.0, 2.5, 3.5, 9.0, 9.0]):
+            step(model, optimiser, seed)
+            optimiser.observe(loss)
+            if stops and seed == (4 if late else 1):
+                state = {name: t.clone() for name, t in optimiser_state(optimiser, model).items()}
+                held = model.state_dict()
+                model, optimiser = model_and_optimiser(patience=1)
+                model.load_state_dict(held)
+                load_optimiser_state(optimiser, model, state)
+        assert optimiser.count == 3 and len(optimiser.losses) == 4
+        with averaged(optimiser):
+            found.append(weights(model))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_it_needs_something_held_out():
+    recipe = RECIPES["gpt2-tiny"]().replace(optim=OptimSpec(method="nt_asgd"), holdout=0.0)
+    with pytest.raises(UserError, match="holdout is 0"):
+        recipe.check()
+    with pytest.raises(UserError, match="nt_asgd waits"):
+        FinetuneSpec(optim=OptimSpec(method="nt_asgd")).check()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder, draw = tmp_path_factory.mktemp("asgd"), random.Random(0)
+    words = ["".join(draw.choices("abcdefgh", k=draw.randint(2, 5))) for _ in range(60)]
+    sentences = [" ".join(draw.choices(words, k=6)).capitalize() + "." for _ in range(480)]
+    text = folder / "text.txt"
+    text.write_text("\n\n".join(" ".join(sentences[i : i + 12]) for i in range(0, 480, 12)))
+    prepare([text], Tokenizer.train("bpe", iter([text.read_text()]), 330), folder / "corpus", split="blank", workers=1)
+    return folder / "corpus"
+
+
+def test_killed_in_the_middle_of_a_stream(corpus, tmp_path, monkeypatch):
+    """Before the trigger and behind it: what was measured, the means and the memory go on.
+
+    The rate is so high that the loss gets worse at once; a stretch's length, and with it the rate, is drawn.
+    """
+    plain = recipe("ulmfit")
+    optim = plain.optim.replace(method="nt_asgd", rate=1000.0, patience=1)
+    averaging = plain.replace(optim=optim, eval_every=1, batch_tokens=256)
+    pretrain(averaging, corpus, tmp_path / "whole")
+    real = module.train
+
+    def killed(run, data):
+        for report in real(run, data):
+            yield report
+            if report.step in (3, 8) and report.step > run.start + 1:
+                raise Killed
+
+    monkeypatch.setattr(module, "train", killed)
+    for resume in (False, True):
+        with pytest.raises(Killed):
+            pretrain(averaging, corpus, tmp_path / "killed", resume=resume)
+    monkeypatch.setattr(module, "train", real)
+    pretrain(averaging, corpus, tmp_path / "killed", resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "killed")
+    state = everything(tmp_path / "whole")
+    measured, count = state["optimiser//losses"], int(state["optimiser//count"])
+    assert 3 <= len(measured) < 7 and count == STEPS - len(measured) + 1
+    assert any(name.startswith("memory/") for name in state)
+    mean = state["optimiser/trunk.embeddings.tokens.weight/average"]
+    saved = load_file(tmp_path / "whole" / "model" / "model.safetensors")["trunk.embeddings.tokens.weight"]
+    assert torch.equal(saved, mean) and not torch.equal(saved, state["model/trunk.embeddings.tokens.weight"])
