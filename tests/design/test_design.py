@@ -37,6 +37,8 @@ ARROWS: dict[str, set[str]] = {
     "objectives": {"errors", "parts", "corpus.order"},
     "weights": {"errors", "files", "parts", "families", "text"},
     "report": {"files"},
+    "scores": set(),
+    "ngram": {"errors", "files", "progress", "parts", "text", "corpus", "report", "scores"},
     "train": {
         "errors",
         "files",
@@ -50,12 +52,12 @@ ARROWS: dict[str, set[str]] = {
         "weights",
         "report",
     },
-    "recipes": {"errors", "files", "objectives", "train"},
+    "recipes": {"errors", "files", "objectives", "train", "ngram"},
     "tasks": {"errors", "files", "progress", "parts", "families", "objectives", "text", "weights", "report", "train"},
     "reading": {"prefetch", "progress", "parts"},
     "compress": {"errors", "files", "parts", "objectives", "text", "corpus", "weights", "train"},
     "prompting": {"errors", "progress", "parts"},
-    "language_model": {"errors", "progress", "reading", "parts", "weights", "tasks", "prompting"},
+    "language_model": {"errors", "progress", "reading", "parts", "weights", "tasks", "prompting", "ngram", "scores"},
     "": {"errors", "language_model"},
     "explain": {"language_model", "parts"},
 }
