@@ -121,12 +121,12 @@ def count(streams: Iterable[np.ndarray], words: Words, order: int, work: Path, m
     return levels
 
 
-def slices(begins: np.ndarray, most: int = BLOCK) -> Iterator[tuple[slice, slice]]:
+def slices(begins: np.ndarray) -> Iterator[tuple[slice, slice]]:
     """Runs of contexts, and of what follows them: a block of either at most, or one context."""
     first, end = 0, len(begins) - 1
     while first < end:
-        last = int(np.searchsorted(begins, int(begins[first]) + most, side="right")) - 1
-        last = min(max(last, first + 1), first + most, end)
+        last = int(np.searchsorted(begins, int(begins[first]) + BLOCK, side="right")) - 1
+        last = min(max(last, first + 1), first + BLOCK, end)
         yield slice(first, last), slice(int(begins[first]), int(begins[last]))
         first = last
 

@@ -158,7 +158,10 @@ class NgramModel:
         lengths = np.bincount(of, run.lengths[stays] + 2, len(texts)).astype(np.int64)
         if not lengths.all():
             raise UserError(f"there is nothing to read in {texts[int(np.argmin(lengths))]!r}")
-        return self.ngrams.words.stream(run.ids, run.lengths[stays]), lengths
+        words, unknown = self.ngrams.words, self.tokenizer.specials.unk
+        marks = ~words.can_follow[run.ids] | (run.ids == words.end)  # the names of marks, written in a text
+        ids = run.ids if unknown is None else np.where(marks, unknown, run.ids)
+        return words.stream(ids, run.lengths[stays]), lengths
 
 
 def draw(chances: np.ndarray, temperature: float, rng: np.random.Generator) -> np.ndarray:
