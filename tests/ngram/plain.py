@@ -33,6 +33,11 @@ class PlainKneserNey:
         for n in range(1, order + 1):
             for gram, count in self.counts[n].items():
                 self.behind[gram[:-1]][gram[-1]] = count
+        self.sums = {}
+        for history, behind in self.behind.items():
+            taken = self.discounts[len(history) + 1]
+            given_back = sum(taken[min(c, 3) - 1] for c in behind.values())
+            self.sums[history] = sum(behind.values()), given_back
 
     def _discounts(self, counts: dict[Gram, int]) -> tuple[float, float, float]:
         n1, n2, n3, n4 = (sum(count == k for count in counts.values()) for k in (1, 2, 3, 4))
@@ -49,10 +54,9 @@ class PlainKneserNey:
         if not behind:
             return lower
         taken = self.discounts[len(history) + 1]
-        total = sum(behind.values())
+        total, given_back = self.sums[history]
         count = behind.get(word, 0)
         own = count - taken[min(count, 3) - 1] if count else 0.0
-        given_back = sum(taken[min(c, 3) - 1] for c in behind.values())
         return own / total + given_back / total * lower
 
 

@@ -108,6 +108,7 @@ def read_arpa(path: Path, tokenizer: Tokenizer | None = None) -> tuple[Ngrams, T
             _check_weights(lines, level, lacking[-1], begun[-2])
         lacking.append(absent)
         levels.append(level)
+    levels[-1] = levels[-1]._replace(backoff=np.zeros(0, np.float32))
     lines.expect("\\end\\")
     lines.end()
     assert words is not None and tokenizer is not None
