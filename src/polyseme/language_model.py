@@ -7,18 +7,18 @@ model.embed(["a text", "another"])
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polyseme.errors import UserError, nearest
+from polyseme.ngram.model import NgramModel, is_ngram
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.model import Model
@@ -26,6 +26,7 @@ from polyseme.parts.relative import Queries
 from polyseme.progress import progress
 from polyseme.prompting import Answers, answer_scores, joined, written
 from polyseme.reading import Packed, fetched, in_bins, means
+from polyseme.scores import Score
 from polyseme.weights.folder import ModelFolder, load_model
 
 NORMALISE = ("none", "length", "unconditional")
@@ -42,18 +43,6 @@ class Guess:
 
 
 @dataclass(frozen=True)
-class Score:
-    """How likely a text is. For a masked model each token is predicted from all others (pseudo-perplexity)."""
-
-    log_probability: float
-    tokens: int
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(-self.log_probability / max(self.tokens, 1))
-
-
-@dataclass(frozen=True)
 class Choice:
     """The likeliest of several answers: its number, what each is worth as compared, and what that rests on."""
 
@@ -63,9 +52,15 @@ class Choice:
 
 
 def load(folder: str | Path, device: str | None = None, precision: str = "float32") -> LanguageModel:
-    """Open a model folder, written here or by `transformers`. On a GPU, `bf16` is several times as fast."""
+    """Open a model folder, written here or by `transformers`. On a GPU, `bf16` is several times as fast.
+
+    A folder of n-grams opens as an `NgramModel`: it answers `score` and `sample`, and to every other question of a
+    `LanguageModel` it says in one line that it cannot. So whoever asks need not know which of the two it is.
+    """
     if precision not in ("float32", "bf16"):
         raise UserError(f"precision is {precision!r}: {nearest(precision, ['float32', 'bf16'])}")
+    if is_ngram(Path(folder)):
+        return cast(LanguageModel, NgramModel.open(folder))
     model = LanguageModel(load_model(folder), device)
     if precision == "bf16":
         if model.device.type != "cuda":

@@ -66,9 +66,10 @@ def verify(folder: Annotated[Path, typer.Argument(help="a corpus folder or a mod
 
         verify_corpus(folder)
     elif (folder / "config.json").exists():
+        from polyseme.ngram.model import is_ngram, verify_ngrams
         from polyseme.weights.folder import verify_model
 
-        verify_model(folder)
+        verify_ngrams(folder) if is_ngram(folder) else verify_model(folder)
     else:
         raise UserError(f"{folder} is neither a corpus (manifest.json) nor a model (config.json)")
     print(f"{folder}: whole")

@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from polyseme.cli import (
+    arpa,
     corpus,
     demo,
     describe,
@@ -38,6 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(tokenizer.app, name="tokenizer")
+app.add_typer(arpa.app, name="arpa")
 app.command("prepare")(corpus.prepare)
 app.command("verify")(corpus.verify)
 app.command("describe")(describe.describe)

@@ -21,12 +21,18 @@ def pretrain(
 ) -> None:
     """Pre-train a model. Ctrl-C and SIGTERM save and leave; --resume goes on exactly."""
     from polyseme.cli.output import set_values
-    from polyseme.recipes import find_recipe
+    from polyseme.errors import UserError
+    from polyseme.ngram.run import NgramRecipe, count_corpus
+    from polyseme.recipes import find_any
     from polyseme.train.begin import begin_from
     from polyseme.train.pretrain import pretrain as run
     from polyseme.train.recipe import BudgetSpec
 
-    chosen = set_values(find_recipe(recipe), set_)
+    chosen = set_values(find_any(recipe), set_)
+    if isinstance(chosen, NgramRecipe):
+        if budget or resume or begin:
+            raise UserError(f"{chosen.name} is counted in one go: --budget, --resume and --from are for what is trained")
+        return tell(out, count_corpus(chosen, corpus, out))
     if budget:
         chosen = chosen.replace(budget=BudgetSpec.parse(budget))
     tell(out, run(chosen, corpus, out, resume, begin_from(begin, chosen, corpus) if begin else None))
@@ -47,7 +53,11 @@ def tell(out: Path, results: dict[str, Any]) -> None:
 def recipes() -> None:
     """List the recipes with what each reproduces."""
     from polyseme.cli.output import print_table
-    from polyseme.recipes import RECIPES
+    from polyseme.recipes import COUNTED, RECIPES
 
-    rows = [(name, make().family, (make.__doc__ or "").split("\n")[0]) for name, make in RECIPES.items()]
+    rows = [
+        (name, make().family, (make.__doc__ or "").split("\n")[0])
+        for makers in (RECIPES, COUNTED)
+        for name, make in makers.items()
+    ]
     print_table(["recipe", "family", "what it is"], rows)

@@ -1,4 +1,4 @@
-"""Recipes by name: plain functions that return a Recipe."""
+"""Recipes by name: plain functions that return a Recipe, or for what is counted an NgramRecipe."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from polyseme.errors import UserError, nearest
 from polyseme.files import read_json
+from polyseme.ngram.run import NgramRecipe
 from polyseme.recipes import (
     albert,
     bert,
@@ -16,6 +17,7 @@ from polyseme.recipes import (
     gpt2,
     modern,
     music,
+    ngram,
     nnlm,
     performance_rnn,
     rnn_lm,
@@ -48,13 +50,25 @@ _MAKERS: tuple[Callable[[], Recipe], ...] = (
 )
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _MAKERS}
 
+COUNTED: dict[str, Callable[[], NgramRecipe]] = {make().name: make for make in (ngram.ngram3, ngram.ngram5)}
+
 
 def find_recipe(name: str) -> Recipe:
-    """A recipe by its name, or from a `recipe.json` (a run's too)."""
-    if name in RECIPES:
-        return RECIPES[name]()
+    """A recipe of training by its name, or from a `recipe.json` (a run's too)."""
+    found = find_any(name)
+    if isinstance(found, NgramRecipe):
+        raise UserError(f"the recipe {name!r} counts n-grams: there is nothing to train")
+    return found
+
+
+def find_any(name: str) -> Recipe | NgramRecipe:
+    """The same, or a recipe of counting."""
+    if name in RECIPES or name in COUNTED:
+        return RECIPES[name]() if name in RECIPES else COUNTED[name]()
     path = Path(name)
     if path.suffix == ".json" or path.exists():
         data = read_json(path)
-        return Recipe.from_json(data["recipe"] if isinstance(data, dict) and "recipe" in data else data)
-    raise UserError(f"there is no recipe {name!r}; {nearest(name, RECIPES)}")
+        data = data["recipe"] if isinstance(data, dict) and "recipe" in data else data
+        counted = isinstance(data, dict) and data.get("kind") == NgramRecipe.__name__
+        return NgramRecipe.from_json(data) if counted else Recipe.from_json(data)
+    raise UserError(f"there is no recipe {name!r}; {nearest(name, [*RECIPES, *COUNTED])}")

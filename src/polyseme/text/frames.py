@@ -184,3 +184,11 @@ def apart(tokens: Iterable[str]) -> pre_tokenizers.Split:
             rests.setdefault(token[0], []).append(token[1:])
     escaped = (f"{re.escape(first)}(?={'|'.join(map(re.escape, rest))})" for first, rest in rests.items())
     return pre_tokenizers.Split(Regex("|".join(escaped)), "merged_with_previous")
+
+
+def build_words(words: Sequence[str]) -> Tokenizer:
+    """Words between white space, as they are; `<unk>` for others. `<s>` and `</s>` stand for themselves alone."""
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    add_specials(made, [word for word in ("<s>", "</s>", "<unk>") if word in words])
+    return made

@@ -1,0 +1,195 @@
+"""A model folder of n-grams, and what can be asked of it.
+
+`config.json` has `model_type: ngram` and the order, the arrays of each level are `.npy` files, and `polyseme.json` has
+their hashes and notes, as with every model. There is no tensor to train, so there is no trunk and no head.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyseme.corpus.sentences import split_sentences
+from polyseme.errors import UserError
+from polyseme.files import read_json, sha256, whole_folder, write_json
+from polyseme.ngram.table import MOST, Ngrams, Words
+from polyseme.scores import Score
+from polyseme.text.tokenizer import Tokenizer
+
+FAMILY = "ngram"
+FORMAT = 1
+_TOGETHER = 1 << 20  # tokens scored at once
+_CHANCES = 1 << 24  # probabilities held at once when sampling
+_LACKS = (
+    *("fill", "next_sentence", "choose", "choose_each", "embed", "predict"),
+    *("model", "folder", "device", "max_len", "opening", "bin_tokens"),
+)  # what a neural model has
+
+
+class NgramModel:
+    """N-grams with their tokenizer: every question to a `LanguageModel` that counts can answer."""
+
+    def __init__(self, path: Path, ngrams: Ngrams, tokenizer: Tokenizer, language: str = "en"):
+        self.path, self.ngrams, self.tokenizer, self.language = path, ngrams, tokenizer, language
+
+    @classmethod
+    def open(cls, folder: str | Path) -> NgramModel:
+        folder = Path(folder)
+        config = read_json(folder / "config.json")
+        order, language = config.get("order"), config.get("language", "en")
+        if type(order) is not int or not 1 <= order <= MOST:
+            raise UserError(f"{folder}/config.json: order is {order!r}, expected a number from 1 to {MOST}")
+        if not isinstance(language, str):
+            raise UserError(f"{folder}/config.json: language is {language!r}, expected a name such as 'en'")
+        tokenizer = Tokenizer.load(folder)
+        words = Words.of(tokenizer)
+        for name, found in (("vocab_size", words.size), ("bos_token_id", words.start), ("eos_token_id", words.end)):
+            if config.get(name) != found:
+                raise UserError(
+                    f"{folder}: config.json has {name} {config.get(name)!r}, but the tokenizer's is {found}"
+                )
+        return cls(folder, Ngrams.open(folder, words, order), tokenizer, language)
+
+    def save(self, folder: Path, notes: dict[str, Any] | None = None) -> None:
+        """Write the folder whole or not at all."""
+        words = self.ngrams.words
+        config = {
+            "model_type": FAMILY,
+            "order": self.ngrams.order,
+            "vocab_size": words.size,
+            "bos_token_id": words.start,
+            "eos_token_id": words.end,
+            "language": self.language,
+        }
+        with whole_folder(folder) as new:
+            self.ngrams.save(new)
+            self.tokenizer.save(new)
+            write_json(new / "config.json", config)
+            hashes = {path.name: sha256(path) for path in sorted(new.glob("*.npy"))}
+            write_json(new / "polyseme.json", {"format": FORMAT, "sha256": hashes, "notes": notes or {}})
+
+    def encode(self, text: str, pair: str | None = None) -> dict[str, Any]:
+        """Pieces and ids of a text as it is read: each sentence between its marks."""
+        if pair is not None:
+            raise self.cannot("read two texts together")
+        stream, _ = self._streams([text])
+        names = [*self.tokenizer.vocabulary, *["<s>"] * (self.ngrams.words.size - self.tokenizer.vocab_size)]
+        names[self.ngrams.words.end : self.ngrams.words.end + 1] = [self._name(self.ngrams.words.end, "</s>")]
+        ids = stream.tolist()
+        return {
+            "pieces": [names[i] for i in ids],
+            "ids": ids,
+            "segments": [0] * len(ids),
+            "attention_mask": [1] * len(ids),
+        }
+
+    def score(self, texts: Sequence[str]) -> list[Score]:
+        """Log-probability of each text, cut into sentences as a corpus is; the end of a sentence counts as a token."""
+        found: list[Score] = []
+        for first in range(0, len(texts), 4096):
+            stream, lengths = self._streams(texts[first : first + 4096])
+            logs = np.log(10) * self.ngrams.log10(stream)
+            begins = np.cumsum(lengths) - lengths
+            tokens = np.add.reduceat(stream != self.ngrams.words.start, begins)
+            found += map(Score, np.add.reduceat(logs, begins).tolist(), tokens.tolist())
+        return found
+
+    def sample(
+        self, count: int = 1, prompt: str = "", length: int = 100, temperature: float = 1.0, seed: int = 0
+    ) -> list[str]:
+        """Sentences that begin with the prompt, each until its end is drawn or it has `length` tokens."""
+        if count < 1 or length < 1:
+            raise UserError(f"count is {count} and length is {length}: both have to be 1 or more")
+        if not 0 <= temperature < float("inf"):
+            raise UserError(f"temperature is {temperature}: it has to be 0 or more")
+        begun = self.tokenizer.encode_run([prompt]).ids.tolist()
+        rng = np.random.default_rng(seed)
+        together = max(_CHANCES // self.ngrams.words.size, 1)
+        found: list[str] = []
+        while len(found) < count:
+            rows = self.sample_ids(min(together, count - len(found)), begun, length, temperature, rng)
+            found += [self.tokenizer.decode(row) for row in rows]
+        return found
+
+    def sample_ids(
+        self, count: int, begun: Sequence[int], length: int, temperature: float, rng: np.random.Generator
+    ) -> list[list[int]]:
+        """The ids of sentences, without marks; `begun` is part of them."""
+        words = self.ngrams.words
+        past = np.full((count, self.ngrams.order - 1 + len(begun) + 1), -1, np.int64)
+        past[:, -len(begun) - 1 :] = [words.start, *begun]
+        open_ = np.ones(count, bool)
+        found = [list(begun) for _ in range(count)]
+        for _ in range(length - len(begun)):
+            rows = np.flatnonzero(open_)
+            tokens = draw(self.ngrams.distribution(past[rows]), temperature, rng)
+            open_[rows[tokens == words.end]] = False
+            past = np.concatenate([past[:, 1:], np.full((count, 1), words.end)], axis=1)
+            past[rows, -1] = tokens
+            for row, token in zip(rows.tolist(), tokens.tolist()):
+                if token != words.end:
+                    found[row].append(token)
+            if not open_.any():
+                break
+        return found
+
+    def cannot(self, what: str) -> UserError:
+        return UserError(f"{self.path} cannot {what}: it counts n-grams, which can be scored and sampled")
+
+    def __getattr__(self, name: str) -> Any:
+        """What only a neural model has is a mistake to ask for, told in one line."""
+        if name in _LACKS:
+            raise self.cannot(f"do that, as it has no {name!r}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _name(self, token: int, otherwise: str) -> str:
+        return self.tokenizer.pieces([token])[0] or otherwise
+
+    def _streams(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """All texts as one stream, and the length of each in it."""
+        sentences = [split_sentences(text, self.language) for text in texts]
+        run = self.tokenizer.encode_run([sentence for part in sentences for sentence in part])
+        stays = run.lengths > 0
+        of = np.repeat(np.arange(len(texts)), [len(part) for part in sentences])[stays]
+        lengths = np.bincount(of, run.lengths[stays] + 2, len(texts)).astype(np.int64)
+        if not lengths.all():
+            raise UserError(f"there is nothing to read in {texts[int(np.argmin(lengths))]!r}")
+        words, unknown = self.ngrams.words, self.tokenizer.specials.unk
+        marks = ~words.can_follow[run.ids] | (run.ids == words.end)  # the names of marks, written in a text
+        ids = run.ids if unknown is None else np.where(marks, unknown, run.ids)
+        return words.stream(ids, run.lengths[stays]), lengths
+
+
+def draw(chances: np.ndarray, temperature: float, rng: np.random.Generator) -> np.ndarray:
+    """One id for each row of probabilities; at temperature 0 the likeliest."""
+    if temperature == 0:
+        return chances.argmax(1)
+    if temperature != 1:
+        with np.errstate(divide="ignore"):
+            logs = np.log(chances)
+        chances = np.exp((logs - logs.max(1, keepdims=True)) / temperature)
+    sums = np.cumsum(chances, axis=1)
+    places = rng.random((len(chances), 1)) * sums[:, -1:]
+    return (sums <= places).sum(1)
+
+
+def is_ngram(folder: Path) -> bool:
+    """Whether a folder says that it holds n-grams; what else it may be is for others to say."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("model_type") == FAMILY
+
+
+def verify_ngrams(folder: Path) -> None:
+    """Open the folder, and compare the hashes that were written beside the arrays."""
+    NgramModel.open(folder)
+    about = read_json(folder / "polyseme.json")
+    for name, expected in about.get("sha256", {}).items():
+        if not (folder / name).is_file() or sha256(folder / name) != expected:
+            raise UserError(f"{folder / name} is not what was saved: its hash differs from the one in polyseme.json")

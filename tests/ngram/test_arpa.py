@@ -1,0 +1,203 @@
+"""ARPA files: written so that others read the same scores, read back to the same bits, refused by line."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyseme.errors import UserError
+from polyseme.ngram.arpa import names_of, read_arpa, write_arpa
+from polyseme.ngram.count import count
+from polyseme.ngram.estimate import estimate
+from polyseme.ngram.model import NgramModel
+from polyseme.ngram.table import Words
+from polyseme.text.tokenizer import Tokenizer
+from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS
+from tests.ngram.plain import plain_score, read_plain_arpa
+
+GOOD = """made by hand
+
+\\data\\
+ngram 1=5
+ngram 2=4
+ngram 3=1
+
+\\1-grams:
+-99\t<s>\t-0.3
+-1\t</s>
+-0.9\t<unk>
+-0.5\tthe\t-0.1
+-0.4\tcat\t-0.2
+
+\\2-grams:
+-0.2\t<s> the\t-0.15
+-0.3\tthe cat
+-0.4\tcat </s>
+-0.7\tcat the\t0
+
+\\3-grams:
+-0.1\t<s> the cat
+
+\\end\\
+"""
+BAD = {  # what is changed in the good file, to what, what is said
+    "too few": ("-0.7\tcat the\t0\n", "", "line 19 ends 3 2-grams, but the header says 4"),
+    "too many": ("ngram 2=4", "ngram 2=3", "line 20 ends 4 2-grams, but the header says 3"),
+    "no back-off": ("<s> the\t-0.15", "<s> the", "line 16 has no back-off, but longer n-grams go on from it"),
+    "no back-off of a word": ("-0.5\tthe\t-0.1", "-0.5\tthe", "line 12 has no back-off"),
+    "a back-off too many": ("<s> the cat\n", "<s> the cat\t-1\n", "line 22 has 5 fields"),
+    "a word too few": ("-0.4\tcat </s>", "-0.4\tcat", "line 18 has 2 fields"),
+    "no number": ("-0.3\tthe cat", "-0,3\tthe cat", "line 17 has a number that is none"),
+    "no number behind": ("cat the\t0", "cat the\tzero", "line 19 has a number that is none"),
+    "not finite": ("cat the\t0", "cat the\tnan", "line 19 has no log10"),
+    "infinite": ("-0.3\tthe cat", "-inf\tthe cat", "line 17 has no log10"),
+    "above one": ("-0.3\tthe cat", "0.3\tthe cat", "line 17 has no log10"),
+    "unknown word": ("cat the\t0", "cat dog\t0", "line 19 has the word 'dog', which is not among the 1-grams"),
+    "twice": ("cat the\t0", "the cat\t0", "line 19 has an n-gram a second time"),
+    "a word twice": ("-0.4\tcat\t-0.2", "-0.4\tthe\t-0.2", "line 13 has the word 'the' a second time"),
+    "no context": ("<s> the cat\n", "<s> cat the\n", "line 22 has an n-gram whose context"),
+    "an end inside": ("cat the\t0", "</s> the\t0", "line 19 has <s> inside or </s> before the end"),
+    "a start inside": ("cat the\t0", "cat <s>\t0", "line 19 has <s> inside or </s> before the end"),
+    "no header": ("\\data\\\n", "", "line 3 is of n-grams, but there is no \\data\\"),
+    "an order missing": ("ngram 2=4", "ngram 3=4", "line 5 counts 3-grams, expected 2-grams"),
+    "a strange header": ("ngram 2=4", "ngram 2=four", "line 5 is 'ngram 2=four'"),
+    "another section": ("\\3-grams:", "\\4-grams:", "line 21 is '\\\\4-grams:', expected '\\\\3-grams:'"),
+    "no empty line": ("the\t0\n\n", "the\t0\n", "line 20 is '\\\\3-grams:' where an empty line"),
+    "no end": ("\\end\\\n", "", "is truncated: it ends at line 23, before \\end\\"),
+    "more behind the end": ("\\end\\\n", "\\end\\\nmore\n", "line 25 is 'more'"),
+    "no start": ("-99\t<s>\t-0.3", "-99\t<S>\t-0.3", "line 14 ends 1-grams without <s>"),
+}
+
+
+def refused(path: Path, content: str | bytes, says: str) -> None:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError) as told:
+        read_arpa(path)
+    assert says in str(told.value) and str(path) in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_files_are_refused_by_line(case, tmp_path):
+    old, new, says = BAD[case]
+    assert GOOD.count(old) == 1
+    refused(tmp_path / "bad.arpa", GOOD.replace(old, new), says)
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path):
+    for end in range(0, len(GOOD.rstrip()) - 1, 3):
+        with pytest.raises(UserError):
+            (tmp_path / "cut.arpa").write_text(GOOD[:end])
+            read_arpa(tmp_path / "cut.arpa")
+    packed = gzip.compress(GOOD.encode(), mtime=0)
+    refused(tmp_path / "cut.arpa.gz", packed[: len(packed) // 2], "truncated")
+    refused(tmp_path / "no.arpa.gz", GOOD, "is not a whole .gz file")
+    refused(tmp_path / "latin.arpa", GOOD.replace("cat", "chät").encode("latin-1"), "line 13 is not text in UTF-8")
+    with pytest.raises(UserError, match="missing"):
+        read_arpa(tmp_path / "nowhere.arpa")
+
+
+def test_a_good_file_by_hand(tmp_path):
+    (tmp_path / "good.arpa").write_text(GOOD)
+    ngrams, tokenizer = read_arpa(tmp_path / "good.arpa")
+    NgramModel(tmp_path, ngrams, tokenizer).save(tmp_path / "model")
+    model = NgramModel.open(tmp_path / "model")
+    (score, unknown, marks) = model.score(["the cat", "the dog", "the </s> cat"])
+    assert math.isclose(score.log_probability / math.log(10), -0.2 - 0.1 - 0.4, rel_tol=1e-6)
+    assert score.tokens == 3
+    # "dog" is unknown, behind a context without 3-grams for it; then the end behind <unk>, which has no back-off
+    assert math.isclose(unknown.log_probability / math.log(10), -0.2 + (-0.15 - 0.1 - 0.9) - 1, rel_tol=1e-6)
+    assert marks.tokens == 4, "the name of a mark in a text is a word like others"
+    assert model.encode("the </s> cat")["pieces"] == ["<s>", "the", "<unk>", "cat", "</s>"]
+
+
+# -------------------------------------------------------------------------------------- what we write, read by others
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A 4-gram over words of two kinds of tokenizer; its ARPA file; sentences to score, as pieces."""
+    folder = tmp_path_factory.mktemp("arpa")
+    rng = np.random.default_rng(0)
+
+    def sentence() -> str:
+        words = [rng.choice(part) for part in (ADJECTIVES, ANIMALS, VERBS, ["the", "a"], ANIMALS, PLACES)]
+        return " ".join(words[: rng.integers(1, 7)])
+
+    texts = [sentence() for _ in range(400)]
+    tokenizer = Tokenizer.train("wordpiece", iter(texts), vocab_size=120)
+    words = Words.of(tokenizer)
+    run = tokenizer.encode_run(texts)
+    counts = count([words.stream(run.ids, run.lengths)], words, 4, folder)
+    ngrams, _ = estimate(counts, words, folder, (0, 0, 1))
+    write_arpa(folder / "made.arpa", ngrams, tokenizer)
+    names = names_of(tokenizer, words)
+    new = [tokenizer.encode(f"{sentence()} 東") for _ in range(30)] + [tokenizer.encode(sentence()) for _ in range(30)]
+    rows = [([names[i] for i in ids], np.array(ids)) for ids in new]
+    return ngrams, tokenizer, folder / "made.arpa", rows
+
+
+def scores(ngrams, rows) -> list[float]:
+    return [float(ngrams.log10(ngrams.words.stream(ids, np.array([len(ids)]))).sum()) for _, ids in rows]
+
+
+def test_a_plain_reader_has_the_same_scores(made):
+    ngrams, _, path, rows = made
+    table, order = read_plain_arpa(path.read_text(encoding="utf-8"))
+    assert order == 4
+    assert np.allclose([plain_score(table, order, pieces) for pieces, _ in rows], scores(ngrams, rows), rtol=1e-5)
+    assert any("<unk>" in pieces for pieces, _ in rows)
+
+
+def test_kenlm_has_the_same_scores(made):
+    kenlm = pytest.importorskip("kenlm")
+    ngrams, _, path, rows = made
+    theirs = kenlm.Model(str(path))
+    assert theirs.order == 4
+    assert np.allclose([theirs.score(" ".join(pieces)) for pieces, _ in rows], scores(ngrams, rows), rtol=1e-5)
+
+
+def test_the_arpa_package_has_the_same_scores(made):
+    arpa = pytest.importorskip("arpa")
+    ngrams, _, path, rows = made
+    (theirs,) = arpa.loadf(str(path))
+    found = [theirs.log_s(" ".join(pieces)) for pieces, _ in rows]
+    assert np.allclose(found, scores(ngrams, rows), rtol=1e-5)
+
+
+@pytest.mark.parametrize("ending", [".arpa", ".arpa.gz"])
+def test_written_and_read_changes_no_bit(made, ending, tmp_path):
+    ngrams, tokenizer, _, rows = made
+    path = tmp_path / f"copy{ending}"
+    write_arpa(path, ngrams, tokenizer)
+    again, _ = read_arpa(path, tokenizer)
+    for one, other in zip(ngrams.levels, again.levels):
+        for a, b in zip(one, other):
+            assert np.array_equal(a, b) and (not len(a) or a.dtype == b.dtype)
+    first = path.read_bytes()
+    write_arpa(path, again, tokenizer)
+    assert path.read_bytes() == first
+    alone, words = read_arpa(path)  # without the tokenizer the pieces are words
+    for (pieces, _), expected in zip(rows, scores(ngrams, rows)):
+        ids = np.array([words.backend.token_to_id(piece) for piece in pieces])
+        assert math.isclose(alone.log10(alone.words.stream(ids, np.array([len(ids)]))).sum(), expected, rel_tol=1e-6)
+
+
+def test_pieces_that_an_arpa_file_cannot_hold():
+    tokenizer = Tokenizer.train("characters", iter(["a b c <s> d"] * 3), vocab_size=40)
+    names = names_of(tokenizer, Words.of(tokenizer))
+    assert not [name for name in names if not name or name.split() != [name]]
+    assert len(set(names)) == len(names)
+
+
+def test_the_tokenizer_has_to_fit(made, tmp_path):
+    _, tokenizer, _, _ = made
+    (tmp_path / "good.arpa").write_text(GOOD.replace("cat", "zebra"))
+    with pytest.raises(UserError, match="'zebra' is no piece of the tokenizer"):
+        read_arpa(tmp_path / "good.arpa", tokenizer)
+    with pytest.raises(UserError, match=r"does not end in \.arpa"):
+        write_arpa(tmp_path / "x.txt", made[0], tokenizer)

@@ -1,0 +1,177 @@
+"""N-grams against the equations of the paper; what they give is a distribution; sampling follows it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from polyseme.errors import UserError
+from polyseme.ngram import count as counting
+from polyseme.ngram.count import count
+from polyseme.ngram.estimate import FALLBACK, discounts, estimate
+from polyseme.ngram.model import draw
+from polyseme.ngram.table import Ngrams, Words
+from tests.ngram.plain import PlainKneserNey
+
+SIZE, START, END = 40, 2, 3
+CAN = np.ones(SIZE, bool)
+CAN[[0, START]] = False
+WORDS = Words(SIZE, START, END, CAN)
+
+
+def made_sentences(seed: int, number: int = 300) -> list[list[int]]:
+    """Text of a kind: a few words often, each with favourites behind it; the last words of the vocabulary never."""
+    rng = np.random.default_rng(seed)
+    favourites = rng.integers(4, SIZE - 4, (SIZE, 3))
+    found = []
+    for _ in range(number):
+        sentence = [int(4 + (SIZE - 8) * rng.random() ** 3)]
+        while rng.random() < 0.88:
+            far = rng.random() < 0.4
+            sentence.append(
+                int(4 + (SIZE - 8) * rng.random() ** 3) if far else int(rng.choice(favourites[sentence[-1]]))
+            )
+        found.append(sentence)
+    return found
+
+
+def stream_of(sentences: list[list[int]]) -> np.ndarray:
+    return WORDS.stream(np.concatenate(sentences), np.array([len(s) for s in sentences]))
+
+
+def learnt(sentences: list[list[int]], order: int, work, **more) -> Ngrams:
+    work.mkdir(exist_ok=True)
+    return estimate(count([stream_of(sentences)], WORDS, order, work), WORDS, work, **more)[0]
+
+
+def histories(sentences: list[list[int]], order: int, seed: int = 0) -> list[list[int]]:
+    """Seen, unseen, half seen, at the start of a sentence, and none."""
+    rng = np.random.default_rng(seed)
+    found: list[list[int]] = [[START], []]
+    for _ in range(30):
+        text = [START, *sentences[rng.integers(len(sentences))]]
+        found.append(text[: rng.integers(1, len(text) + 1)])
+        found.append(rng.integers(4, SIZE, order).tolist())
+        found.append([*rng.integers(4, SIZE, 2).tolist(), *found[-2][-2:]])
+        found.append([START, int(rng.integers(4, SIZE))])
+    return found
+
+
+def padded(rows: list[list[int]], width: int) -> np.ndarray:
+    return np.array([[-1] * (width - len(row[-width:])) + row[-width:] if width else [] for row in rows]).reshape(
+        len(rows), width
+    )
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 5])
+def test_equals_the_equations_of_the_paper(order, tmp_path):
+    sentences = made_sentences(order)
+    plain = PlainKneserNey(sentences, order, START, END, np.flatnonzero(CAN))
+    model, used = estimate(count([stream_of(sentences)], WORDS, order, tmp_path), WORDS, tmp_path)
+    assert np.allclose(used, plain.discounts[1:], atol=1e-12)
+    rows = histories(sentences, order)
+    found = model.distribution(padded(rows, max(order - 1, 1)))
+    for row, chances in zip(rows, found):
+        expected = [plain.chance(word, row) if CAN[word] else 0.0 for word in range(SIZE)]
+        assert np.allclose(chances, expected, rtol=2e-6, atol=0), row
+    new = made_sentences(99, 50)
+    logs = model.log10(stream_of(new))
+    place = 0
+    for sentence in new:
+        text = [START, *sentence, END]
+        assert logs[place] == 0
+        for i in range(1, len(text)):
+            assert math.isclose(10 ** logs[place + i], plain.chance(text[i], text[:i]), rel_tol=2e-6)
+        place += len(text)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("cutoffs", [(), (0, 0, 1), (0, 1, 1, 2), (0, 10**6)])
+def test_probabilities_sum_to_one(seed, cutoffs, tmp_path):
+    sentences = made_sentences(seed, 20 * 4**seed)
+    model = learnt(sentences, 5, tmp_path, cutoffs=cutoffs)
+    chances = model.distribution(padded(histories(sentences, 5, seed), 4))
+    assert np.allclose(chances.sum(1), 1, atol=1e-6)
+    assert (chances[:, CAN] > 0).all() and not chances[:, ~CAN].any()
+
+
+def test_score_and_distribution_agree(tmp_path):
+    sentences = made_sentences(0)
+    model = learnt(sentences, 4, tmp_path, cutoffs=(0, 0, 1))
+    stream = stream_of(made_sentences(7, 40))
+    windows = padded([stream[max(0, i - 3) : i].tolist() for i in range(1, len(stream))], 3)
+    for row in windows:  # nothing before the last start is seen
+        if (starts := np.flatnonzero(row == START)).size:
+            row[: starts[-1]] = -1
+    chances = model.distribution(windows)
+    rows = np.flatnonzero(stream[1:] != START)
+    assert np.allclose(model.log10(stream)[1:][rows], np.log10(chances[rows, stream[1:][rows]]), atol=1e-6)
+
+
+def test_cutoffs_leave_out_what_is_rare_and_give_its_count_back(tmp_path):
+    sentences = made_sentences(3)
+    counts = count([stream_of(sentences)], WORDS, 3, tmp_path)
+    whole, _ = estimate(counts, WORDS, tmp_path)
+    model, _ = estimate(counts, WORDS, tmp_path, (0, 1, 2))
+    assert model.sizes == [CAN.sum(), int((counts[1].raw > 1).sum()), int((counts[2].raw > 2).sum())]
+    assert 0 < model.sizes[2] < whole.sizes[2] and 0 < model.sizes[1] < whole.sizes[1]
+    new = stream_of(made_sentences(99, 50))
+    assert whole.log10(new).sum() != model.log10(new).sum()
+    for cutoffs in ((1,), (0, 2, 1), (0, -1)):
+        with pytest.raises(UserError, match="do not fall"):
+            estimate(counts, WORDS, tmp_path, cutoffs)
+
+
+def test_small_blocks_and_little_memory_change_nothing(tmp_path, monkeypatch):
+    sentences = made_sentences(5, 2000)
+    usual = learnt(sentences, 5, tmp_path / "usual")
+    monkeypatch.setattr(counting, "BLOCK", 1000)
+    streams = [stream_of(sentences[i : i + 37]) for i in range(0, len(sentences), 37)]
+    (tmp_path / "small").mkdir()
+    counts = count(streams, WORDS, 5, tmp_path / "small", memory=1 << 14)
+    small, _ = estimate(counts, WORDS, tmp_path / "small")
+    for one, other in zip(usual.levels, small.levels):
+        for a, b in zip(one, other):
+            assert np.array_equal(a, b)
+
+
+def test_sentences_that_are_shorter_than_the_order(tmp_path):
+    model = learnt([[5], [6], [5]], 5, tmp_path)
+    assert model.sizes[2:] == [2, 0, 0]
+    assert np.allclose(model.distribution(padded([[START], [START, 5], [7, 8, 9, 4]], 4)).sum(1), 1, atol=1e-6)
+    assert np.isfinite(model.log10(stream_of([[5, 5, 5, 5, 5, 5]]))).all()
+
+
+def test_discounts_by_hand():
+    assert np.allclose(discounts(np.array([0, 100, 40, 20, 10, 7])), (5 / 9, 2 - 5 / 6, 3 - 10 / 9))
+    assert discounts(np.array([9, 0, 4, 2, 1, 7])) is None
+    assert discounts(np.array([0, 1, 1, 90, 1, 0])) is None
+    assert FALLBACK == (0.5, 1.0, 1.5)
+
+
+def test_nothing_to_count(tmp_path):
+    with pytest.raises(UserError, match="no sentence"):
+        count([], WORDS, 3, tmp_path)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_sampling_follows_the_distribution(temperature, tmp_path):
+    stats = pytest.importorskip("scipy.stats")
+    sentences = made_sentences(1)
+    model = learnt(sentences, 3, tmp_path)
+    for seed, row in enumerate(([START], [START, sentences[0][0]], [9, 30])):
+        chances = model.distribution(padded([row], 2))
+        drawn = draw(np.repeat(chances, 20_000, axis=0), temperature, np.random.default_rng(seed))
+        expected = chances[0] ** (1 / temperature)
+        expected *= 20_000 / expected.sum()
+        seen = np.bincount(drawn, minlength=SIZE)
+        assert not seen[~CAN].any()
+        rare = expected < 5
+        groups = [np.append(x[~rare], x[rare].sum()) for x in (seen, expected)]
+        keep = groups[1] > 0
+        assert stats.chisquare(groups[0][keep], groups[1][keep]).pvalue > 1e-3
+        wrong = np.roll(groups[1][keep], 1)
+        assert stats.chisquare(groups[0][keep], wrong).pvalue < 1e-6  # the test can fail
+    assert (draw(chances, 0.0, np.random.default_rng(0)) == chances.argmax(1)).all()

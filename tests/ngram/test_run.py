@@ -1,0 +1,291 @@
+"""Counting a corpus: the run folder, the commands, the model through `polyseme.load`; real text against other code."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import polyseme
+from polyseme.errors import UserError
+from polyseme.files import read_json
+from polyseme.ngram.count import count
+from polyseme.ngram.estimate import estimate
+from polyseme.ngram.model import NgramModel
+from polyseme.ngram.run import NgramRecipe, count_corpus
+from polyseme.ngram.table import Words
+from polyseme.recipes import find_any, find_recipe
+from polyseme.text.tokenizer import Tokenizer
+from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS
+from tests.corpus.stored import store
+from tests.ngram.plain import PlainKneserNey
+
+WIKITEXT = Path(__file__).parents[3] / "shared" / "data" / "wikitext-2"
+
+
+def texts(number: int) -> list[str]:
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(number):
+        parts = [rng.choice(part) for part in (ADJECTIVES, ANIMALS, VERBS, ADJECTIVES, ANIMALS, PLACES)]
+        adjective, one, verb, other, two, place = parts
+        found.append(f"The {adjective} {one} {verb} the {other} {two}. It lives in the {place}.")
+    return found
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("counted")
+    found = texts(400)
+    said = {"origins": [{"weight": 1, "counts": {"documents": 400}}]}
+    return store(folder / "corpus", Tokenizer.train("wordpiece", iter(found), 150), found, per_shard=90, said=said)
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory, done):
+    out = tmp_path_factory.mktemp("run") / "run"
+    return out, done("pretrain", "ngram-3", "--corpus", corpus.path, "--out", out)
+
+
+def test_a_run_folder_like_any_other(run, corpus):
+    out, said = run
+    assert {path.name for path in out.iterdir()} == {"model", "recipe.json", "report.html", "results.json"}
+    results = read_json(out / "results.json")
+    assert results["ngrams"][0] == 150 - 3 and len(results["ngrams"]) == 3
+    assert results["valid"]["perplexity"] == pytest.approx(math.exp(results["valid"]["next"]))
+    assert results["valid"]["perplexity"] < results["valid"]["perplexity_words"] < 15
+    assert f"valid perplexity: {results['valid']['perplexity']:.4f}" in said
+    assert not [path for path in (out / "model").rglob("*") if path.suffix in (".pkl", ".pt", ".bin")]
+    assert find_any(str(out / "recipe.json")) == find_any("ngram-3")
+
+
+def test_held_out_perplexity_is_that_of_its_sentences(run, corpus):
+    """The measure over ids is the score of the held-out texts, and the plain equations say the same."""
+    out, _ = run
+    kept, held = corpus.split(0.01)
+    model = polyseme.load(out / "model")
+    words = model.ngrams.words
+    plain = PlainKneserNey(sentences_of(kept), 3, words.start, words.end, np.flatnonzero(words.can_follow))
+    logs, events = 0.0, 0
+    for sentence in sentences_of(held):
+        text = [words.start, *sentence, words.end]
+        logs += sum(math.log(plain.chance(text[i], text[:i])) for i in range(1, len(text)))
+        events += len(text) - 1
+    assert read_json(out / "results.json")["valid"]["next"] == pytest.approx(-logs / events, rel=1e-5)
+    scores = model.score([" ".join(texts(400)[i] for i in np.flatnonzero(chosen(400, 4)))])
+    assert scores[0].tokens == events
+    assert scores[0].log_probability == pytest.approx(logs, rel=1e-5)
+
+
+def chosen(number: int, held: int) -> np.ndarray:
+    found = np.zeros(number, bool)
+    found[((np.arange(held) + 0.5) * number / held).astype(int)] = True
+    return found
+
+
+def sentences_of(corpus) -> list[list[int]]:
+    lengths = np.diff(corpus.sentences)
+    ids = corpus.gather(corpus.sentences[:-1], lengths)
+    return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+
+
+def test_what_can_be_asked(run, cli, done, tmp_path):
+    out, _ = run
+    model = polyseme.load(out / "model")
+    assert isinstance(model, NgramModel)
+    sampled = model.sample(200, seed=1)
+    assert sampled == model.sample(200, seed=1) != model.sample(200, seed=2)
+    starts = Counter(text.split()[0] for text in sampled)
+    assert starts["the"] > 70 and starts["it"] > 70
+    assert all(text.startswith("it lives") for text in model.sample(5, prompt="It lives"))
+    assert max(len(model.tokenizer.encode(text)) for text in model.sample(50, length=4)) <= 4
+    (tmp_path / "lines.txt").write_text("It lives in the river.\nriver the in lives It.\n")
+    rows = [
+        json.loads(line)
+        for line in done("score", out / "model", "--data", tmp_path / "lines.txt", "--json").splitlines()
+    ]
+    assert rows[0]["perplexity"] < 5 < rows[1]["perplexity"]
+    assert "whole" in done("verify", out / "model")
+    for verb in (["fill", out / "model", "a [MASK]"], ["next", out / "model", "a", "b"]):
+        answer = cli(*verb)
+        assert answer.status == 2 and answer.err.startswith("error: ") and "counts n-grams" in answer.err
+    answer = cli("finetune", out / "model", "--task", "classification", "--train", "x", "--dev", "x", "--out", "y")
+    assert answer.status == 2 and answer.err.count("\n") == 1
+    with pytest.raises(UserError, match="nothing to read"):
+        model.score(["the cat", " "])
+    for wrong in ({"count": 0}, {"length": 0}, {"temperature": -1.0}):
+        with pytest.raises(UserError):
+            model.sample(**wrong)
+
+
+def test_arpa_there_and_back_by_commands(run, done, cli, tmp_path):
+    out, _ = run
+    done("arpa", "export", out / "model", "--out", tmp_path / "m.arpa.gz")
+    done("arpa", "import", tmp_path / "m.arpa.gz", "--out", tmp_path / "m", "--tokenizer", out / "model")
+    text = ["It lives in the river."]
+    assert polyseme.load(tmp_path / "m").score(text) == polyseme.load(out / "model").score(text)
+    for wrong in (
+        ["export", out / "model", "--out", tmp_path / "m.arpa.gz"],
+        ["export", tmp_path, "--out", tmp_path / "n.arpa"],
+        ["import", tmp_path / "m.arpa.gz", "--out", tmp_path / "m"],
+        ["import", out / "results.json", "--out", tmp_path / "n"],
+    ):
+        answer = cli("arpa", *wrong)
+        assert answer.status == 2 and answer.err.count("\n") == 1, answer.err
+    assert not (tmp_path / "n").exists() and not (tmp_path / "n.arpa").exists()
+
+
+@pytest.mark.parametrize(
+    "more,says",
+    [
+        (["--set", "order=9"], "order is 9"),
+        (["--set", "order=0"], "order is 0"),
+        (["--set", "cutoffs=[0,2,1]"], "do not fall"),
+        (["--set", "ordre=2"], "did you mean 'order'?"),
+        (["--set", "holdout=1"], "holdout is 1"),
+        (["--set", "memory_mb=0"], "memory_mb is 0"),
+        (["--budget", "5m"], "--budget and --resume"),
+        (["--resume"], "--budget and --resume"),
+    ],
+)
+def test_bad_settings(more, says, corpus, cli, tmp_path):
+    answer = cli("pretrain", "ngram-5", "--corpus", corpus.path, "--out", tmp_path / "run", *more)
+    assert answer.status == 2 and says in answer.err and answer.err.count("\n") == 1
+    assert not list(tmp_path.iterdir()), "nothing half written"
+
+
+def test_recipes_that_are_not_trained(run, corpus, cli):
+    out, _ = run
+    answer = cli("pretrain", "ngram-3", "--corpus", corpus.path, "--out", out)
+    assert answer.status == 2 and "already there" in answer.err
+    with pytest.raises(UserError, match="nothing to train"):
+        find_recipe("ngram-5")
+    with pytest.raises(UserError, match="did you mean 'ngram-5'"):
+        find_recipe("ngram-6")
+
+
+def _break(name, change):
+    def do(folder):
+        change(folder / name)
+
+    return do
+
+
+DAMAGE = {
+    "an array is cut": (_break("3.logp.npy", lambda p: p.write_bytes(p.read_bytes()[:-8])), "3.logp.npy is damaged"),
+    "an array is missing": (_break("2.begins.npy", Path.unlink), "2.begins.npy"),
+    "another type": (_break("3.logp.npy", lambda p: np.save(p, np.load(p).astype(int))), "3.logp.npy is damaged"),
+    "begins do not fit": (_break("3.begins.npy", lambda p: np.save(p, np.load(p) + np.uint32(1))), "does not fit"),
+    "a pickle": (_break("3.words.npy", lambda p: np.save(p, np.array([{}], object))), "3.words.npy is damaged"),
+    "a strange order": (
+        _break("config.json", lambda p: p.write_text(p.read_text().replace('"order": 3', '"order": "3"'))),
+        "order is '3'",
+    ),
+    "another mark": (
+        _break("config.json", lambda p: p.write_text(p.read_text().replace('"bos_token_id": 2', '"bos_token_id": 7'))),
+        "bos_token_id 7",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damaged_folders(case, run, tmp_path, cli):
+    damage, says = DAMAGE[case]
+    shutil.copytree(run[0] / "model", tmp_path / "model")
+    damage(tmp_path / "model")
+    (tmp_path / "x").write_text("a\n")
+    answer = cli("score", tmp_path / "model", "--data", tmp_path / "x")
+    assert answer.status == 2 and says in answer.err and answer.err.count("\n") == 1
+
+
+def test_verify_sees_a_changed_number(run, tmp_path, cli):
+    shutil.copytree(run[0] / "model", tmp_path / "model")
+    array = np.load(tmp_path / "model" / "2.logp.npy")
+    array[3] -= 1
+    np.save(tmp_path / "model" / "2.logp.npy", array)
+    answer = cli("verify", tmp_path / "model")
+    assert answer.status == 2 and "2.logp.npy is not what was saved" in answer.err
+
+
+def test_killed_counting_leaves_nothing_half_written(corpus, tmp_path):
+    code = (
+        "import sys, time, polyseme.ngram.run as r; from pathlib import Path; plain = r.estimate\n"
+        "def slow(*args):\n    print('counted', flush=True); time.sleep(60)\n"
+        "r.estimate = slow\n"
+        "r.count_corpus(r.NgramRecipe('x', order=3), Path(sys.argv[1]), Path(sys.argv[2]))"
+    )
+    out = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-c", code, corpus.path, out], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "counted\n"
+    assert list(tmp_path.iterdir()), "it was at work"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not out.exists()
+    count_corpus(NgramRecipe("x", order=3), corpus.path, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"], "what was left of the killed one is gone"
+
+
+# ------------------------------------------------------------------------------------------- against other code
+
+
+def test_nltk_has_the_same_probabilities(tmp_path):
+    """NLTK has one discount and does not smooth words, so those are given; its counts at a sentence's first word, where
+    it has two starts, are of another kind, so what is compared begins at the second."""
+    lm = pytest.importorskip("nltk.lm")
+    size, start, end, discount, rng = 30, 1, 2, 0.4, np.random.default_rng(0)
+    sentences = [(3 + (size - 3) * rng.random(rng.integers(2, 9)) ** 2).astype(int).tolist() for _ in range(150)]
+    grams = []
+    for sentence in sentences:
+        text = [start, start, *sentence, end]
+        found = [tuple(text[i : i + n]) for n in (1, 2, 3) for i in range(len(text) - n + 1)]
+        grams.append([gram for gram in found if gram not in ((start,), (start, start))])
+    theirs = lm.KneserNeyInterpolated(3, discount=discount)
+    theirs.fit([[tuple(map(str, gram)) for gram in part] for part in grams], [str(i) for i in range(1, size)])
+    words = Words(size, start, end, np.arange(size) > start)
+    stream = words.stream(np.concatenate(sentences), np.array(list(map(len, sentences))))
+    given = [(0.0,) * 3, (discount,) * 3, (discount,) * 3]
+    with np.errstate(divide="ignore"):
+        ours, _ = estimate(count([stream], words, 3, tmp_path), words, tmp_path, given=given)
+    seen = {word for sentence in sentences for word in sentence}
+    histories = [sentence[i - 2 : i] for sentence in sentences[:12] for i in range(2, len(sentence))]
+    histories += [[start, sentence[0]] for sentence in sentences[:5]]
+    chances = ours.distribution(np.array(histories))
+    for history, row in zip(histories, chances):
+        for word in [*sorted(seen)[::4], end]:
+            expected = theirs.score(str(word), [str(w) for w in history])
+            assert row[word] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.skipif(not WIKITEXT.exists(), reason="WikiText-2 is not here")
+def test_trigrams_of_real_text_have_the_perplexity_of_the_equations(tmp_path):
+    """Words that occur once are unknown; a trigram of half of the validation set, measured on the other half."""
+    with gzip.open(WIKITEXT / "wiki.valid.raw.gz", "rt", encoding="utf-8") as file:
+        lines = [line.split() for line in file if line.split()]
+    counts = Counter(word for line in lines[::2] for word in line)
+    known = {word: i for i, word in enumerate([w for w, n in counts.items() if n > 1], start=3)}
+    train, test = ([[known.get(w, 0) for w in line] for line in lines[i::2]] for i in (0, 1))
+    size = len(known) + 3
+    words = Words(size, 1, 2, np.arange(size) != 1)
+
+    def stream(part):
+        return words.stream(np.concatenate(part), np.array(list(map(len, part))))
+
+    ours, _ = estimate(count([stream(train)], words, 3, tmp_path), words, tmp_path)
+    logs = ours.log10(stream(test))
+    events = int((stream(test) != 1).sum())
+    plain = PlainKneserNey(train, 3, 1, 2, np.flatnonzero(words.can_follow))
+    total = 0.0
+    for line in test:
+        text = [1, *line, 2]
+        total += sum(math.log10(plain.chance(text[i], text[max(i - 2, 0) : i])) for i in range(1, len(text)))
+    assert 10 ** (-logs.sum() / events) == pytest.approx(10 ** (-total / events), rel=1e-5)
+    assert 50 < 10 ** (-total / events) < 300
