@@ -25,6 +25,7 @@ from polyseme.cli import (
     score,
     tasks,
     tokenizer,
+    vectors,
 )
 from polyseme.errors import Stopped, UserError
 
@@ -36,6 +37,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(tokenizer.app, name="tokenizer")
+app.add_typer(vectors.app, name="vectors")
 app.command("prepare")(corpus.prepare)
 app.command("verify")(corpus.verify)
 app.command("describe")(describe.describe)
@@ -54,6 +56,9 @@ app.command("score")(score.score)
 app.command("music")(music.music)
 app.command("embed")(embed.embed)
 app.command("encode")(encode.encode)
+app.command("neighbours")(vectors.neighbours)
+app.command("analogy")(vectors.analogy)
+app.command("similarity")(vectors.similarity)
 app.command("demo")(demo.demo)
 
 

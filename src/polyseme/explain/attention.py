@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
+from polyseme.errors import UserError
 from polyseme.language_model import LanguageModel
 from polyseme.parts.layout import Layout
 
@@ -13,7 +16,9 @@ from polyseme.parts.layout import Layout
 def attention_maps(model: LanguageModel, text: str, pair: str | None = None) -> tuple[list[str], np.ndarray]:
     """The pieces read, and probabilities [layers, heads, queries, keys]; each row sums to one."""
     encoded = model.encode(text, pair)
-    trunk = model.model.trunk
+    trunk: Any = model.model.trunk
+    if not trunk.spec.num_layers:
+        raise UserError(f"{model.folder.path} has no layers, so no token looks at another")
     layout = Layout.of([len(encoded["ids"])], device=model.device)
     tokens = torch.tensor(encoded["ids"], device=model.device)
     segments = torch.tensor(encoded["segments"], device=model.device) if trunk.spec.num_segments else None

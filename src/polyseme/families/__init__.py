@@ -13,11 +13,13 @@ from polyseme.families.spanbert import SPANBERT
 from polyseme.families.t5 import T5
 from polyseme.families.transformer import TRANSFORMER
 from polyseme.families.transformer_xl import TRANSFORMER_XL
+from polyseme.families.vectors import FASTTEXT, GLOVE, WORD2VEC
 from polyseme.families.xlnet import XLNET
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
+        *(WORD2VEC, FASTTEXT, GLOVE),
         TRANSFORMER,
         *(BERT, ROBERTA, ALBERT, SPANBERT, DISTILBERT, MODERN),
         *(GPT, GPT2, TRANSFORMER_XL, XLNET),

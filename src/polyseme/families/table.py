@@ -32,7 +32,7 @@ def rows() -> list[Row]:
             if size in family.printed:
                 published += f" (paper: {family.printed[size]})"
             trunk = spec.trunk
-            heads = trunk.block.attention.num_heads
+            heads = trunk.block.attention.num_heads if trunk.num_layers else 0
             found.append(Row(family.name, size, trunk.num_layers, trunk.dim, heads, count, published))
     return found
 

@@ -17,6 +17,7 @@ CHOOSE, FATE, REPLACE = 0, 1, 2  # per token: is it predicted, how is it damaged
 SPAN, SPAN_PLACE, RANK = 16, 17, 18  # per window: how many tokens are predicted, which; per token: when
 SPLIT, NEXT, WHERE, SHORT = 3, 4, 5, 6  # per pair: where A ends, is B random (or swapped), from where, how short
 BUDGET, GONE, LENGTH, PLACE = 20, 21, 22, 23  # per run of words: how many, less what; per stretch: how long; where
+KEPT, REACH, NOISE = 32, 33, 34  # per word: does it stay, how far does it reach; per block: which words are drawn
 GAPS, SPANS = 24, 25  # per token: does a stretch that stays, or one that goes, end behind it
 
 

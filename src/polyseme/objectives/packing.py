@@ -75,6 +75,7 @@ class Bound(ABC):
     for all or one number each.
     """
 
+    counts: np.ndarray | None = None  # how often each token occurs, where the model has to be told
     goes_on: ClassVar[bool] = False  # a step's samples are those that follow the step before's
 
     def __init__(self, samples: Samples, longest: int, overhead: int | np.ndarray):

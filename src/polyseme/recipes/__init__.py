@@ -20,6 +20,7 @@ from polyseme.recipes import (
     spanbert,
     t5,
     transformer_xl,
+    vectors,
     xlnet,
 )
 from polyseme.train.recipe import Recipe
@@ -37,6 +38,8 @@ _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(xlnet.tiny, xlnet.base),
     *(t5.tiny, t5.small, t5.base, t5.large, t5.v11),
     *(music.tiny, music.base),
+    *(vectors.word2vec_tiny, vectors.cbow_tiny, vectors.word2vec, vectors.fasttext_tiny, vectors.fasttext),
+    *(vectors.glove_tiny, vectors.glove),
 )
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _MAKERS}
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from polyseme.objectives.batch import Batch
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.heads import LabelHeadSpec
+from polyseme.parts.lookup import LookupSpec
 from polyseme.parts.model import Model
 from polyseme.parts.trunk import TransformerSpec
 
@@ -24,7 +25,11 @@ def training_flops(model: Model, batch: Batch) -> int:
     at 2w + 1.
     """
     trunk, dim, lengths = model.spec.trunk, model.spec.trunk.dim, batch.layout.lengths
-    if not isinstance(trunk, EncoderDecoderSpec):
+    if batch.near is not None:  # the products of pairs of words alone
+        return 6 * dim * batch.near.products
+    if isinstance(trunk, LookupSpec):
+        total = 0
+    elif not isinstance(trunk, EncoderDecoderSpec):
         total = _stack_flops(trunk, lengths)
     elif batch.source is None or trunk.decoder is None:
         total = _stack_flops(trunk.encoder, lengths)
