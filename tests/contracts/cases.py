@@ -1,5 +1,7 @@
 """Every family as a tiny model, so that a law is written once and a new family gets it for free."""
 
+from typing import get_type_hints
+
 import numpy as np
 import torch
 
@@ -12,10 +14,15 @@ from polyseme.parts.model import Model, ModelSpec
 from polyseme.parts.relative import Queries
 
 VOCAB = 61
+WORDS = [f"word{i}" for i in range(VOCAB)]
 # what a family can be beside its usual self: the name of a case, the family, arguments of its trunk
 # and what a small model would not have of itself: blocks that see their neighbours alone, the mean as the pooled
 # vector, distances that count as the furthest
-EXTRA = {"modern": {"global_every": 2, "window": 2, "pooling": "mean"}, "music": {"furthest": 5}}
+EXTRA = {
+    "modern": {"global_every": 2, "window": 2, "pooling": "mean"},
+    "music": {"furthest": 5},
+    "fasttext": {"buckets": 97},
+}
 VARIANTS = {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
 CASES = {name: (name, EXTRA.get(name, {})) for name in FAMILIES} | VARIANTS
 NAMES = list(CASES)
@@ -28,15 +35,19 @@ def family_of(name: str) -> Family:
 
 
 def tiny_spec(name: str, dropout: float = 0.0) -> ModelSpec:
-    return family_of(name).spec(
-        num_layers=3, dim=24, num_heads=3, ffn_dim=40, vocab_size=VOCAB, max_len=32, dropout=dropout,
-        attention_dropout=dropout, **CASES[name][1],
-    )  # fmt: skip
+    family = family_of(name)
+    given = {
+        **{"num_layers": 3, "dim": 24, "num_heads": 3, "ffn_dim": 40, "vocab_size": VOCAB, "max_len": 32},
+        **{"dropout": dropout, "attention_dropout": dropout},
+    }
+    taken = get_type_hints(family.trunk)  # word vectors have no layers
+    return family.spec(**{key: value for key, value in given.items() if key in taken}, **CASES[name][1])
 
 
 def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> Model:
     """Weights far from their start, so that every bias and norm shows."""
     model = tiny_spec(family).build(seed=1).to(dtype).eval()
+    model.know(WORDS)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for p in model.parameters():

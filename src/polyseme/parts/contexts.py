@@ -164,10 +164,10 @@ class NegativeHead(Head):
     def _mean(self, stream: Stream, inputs: Tensor, loss: bool) -> Found:
         """CBOW: the mean of the words that each word reaches predicts it."""
         size, margin, dim = stream.block, stream.margin, inputs.shape[1]
-        counts = stream.counts()
+        counts = stream.counts().to(inputs.dtype)
         share = stream.near() / counts.clamp(min=1).view(-1, size, 1)
         asked = (counts > 0).to(inputs.dtype).view(-1, size, 1)
-        mean = torch.bmm(share.to(inputs.dtype), blocks(inputs, size, margin))
+        mean = torch.bmm(share, blocks(inputs, size, margin))
         ids = stream.tokens[margin : margin + stream.num_blocks * size]
         truth = F.embedding(ids, self.own).view(-1, size, dim)
         others = F.embedding(stream.negatives, self.own)
@@ -180,7 +180,7 @@ class NegativeHead(Head):
         score = score.sigmoid_().sub_(1).mul_(asked)
         against = against.sigmoid_().mul_(weights)
         back = torch.bmm(against, others).addcmul_(score, truth)
-        gradient = joined(torch.bmm(share.to(inputs.dtype).transpose(1, 2), back), size, margin)
+        gradient = joined(torch.bmm(share.transpose(1, 2), back), size, margin)
         terms = joined(share.sum(1), size, margin) * (1 + stream.weight * stream.negatives.shape[1])
         return Found(total, gradient, terms, [
             RowGradient(self.own, ids, (score * mean).view(-1, dim), asked.view(-1)),

@@ -30,7 +30,8 @@ def write_vectors(path: Path, words: Sequence[str], vectors: np.ndarray, form: F
     """A word with white space in it cannot be written: where it ends, nobody could tell."""
     if form not in FORMATS:
         raise UserError(f"no format {form!r}; {nearest(form, FORMATS)}")
-    if broken := next((word for word in words if not word or word.split() != [word]), None):
+    broken = next((word for word in words if word.split() != [word]), None)
+    if broken is not None:
         raise UserError(
             f"the word {broken!r} cannot stand in a file of vectors: there is white space in it, or nothing"
         )
