@@ -7,6 +7,7 @@ model.embed(["a text", "another"])
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -15,10 +15,15 @@ from polyseme.parts.model import Model, ModelSpec
 from polyseme.parts.relative import Queries
 
 VOCAB = 61
+WORDS = [f"word{i}" for i in range(VOCAB)]
 # what a family can be beside its usual self: the name of a case, the family, arguments of its trunk
 # and what a small model would not have of itself: blocks that see their neighbours alone, the mean as the pooled
 # vector, distances that count as the furthest
-EXTRA = {"modern": {"global_every": 2, "window": 2, "pooling": "mean"}, "music": {"furthest": 5}}
+EXTRA = {
+    "modern": {"global_every": 2, "window": 2, "pooling": "mean"},
+    "music": {"furthest": 5},
+    "fasttext": {"buckets": 97},
+}
 VARIANTS = {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
 VARIANTS |= {"nnlm direct": ("nnlm", {"direct": True})} | {
     " ".join(map(str, ["rnn_lm", *given.values()])): ("rnn_lm", given)
@@ -58,6 +63,7 @@ CAUSAL = [name for name in NAMES if tiny_spec(name).trunk.causal]
 def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> Model:
     """Weights far from their start, so that every bias and norm shows."""
     model = tiny_spec(family).build(seed=1).to(dtype).eval()
+    model.know(WORDS)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for p in model.parameters():

@@ -61,6 +61,7 @@ ARROWS: dict[str, set[str]] = {
     "language_model": {"errors", "progress", "reading", "parts", "weights", "tasks", "prompting", "ngram", "scores"},
     "": {"errors", "language_model"},
     "explain": {"errors", "language_model", "parts"},
+    "word_vectors": {"errors", "files", "parts", "weights"},
 }
 ARROWS["demo"] = ARROWS["ulmfit"] = ARROWS.keys() - {"progress"}
 ARROWS["cli"] = set(ARROWS)
@@ -309,6 +310,7 @@ def test_readme_commands_run(tmp_path, monkeypatch, capsys, glue):
         Path(name).write_text("text\tlabel\n" + "".join(rows), encoding="utf-8")
     Path("lines.txt").write_text("\n".join(texts[:3]), encoding="utf-8")
     Path("new.tsv").write_text("text\n" + "\n".join(texts[:3]) + "\n", encoding="utf-8")
+    Path("EN-WS-353-ALL.txt").write_text("cat\tdog\t8.5\nmat\ttable\t6\ncat\troof\t1\n", encoding="utf-8")
     glue.rename("GLUE")
     lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("polyseme ")]
     if find_spec("mido"):

@@ -79,7 +79,11 @@ def test_train_inspect_and_import(kind: str, corpus: Path, monkeypatch, capsys) 
     assert status == 0 and "kept whole" in said and "\nen " in said and "\nxx " in said
     status, said, _ = run(monkeypatch, capsys, "tokenizer", "inspect", out, "--text", sources[0], "--json")
     (row,) = json.loads(said)["texts"]
-    assert row["lang"] == "en" and row["unknown"] < 0.01 and row["characters per token"] >= 1
+    assert (
+        row["lang"] == "en"
+        and row["unknown"] < (0.2 if kind in ("words", "spaced") else 0.01)
+        and row["characters per token"] >= 1
+    )
     again = corpus / "again"
     status, said, _ = run(monkeypatch, capsys, "tokenizer", "import", out / "tokenizer.json", "--out", again)
     assert status == 0 and Tokenizer.load(again).hash == made.hash

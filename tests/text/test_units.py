@@ -90,7 +90,7 @@ def odd(draw: random.Random) -> str:
     return draw.choice(SPACES) + "".join(parts)
 
 
-CASES = [("wordpiece", True), ("wordpiece", False), ("bpe", False), ("bpe", True)]
+CASES = [(kind, lower) for kind in ("wordpiece", "bpe", "words", "spaced") for lower in (True, False)]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)

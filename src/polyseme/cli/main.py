@@ -28,6 +28,7 @@ from polyseme.cli import (
     tasks,
     tokenizer,
     ulmfit,
+    vectors,
 )
 from polyseme.errors import Stopped, UserError
 
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(arpa.app, name="arpa")
+app.add_typer(vectors.app, name="vectors")
 app.command("prepare")(corpus.prepare)
 app.command("verify")(corpus.verify)
 app.command("describe")(describe.describe)
@@ -60,6 +62,9 @@ app.command("music")(music.music)
 app.command("gradients")(gradients.gradients)
 app.command("embed")(embed.embed)
 app.command("encode")(encode.encode)
+app.command("neighbours")(vectors.neighbours)
+app.command("analogy")(vectors.analogy)
+app.command("similarity")(vectors.similarity)
 app.command("demo")(demo.demo)
 
 

@@ -31,7 +31,9 @@ def pretrain(
     chosen = set_values(find_any(recipe), set_)
     if isinstance(chosen, NgramRecipe):
         if budget or resume or begin:
-            raise UserError(f"{chosen.name} is counted in one go: --budget, --resume and --from are for what is trained")
+            raise UserError(
+                f"{chosen.name} is counted in one go: --budget, --resume and --from are for what is trained"
+            )
         return tell(out, count_corpus(chosen, corpus, out))
     if budget:
         chosen = chosen.replace(budget=BudgetSpec.parse(budget))

@@ -38,17 +38,20 @@ def train(
     source: Annotated[list[str], typer.Argument(help=SOURCES)],
     out: Annotated[Path, typer.Option(help="the folder to write")],
     vocab_size: Annotated[
-        int | None, typer.Option(help="how many pieces at most; characters may do without: then as the text needs")
+        int | None,
+        typer.Option(help="how many pieces at most; characters and words may do without: then as the text needs"),
     ] = None,
     kind: Annotated[
         str,
         typer.Option(
-            help="wordpiece (as BERT), bpe (byte-level, as GPT-2), bpe-masked (as RoBERTa), unigram (as ALBERT) or "
-            "characters"
+            help="wordpiece (as BERT), bpe (byte-level, as GPT-2), bpe-masked (as RoBERTa), unigram (as ALBERT), "
+            "characters, words (with punctuation apart) or spaced (words as white space parts them)"
         ),
     ] = "wordpiece",
     lowercase: Annotated[bool | None, typer.Option(help="default: on for wordpiece, off for the others")] = None,
-    min_frequency: Annotated[int, typer.Option(help="how often a piece of wordpiece or bpe must occur")] = 2,
+    min_frequency: Annotated[
+        int, typer.Option(help="how often a piece of wordpiece or bpe, or a word, must occur")
+    ] = 2,
     max_alphabet: Annotated[int, typer.Option(help="how many characters get an entry at most", min=1)] = 10_000,
     smoothing: Annotated[
         float, typer.Option(help="a language of n characters counts as n to this power; 1 is none", min=0, max=1)
@@ -73,14 +76,15 @@ def train(
     from polyseme.corpus.sources import open_sources
     from polyseme.files import whole_folder
     from polyseme.progress import progress
-    from polyseme.text.counts import Stratum, WordCounts
+    from polyseme.text.counts import MAX_WORDS, Stratum, WordCounts
     from polyseme.text.tokenizer import Tokenizer
     from polyseme.text.vocabulary import check_size
 
     empty_or_new(out)
-    if vocab_size is None and kind != "characters":
+    if vocab_size is None and kind not in ("characters", "words", "spaced"):
         raise UserError(f"--vocab-size is missing: how many pieces a vocabulary of kind {kind} may have")
-    vocab_size = max_alphabet if vocab_size is None else vocab_size
+    if vocab_size is None:
+        vocab_size = max_alphabet if kind == "characters" else MAX_WORDS
     check_size(kind, vocab_size, sentinels)
     sources = open_sources(source, key, split, skip_bad, lang=lang, format=format)
     strata = {(each.origin, each.lang) for each in sources.inputs}

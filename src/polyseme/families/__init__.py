@@ -17,11 +17,13 @@ from polyseme.families.t5 import T5
 from polyseme.families.transformer import TRANSFORMER
 from polyseme.families.transformer_xl import TRANSFORMER_XL
 from polyseme.families.ulmfit import ULMFIT
+from polyseme.families.vectors import FASTTEXT, GLOVE, WORD2VEC
 from polyseme.families.xlnet import XLNET
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
+        *(WORD2VEC, FASTTEXT, GLOVE),
         *(NNLM, RNN_LM),
         TRANSFORMER,
         *(BERT, ROBERTA, ALBERT, SPANBERT, DISTILBERT, MODERN),

@@ -18,7 +18,7 @@ from polyseme.corpus.store import token_type
 from polyseme.errors import UserError
 from polyseme.files import unpacked, write_whole
 from polyseme.ngram.table import MOST, ZERO, Level, Ngrams, Words, find
-from polyseme.text.frames import build_words
+from polyseme.text.frames import build_listed
 from polyseme.text.tokenizer import Tokenizer
 
 START, END, UNKNOWN = "<s>", "</s>", "<unk>"
@@ -98,7 +98,7 @@ def read_arpa(path: Path, tokenizer: Tokenizer | None = None) -> tuple[Ngrams, T
         begun.append(lines.number)
         rows, logp, backoff = _section(lines, order, size, order == len(sizes), vocabulary)
         if order == 1:
-            tokenizer = tokenizer or Tokenizer(build_words([*vocabulary, *{UNKNOWN} - vocabulary.keys()]))
+            tokenizer = tokenizer or Tokenizer(build_listed([*vocabulary, *{UNKNOWN} - vocabulary.keys()]))
             words = Words.of(tokenizer)
             places = _places(lines, vocabulary, tokenizer, words)
             level, absent = _first(places, logp, backoff, words)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyseme.parts.layout import Layout, Source
 from polyseme.parts.memory import Memory
+from polyseme.parts.model import Near
 from polyseme.parts.relative import Queries
 
 IGNORED = -100  # a target value that fills a fixed shape and never counts
@@ -58,6 +59,7 @@ class Batch:
     queries: Queries | None = None
     carry: Carry | None = None
     opens: bool = False
+    near: Near | None = None  # for heads that learn by rows: what they learn from, instead of rows and values
     source: Source | None = None  # what the tokens are a target of: ids, one sequence for each
     rate: float = 1.0
     chunk: int = 0

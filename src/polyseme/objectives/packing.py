@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -74,6 +74,9 @@ class Bound(ABC):
     `longest` is the most tokens a sample can come out with; `overhead` the special tokens a sample is given, the same
     for all or one number each.
     """
+
+    counts: np.ndarray | None = None  # how often each token occurs, where the model has to be told
+    goes_on: ClassVar[bool] = False  # a step's samples are those that follow the step before's
 
     def __init__(self, samples: Samples, longest: int, overhead: int | np.ndarray):
         if not len(samples):

@@ -16,12 +16,14 @@ import numpy as np
 from polyseme.corpus.order import Samples, cut_samples
 from polyseme.errors import UserError
 from polyseme.objectives.batch import Batch
+from polyseme.objectives.cooccurrence import Counts
 from polyseme.objectives.draws import NEXT, SHORT, SPLIT, WHERE, below, draw, integers, keys
 from polyseme.objectives.masking import Unit, boundaries, mask
 from polyseme.objectives.packing import Bound, Rows, Shape, Vocabulary, enclose, pack
 from polyseme.objectives.permutation import PermutationLM
 from polyseme.objectives.segments import SegmentLM
 from polyseme.objectives.spans import SpanCorruption
+from polyseme.objectives.windows import Windows
 from polyseme.parts.spec import Spec
 
 if TYPE_CHECKING:
@@ -151,7 +153,9 @@ class CausalLM(Spec):
         return _CausalLM(self, corpus, vocabulary, max_len)
 
 
-Objective = MaskedLM | MaskedPairs | MaskedSpans | CausalLM | PermutationLM | SegmentLM | SpanCorruption
+Objective = (
+    MaskedLM | MaskedPairs | MaskedSpans | CausalLM | PermutationLM | SegmentLM | SpanCorruption | Windows | Counts
+)
 
 
 class _Masked(Bound):

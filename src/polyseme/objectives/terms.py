@@ -63,7 +63,15 @@ def losses(model: Model, batch: Batch) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def scores(model: Model, batch: Batch) -> dict[str, tuple[float, int, int]]:
-    """For measuring: (summed cross entropy, right answers, count) of each term that has a head."""
+    """For measuring: (summed cross entropy, right answers, count) of each term that has a head.
+
+    Of a head that learns by rows it is that head's own loss, and no answer is right or wrong.
+    """
+    if batch.near is not None:
+        return {
+            name: (float(model.row_gradients(name, batch.near, loss=True)[0]), 0, to.count)  # type: ignore[arg-type]
+            for name, to in batch.targets.items()
+        }
     last = read(model, batch).last
     found = {}
     for name, targets in batch.targets.items():

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from polyseme.errors import UserError
 from polyseme.parts.norms import NoNormSpec, NormSpec
 from polyseme.parts.positions import sinusoids
+from polyseme.parts.rows import RowGradient
 from polyseme.parts.spec import Spec, in_range
 
 
@@ -63,6 +64,15 @@ class Embeddings(nn.Module):
         """What a tied head reads."""
         assert self.tokens is not None, "shared token vectors are another's"
         return self.tokens.weight
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """The rows of some tokens as they are."""
+        return F.embedding(ids, self.table)
+
+    def spread(self, ids: Tensor, gradient: Tensor, terms: Tensor) -> list[RowGradient]:
+        """A gradient of those rows."""
+        assert self.tokens is not None
+        return [RowGradient(self.tokens.weight, ids, gradient, terms)]
 
     def forward(
         self, tokens: Tensor, positions: Tensor, segments: Tensor | None, longest: int, table: Tensor | None = None

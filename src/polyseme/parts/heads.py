@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from polyseme.parts import kernels
 from polyseme.parts.adaptive import AdaptiveHeadSpec
+from polyseme.parts.contexts import NegativeHeadSpec, TreeHeadSpec
+from polyseme.parts.cooccurrence import CountHeadSpec
 from polyseme.parts.feedforward import ACTIVATIONS, ActivationName
 from polyseme.parts.head import Head, Pool, Reads
 from polyseme.parts.layout import Layout
@@ -228,4 +230,12 @@ def _choice_loss(scores: Tensor, values: Tensor, ignored: int) -> Tensor:
     return torch.where(asked, top + torch.where(asked, sums, 1.0).log() - scores, 0.0).sum()
 
 
-HeadSpec = LanguageHeadSpec | LabelHeadSpec | BoundaryHeadSpec | AdaptiveHeadSpec
+HeadSpec = (
+    LanguageHeadSpec
+    | LabelHeadSpec
+    | BoundaryHeadSpec
+    | AdaptiveHeadSpec
+    | NegativeHeadSpec
+    | TreeHeadSpec
+    | CountHeadSpec
+)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from polyseme.errors import UserError
+from polyseme.parts.contexts import Found, Stream
+from polyseme.parts.cooccurrence import Cells
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec
 from polyseme.parts.layout import Layout
+from polyseme.parts.lookup import LookupSpec
 from polyseme.parts.recurrent import RecurrentSpec
+from polyseme.parts.rows import RowGradient
 from polyseme.parts.spec import Spec
 from polyseme.parts.trunk import TransformerSpec
 from polyseme.parts.window import WindowSpec
 
-TrunkSpec = TransformerSpec | EncoderDecoderSpec | RecurrentSpec | WindowSpec
+TrunkSpec = TransformerSpec | EncoderDecoderSpec | RecurrentSpec | WindowSpec | LookupSpec
+
+Near = Stream | Cells  # what is learnt from by rows: words near each other, or counts of them
 
 
 @dataclass(frozen=True)
@@ -75,9 +84,33 @@ class Model(nn.Module):
         )
         return found
 
+    def know(self, words: Sequence[str], specials: Iterable[int] = (), counts: np.ndarray | None = None) -> None:
+        """Tell the parts that depend on them which word each id is and, before training, how often it occurs."""
+        for part in self.modules():
+            if hasattr(part, "know") and part is not self:
+                part.know(words, specials, counts)  # type: ignore[operator]
+
+    @torch.no_grad()
+    def row_gradients(self, head: str, near: Near, loss: bool = False) -> tuple[Tensor | None, list[RowGradient]]:
+        """The summed loss of a head that learns by rows, if asked for, and the gradients of all rows it touches."""
+        trunk: Any = self.trunk
+        found: Found = self.heads[head].learn(near, trunk.look_up(near.tokens), loss)  # type: ignore[operator]
+        return found.loss, [*trunk.spread(near.tokens, found.inputs, found.terms), *found.own]
+
     def _states(self, head: str, last: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
         found: Tensor = self.heads[head].states(last, layout, rows, self.trunk.pool)  # type: ignore[operator]
         return found
+
+    def settled(self) -> Model:
+        """The model as it is kept: a head that says so goes into the table of token vectors and is no more."""
+        kept = {name: head for name, head in self.spec.heads.items() if not hasattr(self.heads[name], "settle")}
+        if len(kept) == len(self.spec.heads):
+            return self
+        model = self.spec.replace(heads=kept).build(0)
+        model.load_state_dict({n: t.detach().clone() for n, t in self.state_dict().items() if n in model.state_dict()})
+        for name in self.spec.heads.keys() - kept.keys():
+            self.heads[name].settle(model.trunk.table)  # type: ignore[operator]
+        return model
 
     def grown(self, vocab_size: int, seed: int | None = None) -> Model:
         """The same model with room for more tokens, whose vectors are new."""

@@ -26,6 +26,7 @@ from polyseme.recipes import (
     t5,
     transformer_xl,
     ulmfit,
+    vectors,
     xlnet,
 )
 from polyseme.train.recipe import Recipe
@@ -47,6 +48,8 @@ _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(nnlm.tiny, nnlm.ap),
     *(ulmfit.tiny, ulmfit.lecture, ulmfit.paper, ulmfit.awd),
     *(rnn_lm.tiny, rnn_lm.medium),
+    *(vectors.word2vec_tiny, vectors.cbow_tiny, vectors.word2vec, vectors.fasttext_tiny, vectors.fasttext),
+    *(vectors.glove_tiny, vectors.glove),
 )
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _MAKERS}
 

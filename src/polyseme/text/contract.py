@@ -41,6 +41,8 @@ def bare(tokenizer: Tokenizer, piece: str) -> str:
     """A piece without the signs that say where a word starts, goes on or ends."""
     if tokenizer.kind == "wordpiece":
         return piece.removeprefix(PREFIX)
+    if tokenizer.kind in ("words", "spaced"):
+        return piece
     return piece.removesuffix(END_OF_WORD).removeprefix("Ġ" if tokenizer.byte_level else SPACE)
 
 
@@ -107,8 +109,8 @@ def _check_plain(tokenizer: Tokenizer) -> None:
 
 def _check_unknown(tokenizer: Tokenizer, sample: Sequence[str]) -> None:
     unknown = tokenizer.specials.unk
-    if unknown is None or tokenizer.byte_level:
-        return
+    if unknown is None or tokenizer.byte_level or tokenizer.kind in ("words", "spaced"):
+        return  # of words, those that are rare are meant to be unknown
     ids = tokenizer.encode_run(sample).ids
     share = float((ids == unknown).mean()) if len(ids) else 0.0
     if share <= MOST_UNKNOWN:

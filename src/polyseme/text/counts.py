@@ -88,7 +88,9 @@ class WordCounts:
         if frame.normalizer is not None:
             self._counter.normalizer = frame.normalizer
         self._counter.pre_tokenizer = frame.pre_tokenizer
-        self._units: Callable[[str], list[str]] = _words if kind in ("wordpiece", "unigram") else _UNITS.findall
+        self._units: Callable[[str], list[str]] = (
+            _words if kind in ("wordpiece", "unigram", "words") else _UNITS.findall
+        )
 
     def add(self, text: str, stratum: Stratum = ONE) -> None:
         """One document. Its place among the documents of its stratum decides whether it is looked at."""
@@ -220,7 +222,7 @@ class WordCounts:
 
 
 def _words(text: str) -> list[str]:
-    """A text cut at spaces and line ends, which no word of WordPiece or unigram reaches over."""
+    """A text cut at spaces and line ends, which no word of WordPiece, unigram or words reaches over."""
     return text.replace("\n", " ").split(" ")
 
 

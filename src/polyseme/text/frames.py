@@ -16,11 +16,12 @@ from tokenizers import (
     processors,
 )
 
-KINDS = ("wordpiece", "bpe", "bpe-masked", "unigram", "characters")
+KINDS = ("wordpiece", "bpe", "bpe-masked", "unigram", "characters", "words", "spaced")
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 UNIGRAM_SPECIALS = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")  # ALBERT's, in its order
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # in its order: positions are counted from pad on
 SPAN_SPECIALS = ("<pad>", "</s>", "<unk>")  # T5's, in its order
+WORD_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 END_OF_TEXT = "<|endoftext|>"
 SENTINEL = "<extra_id_{}>"  # stands for the n-th span that was taken out of a text
 PREFIX = "##"  # marks a piece that continues a word
@@ -116,12 +117,34 @@ def build_characters(alphabet: Sequence[str], lowercase: bool) -> Tokenizer:
     return made
 
 
+def build_words(words: Sequence[str], lowercase: bool, cut: str = "words") -> Tokenizer:
+    """A token for each word of a list, one for all others, and nothing around a text.
+
+    `words` are cut as BERT cuts, at white space and around punctuation, with accents kept. `spaced` are what white
+    space parts: for text that is cut already, as WikiText-2, where `<unk>` written in the text is the unknown word.
+    """
+    vocab = {word: i for i, word in enumerate(dict.fromkeys([*WORD_SPECIALS, *words]))}
+    made = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    if cut == "words":
+        made.normalizer = normalizers.BertNormalizer(strip_accents=False, lowercase=lowercase)
+        made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    else:
+        if lowercase:
+            made.normalizer = normalizers.Lowercase()
+        others = apart(token for token in WORD_SPECIALS if token != "<unk>")
+        made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), others])
+    add_specials(made, WORD_SPECIALS)
+    return made
+
+
 def empty(kind: str, lowercase: bool) -> Tokenizer:
     """A tokenizer of a kind before it has learnt anything: it can clean and cut."""
     if kind == "wordpiece":
         return build_wordpiece({token: i for i, token in enumerate(BERT_SPECIALS)}, lowercase)
     if kind in ("bpe", "bpe-masked"):
         return build_bpe({}, [], lowercase)
+    if kind in ("words", "spaced"):
+        return build_words([], lowercase, kind)
     return build_unigram([], lowercase) if kind == "unigram" else build_characters([], lowercase)
 
 
@@ -186,7 +209,7 @@ def apart(tokens: Iterable[str]) -> pre_tokenizers.Split:
     return pre_tokenizers.Split(Regex("|".join(escaped)), "merged_with_previous")
 
 
-def build_words(words: Sequence[str]) -> Tokenizer:
+def build_listed(words: Sequence[str]) -> Tokenizer:
     """Words between white space, as they are; `<unk>` for others. `<s>` and `</s>` stand for themselves alone."""
     made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -39,7 +39,7 @@ def describe(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _continues(tokenizer: Tokenizer, pieces: list[str]) -> int | None:
     """How many pieces stand only behind others in a word; None for a kind whose pieces do not say."""
-    if tokenizer.kind in ("characters", "events"):
+    if tokenizer.kind in ("characters", "events", "words", "spaced"):
         return None
     if tokenizer.kind == "wordpiece":
         return sum(piece.startswith(PREFIX) for piece in pieces)

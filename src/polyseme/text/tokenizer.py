@@ -42,7 +42,7 @@ _FILES = (
     *(("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt")),
     *(("spiece.model",), ("sentencepiece.bpe.model",), ("tokenizer.model",)),
 )
-Kind = Literal["wordpiece", "bpe", "bpe-masked", "unigram", "characters"]
+Kind = Literal["wordpiece", "bpe", "bpe-masked", "unigram", "characters", "words", "spaced"]
 _FIRST, _SECOND = -1, -2  # the two texts' places in a template, where a special token has its id
 
 
@@ -108,7 +108,7 @@ class Tokenizer:
     ) -> Tokenizer:
         """A tokenizer from counted words, checked on a sample of the text that was counted.
 
-        `min_frequency` is of WordPiece and BPE only; `smoothing` is the exponent on the sizes of languages. The last
+        `min_frequency` is of WordPiece, BPE and words; `smoothing` is the exponent on the sizes of languages. The last
         `sentinels` entries stand for spans that are taken out of a text, which T5's objective needs.
         """
         words = counts.combined(smoothing)
@@ -183,6 +183,9 @@ class Tokenizer:
         name = type(self.backend.model).__name__.lower()
         if name == "wordlevel" and self.vocabulary[-len(EVENTS) :] == list(EVENTS):
             return "events"
+        if name == "wordlevel":
+            before = type(self.backend.pre_tokenizer).__name__
+            return {"BertPreTokenizer": "words", "Sequence": "spaced"}.get(before, name)
         if name == "bpe" and self.byte_level and self.specials.mask is not None:
             return "bpe-masked"
         if name != "bpe" or self.byte_level:

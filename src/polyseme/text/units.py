@@ -57,10 +57,17 @@ def cuts_of(backend: Backend) -> str | None:
         return None  # such a token is found anywhere in a text
     model, before, normal = said["model"], said["pre_tokenizer"] or {}, said["normalizer"] or {}
     kinds = model["type"], normal.get("type"), before.get("type")
-    if kinds == ("WordPiece", "BertNormalizer", "BertPreTokenizer") and normal["clean_text"]:
+    if (
+        kinds[0] in ("WordPiece", "WordLevel")
+        and kinds[1:] == ("BertNormalizer", "BertPreTokenizer")
+        and normal["clean_text"]
+    ):
         return "bert" if normal["handle_chinese_chars"] else "bert without Han"
     if kinds in (("BPE", None, "ByteLevel"), ("BPE", "Lowercase", "ByteLevel")) and not model["dropout"]:
         return "gpt2" if before["use_regex"] and not before["add_prefix_space"] else None
+    steps = [step["type"] for step in before.get("pretokenizers", [])]
+    if kinds[0] == "WordLevel" and kinds[1] in (None, "Lowercase") and steps == ["WhitespaceSplit", "Split"]:
+        return "spaces"
     return None
 
 
@@ -68,11 +75,11 @@ def cuts_of(backend: Backend) -> str | None:
 def _classes(rule: str) -> np.ndarray:
     """The class of every code point, uint8."""
     found = np.full(0x110000, _OTHER, np.uint8)
-    if rule == "gpt2":  # white space as Unicode has it
+    if rule in ("gpt2", "spaces"):  # white space as Unicode has it
         found[
             [*range(9, 14), 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000]
         ] = _SPACE
-        for code in range(33, 127):
+        for code in range(33, 127) if rule == "gpt2" else ():
             found[code] = _LETTER if chr(code).isalnum() else _QUOTE if chr(code) == "'" else _MARK
         return found
     # BERT's cleaning takes control characters out without a gap, so they are no space.

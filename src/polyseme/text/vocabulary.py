@@ -19,11 +19,13 @@ from polyseme.text.frames import (
     SPACE,
     SPAN_SPECIALS,
     UNIGRAM_SPECIALS,
+    WORD_SPECIALS,
     add_sentinels,
     build_bpe,
     build_characters,
     build_unigram,
     build_wordpiece,
+    build_words,
 )
 from polyseme.text.sentence_pieces import parse
 
@@ -71,6 +73,10 @@ def _learn(
         return _learn_bpe(words, vocab_size, lowercase, min_frequency, BYTE_SPECIALS[kind])
     if kind == "unigram":
         return _learn_unigram(words, vocab_size, lowercase, max_alphabet, specials)
+    if kind in ("words", "spaced"):
+        often = (word for word, count in words.items() if count >= min_frequency and word not in WORD_SPECIALS)
+        kept = sorted(often, key=lambda word: (-words[word], word))[: vocab_size - len(WORD_SPECIALS)]
+        return build_words(kept, lowercase, kind)
     alphabet = _alphabet(words, vocab_size, max_alphabet, forms=1)
     return build_characters(alphabet, lowercase)
 

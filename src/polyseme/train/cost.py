@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from polyseme.objectives.batch import Batch
 from polyseme.parts.heads import LabelHeadSpec
+from polyseme.parts.lookup import LookupSpec
 from polyseme.parts.model import Model
 from polyseme.parts.recurrent import RecurrentSpec
 from polyseme.parts.trunk import TransformerSpec
@@ -25,7 +26,9 @@ def training_flops(model: Model, batch: Batch) -> int:
     at 2w + 1.
     """
     trunk, dim, lengths = model.spec.trunk, model.spec.trunk.dim, batch.layout.lengths
-    if isinstance(trunk, RecurrentSpec | WindowSpec):
+    if batch.near is not None:  # the products of pairs of words alone
+        return 6 * dim * batch.near.products
+    if isinstance(trunk, RecurrentSpec | WindowSpec | LookupSpec):
         total = 6 * trunk.weights * sum(lengths)
     elif isinstance(trunk, TransformerSpec):
         total = _stack_flops(trunk, lengths)

@@ -20,6 +20,7 @@ from polyseme.prefetch import prefetch
 from polyseme.train import distributed
 from polyseme.train.cost import training_flops
 from polyseme.train.optim import OptimSpec, set_rate
+from polyseme.train.rows import RowWork
 from polyseme.train.schedule import ScheduleSpec
 from polyseme.train.work import Work
 
@@ -103,7 +104,7 @@ def train(run: Training, data: Iterable[tuple[list[Batch], Any]]) -> Iterator[Re
     run.model.train()
     cuda = run.device.type == "cuda"
     steps = zip(range(run.start, run.total), prefetch(_pinned(data) if cuda else data))
-    with closing(Work(run)) as work:
+    with closing(RowWork(run) if run.optim.by_rows else Work(run)) as work:
         for step, (batches, cursor) in steps:
             began = time.perf_counter()
             # dropout is drawn from (seed, step, rank) and nothing else, so a run goes on exactly where it stopped

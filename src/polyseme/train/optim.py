@@ -17,7 +17,8 @@ from polyseme.train.muon import Muon
 
 @dataclass(frozen=True)
 class OptimSpec(Spec):
-    """AdamW; Muon for the matrices of the blocks and AdamW for the rest; or SGD, averaged once it stops getting better.
+    """AdamW; Muon for the matrices of the blocks and AdamW for the rest; SGD, averaged once it stops getting better;
+    or, for word vectors, methods by rows.
 
     Decay touches matrices only, not biases and norms (BERT, appendix A.2). `layer_decay` below 1 gives each layer that
     factor of the rate of the one above it (ULMFiT's discriminative rates: 1/2.6).
@@ -30,20 +31,30 @@ class OptimSpec(Spec):
     decay: float = 0.01
     clip: float = 1.0
     layer_decay: float = 1.0
-    method: Literal["adamw", "muon", "nt_asgd"] = "adamw"
+    method: Literal["adamw", "muon", "nt_asgd", "rows", "adagrad"] = "adamw"
     momentum: float = 0.95  # of Muon
     patience: int = 5  # of NT-ASGD, in measures of the validation loss
+    at_once: int = 1024  # of methods by rows: words whose gradients are added up before the tables change
+    damp: float = 0.0  # of plain descent by rows: how much less than their sum many terms of one row count
 
     def __post_init__(self) -> None:
         in_range("rate", self.rate, 0, math.inf)
         in_range("beta1", self.beta1, 0, 1)
         in_range("beta2", self.beta2, 0, 1)
         in_range("momentum", self.momentum, 0, 1)
-        for name in ("eps", "decay", "clip", "layer_decay", "patience"):
+        in_range("at_once", self.at_once, 1, math.inf)
+        for name in ("eps", "decay", "clip", "layer_decay", "patience", "damp"):
             in_range(name, getattr(self, name), 0, math.inf)
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether a step changes rows of tables, of heads that give gradients of them, and not all weights."""
+        return self.method in ("rows", "adagrad")
 
     def build(self, model: Model, groups: list[list[nn.Parameter]]) -> torch.optim.Optimizer:
         """`groups` are the trunk's, from input to output; what is in none of them (the heads) comes last."""
+        if self.by_rows:
+            return torch.optim.SGD(model.parameters(), lr=self.rate)  # holds the rate and what rows have gathered
         depth = {id(p): i for i, group in enumerate(groups) for p in group}
         top = len(groups)
         stacked = {id(p): n for p, n in model.trunk.matrices()} if self.method == "muon" else {}

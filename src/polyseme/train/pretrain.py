@@ -120,6 +120,7 @@ def pretrain(
     begun = distributed.on_first(lambda: _open_run(out, recipe, corpus, resume, about))
     data, valid = open_data(recipe, corpus, tokenizer, rank, world)
     run = training(recipe, spec, device, rank, lesson)
+    run.model.know(tokenizer.vocabulary, tokenizer.special_ids, data.bound.counts)
     environment = _environment(run, world)
     run.total = begun.get("total") or distributed.on_first(
         partial(_store_total, out, begun, _total_steps(recipe, run, data, valid, began))
@@ -175,7 +176,7 @@ def pretrain(
     if rank == 0:
         notes = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash, **about}
         with averaged(run.optimiser):
-            save_model(out / "model", run.model, tokenizer, notes)
+            save_model(out / "model", run.model.settled(), tokenizer, notes)
         write_json(out / "results.json", results)
         write_report(out)
     return results
@@ -278,7 +279,8 @@ def evaluate(run: Training, bound: Bound, recipe: Recipe) -> dict[str, float]:
     found = {}
     for name, (loss, right, count) in sums.items():
         found[name] = loss / max(count, 1)
-        found[f"{name}_accuracy"] = right / max(count, 1)
+        if not recipe.optim.by_rows:
+            found[f"{name}_accuracy"] = right / max(count, 1)
     words = [found[name] for name in ("masked", "next", "previous") if name in found]
     if words:
         found["perplexity"] = math.exp(min(statistics.fmean(words), 50.0))

@@ -11,11 +11,13 @@ import torch
 
 from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES
+from polyseme.objectives.cooccurrence import Counts
 from polyseme.objectives.distil import Distilled
 from polyseme.objectives.permutation import PermutationLM
 from polyseme.objectives.segments import SegmentLM
 from polyseme.objectives.spans import SpanCorruption
 from polyseme.objectives.specs import MaskedLM, Objective
+from polyseme.objectives.windows import Windows
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.parts.spec import Spec, read_value
@@ -119,6 +121,9 @@ class Recipe(Spec):
         if paired != isinstance(self.objective, SpanCorruption):
             reads = "a source and a target" if paired else "one text"
             raise UserError(f"{self.family} reads {reads}, which is not what {name} gives it")
+        if isinstance(self.objective, Windows | Counts) != self.optim.by_rows:
+            methods = "'rows' or 'adagrad'" if not self.optim.by_rows else "'adamw', 'muon' or 'nt_asgd'"
+            raise UserError(f"optim.method is {self.optim.method!r}, but {name} is trained by {methods}")
         if isinstance(self.objective, PermutationLM) and not spec.trunk.stream:
             raise UserError(f"{name} needs a query stream, which {self.family} has not; {nearest('xlnet', FAMILIES)}")
         if isinstance(self.objective, SegmentLM) and not spec.trunk.remembers:

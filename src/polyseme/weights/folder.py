@@ -96,6 +96,7 @@ def load_model(path: str | Path, heads: dict[str, HeadSpec] | None = None, seed:
             raise UserError(f"{folder}: {name!r} differs from the tensor that it shares")
     tokenizer = Tokenizer.load(folder)
     _check_tokenizer(folder, tokenizer, spec.trunk.embeddings.vocab_size)
+    model.know(tokenizer.vocabulary, tokenizer.special_ids)
     return ModelFolder(folder, model.eval(), tokenizer, notes, fresh)
 
 

@@ -90,10 +90,11 @@ def to_ours(
 
 def _outwards(tensor: Tensor, how: str, spec: ModelSpec) -> Tensor:
     """One of our tensors, or a part of a stack, in its published form."""
-    heads = spec.trunk.num_heads
     if how in ("transpose", "fold"):
         tensor = tensor.t()
-    return tensor.reshape(len(tensor), heads, -1) if how in ("fold", "flat") else tensor
+    if how not in ("fold", "flat"):
+        return tensor
+    return tensor.reshape(len(tensor), spec.trunk.num_heads, -1)
 
 
 def _inwards(tensor: Tensor, how: str) -> Tensor:

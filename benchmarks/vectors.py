@@ -1,0 +1,124 @@
+"""Word vectors beside gensim's: the same text, words, cores, epochs and settings, in one run.
+
+    python benchmarks/vectors.py CORPUS --words FOLDER [--seeds 3] [--epochs 3] [--threads 2] [--method skipgram]
+
+CORPUS was made with a tokenizer of kind `words` in lower case; FOLDER holds EN-WS-353-ALL.txt, EN-SIMLEX-999.txt,
+EN-MEN-TR-3k.txt and questions-words.txt. Words a second are those of the vocabulary, over the time of training alone;
+gensim is given the same runs of sentences as lists of words that are in memory already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from polyseme.corpus.order import cut_samples
+from polyseme.corpus.store import Corpus
+from polyseme.objectives.windows import Windows, count_tokens
+from polyseme.recipes import find_recipe
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.pretrain import pretrain
+from polyseme.train.recipe import BudgetSpec, Recipe
+from polyseme.word_vectors import WordVectors, load, read_pairs, read_questions
+
+SETS = {"WordSim-353": "EN-WS-353-ALL.txt", "SimLex-999": "EN-SIMLEX-999.txt", "MEN": "EN-MEN-TR-3k.txt"}
+METHODS = {
+    "skipgram": ("word2vec-tiny", {"sg": 1, "negative": 5}),
+    "skipgram-tree": ("word2vec-tiny", {"sg": 1, "hs": 1, "negative": 0}),
+    "cbow": ("cbow-tiny", {"sg": 0, "negative": 5}),
+    "fasttext": ("fasttext-tiny", {"sg": 1, "negative": 5, "bucket": 100_000, "min_n": 3, "max_n": 6}),
+}
+
+
+def measured(vectors: WordVectors, folder: Path) -> dict[str, float]:
+    found = {name: vectors.similarity(read_pairs(folder / file)).spearman for name, file in SETS.items()}
+    sections = vectors.analogies(read_questions(folder / "questions-words.txt"))
+    return found | {"analogy": sum(s.right for s in sections) / sum(s.asked for s in sections)}
+
+
+def recipe_of(method: str, corpus: Corpus, epochs: int, seed: int, at_once: int, damp: float) -> Recipe:
+    recipe = find_recipe(METHODS[method][0])
+    assert isinstance(recipe.objective, Windows)
+    if method.endswith("tree"):
+        recipe = recipe.replace(objective=recipe.objective.replace(output="tree"))
+    optim = recipe.optim.replace(at_once=at_once or recipe.optim.at_once, damp=damp or recipe.optim.damp)
+    budget = BudgetSpec(tokens=corpus.num_tokens * epochs)
+    return recipe.replace(seed=seed, optim=optim, budget=budget, holdout=0.0, save_every=10**9, eval_every=10**9)
+
+
+def ours(recipe: Recipe, path: Path, known: float) -> tuple[WordVectors, float]:
+    """The vectors, and known words a second."""
+    with tempfile.TemporaryDirectory() as folder:
+        results = pretrain(recipe, path, Path(folder) / "run")
+        return load(Path(folder) / "run" / "model"), known * results["tokens"] / (results["device_hours"] * 3600)
+
+
+def theirs(
+    method: str, recipe: Recipe, sentences: list[list[str]], words: list[str], epochs: int, threads: int
+) -> tuple:
+    from gensim.models import FastText, Word2Vec
+
+    given = METHODS[method][1]
+    model = (FastText if method == "fasttext" else Word2Vec)(
+        vector_size=100, window=5, min_count=1, sample=1e-3, workers=threads, seed=recipe.seed, epochs=epochs,
+        alpha=recipe.optim.rate, **given,
+    )  # fmt: skip
+    model.build_vocab(sentences)
+    began = time.perf_counter()
+    model.train(sentences, total_examples=model.corpus_count, epochs=epochs)
+    seconds = time.perf_counter() - began
+    there = [word for word in words if word in model.wv]  # in our order: the answers of analogies are among the first
+    vectors = WordVectors(there, np.stack([model.wv[word] for word in there]))
+    return vectors, sum(map(len, sentences)) * epochs / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--words", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--method", choices=METHODS, default="skipgram")
+    parser.add_argument("--at-once", type=int, default=0)
+    parser.add_argument("--damp", type=float, default=0.0)
+    parser.add_argument("--alone", action="store_true", help="without gensim")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    corpus, tokenizer = Corpus.open(given.corpus), Tokenizer.load(given.corpus / "tokenizer")
+    counts = count_tokens(corpus, tokenizer.vocab_size)
+    special = sorted(tokenizer.special_ids)
+    known = 1 - float(counts[special].sum() / counts.sum())
+    words = [word for i, word in enumerate(tokenizer.vocabulary) if i not in tokenizer.special_ids]
+    print(f"{corpus.num_tokens:,} tokens, {known:.1%} known, {len(words):,} words, {given.epochs} epochs,", end=" ")
+    print(f"{given.threads} threads, {given.method}, gpu {torch.cuda.is_available()}", flush=True)
+    sentences: list[list[str]] = []
+    if not given.alone:
+        samples, pieces = cut_samples(corpus, 256), np.array(tokenizer.vocabulary, object)
+        for start, length in zip(samples.starts, samples.lengths):
+            ids = corpus.gather(np.array([start]), np.array([length]))
+            sentences.append(pieces[ids[~np.isin(ids, special)]].tolist())
+    rows: dict[str, list[dict[str, float]]] = {"polyseme": [], "gensim": []}
+    for seed in range(1, given.seeds + 1):
+        recipe = recipe_of(given.method, corpus, given.epochs, seed, given.at_once, given.damp)
+        both = {"polyseme": lambda r=recipe: ours(r, given.corpus, known)}
+        if not given.alone:
+            both["gensim"] = lambda r=recipe: theirs(given.method, r, sentences, words, given.epochs, given.threads)
+        for name, train in both.items():
+            vectors, pace = train()
+            rows[name].append({"words/s": pace} | measured(vectors, given.words))
+            shown = ", ".join(f"{k} {v:,.4f}" if v < 10 else f"{k} {v:,.0f}" for k, v in rows[name][-1].items())
+            print(f"seed {seed} {name}: {shown}", flush=True)
+    for name, found in rows.items():
+        for key in found[0] if found else ():
+            values = np.array([row[key] for row in found])
+            print(f"{name} {key}: {values.mean():,.4f} ± {values.std(ddof=1) if len(values) > 1 else 0:,.4f}")
+
+
+if __name__ == "__main__":
+    main()

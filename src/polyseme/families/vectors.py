@@ -1,0 +1,153 @@
+"""Word vectors: one for each word, whatever stands around it. word2vec, fastText and GloVe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyseme.families.family import READS, Family, Rule, both, read_config
+from polyseme.parts.contexts import NegativeHeadSpec, TreeHeadSpec
+from polyseme.parts.cooccurrence import CountHeadSpec
+from polyseme.parts.embeddings import EmbeddingsSpec
+from polyseme.parts.heads import HeadSpec, LabelHeadSpec
+from polyseme.parts.init import InitSpec
+from polyseme.parts.lookup import LookupSpec
+from polyseme.parts.model import ModelSpec
+from polyseme.parts.subwords import SubwordEmbeddingsSpec
+
+MAX_LEN = 100_000  # there are no positions: a text may be as long as memory allows
+
+
+def trunk(dim: int = 300, vocab_size: int = 100_000, max_len: int = MAX_LEN, dropout: float = 0.0) -> LookupSpec:
+    """A table. It starts as narrow as the authors' code, whose numbers are uniform within ±1 / 2 dim."""
+    init = InitSpec(std=1 / (12**0.5 * dim))
+    return LookupSpec(EmbeddingsSpec(vocab_size, dim, max_len, positions="none", dropout=dropout), init=init)
+
+
+def subword_trunk(
+    dim: int = 300,
+    vocab_size: int = 100_000,
+    max_len: int = MAX_LEN,
+    dropout: float = 0.0,
+    buckets: int = 2_000_000,
+    shortest: int = 3,
+    longest: int = 6,
+) -> LookupSpec:
+    embeddings = SubwordEmbeddingsSpec(vocab_size, dim, max_len, buckets, shortest, longest, dropout)
+    return LookupSpec(embeddings, init=InitSpec(std=1 / (3**0.5 * dim)))  # uniform within ±1 / dim there
+
+
+def heads(spec: LookupSpec) -> dict[str, HeadSpec]:
+    size = spec.embeddings.vocab_size
+    return {"negative": NegativeHeadSpec(size), "tree": TreeHeadSpec(size)}
+
+
+def count_heads(spec: LookupSpec) -> dict[str, HeadSpec]:
+    return {"count": CountHeadSpec(spec.embeddings.vocab_size)}
+
+
+def label_head(name: str, labels: tuple[str, ...], spec: LookupSpec) -> HeadSpec:
+    return LabelHeadSpec(labels, READS[name])
+
+
+def to_config(spec: ModelSpec) -> dict[str, Any]:
+    table = spec.trunk.embeddings
+    names = ("dim", "vocab_size", "max_len", "dropout", "buckets", "shortest", "longest")
+    return {"model_type": spec.family} | {name: getattr(table, name) for name in names if hasattr(table, name)}
+
+
+def from_config(config: dict[str, Any]) -> LookupSpec:
+    names = ["dim", "vocab_size", "max_len", *(["buckets", "shortest", "longest"] if "buckets" in config else [])]
+    make = subword_trunk if "buckets" in config else trunk
+    return make(**read_config(config, {name: name for name in names}, {}), dropout=config.get("dropout", 0.0))
+
+
+def _own(*names: str) -> tuple[Rule, ...]:
+    """Tensors under our own names: `transformers` has no such family."""
+    return tuple(Rule(name, (name,)) for name in names)
+
+
+def _architectures(name: str, *of_training: str) -> dict[str, tuple[str, ...]]:
+    return {
+        f"{name}ForSequenceClassification": ("classify",),
+        f"{name}ForTokenClassification": ("tag",),
+        **{f"{name}With{head.title()}": (head,) for head in of_training},
+        f"{name}Model": (),
+    }
+
+
+_LABELS = {name: both(f"heads.{name}.linear", f"heads.{name}.linear") for name in ("classify", "tag")}
+_WINDOWS = _LABELS | {
+    "negative": _own("heads.negative.own"),
+    "tree": _own("heads.tree.own", "heads.tree.counts"),
+}
+_SHARED = (
+    "Words are learnt from in blocks: the negatives of a block are drawn once and shared by its words.",
+    "The gradients of about a thousand words are added up before the tables change.",
+)
+
+WORD2VEC = Family(
+    name="word2vec",
+    paper="Mikolov et al. 2013, Distributed Representations of Words and Phrases and their Compositionality",
+    tokenizer="words",
+    objective="skip-gram or CBOW",
+    trunk=trunk,
+    sizes={"tiny": {"dim": 100, "vocab_size": 40_000}, "base": {"dim": 300, "vocab_size": 692_000}},
+    published={},
+    heads=heads,
+    label_head=label_head,
+    to_config=to_config,
+    from_config=from_config,
+    architectures=_architectures("Word2Vec", "negative", "tree"),
+    prefix="trunk.",
+    rules=_own("trunk.embeddings.tokens.weight"),
+    head_rules=_WINDOWS,
+    departures=(
+        *_SHARED,
+        "A negative that happens to be the word itself is not drawn anew.",
+        "Phrases are not joined into words.",
+    ),
+)
+
+FASTTEXT = Family(
+    name="fasttext",
+    paper="Bojanowski et al. 2017, Enriching Word Vectors with Subword Information",
+    tokenizer="words",
+    objective="skip-gram or CBOW over character n-grams",
+    trunk=subword_trunk,
+    sizes={
+        "tiny": {"dim": 100, "vocab_size": 40_000, "buckets": 100_000},
+        "base": {"dim": 300, "vocab_size": 1_000_000},
+    },
+    published={},
+    heads=heads,
+    label_head=label_head,
+    to_config=to_config,
+    from_config=from_config,
+    architectures=_architectures("FastText", "negative", "tree"),
+    prefix="trunk.",
+    rules=_own("trunk.embeddings.tokens.weight", "trunk.embeddings.grams.weight"),
+    head_rules=_WINDOWS,
+    departures=(*_SHARED, "A word's vector is the mean of its rows, as in the authors' code; the paper has their sum."),
+)
+
+GLOVE = Family(
+    name="glove",
+    paper="Pennington et al. 2014, GloVe: Global Vectors for Word Representation",
+    tokenizer="words",
+    objective="least squares on the logarithms of co-occurrence counts",
+    trunk=trunk,
+    sizes={"tiny": {"dim": 100, "vocab_size": 40_000}, "base": {"dim": 300, "vocab_size": 400_000}},
+    published={},
+    heads=count_heads,
+    label_head=label_head,
+    to_config=to_config,
+    from_config=from_config,
+    architectures=_architectures("GloVe", "count"),
+    prefix="trunk.",
+    rules=_own("trunk.embeddings.tokens.weight"),
+    head_rules=_LABELS | {"count": _own("heads.count.own", "heads.count.bias", "heads.count.first")},
+    departures=(
+        "Cells are learnt from a thousand at once, and AdaGrad's sums hold a cell's own gradient before it is used.",
+        "A finished model has the sum of the two tables, and neither of them alone (§4.2).",
+    ),
+)

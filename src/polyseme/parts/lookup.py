@@ -1,0 +1,102 @@
+"""A trunk that looks each token up and nothing else: the context-free row of every table of results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyseme.parts.embeddings import EmbeddingsSpec
+from polyseme.parts.init import InitSpec
+from polyseme.parts.layout import Layout
+from polyseme.parts.rows import RowGradient
+from polyseme.parts.spec import Spec
+from polyseme.parts.subwords import SubwordEmbeddingsSpec
+from polyseme.parts.trunk import PoolerSpec, Reading
+
+
+@dataclass(frozen=True)
+class LookupSpec(Spec):
+    """A vector for each token, the same in every context; the vector of a sequence is their mean.
+
+    No token changes the state of another, so it is causal, and there is nothing to remember.
+    """
+
+    embeddings: EmbeddingsSpec | SubwordEmbeddingsSpec
+    pooler: PoolerSpec = field(default_factory=lambda: PoolerSpec("mean"))
+    init: InitSpec = field(default_factory=InitSpec)
+
+    num_layers: ClassVar[int] = 0
+    num_blocks: ClassVar[int] = 0
+    num_heads: ClassVar[int] = 0
+    weights: ClassVar[int] = 0
+    by_lengths: ClassVar[bool] = False
+    one_shape: ClassVar[bool] = False
+    stream: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
+    causal: ClassVar[bool] = True
+
+    @property
+    def dim(self) -> int:
+        return self.embeddings.dim
+
+    @property
+    def num_segments(self) -> int:
+        return self.embeddings.num_segments
+
+    def build(self) -> Lookup:
+        return Lookup(self)
+
+
+class Lookup(nn.Module):
+    def __init__(self, spec: LookupSpec):
+        super().__init__()
+        self.spec = spec
+        self.recompute = False
+        self.embeddings = spec.embeddings.build()
+        self.pooler = spec.pooler.build(spec.dim)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        layout: Layout,
+        segments: Tensor | None = None,
+        *,
+        keep: Iterable[int] = (),
+        memory: Any = None,
+        remember: bool = False,
+        queries: Any = None,
+        source: Any = None,
+    ) -> Reading:
+        x = self.embeddings(tokens, layout.positions, segments, layout.longest)
+        return Reading(x, {0: x} if 0 in set(keep) else {})
+
+    def pool(self, hidden: Tensor, layout: Layout) -> Tensor:
+        """One vector a sequence, [slots, dim]."""
+        return self.pooler(hidden, layout)
+
+    @property
+    def table(self) -> Tensor:
+        """The token vectors, which tied heads share."""
+        return self.embeddings.table
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """The vectors of some tokens, [n, dim], without dropout."""
+        return self.embeddings.look_up(ids)
+
+    def spread(self, ids: Tensor, gradient: Tensor, terms: Tensor) -> list[RowGradient]:
+        """A gradient of those vectors as one of the rows they are made of."""
+        return self.embeddings.spread(ids, gradient, terms)
+
+    def groups(self) -> list[list[nn.Parameter]]:
+        """Parameters from input to output: the table is the one layer there is."""
+        return [list(self.parameters())]
+
+    def matrices(self) -> list[tuple[Tensor, int]]:
+        return []
+
+    def initialise(self, generator: torch.Generator | None = None) -> None:
+        self.spec.init.apply(self, 1, generator)

@@ -1,0 +1,78 @@
+"""A step that changes few rows of large tables: no gradient of a whole table is ever made.
+
+Descent adds up the gradients of some words at once, where the authors' code goes word by word. For that to come out the
+same, rows that stand in it many times must not run away: a sum of n terms is divided by 1 + n · rate · `damp`, which
+is nearly 1 for most words, and makes of many terms less than their sum, as if each had seen what those before it did.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from polyseme.errors import UserError
+from polyseme.objectives.batch import Batch
+from polyseme.parts.rows import RowGradient
+from polyseme.train import distributed
+
+if TYPE_CHECKING:
+    from polyseme.train.loop import Training
+
+
+class RowWork:
+    """`Work` for heads that give gradients of rows; the tables change in `learn`, after every `at_once` words."""
+
+    def __init__(self, run: Training):
+        if distributed.several():
+            raise UserError(f"the method {run.optim.method!r} changes tables in place, so it runs in one process only")
+        self.run = run
+        self.total = torch.zeros((), device=run.device)  # the mean loss
+        self.broken = torch.zeros((), device=run.device)  # the first step that was not finite; then nothing changes
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+    @torch.no_grad()
+    def learn(self, batch: Batch, counts: Tensor, first: bool) -> None:
+        """The loss is that of the first words alone, before they are learnt from: all of it would cost time."""
+        near, model = batch.to(self.run.device).near, self.run.model
+        assert near is not None
+        (name,) = batch.targets
+        each = max(self.run.optim.at_once // near.block, 1)
+        for low in range(0, near.num_blocks, each):
+            part = near.part(low, min(low + each, near.num_blocks))
+            asked = first and low == 0
+            loss, found = model.row_gradients(name, part, asked)
+            if asked and loss is not None:
+                self.total = loss / part.count().clamp(min=1)
+                if self.run.device.type == "cpu" and not self.total.isfinite():
+                    return  # told by `measure`
+            for gradient in found:
+                self._add(gradient)
+
+    def measure(self, step: Tensor) -> Tensor:
+        """The mean loss, no norm of a gradient, and the first step that was not finite, or 0."""
+        fresh = (self.broken == 0) & ~self.total.isfinite()
+        self.broken = torch.where(fresh, step.to(self.broken), self.broken)
+        return torch.stack([self.total, torch.zeros_like(self.total), self.broken])
+
+    def change(self) -> None:
+        """They have changed already."""
+
+    def _add(self, gradient: RowGradient) -> None:
+        table, ids, rows, terms = gradient
+        rate, damp = self.run.optimiser.param_groups[0]["lr"], self.run.optim.damp
+        wide = (-1, *[1] * (rows.ndim - 1))
+        if self.run.optim.method == "adagrad":
+            state = self.run.optimiser.state[table]
+            if "sum" not in state:
+                state["sum"] = torch.ones_like(table)
+            state["sum"].index_add_(0, ids, rows.square())
+            rows = rows * state["sum"].index_select(0, ids).rsqrt_()
+        elif damp:
+            number = torch.zeros_like(table[:, 0] if table.ndim > 1 else table)
+            number = number.index_add_(0, ids, terms.to(number)).mul_(rate * damp).add_(1).reciprocal_()
+            rows = rows * number.index_select(0, ids).view(wide)
+        table.index_add_(0, ids, rows * -rate)
