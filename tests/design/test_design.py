@@ -54,6 +54,7 @@ ARROWS: dict[str, set[str]] = {
     "tasks": {"errors", "files", "progress", "parts", "families", "objectives", "text", "weights", "report", "train"},
     "reading": {"prefetch", "progress", "parts"},
     "compress": {"errors", "files", "parts", "objectives", "text", "corpus", "weights", "train"},
+    "decode": {"errors", "parts", "objectives.draws"},
     "prompting": {"errors", "progress", "parts"},
     "language_model": {"errors", "progress", "reading", "parts", "weights", "tasks", "prompting"},
     "": {"errors", "language_model"},

@@ -18,6 +18,7 @@ SPAN, SPAN_PLACE, RANK = 16, 17, 18  # per window: how many tokens are predicted
 SPLIT, NEXT, WHERE, SHORT = 3, 4, 5, 6  # per pair: where A ends, is B random (or swapped), from where, how short
 BUDGET, GONE, LENGTH, PLACE = 20, 21, 22, 23  # per run of words: how many, less what; per stretch: how long; where
 GAPS, SPANS = 24, 25  # per token: does a stretch that stays, or one that goes, end behind it
+CONTINUE = 32  # per token that is written: which one
 
 
 def keys(seed: int, epoch: int, samples: np.ndarray) -> np.ndarray:

@@ -55,8 +55,7 @@ class Block(nn.Module):
         attended = self.attention(self.attention_before(x), layout, positions, cache, relations=relations)
         x = added(self.attention_after, x, self.dropout(attended))
         if self.cross is not None:
-            assert source is not None, "cross attention needs a source"
-            attended = self.cross.across(self.cross_before(x), layout, source)
+            attended = self.cross.across(self.cross_before(x), layout, source, cache)
             x = added(self.cross_after, x, self.dropout(attended))
         return added(self.ffn_after, x, self.dropout(self.ffn(self.ffn_before(x))))
 

@@ -19,6 +19,7 @@ from polyseme.parts.layout import Layout, Source
 from polyseme.parts.memory import Memory
 from polyseme.parts.relative import Queries
 from polyseme.parts.spec import Spec
+from polyseme.parts.static import StaticMemory
 from polyseme.parts.trunk import PoolerSpec, Reading, TransformerSpec
 
 
@@ -96,6 +97,10 @@ class EncoderDecoderSpec(Spec):
     def causal(self) -> bool:
         return self.encoder.causal
 
+    @property
+    def static(self) -> bool:
+        return self.decoder is not None and self.decoder.static
+
     def build(self) -> EncoderDecoder:
         return EncoderDecoder(self)
 
@@ -114,7 +119,7 @@ class EncoderDecoder(nn.Module):
         segments: Tensor | None = None,
         *,
         keep: Iterable[int] = (),
-        memory: Memory | None = None,
+        memory: Memory | StaticMemory | None = None,
         remember: bool = False,
         queries: Queries | None = None,
         source: Source | None = None,
@@ -131,13 +136,18 @@ class EncoderDecoder(nn.Module):
         reading = self.decoder(
             tokens, layout, keep=keep, memory=memory, remember=remember, source=encoded, table=self.table
         )
-        if reading.memory is None:
+        if reading.memory is None or encoded is None:
             return reading
         return dataclasses.replace(reading, memory=dataclasses.replace(reading.memory, source=encoded))
 
     def encode(self, source: Source) -> Source:
         """The states of a source."""
         return Source(self.encoder(source.values, source.layout).last, source.layout)
+
+    def roomy(self, memory: Memory, rows: int, columns: int) -> StaticMemory:
+        """What is remembered of targets and their sources, in buffers."""
+        assert self.decoder is not None
+        return self.decoder.roomy(memory, rows, columns)
 
     def depths(self) -> list[Block]:
         return self.encoder.depths()
