@@ -180,7 +180,7 @@ def test_more_than_the_model_has_places_for_is_refused(search):
     assert len(run(model, [prompts[0]], 27)) == 1
     with pytest.raises(UserError, match="beginning of 5 tokens and 28 more are 33, and the model has places for 32"):
         run(model, [prompts[0]], 28)
-    other, prompts, sources = texts("transformer")
+    other = cases.tiny_model("transformer")
     with pytest.raises(UserError, match="places for 32"):
         run(other, [[1]], 32, sources=[[1, 2]])
     with pytest.raises(UserError, match="source of 40 tokens is longer"):
