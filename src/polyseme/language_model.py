@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from polyseme.errors import UserError, nearest
+from polyseme.generation import Search, Writer, generate, streamed
 from polyseme.parts.layout import Layout
 from polyseme.parts.model import Model
 from polyseme.parts.relative import Queries
@@ -241,6 +243,28 @@ class LanguageModel:
             sequences.append(np.array([*self.opening, *ids]))
             begins.append(len(self.opening) + begin)
         return Answers(sequences, begins)
+
+    @property
+    def sourced(self) -> bool:
+        """Whether it writes a text for a source; others go on with a beginning."""
+        return self._writer.sourced
+
+    def generate(self, prompts: str | Sequence[str], search: Search | None = None, prefix: str = "") -> list[Any]:
+        """What the model writes for a prompt, best or first drawn first; for several prompts a list of such lists.
+
+        A prompt is gone on with, or, by a model that writes targets, read as the source. `search` says how; a text
+        begins with the `prefix`, which is not repeated.
+        """
+        found = generate(self._writer, [prompts] if isinstance(prompts, str) else prompts, search or Search(), prefix)
+        return found[0] if isinstance(prompts, str) else found
+
+    def stream(self, prompt: str, search: Search | None = None, prefix: str = "") -> Iterator[str]:
+        """The same of one prompt, piece by piece while it is written."""
+        return streamed(self._writer, prompt, search or Search(), prefix)
+
+    @cached_property
+    def _writer(self) -> Writer:
+        return Writer(self.folder)
 
     @torch.inference_mode()
     def embed(

@@ -56,7 +56,8 @@ ARROWS: dict[str, set[str]] = {
     "compress": {"errors", "files", "parts", "objectives", "text", "corpus", "weights", "train"},
     "decode": {"errors", "parts", "objectives.draws"},
     "prompting": {"errors", "progress", "parts"},
-    "language_model": {"errors", "progress", "reading", "parts", "weights", "tasks", "prompting"},
+    "generation": {"errors", "progress", "parts", "families", "text", "decode", "weights"},
+    "language_model": {"errors", "progress", "reading", "parts", "weights", "tasks", "prompting", "generation"},
     "": {"errors", "language_model"},
     "explain": {"language_model", "parts"},
 }

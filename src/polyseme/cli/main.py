@@ -17,6 +17,7 @@ from polyseme.cli import (
     families,
     fill,
     finetune,
+    generate,
     music,
     next_sentence,
     overlap,
@@ -51,6 +52,7 @@ app.command("predict")(predict.predict)
 app.command("fill")(fill.fill)
 app.command("next")(next_sentence.next_sentence)
 app.command("score")(score.score)
+app.command("generate")(generate.generate)
 app.command("music")(music.music)
 app.command("embed")(embed.embed)
 app.command("encode")(encode.encode)
