@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from polyseme.errors import UserError, nearest
-from polyseme.generation import Search, Writer, generate, streamed
+from polyseme.generation import Search, Translated, Writer, generate, streamed, translate
 from polyseme.parts.layout import Layout
 from polyseme.parts.model import Model
 from polyseme.parts.relative import Queries
@@ -257,6 +257,15 @@ class LanguageModel:
         """
         found = generate(self._writer, [prompts] if isinstance(prompts, str) else prompts, search or Search(), prefix)
         return found[0] if isinstance(prompts, str) else found
+
+    def translate(
+        self, texts: Sequence[str], search: Search | None = None, split: Callable[[str], list[str]] | None = None
+    ) -> list[Translated]:
+        """A translation of each text, by a beam of 5 unless told otherwise; an empty text has an empty one.
+
+        A text that is too long is refused, or cut by `split` into parts that are translated each.
+        """
+        return translate(self._writer, texts, search or Search(0, beams=5), split)
 
     def stream(self, prompt: str, search: Search | None = None, prefix: str = "") -> Iterator[str]:
         """The same of one prompt, piece by piece while it is written."""

@@ -96,8 +96,10 @@ def test_prompts_that_cannot_be(tiny_folders):
     if not gpt.opening:
         with pytest.raises(UserError, match="needs a beginning"):
             gpt.generate("")
-    with pytest.raises(UserError, match="less than 1"):
-        Search(0)
+    with pytest.raises(UserError, match="copies is 0, which is less than 1"):
+        Search(copies=0)
+    with pytest.raises(UserError, match="without a source"):
+        gpt.generate("The", Search(0))
     with pytest.raises(UserError, match="cannot be shown"):
         list(gpt.stream("The", Search(4, beams=2)))
     assert gpt.generate([], Search(3)) == []

@@ -21,11 +21,13 @@ from polyseme.cli import (
     music,
     next_sentence,
     overlap,
+    pairs,
     predict,
     pretrain,
     score,
     tasks,
     tokenizer,
+    translate,
 )
 from polyseme.errors import Stopped, UserError
 
@@ -38,6 +40,7 @@ app = typer.Typer(
 )
 app.add_typer(tokenizer.app, name="tokenizer")
 app.command("prepare")(corpus.prepare)
+app.command("pairs")(pairs.pairs)
 app.command("verify")(corpus.verify)
 app.command("describe")(describe.describe)
 app.command("overlap")(overlap.overlap)
@@ -53,6 +56,7 @@ app.command("fill")(fill.fill)
 app.command("next")(next_sentence.next_sentence)
 app.command("score")(score.score)
 app.command("generate")(generate.generate)
+app.command("translate")(translate.translate)
 app.command("music")(music.music)
 app.command("embed")(embed.embed)
 app.command("encode")(encode.encode)

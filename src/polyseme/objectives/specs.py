@@ -22,6 +22,7 @@ from polyseme.objectives.packing import Bound, Rows, Shape, Vocabulary, enclose,
 from polyseme.objectives.permutation import PermutationLM
 from polyseme.objectives.segments import SegmentLM
 from polyseme.objectives.spans import SpanCorruption
+from polyseme.objectives.translation import Translation
 from polyseme.parts.spec import Spec
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class CausalLM(Spec):
         return _CausalLM(self, corpus, vocabulary, max_len)
 
 
-Objective = MaskedLM | MaskedPairs | MaskedSpans | CausalLM | PermutationLM | SegmentLM | SpanCorruption
+Objective = MaskedLM | MaskedPairs | MaskedSpans | CausalLM | PermutationLM | SegmentLM | SpanCorruption | Translation
 
 
 class _Masked(Bound):

@@ -133,9 +133,8 @@ class EncoderDecoder(nn.Module):
         if self.decoder is None:
             raise UserError("this model has an encoder alone: it cannot read a target")
         encoded = memory.source if source is None and memory else self.encode(source) if source else None
-        reading = self.decoder(
-            tokens, layout, keep=keep, memory=memory, remember=remember, source=encoded, table=self.table
-        )
+        table = self.encoder.table if self.shared else None
+        reading = self.decoder(tokens, layout, keep=keep, memory=memory, remember=remember, source=encoded, table=table)
         if reading.memory is None or encoded is None:
             return reading
         return dataclasses.replace(reading, memory=dataclasses.replace(reading.memory, source=encoded))
@@ -170,8 +169,14 @@ class EncoderDecoder(nn.Module):
                 stack.recompute = value
 
     @property
+    def shared(self) -> bool:
+        """Whether both sides have one table of token vectors."""
+        return self.decoder is None or getattr(self.decoder.spec.embeddings, "shared", False)
+
+    @property
     def table(self) -> Any:
-        return self.encoder.table
+        """The token vectors that a tied head reads: those of the target."""
+        return self.encoder.table if self.shared or self.decoder is None else self.decoder.table
 
     def groups(self) -> list[list[nn.Parameter]]:
         found = [*self.encoder.groups(), *(self.decoder.groups() if self.decoder else [])]

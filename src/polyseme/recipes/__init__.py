@@ -19,6 +19,7 @@ from polyseme.recipes import (
     roberta,
     spanbert,
     t5,
+    transformer,
     transformer_xl,
     xlnet,
 )
@@ -35,6 +36,7 @@ _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(gpt2.tiny, gpt2.small),
     *(transformer_xl.tiny, transformer_xl.base),
     *(xlnet.tiny, xlnet.base),
+    *(transformer.tiny, transformer.multi30k, transformer.base),
     *(t5.tiny, t5.small, t5.base, t5.large, t5.v11),
     *(music.tiny, music.base),
 )
