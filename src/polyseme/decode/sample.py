@@ -100,7 +100,8 @@ def stream(
             scores[:, _ids(banned, scores)] = -float("inf")
         tokens = choose(scores, alive, step)
         chances = scores.gather(1, tokens[:, None])[:, 0] - total
-        found = list(zip(alive, tokens.tolist(), chances.tolist()))
+        numbers, values = torch.stack([tokens.double(), chances.double()]).tolist()  # one wait for a GPU
+        found = [(n, int(token), score) for n, token, score in zip(alive, numbers, values)]
         yield [Token(n, t, s) for n, t, s in found if n is not None]
         alive = [None if token in eos else n for n, token, _ in found]
         left = sum(n is not None for n in alive)

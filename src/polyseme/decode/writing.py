@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
+from weakref import ref
 
 import torch
 from torch import Tensor
 
+from polyseme.decode.stage import Stage, records, stage_for
 from polyseme.errors import UserError
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.layout import Layout, Source
 from polyseme.parts.memory import Memory
 from polyseme.parts.model import Model
 from polyseme.parts.relative import Queries, RelationsSpec
+from polyseme.parts.static import StaticMemory
 from polyseme.parts.trunk import TransformerSpec
 
 Ids = Sequence[int]
@@ -69,6 +72,13 @@ def needs_source(model: Model) -> bool:
     return isinstance(model.spec.trunk, EncoderDecoderSpec)
 
 
+def places(model: Model) -> int:
+    """For how many tokens of what it writes the model has places."""
+    trunk = model.spec.trunk
+    own = trunk.decoder if isinstance(trunk, EncoderDecoderSpec) else trunk
+    return own.embeddings.max_len if own else 0
+
+
 def endless(model: Model) -> bool:
     """Whether places are relative, so that texts may get longer than what is in sight at once."""
     trunk = model.spec.trunk
@@ -86,12 +96,9 @@ def check(model: Model, prompts: Sequence[Ids], sources: Sequence[Ids] | None, l
         raise UserError(f"{model.spec.family} {wants}")
     if any(not len(ids) for ids in (*prompts, *(sources or ()))):
         raise UserError("a prompt has no token, and there is nothing to go on with")
-    if isinstance(trunk, EncoderDecoderSpec):
-        most = trunk.decoder.embeddings.max_len if trunk.decoder else 0
-        if (long := max(map(len, sources or ()), default=0)) > trunk.embeddings.max_len:
-            raise UserError(f"a source of {long} tokens is longer than the model reads ({trunk.embeddings.max_len})")
-    else:
-        most = trunk.embeddings.max_len
+    if (long := max(map(len, sources or ()), default=0)) > trunk.embeddings.max_len:
+        raise UserError(f"a source of {long} tokens is longer than the model reads ({trunk.embeddings.max_len})")
+    most = places(model)
     if longest > most and not endless(model):
         prompt = max(map(len, prompts))
         raise UserError(f"a beginning of {prompt} tokens and {longest - prompt} more are {longest}, "
@@ -128,13 +135,22 @@ class _Rows:
 
 
 class _Static(_Rows):
-    """Keys and values in buffers that are made once."""
+    """Keys and values in buffers that are made once; on a GPU the kernels of a step are recorded and replayed."""
 
     def __init__(self, model: Model, prompts: Sequence[Ids], sources: Sequence[Ids] | None, rows: int, longest: int):
         super().__init__(model)
         tokens, layout = _packed(prompts, model)
         reading = model.trunk(tokens, layout, source=_sources(sources, model), remember=True)
-        self.memory = model.trunk.roomy(reading.memory, rows, longest)
+        memory, crossed = reading.memory, model.trunk.source_keys(reading.memory)
+        wide = max(map(len, sources or ()), default=0)
+        self.stage: Stage | None = None
+        if records(tokens.device):
+            self.stage = stage_for(model, memory, crossed, rows, longest, wide, places(model))
+            self.stage.holder = ref(self)
+            self.memory = self.stage.memory
+        else:
+            self.memory = StaticMemory.made(memory, crossed, rows, longest, wide)
+        self.memory.fill(memory, crossed)
         self.scores = self._predict(reading.last, layout, layout.last)
         self.rows, self.sources = len(prompts), len(sources or ())
         self.layout = self._ones(self.rows)
@@ -142,8 +158,24 @@ class _Static(_Rows):
     def go(self, tokens: Tensor, chosen: Sequence[int] | None = None) -> None:
         if chosen is not None:
             self._take(chosen)
+        if self.stage is None:
+            self.scores = self._step(tokens)
+            return
+        if self.memory.longest >= self.memory.columns:
+            raise ValueError(f"there is room for {self.memory.columns} tokens, and all are there")
+        self.scores = self.stage.step((self.rows, self.sources), self._step, tokens)
+        self.memory.longest += 1
+
+    def _step(self, tokens: Tensor) -> Tensor:
         reading = self.model.trunk(tokens, self.layout, memory=self.memory, remember=True)
-        self.scores = self._predict(reading.last, self.layout, self.layout.positions.new_tensor(range(self.rows)))
+        return self._predict(reading.last, self.layout, self.every)
+
+    def spares(self, rows: int, alive: int) -> bool:
+        """On a GPU rows fall away by halves: another number of rows is another recording."""
+        return alive < rows if self.stage is None else 2 * alive <= rows
+
+    def _ones(self, rows: int) -> Layout:
+        return super()._ones(rows) if self.stage is None else self.stage.layout(rows)
 
     def _take(self, chosen: Sequence[int]) -> None:
         self.memory.take(chosen)
@@ -155,6 +187,10 @@ class _Static(_Rows):
                 self.sources = len(kept)
         if len(chosen) != self.rows:
             self.rows, self.layout = len(chosen), self._ones(len(chosen))
+
+    @property
+    def every(self) -> Tensor:
+        return self.layout.starts[:-1].long()
 
 
 class _Remembered(_Rows):

@@ -132,7 +132,9 @@ class EncoderDecoder(nn.Module):
             return self.encoder(tokens, layout, segments, keep=keep, queries=queries)
         if self.decoder is None:
             raise UserError("this model has an encoder alone: it cannot read a target")
-        encoded = memory.source if source is None and memory else self.encode(source) if source else None
+        encoded = None if source is None else self.encode(source)
+        if encoded is None and isinstance(memory, Memory):
+            encoded = memory.source
         table = self.encoder.table if self.shared else None
         reading = self.decoder(tokens, layout, keep=keep, memory=memory, remember=remember, source=encoded, table=table)
         if reading.memory is None or encoded is None:
@@ -143,10 +145,9 @@ class EncoderDecoder(nn.Module):
         """The states of a source."""
         return Source(self.encoder(source.values, source.layout).last, source.layout)
 
-    def roomy(self, memory: Memory, rows: int, columns: int) -> StaticMemory:
-        """What is remembered of targets and their sources, in buffers."""
+    def source_keys(self, memory: Memory) -> list[tuple[Tensor, Tensor]]:
         assert self.decoder is not None
-        return self.decoder.roomy(memory, rows, columns)
+        return self.decoder.source_keys(memory)
 
     def depths(self) -> list[Block]:
         return self.encoder.depths()

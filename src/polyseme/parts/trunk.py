@@ -210,13 +210,12 @@ class Transformer(nn.Module):
         kept: Any = close_caches(caches, layout, None) if memory is None else memory.close(caches, layout)
         return Reading(x, layers, kept.last(self.spec.memory_len) if self.spec.memory_len else kept)
 
-    def roomy(self, memory: Memory, rows: int, columns: int) -> StaticMemory:
-        """What is remembered, in buffers for so many sequences of so many tokens, which the next steps write into."""
-        crossed = None
-        if memory.source is not None:
-            values = memory.source.values
-            crossed = [block.cross.keys(values) for block in self.depths() if block.cross is not None]
-        return StaticMemory.of(memory, rows, columns, crossed)
+    def source_keys(self, memory: Memory) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values that cross attention of each depth makes of the source."""
+        if memory.source is None:
+            return []
+        values = memory.source.values
+        return [block.cross.keys(values) for block in self.depths() if block.cross is not None]
 
     def depths(self) -> list[Block]:
         """The block that runs at each depth, from input to output."""
