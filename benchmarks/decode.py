@@ -148,7 +148,8 @@ def main() -> None:
              "peak MB", "peer's peak MB"]  # fmt: skip
     shown = [
         [r["model"], r["device"], r["batch"], f"{r['ours']:,.0f}", r["peer"], f"{r['theirs']:,.0f}",
-         f"{r['ratio']:.2f}×", f"{r['same']:.0%}", f"{r['milliseconds']:.2f}", f"{r['cache'] / 1e6:,.0f}", f"{r['peak'] / 1e6:,.0f}",
+         f"{r['ratio']:.2f}×", f"{r['same']:.0%}", f"{r['milliseconds']:.2f}",
+         f"{r['cache'] / 1e6:,.0f}", f"{r['peak'] / 1e6:,.0f}",
          f"{r['their_peak'] / 1e6:,.0f}"]
         for r in rows
     ]  # fmt: skip

@@ -59,7 +59,7 @@ ARROWS: dict[str, set[str]] = {
     "generation": {"errors", "progress", "parts", "families", "text", "decode", "weights"},
     "language_model": {"errors", "progress", "reading", "parts", "weights", "tasks", "prompting", "generation"},
     "": {"errors", "language_model"},
-    "explain": {"language_model", "parts"},
+    "explain": {"errors", "language_model", "generation", "decode", "report", "parts"},
 }
 ARROWS["demo"] = ARROWS.keys() - {"progress"}
 ARROWS["cli"] = set(ARROWS)

@@ -14,6 +14,7 @@ from polyseme.cli import (
     distil,
     embed,
     encode,
+    explain,
     families,
     fill,
     finetune,
@@ -59,6 +60,7 @@ app.command("generate")(generate.generate)
 app.command("translate")(translate.translate)
 app.command("music")(music.music)
 app.command("embed")(embed.embed)
+app.command("explain")(explain.explain)
 app.command("encode")(encode.encode)
 app.command("demo")(demo.demo)
 

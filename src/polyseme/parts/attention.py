@@ -115,6 +115,10 @@ class Attention(nn.Module):
             found = attend(q, k, v, layout, source.layout, dropout=self.dropout, scoring=self.scoring())
         return self.out(found.flatten(1))
 
+    def across_weights(self, x: Tensor, layout: Layout, source: Source) -> list[Tensor]:
+        q, k, _ = self.project_apart(x, source.values)
+        return attention_weights(q, k, layout, source.layout, scoring=self.scoring())
+
     @property
     def dropout(self) -> float:
         return self.spec.dropout if self.training else 0.0
