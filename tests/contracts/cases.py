@@ -1,5 +1,8 @@
 """Every family as a tiny model, so that a law is written once and a new family gets it for free."""
 
+from inspect import signature
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -17,10 +20,24 @@ VOCAB = 61
 # vector, distances that count as the furthest
 EXTRA = {"modern": {"global_every": 2, "window": 2, "pooling": "mean"}, "music": {"furthest": 5}}
 VARIANTS = {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
+VARIANTS |= {"nnlm direct": ("nnlm", {"direct": True})} | {
+    " ".join(map(str, ["rnn_lm", *given.values()])): ("rnn_lm", given)
+    for given in (
+        {"cell": "rnn", "direction": "backward", "links": "dense"},
+        {"cell": "gru", "reset": "before", "links": "residual", "locked": True},
+        {"cell": "gru", "direction": "both", "links": "highway"},
+        {"cell": "lstm", "projection": True, "hidden_dim": 40},
+        {"cell": "lstm", "hidden_dim": 40, "locked": True},
+    )
+}
 CASES = {name: (name, EXTRA.get(name, {})) for name in FAMILIES} | VARIANTS
 NAMES = list(CASES)
-CAUSAL = [name for name in NAMES if FAMILIES[CASES[name][0]].spec().trunk.causal]
 DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
+
+
+def fitting(family: Family, **given: object) -> dict[str, Any]:
+    """Of these arguments of a trunk, those that the family's takes."""
+    return {key: value for key, value in given.items() if key in signature(family.trunk).parameters}
 
 
 def family_of(name: str) -> Family:
@@ -28,10 +45,13 @@ def family_of(name: str) -> Family:
 
 
 def tiny_spec(name: str, dropout: float = 0.0) -> ModelSpec:
-    return family_of(name).spec(
-        num_layers=3, dim=24, num_heads=3, ffn_dim=40, vocab_size=VOCAB, max_len=32, dropout=dropout,
-        attention_dropout=dropout, **CASES[name][1],
-    )  # fmt: skip
+    family = family_of(name)
+    usual = {"num_layers": 3, "dim": 24, "num_heads": 3, "ffn_dim": 40, "vocab_size": VOCAB,
+             "max_len": 32, "dropout": dropout, "attention_dropout": dropout, "weight_dropout": dropout}  # fmt: skip
+    return family.spec(**fitting(family, **usual) | CASES[name][1])
+
+
+CAUSAL = [name for name in NAMES if tiny_spec(name).trunk.causal]
 
 
 def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> Model:
@@ -66,7 +86,7 @@ def training_batch(model: Model, rows: list[torch.Tensor], seed: int = 3) -> Bat
             what = np.concatenate([(r.numpy() * 5 + seed) % VOCAB for r in rows])
         elif not isinstance(head, LabelHeadSpec):
             where = np.concatenate([b + np.arange(0, n, 2) for b, n in zip(begins, layout.lengths)])
-            if getattr(model.spec.trunk.relations, "stream", False):
+            if model.spec.trunk.stream:
                 order = torch.cat([torch.where(torch.arange(len(r)) % 2 == 0, r + 1, 0) for r in rows])
                 queries = Queries(order, torch.from_numpy(where), Layout.of([-(-n // 2) for n in layout.lengths]))
                 where = layout.total + np.arange(len(where))

@@ -43,21 +43,87 @@ def test_the_stream_is_every_document_between_marks():
 def test_lanes_go_on_and_any_place_is_reached():
     _, bound = bind([[40] * 20], 16)
     order = Lanes(bound, 64, 2)
-    assert (order.lanes, order.length) == (8, len(bound) // 8) and order.fill() == 1
-    steps = list(itertools.islice(order.steps(), 2 * order.length))
+    assert (order.lanes, order.length) == (8, len(bound) // 8 * 16) and order.fill() == 1
+    each = order.length // 16
+    steps = list(itertools.islice(order.steps(), 2 * each))
     for lane in range(8):
-        seen = [np.concatenate([b.ids for b in bins])[lane] for bins, _ in steps[: order.length]]
-        assert seen == list(range(lane * order.length, (lane + 1) * order.length))
-    assert [b.opens for bins, _ in steps for b in bins] == ([True] * 2 + [False] * 2 * (order.length - 1)) * 2
-    for at in (0, 3, order.length - 1, order.length + 1):
+        seen = [np.concatenate([b.ids for b in bins])[lane] for bins, _ in steps[:each]]
+        assert seen == list(range(lane * order.length, (lane + 1) * order.length, 16))
+    assert [b.opens for bins, _ in steps for b in bins] == ([True] * 2 + [False] * 2 * (each - 1)) * 2
+    for at in (0, 3, each - 1, each + 1):
         bins, after = next(order.steps(steps[at - 1][1] if at else Cursor()))
         assert all(np.array_equal(a.ids, b.ids) for a, b in zip(bins, steps[at][0])) and after == steps[at][1]
     parts = [next(order.steps(Cursor(), rank, 2))[0] for rank in range(2)]
     assert [np.array_equal(part[0].ids, whole.ids) for part, whole in zip(parts, steps[0][0])] == [True, True]
     with pytest.raises(UserError, match="no place"):
-        next(order.steps(Cursor(0, 0, order.length)))
+        next(order.steps(Cursor(0, 0, each)))
     with pytest.raises(UserError, match="fewer than"):
         Lanes(bound, 64, len(bound) + 1)
+
+
+def test_drawn_lengths_tile_every_lane_and_follow_the_law():
+    """Around max_len, in one step of twenty around half of it; the same in all lanes, other ones in another epoch."""
+    corpus = Pages([[50] * 4000])
+    bound = SegmentLM(spread=5.0).bind(corpus, GPT2, 70, 3)
+    order = Lanes(bound, 140)
+    lengths = np.diff(order.cuts(0))
+    assert order.cuts(0)[0] == 0 and order.cuts(0)[-1] == order.length and not np.array_equal(lengths, order.cuts(1))
+    usual, short = lengths[lengths > 55], lengths[lengths <= 55][:-1]
+    assert len(usual) > 1000 and abs(usual.mean() - 69.5) < 0.5 and abs(usual.std() - 5) < 0.4
+    assert 0.03 < len(short) / len(lengths) < 0.07 and abs(short.mean() - 34.5) < 2
+    data, read, spent = Data(bound, order, None), [], []
+    for (batch,), after in data.steps(Cursor()):
+        read.append(batch.tokens.view(2, -1))
+        assert batch.rate == pytest.approx(batch.layout.longest / 70)
+        spent.append(batch.layout.longest)
+        if after.epoch:
+            break
+    assert spent == lengths.tolist()
+    whole = bound.stretch(np.array([0, order.length]), order.length)
+    assert torch.equal(torch.cat(read, dim=1).flatten(), whole.tokens)
+    bins, after = next(order.steps(Cursor(0, 0, 17)))
+    assert bins[0].length == lengths[17] and bins[0].ids.tolist() == [
+        lengths[:17].sum(),
+        order.length + lengths[:17].sum(),
+    ]
+    assert after == Cursor(0, 0, 18) and not bins[0].opens
+
+
+def test_backwards_each_token_predicts_the_one_before_it():
+    corpus, bound = bind([[40] * 20])
+    back = SegmentLM(direction="backward").bind(corpus, GPT2, 16, 0)
+    data, read, asked = Data(back, Lanes(back, 32), None), [], []
+    for (batch,), after in data.steps(Cursor()):
+        read.insert(0, batch.tokens.view(2, -1))
+        asked.insert(0, batch.targets["previous"].values.view(2, -1))
+        if after.epoch:
+            break
+    tokens, values = torch.cat(read, dim=1).flip(0), torch.cat(asked, dim=1).flip(0)  # the lanes too run backwards
+    forward = bound.stretch(np.array([0, back.end // 2]), back.end // 2)
+    assert torch.equal(values.flatten(), forward.tokens)
+    assert torch.equal(tokens.flatten(), forward.targets["next"].values)
+
+
+@pytest.mark.parametrize("spread", [0.0, 3.0])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_what_a_recurrent_model_carries_is_its_whole_past(direction, spread):
+    """Losses of a lane read in segments, in turn, are those of the lane read at once."""
+    name = "rnn_lm" if direction == "forward" else "rnn_lm rnn backward dense"
+    model = cases.tiny_model(name)
+    corpus = Pages([[30, 33]])
+    corpus.tokens = corpus.tokens % cases.VOCAB
+    bound = SegmentLM(spread=spread, direction=direction).bind(corpus, GPT2, 8, 0)
+    data, total = Data(bound, Lanes(bound, 16), None), 0.0
+    for batches, after in data.steps(Cursor()):
+        with torch.no_grad():
+            total += float(sum(losses(model, batches[0]).values()))
+        if after.epoch:
+            break
+    length = data.order.length
+    whole = bound.stretch(np.array([0, length]), length)
+    with torch.no_grad():
+        expected = float(sum(losses(model, whole).values()))
+    assert total == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_row_of_batches_is_the_whole_read_at_once():
@@ -72,9 +138,8 @@ def test_a_row_of_batches_is_the_whole_read_at_once():
             carry_total += float(sum(losses(model, batches[0]).values()))
         if after.epoch:
             break
-    length = data.order.length * 8
-    ids = [lane * data.order.length + s for lane in range(2) for s in range(data.order.length)]
-    whole = bound.batch(np.array(ids), 0)
+    length = data.order.length
+    whole = bound.stretch(np.array([0, length]), length)
     layout = Layout.of([length] * 2)
     with torch.no_grad():
         last = model.trunk(whole.tokens, layout).last
@@ -118,7 +183,7 @@ def test_overfits_one_batch():
 
 
 @pytest.mark.parametrize("changes,says", [
-    ({"family": "gpt2", "objective": SegmentLM()}, "memory_len of the model is 0"),
+    ({"family": "gpt2", "objective": SegmentLM()}, "needs a memory of a set length: gpt2"),
     ({"family": "bert", "objective": PermutationLM()}, "PermutationLM needs a query stream, which bert has not"),
     ({"family": "transformer_xl", "objective": SegmentLM(), "ramp": 5}, "ramp is 5"),
     ({"family": "xlnet", "objective": PermutationLM(), "compile": True}, "leave it false"),

@@ -19,6 +19,7 @@ from polyseme.cli import (
     fill,
     finetune,
     generate,
+    gradients,
     music,
     next_sentence,
     overlap,
@@ -59,6 +60,7 @@ app.command("score")(score.score)
 app.command("generate")(generate.generate)
 app.command("translate")(translate.translate)
 app.command("music")(music.music)
+app.command("gradients")(gradients.gradients)
 app.command("embed")(embed.embed)
 app.command("explain")(explain.explain)
 app.command("encode")(encode.encode)

@@ -6,7 +6,7 @@ A search sees `scores` and calls `go`; what is remembered of each sequence, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import ref
 
 import torch
@@ -18,9 +18,8 @@ from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.layout import Layout, Source
 from polyseme.parts.memory import Memory
 from polyseme.parts.model import Model
-from polyseme.parts.relative import Queries, RelationsSpec
+from polyseme.parts.relative import Queries
 from polyseme.parts.static import StaticMemory
-from polyseme.parts.trunk import TransformerSpec
 
 Ids = Sequence[int]
 
@@ -52,7 +51,7 @@ def begin(
     check(model, prompts, sources, longest)
     if not cached:
         return _Afresh(model, prompts, sources)
-    if getattr(trunk.relations, "stream", False):
+    if trunk.stream:
         return _Streamed(model, prompts)
     if getattr(trunk, "static", False):
         return _Static(model, prompts, sources, rows, longest)
@@ -62,7 +61,7 @@ def begin(
 def can_write(model: Model) -> str:
     """The head with which a model writes; empty if it cannot."""
     trunk = model.spec.trunk
-    if getattr(trunk.relations, "stream", False):
+    if trunk.stream:
         return "masked" if "masked" in model.heads else ""
     writes = trunk.causal or isinstance(trunk, EncoderDecoderSpec)
     return "next" if writes and "next" in model.heads else ""
@@ -80,9 +79,9 @@ def places(model: Model) -> int:
 
 
 def endless(model: Model) -> bool:
-    """Whether places are relative, so that texts may get longer than what is in sight at once."""
+    """Whether places are relative, or there are none, so that texts may get longer than what is read at once."""
     trunk = model.spec.trunk
-    return isinstance(trunk, TransformerSpec) and isinstance(trunk.relations, RelationsSpec)
+    return not isinstance(trunk, EncoderDecoderSpec) and (trunk.remembers or not trunk.one_shape)
 
 
 def check(model: Model, prompts: Sequence[Ids], sources: Sequence[Ids] | None, longest: int) -> None:
@@ -140,8 +139,9 @@ class _Static(_Rows):
     def __init__(self, model: Model, prompts: Sequence[Ids], sources: Sequence[Ids] | None, rows: int, longest: int):
         super().__init__(model)
         tokens, layout = _packed(prompts, model)
-        reading = model.trunk(tokens, layout, source=_sources(sources, model), remember=True)
-        memory, crossed = reading.memory, model.trunk.source_keys(reading.memory)
+        trunk: Any = model.trunk
+        reading = trunk(tokens, layout, source=_sources(sources, model), remember=True)
+        memory, crossed = reading.memory, trunk.source_keys(reading.memory)
         wide = max(map(len, sources or ()), default=0)
         self.stage: Stage | None = None
         if records(tokens.device):
@@ -204,8 +204,9 @@ class _Remembered(_Rows):
         more = {"source": source} if source is not None else {}
         reading = self.model.trunk(tokens, layout, memory=memory, remember=True, **more)
         self.memory = reading.memory
-        if endless(self.model) and not self.model.spec.trunk.memory_len:
-            self.memory = self.memory.last(self.model.spec.trunk.embeddings.max_len - 1)
+        trunk = self.model.spec.trunk
+        if endless(self.model) and not trunk.remembers:
+            self.memory = self.memory.last(trunk.embeddings.max_len - 1)
         self.scores = self._predict(reading.last, layout, layout.last)
 
     def go(self, tokens: Tensor, chosen: Sequence[int] | None = None) -> None:

@@ -8,6 +8,9 @@ from polyseme.families.gpt import GPT
 from polyseme.families.gpt2 import GPT2
 from polyseme.families.modern import MODERN
 from polyseme.families.music import MUSIC
+from polyseme.families.nnlm import NNLM
+from polyseme.families.performance_rnn import PERFORMANCE_RNN
+from polyseme.families.rnn_lm import RNN_LM
 from polyseme.families.roberta import ROBERTA
 from polyseme.families.spanbert import SPANBERT
 from polyseme.families.t5 import T5
@@ -18,10 +21,11 @@ from polyseme.families.xlnet import XLNET
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
+        *(NNLM, RNN_LM),
         TRANSFORMER,
         *(BERT, ROBERTA, ALBERT, SPANBERT, DISTILBERT, MODERN),
         *(GPT, GPT2, TRANSFORMER_XL, XLNET),
-        *(T5, MUSIC),
+        *(T5, MUSIC, PERFORMANCE_RNN),
     )
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +53,7 @@ class LanguageHeadSpec(Spec):
 
     BERT transforms the state first (`dense`, activation, norm) and adds a bias; GPT-2 does neither. Where the table's
     vectors are not of the trunk's size, `inner` is theirs and `dense` goes there. `scale` multiplies the state that
-    meets the table.
+    meets the table. Where states are two directions side by side, `half` says which of them it reads.
     """
 
     vocab_size: int
@@ -64,9 +65,15 @@ class LanguageHeadSpec(Spec):
     inner: int = 0
     tied: bool = True
     scale: float = 1.0
+    half: Literal["none", "first", "second"] = "none"
+
+    def reads(self, dim: int) -> int:
+        """How much of a state it reads."""
+        return dim if self.half == "none" else dim // 2
 
     def weights(self, dim: int) -> int:
         """How many weights of matrices a row meets."""
+        dim = self.reads(dim)
         size = self.inner or dim
         return size * self.vocab_size + (dim * size if self.dense else 0)
 
@@ -78,6 +85,7 @@ class LanguageHead(VocabularyHead):
     def __init__(self, spec: LanguageHeadSpec, dim: int):
         super().__init__()
         self.spec = spec
+        dim = spec.reads(dim)
         size = spec.inner or dim
         self.dense = nn.Linear(dim, size, bias=spec.dense_bias) if spec.dense else None
         self.norm = spec.norm.build(size)
@@ -86,6 +94,8 @@ class LanguageHead(VocabularyHead):
 
     def transform(self, states: Tensor) -> Tensor:
         """What is multiplied with the table."""
+        if self.spec.half != "none":
+            states = states.chunk(2, dim=-1)[self.spec.half == "second"]
         if self.dense is not None:
             states = ACTIVATIONS[self.spec.activation](self.dense(states))
         states = self.norm(states)

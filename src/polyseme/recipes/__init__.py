@@ -16,6 +16,9 @@ from polyseme.recipes import (
     gpt2,
     modern,
     music,
+    nnlm,
+    performance_rnn,
+    rnn_lm,
     roberta,
     spanbert,
     t5,
@@ -39,6 +42,9 @@ _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(transformer.tiny, transformer.multi30k, transformer.base),
     *(t5.tiny, t5.small, t5.base, t5.large, t5.v11),
     *(music.tiny, music.base),
+    *(performance_rnn.tiny, performance_rnn.base),
+    *(nnlm.tiny, nnlm.ap),
+    *(rnn_lm.tiny, rnn_lm.medium),
 )
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _MAKERS}
 

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from polyseme.objectives.batch import Batch
-from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.model import Model
+from polyseme.parts.recurrent import RecurrentSpec
 from polyseme.parts.trunk import TransformerSpec
+from polyseme.parts.window import WindowSpec
 
 
 def num_parameters(model: Model) -> int:
@@ -24,7 +25,9 @@ def training_flops(model: Model, batch: Batch) -> int:
     at 2w + 1.
     """
     trunk, dim, lengths = model.spec.trunk, model.spec.trunk.dim, batch.layout.lengths
-    if not isinstance(trunk, EncoderDecoderSpec):
+    if isinstance(trunk, RecurrentSpec | WindowSpec):
+        total = 6 * trunk.weights * sum(lengths)
+    elif isinstance(trunk, TransformerSpec):
         total = _stack_flops(trunk, lengths)
     elif batch.source is None or trunk.decoder is None:
         total = _stack_flops(trunk.encoder, lengths)
