@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from polyseme.cli import (
+    ask,
     corpus,
     demo,
     describe,
@@ -57,6 +58,7 @@ app.command("predict")(predict.predict)
 app.command("fill")(fill.fill)
 app.command("next")(next_sentence.next_sentence)
 app.command("score")(score.score)
+app.command("ask")(ask.ask)
 app.command("generate")(generate.generate)
 app.command("translate")(translate.translate)
 app.command("music")(music.music)
