@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from polyseme.errors import UserError, nearest
+from polyseme.generation import Search, Translated, Writer, generate, streamed, translate
 from polyseme.ngram.model import NgramModel, is_ngram
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.layout import Layout
@@ -251,6 +253,37 @@ class LanguageModel:
             sequences.append(np.array([*self.opening, *ids]))
             begins.append(len(self.opening) + begin)
         return Answers(sequences, begins)
+
+    @property
+    def sourced(self) -> bool:
+        """Whether it writes a text for a source; others go on with a beginning."""
+        return self._writer.sourced
+
+    def generate(self, prompts: str | Sequence[str], search: Search | None = None, prefix: str = "") -> list[Any]:
+        """What the model writes for a prompt, best or first drawn first; for several prompts a list of such lists.
+
+        A prompt is gone on with, or, by a model that writes targets, read as the source. `search` says how; a text
+        begins with the `prefix`, which is not repeated.
+        """
+        found = generate(self._writer, [prompts] if isinstance(prompts, str) else prompts, search or Search(), prefix)
+        return found[0] if isinstance(prompts, str) else found
+
+    def translate(
+        self, texts: Sequence[str], search: Search | None = None, split: Callable[[str], list[str]] | None = None
+    ) -> list[Translated]:
+        """A translation of each text, by a beam of 5 unless told otherwise; an empty text has an empty one.
+
+        A text that is too long is refused, or cut by `split` into parts that are translated each.
+        """
+        return translate(self._writer, texts, search or Search(0, beams=5), split)
+
+    def stream(self, prompt: str, search: Search | None = None, prefix: str = "") -> Iterator[str]:
+        """The same of one prompt, piece by piece while it is written."""
+        return streamed(self._writer, prompt, search or Search(), prefix)
+
+    @cached_property
+    def _writer(self) -> Writer:
+        return Writer(self.folder)
 
     @torch.inference_mode()
     def embed(

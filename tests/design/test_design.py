@@ -57,10 +57,14 @@ ARROWS: dict[str, set[str]] = {
     "tasks": {"errors", "files", "progress", "parts", "families", "objectives", "text", "weights", "report", "train"},
     "reading": {"prefetch", "progress", "parts"},
     "compress": {"errors", "files", "parts", "objectives", "text", "corpus", "weights", "train"},
+    "decode": {"errors", "parts", "objectives.draws"},
     "prompting": {"errors", "progress", "parts"},
-    "language_model": {"errors", "progress", "reading", "parts", "weights", "tasks", "prompting", "ngram", "scores"},
+    "generation": {"errors", "progress", "parts", "families", "text", "decode", "weights"},
+    "language_model": {
+        *{"errors", "progress", "reading", "parts", "weights", "tasks", "prompting", "generation", "ngram", "scores"},
+    },
     "": {"errors", "language_model"},
-    "explain": {"errors", "language_model", "parts"},
+    "explain": {"errors", "language_model", "generation", "decode", "report", "parts"},
     "word_vectors": {"errors", "files", "parts", "weights"},
 }
 ARROWS["demo"] = ARROWS["ulmfit"] = ARROWS.keys() - {"progress"}
@@ -69,7 +73,7 @@ ARROWS["cli"] = set(ARROWS)
 HEAVY = {
     *("torch", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "tensorboard", "transformers"),
     *("sentence_transformers", "tokenizers", "safetensors", "sentencex", "huggingface_hub"),
-    *("pyarrow", "py3langid", "sentencepiece", "distributed", "dask", "triton", "mido"),
+    *("pyarrow", "py3langid", "sentencepiece", "distributed", "dask", "triton", "mido", "sacrebleu"),
 }
 
 

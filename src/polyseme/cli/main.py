@@ -15,18 +15,23 @@ from polyseme.cli import (
     distil,
     embed,
     encode,
+    explain,
     families,
     fill,
     finetune,
+    generate,
     gradients,
     music,
     next_sentence,
     overlap,
+    pairs,
     predict,
     pretrain,
+    prompt,
     score,
     tasks,
     tokenizer,
+    translate,
     ulmfit,
     vectors,
 )
@@ -43,6 +48,7 @@ app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(arpa.app, name="arpa")
 app.add_typer(vectors.app, name="vectors")
 app.command("prepare")(corpus.prepare)
+app.command("pairs")(pairs.pairs)
 app.command("verify")(corpus.verify)
 app.command("describe")(describe.describe)
 app.command("overlap")(overlap.overlap)
@@ -58,9 +64,13 @@ app.command("predict")(predict.predict)
 app.command("fill")(fill.fill)
 app.command("next")(next_sentence.next_sentence)
 app.command("score")(score.score)
+app.command("prompt")(prompt.prompt)
+app.command("generate")(generate.generate)
+app.command("translate")(translate.translate)
 app.command("music")(music.music)
 app.command("gradients")(gradients.gradients)
 app.command("embed")(embed.embed)
+app.command("explain")(explain.explain)
 app.command("encode")(encode.encode)
 app.command("neighbours")(vectors.neighbours)
 app.command("analogy")(vectors.analogy)

@@ -44,37 +44,23 @@ def sample(opened: LanguageModel, begun: list[str], length: int, temperature: fl
 
     Where places are relative, a piece may be longer than the model reads: it remembers as much as that.
     """
-    import torch
-
-    from polyseme.parts.layout import Layout
+    from polyseme.decode.sample import Sampling
+    from polyseme.decode.sample import sample as drawn
+    from polyseme.decode.writing import endless
 
     network, marks = opened.model, opened.tokenizer.specials
     if "next" not in network.heads or marks.bos is None:
         raise UserError(f"{opened.folder.path} cannot go on with a piece: it has no head 'next'")
-    if not 0 <= temperature < float("inf"):
-        raise UserError(f"temperature is {temperature}: it has to be 0 or more")
-    trunk = network.spec.trunk
-    endless = trunk.remembers or not trunk.one_shape  # places are relative, or there are none
-    if length > opened.max_len and not endless:
+    how = Sampling(temperature, seed=seed)
+    if length > opened.max_len and not endless(network):
         raise UserError(f"length is {length}, and the model has places for {opened.max_len} events")
     found = opened.tokenizer.encode(" ".join(begun))
     if len(found) >= length or len(found) >= opened.max_len:
         raise UserError(f"the piece to go on with has {len(found)} events: --length {length} leaves nothing to add")
-    generator = torch.Generator().manual_seed(seed)
-    banned = [token for token in opened.tokenizer.special_ids if token != marks.eos]
-    chunk, memory = [marks.bos, *found], None
-    with torch.inference_mode():
-        while len(found) < length:
-            layout = Layout.of([len(chunk)], device=opened.device)
-            reading = network.trunk(torch.tensor(chunk, device=opened.device), layout, memory=memory, remember=True)
-            memory = reading.memory.last(opened.max_len - 1) if endless else reading.memory
-            scores = network.predict("next", reading.last, layout, layout.last)[0].float().cpu()
-            scores[banned] = -float("inf")
-            token = int(scores.argmax())
-            if temperature:
-                token = int(torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator))
-            if token == marks.eos:
-                break
-            found.append(token)
-            chunk = [token]
-    return found
+    most = length - len(found)
+    if not endless(network):
+        most = min(most, opened.max_len - 1 - len(found))  # the opening mark has a place too
+    ends = set() if marks.eos is None else {marks.eos}
+    banned = opened.tokenizer.special_ids - ends
+    (written,) = drawn(network, [[marks.bos, *found]], most, how, eos=ends, banned=banned)
+    return [*found, *written.tokens]

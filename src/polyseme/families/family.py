@@ -65,6 +65,7 @@ class Family:
     printed: dict[str, str] = field(default_factory=dict)  # counts as the paper prints them, where it rounds otherwise
     # what fine-tuning adds to the vocabulary: before a text, between two texts, behind the last
     frame: tuple[str, str, str] | None = None
+    start: Literal["bos", "pad"] = "bos"  # the mark that a target opens with; eos, where there is none
     sentinels: int = 0  # special tokens at the end of its vocabulary that stand for spans
 
     def modern(self, name: str) -> str:

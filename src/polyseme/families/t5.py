@@ -248,5 +248,6 @@ T5 = Family(
         "A model reads at most `max_len` tokens, though its positions have no end.",
         "The untied output matrix of v1.1 starts at 1 / √dim, not at 1.",
     ),
+    start="pad",
     sentinels=100,
 )

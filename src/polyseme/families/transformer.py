@@ -27,11 +27,13 @@ def trunk(
     dropout: float = 0.1,
     attention_dropout: float = 0.0,
     num_decoder_layers: int = 0,
+    target_vocab_size: int = 0,
     activation: ActivationName = "relu",
     eps: float = 1e-6,
 ) -> EncoderDecoderSpec:
     """Post-norm stacks over token vectors times √dim plus sinusoids; one table for both sides and the output (§3.4).
 
+    With a `target_vocab_size` the target side has a vocabulary and a table of its own, which the output shares.
     Projections of attention have no bias vectors, the feed-forward layers have (§3.2, §3.3).
     """
     norm = LayerNormSpec(eps)
@@ -40,7 +42,13 @@ def trunk(
     def stack(depth: int, decodes: bool) -> TransformerSpec:
         return TransformerSpec(
             EmbeddingsSpec(
-                vocab_size, dim, max_len, dropout=dropout, positions="sinusoid", scale=dim**0.5, shared=decodes
+                (decodes and target_vocab_size) or vocab_size,
+                dim,
+                max_len,
+                dropout=dropout,
+                positions="sinusoid",
+                scale=dim**0.5,
+                shared=decodes and not target_vocab_size,
             ),
             BlockSpec(
                 AttentionSpec(num_heads, attention_dropout, bias=False, causal=decodes),
@@ -58,7 +66,7 @@ def trunk(
 
 
 def heads(spec: EncoderDecoderSpec) -> dict[str, HeadSpec]:
-    return {"next": LanguageHeadSpec(spec.embeddings.vocab_size)}
+    return {"next": LanguageHeadSpec((spec.decoder or spec).embeddings.vocab_size)}
 
 
 def label_head(name: str, labels: tuple[str, ...], spec: EncoderDecoderSpec) -> HeadSpec:
@@ -67,7 +75,7 @@ def label_head(name: str, labels: tuple[str, ...], spec: EncoderDecoderSpec) -> 
 
 
 NUMBERS = ("num_layers", "num_decoder_layers", "dim", "num_heads", "ffn_dim", "vocab_size", "max_len")
-OTHERS = ("dropout", "attention_dropout", "activation", "eps")
+OTHERS = ("target_vocab_size", "dropout", "attention_dropout", "activation", "eps")
 
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
@@ -87,6 +95,11 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "attention_dropout": block.attention.dropout,
         "activation": block.ffn.activation,
         "eps": norm.eps,
+        **(
+            {}
+            if getattr(trunk.decoder.embeddings, "shared", True)
+            else {"target_vocab_size": trunk.decoder.embeddings.vocab_size}
+        ),
         "is_encoder_decoder": True,
     }
 
@@ -96,9 +109,13 @@ def from_config(config: dict[str, Any]) -> EncoderDecoderSpec:
     return trunk(**numbers, **{name: config[name] for name in OTHERS if name in config})
 
 
-def _rules() -> tuple[Rule, ...]:
+def rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Our own names: `transformers` has no such family."""
-    found = [Rule("trunk.encoder.embeddings.tokens.weight", ("trunk.encoder.embeddings.tokens.weight",))]
+    trunk = spec.trunk
+    assert isinstance(trunk, EncoderDecoderSpec) and trunk.decoder is not None
+    own = ("encoder",) if getattr(trunk.decoder.embeddings, "shared", True) else ("encoder", "decoder")
+    tables = [f"trunk.{stack}.embeddings.tokens.weight" for stack in own]
+    found = [Rule(name, (name,)) for name in tables]
     for stack, parts in (("encoder", ("attention",)), ("decoder", ("attention", "cross"))):
         block = f"trunk.{stack}.blocks.{{}}"
         for part in parts:
@@ -127,7 +144,7 @@ TRANSFORMER = Family(
     from_config=from_config,
     architectures={"Translation": ("next",), "EncoderDecoder": ()},
     prefix="trunk.",
-    rules=_rules(),
+    rules=rules,
     head_rules={"next": ()},
     departures=(
         "Weights start at a deviation of 1 / √inputs; the paper does not say how they start.",

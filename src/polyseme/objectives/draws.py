@@ -20,6 +20,7 @@ BUDGET, GONE, LENGTH, PLACE = 20, 21, 22, 23  # per run of words: how many, less
 HALF, VARIED = 26, 27  # per step of lanes: is it a short one, how long
 KEPT, REACH, NOISE = 32, 33, 34  # per word: does it stay, how far does it reach; per block: which words are drawn
 GAPS, SPANS = 24, 25  # per token: does a stretch that stays, or one that goes, end behind it
+CONTINUE = 32  # per token that is written: which one
 
 
 def keys(seed: int, epoch: int, samples: np.ndarray) -> np.ndarray:

@@ -36,6 +36,7 @@ class Vocabulary:
     eos: int | None = None
     pad: int | None = None
     sentinels: tuple[int, ...] = ()  # the first, second, … stands for the first, second, … span taken out
+    target: Vocabulary | None = None  # of the target side, where that has its own
 
     @cached_property
     def ordinary(self) -> np.ndarray:

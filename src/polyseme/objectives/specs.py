@@ -23,6 +23,7 @@ from polyseme.objectives.packing import Bound, Rows, Shape, Vocabulary, enclose,
 from polyseme.objectives.permutation import PermutationLM
 from polyseme.objectives.segments import SegmentLM
 from polyseme.objectives.spans import SpanCorruption
+from polyseme.objectives.translation import Translation
 from polyseme.objectives.windows import Windows
 from polyseme.parts.spec import Spec
 
@@ -154,7 +155,16 @@ class CausalLM(Spec):
 
 
 Objective = (
-    MaskedLM | MaskedPairs | MaskedSpans | CausalLM | PermutationLM | SegmentLM | SpanCorruption | Windows | Counts
+    MaskedLM
+    | MaskedPairs
+    | MaskedSpans
+    | CausalLM
+    | PermutationLM
+    | SegmentLM
+    | SpanCorruption
+    | Translation
+    | Windows
+    | Counts
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from polyseme.corpus.order import Samples
 from polyseme.errors import UserError
 from polyseme.objectives.packing import Bound, Paired, Vocabulary
 from polyseme.parts.spec import Spec, in_range
+
+if TYPE_CHECKING:
+    from polyseme.corpus.store import Corpus
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,17 +54,22 @@ class Translation(Spec):
     def __post_init__(self) -> None:
         in_range("smoothing", self.smoothing, 0, 1)
 
-    def bind(self, pairs: Pairs, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> Bound:
-        return _Translation(self, pairs, vocabulary, max_len)
+    def bind(self, corpus: Corpus | Pairs, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> Bound:
+        """Of pairs in memory, or of a corpus whose documents are pairs."""
+        return _Translation(self, corpus if isinstance(corpus, Pairs) else _pairs(corpus), vocabulary, max_len)
 
 
 class _Translation(Paired):
     def __init__(self, spec: Translation, pairs: Pairs, vocabulary: Vocabulary, max_len: int):
-        self.pairs, self.eos = pairs, vocabulary.need("eos", type(spec).__name__)
+        name, other = type(spec).__name__, vocabulary.target or vocabulary
+        self.pairs, self.eos, self.end = pairs, vocabulary.need("eos", name), other.need("eos", name)
         longest = np.maximum(pairs.source_lengths, pairs.target_lengths) + 1
         if len(long := np.flatnonzero(longest > max_len)):
-            raise UserError(f"pair {long[0] + 1} has {longest[long[0]]} tokens with its end mark, more than {max_len}")
-        start = self.eos if vocabulary.bos is None else vocabulary.bos
+            raise UserError(
+                f"pair {long[0] + 1} has {longest[long[0]]} tokens with its end mark, more than {max_len}: "
+                "prepare shorter ones, or set a larger max_len"
+            )
+        start = self.end if other.bos is None else other.bos
         first, numbers = _begins(pairs.source_lengths), np.arange(len(pairs))
         borders = np.append(first, len(pairs.source))
         samples = Samples(first, pairs.source_lengths, numbers, borders, np.arange(len(borders)), pairs.source_lengths)
@@ -71,8 +79,18 @@ class _Translation(Paired):
         pairs = self.pairs
         return (
             _closed(pairs.source, pairs.source_lengths, ids, self.eos),
-            _closed(pairs.target, pairs.target_lengths, ids, self.eos),
+            _closed(pairs.target, pairs.target_lengths, ids, self.end),
         )
+
+
+def _pairs(corpus: Corpus) -> Pairs:
+    """The pairs of a corpus, each a document of two sentences."""
+    if "pairs" not in corpus.manifest:
+        raise UserError(f"{corpus.path} is no corpus of pairs: make one with `polyseme pairs`")
+    lengths = np.diff(corpus.sentences).reshape(-1, 2)
+    starts = corpus.sentences[:-1].reshape(-1, 2)
+    sides = [(corpus.gather(starts[:, i], lengths[:, i]), lengths[:, i].astype(np.int64)) for i in (0, 1)]
+    return Pairs(*sides[0], *sides[1])
 
 
 def _closed(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray, eos: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyseme.parts import kernels
-from polyseme.parts.layout import Layout
+from polyseme.parts.layout import Layout, Room
 from polyseme.parts.positions import rotate, turns
 
 
@@ -63,7 +63,7 @@ def attend(
     k: Tensor,
     v: Tensor,
     q_layout: Layout,
-    k_layout: Layout,
+    k_layout: Layout | Room,
     causal: bool = False,
     dropout: float = 0.0,
     window: int = 0,
@@ -73,8 +73,10 @@ def attend(
 
     q is [Tq, heads, head_dim], k and v [Tk, heads, head_dim]. With `causal`, query i of a sequence of n queries and
     m keys sees keys 0 … m − n + i: aligned at the end, which is right for a cache. With a `window`, it sees those at
-    most so far from its own place.
+    most so far from its own place. Keys with room for more are [n, longest, heads, head_dim].
     """
+    if isinstance(k_layout, Room):
+        return attend_room(q, k, v, k_layout, window, scoring)
     if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and scoring.bias is None:
         return attend_varlen(q, k, v, q_layout, k_layout, causal, dropout, window, scoring)
     return attend_runs(q, k, v, q_layout, k_layout, causal, dropout, window, scoring)
@@ -100,6 +102,30 @@ def attend_varlen(
     return torch.ops.aten._flash_attention_forward(
         q, k, v, *sizes, dropout, causal, False, scale=scoring.scale, **sides
     )[0]
+
+
+def attend_room(q: Tensor, k: Tensor, v: Tensor, room: Room, window: int = 0, scoring: Scoring = PLAIN) -> Tensor:
+    """Keys and values in buffers, [n, longest, heads, head_dim]: as many queries for each row of them.
+
+    With a window or a bias there is one query a row, and it stands where the row's last key does.
+    """
+    n, longest, heads, head_dim = k.shape
+    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and scoring.bias is None:
+        each = len(q) // n
+        counted = torch.arange(n + 1, dtype=torch.int32, device=q.device)
+        sides = {"window_size_left": window, "window_size_right": 0} if window else {}
+        return torch.ops.aten._flash_attention_forward(
+            q, k.reshape(-1, heads, head_dim), v.reshape(-1, heads, head_dim), counted * each, counted * longest, each,
+            longest, 0.0, False, False, scale=scoring.scale, seqused_k=room.lengths.int(), **sides,
+        )[0]  # fmt: skip
+    out = F.scaled_dot_product_attention(
+        q.view(n, -1, heads, head_dim).transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=room.added(window, scoring.bias, q.dtype),
+        scale=scoring.scale,
+    )
+    return out.transpose(1, 2).reshape(q.shape)
 
 
 @torch.compiler.disable

@@ -69,12 +69,22 @@ class Attention(nn.Module):
 
     def project_apart(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of x; keys and values of the source."""
-        parts = (self.width, 2 * self.width)
-        to_q, to_kv = self.qkv.weight.split(parts)
-        q_bias, kv_bias = (None, None) if self.qkv.bias is None else self.qkv.bias.split(parts)
-        q = F.linear(x, to_q, q_bias).view(len(x), self.spec.num_heads, -1)
-        k, v = F.linear(source, to_kv, kv_bias).view(len(source), 2, self.spec.num_heads, -1).unbind(1)
-        return q, k, v
+        q = F.linear(x, *self._rows(0, self.width)).view(len(x), self.spec.num_heads, -1)
+        return q, *self.keys(source)
+
+    def keys(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a source."""
+        k, v = (
+            F.linear(source, *self._rows(self.width, 3 * self.width))
+            .view(len(source), 2, self.spec.num_heads, -1)
+            .unbind(1)
+        )
+        return k, v
+
+    def _rows(self, begin: int, end: int) -> tuple[Tensor, Tensor | None]:
+        """A part of the one matrix of queries, keys and values."""
+        bias = self.qkv.bias
+        return self.qkv.weight[begin:end], None if bias is None else bias[begin:end]
 
     def forward(
         self,
@@ -93,11 +103,21 @@ class Attention(nn.Module):
         k, v, k_layout = cache.extend(k, v)
         return self.out(attend(q, k, v, layout, k_layout, spec.causal, dropout, spec.window, scoring).flatten(1))
 
-    def across(self, x: Tensor, layout: Layout, source: Source) -> Tensor:
-        """Of x to all of its source."""
-        q, k, v = self.project_apart(x, source.values)
-        found = attend(q, k, v, layout, source.layout, dropout=self.dropout, scoring=self.scoring())
+    def across(self, x: Tensor, layout: Layout, source: Source | None, cache: Cache | None = None) -> Tensor:
+        """Of x to all of its source, whose keys and values a cache may have kept."""
+        if cache is not None and cache.crossed is not None:
+            q = F.linear(x, *self._rows(0, self.width)).view(len(x), self.spec.num_heads, -1)
+            k, v, q_layout, room = cache.crossed
+            found = attend(q, k, v, q_layout, room, scoring=self.scoring())
+        else:
+            assert source is not None, "cross attention needs a source"
+            q, k, v = self.project_apart(x, source.values)
+            found = attend(q, k, v, layout, source.layout, dropout=self.dropout, scoring=self.scoring())
         return self.out(found.flatten(1))
+
+    def across_weights(self, x: Tensor, layout: Layout, source: Source) -> list[Tensor]:
+        q, k, _ = self.project_apart(x, source.values)
+        return attention_weights(q, k, layout, source.layout, scoring=self.scoring())
 
     @property
     def dropout(self) -> float:

@@ -55,10 +55,16 @@ class Block(nn.Module):
         attended = self.attention(self.attention_before(x), layout, positions, cache, relations=relations)
         x = added(self.attention_after, x, self.dropout(attended))
         if self.cross is not None:
-            assert source is not None, "cross attention needs a source"
-            attended = self.cross.across(self.cross_before(x), layout, source)
+            attended = self.cross.across(self.cross_before(x), layout, source, cache)
             x = added(self.cross_after, x, self.dropout(attended))
         return added(self.ffn_after, x, self.dropout(self.ffn(self.ffn_before(x))))
+
+    def cross_weights(self, x: Tensor, layout: Layout, relations: Shared | None, source: Source) -> list[Tensor]:
+        """Which states of the source a target looks at, [heads, queries, keys] for each sequence."""
+        assert self.cross is not None
+        attended = self.attention(self.attention_before(x), layout, layout.positions, None, relations=relations)
+        x = added(self.attention_after, x, attended)
+        return self.cross.across_weights(self.cross_before(x), layout, source)
 
     def attention_weights(self, x: Tensor, layout: Layout, relations: Shared | None = None) -> list[Tensor]:
         return self.attention.weights(self.attention_before(x), layout, relations=relations)

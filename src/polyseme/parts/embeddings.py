@@ -88,7 +88,8 @@ class Embeddings(nn.Module):
         if self.positions is not None:
             x = x + self.positions(positions + self.spec.position_offset)
         elif self.spec.positions == "sinusoid":
-            x = x + sinusoids(longest, x).index_select(0, positions)
+            few = len(positions) < longest  # a step of decoding
+            x = x + (sinusoids(positions, x) if few else sinusoids(longest, x).index_select(0, positions))
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else F.embedding(segments, self.segments.weight))
         return self.project(self.dropout(self.norm(x)))

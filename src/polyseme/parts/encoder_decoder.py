@@ -19,6 +19,7 @@ from polyseme.parts.layout import Layout, Source
 from polyseme.parts.memory import Memory
 from polyseme.parts.relative import Queries
 from polyseme.parts.spec import Spec
+from polyseme.parts.static import StaticMemory
 from polyseme.parts.trunk import PoolerSpec, Reading, TransformerSpec
 
 
@@ -100,6 +101,10 @@ class EncoderDecoderSpec(Spec):
     def causal(self) -> bool:
         return self.encoder.causal
 
+    @property
+    def static(self) -> bool:
+        return self.decoder is not None and self.decoder.static
+
     def build(self) -> EncoderDecoder:
         return EncoderDecoder(self)
 
@@ -118,7 +123,7 @@ class EncoderDecoder(nn.Module):
         segments: Tensor | None = None,
         *,
         keep: Iterable[int] = (),
-        memory: Memory | None = None,
+        memory: Memory | StaticMemory | None = None,
         remember: bool = False,
         queries: Queries | None = None,
         source: Source | None = None,
@@ -131,17 +136,22 @@ class EncoderDecoder(nn.Module):
             return self.encoder(tokens, layout, segments, keep=keep, queries=queries)
         if self.decoder is None:
             raise UserError("this model has an encoder alone: it cannot read a target")
-        encoded = memory.source if source is None and memory else self.encode(source) if source else None
-        reading = self.decoder(
-            tokens, layout, keep=keep, memory=memory, remember=remember, source=encoded, table=self.table
-        )
-        if reading.memory is None:
+        encoded = None if source is None else self.encode(source)
+        if encoded is None and isinstance(memory, Memory):
+            encoded = memory.source
+        table = self.encoder.table if self.shared else None
+        reading = self.decoder(tokens, layout, keep=keep, memory=memory, remember=remember, source=encoded, table=table)
+        if reading.memory is None or encoded is None:
             return reading
         return dataclasses.replace(reading, memory=dataclasses.replace(reading.memory, source=encoded))
 
     def encode(self, source: Source) -> Source:
         """The states of a source."""
         return Source(self.encoder(source.values, source.layout).last, source.layout)
+
+    def source_keys(self, memory: Memory) -> list[tuple[Tensor, Tensor]]:
+        assert self.decoder is not None
+        return self.decoder.source_keys(memory)
 
     def depths(self) -> list[Block]:
         return self.encoder.depths()
@@ -164,8 +174,14 @@ class EncoderDecoder(nn.Module):
                 stack.recompute = value
 
     @property
+    def shared(self) -> bool:
+        """Whether both sides have one table of token vectors."""
+        return self.decoder is None or getattr(self.decoder.spec.embeddings, "shared", False)
+
+    @property
     def table(self) -> Any:
-        return self.encoder.table
+        """The token vectors that a tied head reads: those of the target."""
+        return self.encoder.table if self.shared or self.decoder is None else self.decoder.table
 
     def groups(self) -> list[list[nn.Parameter]]:
         found = [*self.encoder.groups(), *(self.decoder.groups() if self.decoder else [])]

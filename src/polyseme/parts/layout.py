@@ -108,6 +108,43 @@ class Layout:
 
 
 @dataclass(frozen=True, eq=False)
+class Room:
+    """Keys in buffers with room for more: row i holds `lengths[i]` of `longest` columns, or all of them if `full`.
+
+    The host need not know the lengths, so that kernels recorded once serve while rows grow.
+    """
+
+    lengths: Tensor  # int64 [n]
+    longest: int
+    full: bool = False
+    found: dict[tuple[int, int], Tensor | None] = field(default_factory=dict, repr=False)
+
+    def added(self, window: int, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """What is added to the scores of the query behind each row's last key, [n, 1 or heads, 1, longest]; or nothing.
+
+        The bias is by distance, as `Scoring` has it. Made once for all depths that ask alike.
+        """
+        key = window, id(bias)
+        if key not in self.found:
+            self.found[key] = self._added(window, bias, dtype)
+        return self.found[key]
+
+    def _added(self, window: int, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        if self.full and bias is None and not 0 < window < self.longest:
+            return None
+        places = torch.arange(self.longest, device=self.lengths.device)
+        ahead = places - self.lengths[:, None] + 1
+        hidden = ahead > 0
+        if window:
+            hidden |= ahead < -window
+        found = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)[:, None]
+        if bias is not None:
+            index = (ahead.clamp(max=0) + bias.shape[1] // 2).flatten()
+            found = bias.index_select(1, index).view(-1, *hidden.shape).transpose(0, 1).to(dtype)
+        return found.masked_fill(hidden[:, None], float("-inf"))[:, :, None]
+
+
+@dataclass(frozen=True, eq=False)
 class Source:
     """What each sequence of a batch looks at besides itself: token ids [S], or states [S, dim] once they are read."""
 

@@ -27,6 +27,22 @@ class Memory:
     read: tuple[int, ...]
     source: Source | None = None
 
+    def places(self, layout: Layout) -> tuple[Tensor, int]:
+        """Where the tokens of the next chunk stand, and how long the longest sequence gets with what is kept of it."""
+        device = layout.positions.device
+        past = torch.tensor(self.read, device=device)
+        positions = layout.positions + past.repeat_interleave(
+            torch.tensor(layout.lengths, device=device), output_size=layout.total
+        )
+        return positions, max(p + n for p, n in zip(self.layout.lengths, layout.lengths))
+
+    def open(self, layout: Layout, depth: int) -> list[Cache]:
+        return open_caches(self, layout, depth)
+
+    def close(self, caches: Sequence[Cache], layout: Layout) -> Memory:
+        """What is remembered when a chunk was read."""
+        return close_caches(caches, layout, self)
+
     def detach(self) -> Memory:
         source = None if self.source is None else replace(self.source, values=self.source.values.detach())
         return replace(self, states=tuple(tuple(t.detach() for t in part) for part in self.states), source=source)
@@ -40,6 +56,14 @@ class Memory:
         ends = np.repeat(np.cumsum(sizes), sizes)
         index = np.flatnonzero(ends - np.arange(len(ends)) <= length)
         return self._of(index, Layout.of(kept, device=self.layout.starts.device))
+
+    def without_last(self) -> Memory:
+        """All but the newest token of each sequence: one that was read for what stands in its place."""
+        sizes = np.array(self.layout.lengths)
+        keep = np.ones(int(sizes.sum()), dtype=bool)
+        keep[np.cumsum(sizes) - 1] = False
+        found = self._of(np.flatnonzero(keep), Layout.of(sizes - 1, device=self.layout.starts.device))
+        return replace(found, read=tuple(n - 1 for n in self.read))
 
     def take(self, chosen: Sequence[int]) -> Memory:
         """The memory of these sequences, in this order and as often as they are named: one prompt, many ways on."""
@@ -83,7 +107,9 @@ def _sequences(layout: Layout, chosen: Sequence[int]) -> tuple[np.ndarray, Layou
 class Cache:
     """One depth's memory while a chunk is read: the old rows, then the chunk's, sequence by sequence."""
 
-    def __init__(self, old: tuple[Tensor, ...] | None, joined: Layout, index: Tensor | None):
+    crossed: tuple[Any, ...] | None = None  # keys and values of the source, if kept, and the layouts to read them by
+
+    def __init__(self, old: tuple[Tensor, ...] | None, joined: Any, index: Tensor | None):
         self.old, self.joined, self.index = old, joined, index
         self.new: tuple[Tensor, ...] = ()
 

@@ -25,14 +25,16 @@ def turns(positions: Tensor, half: int, base: float) -> Tensor:
     return torch.stack([angles.cos(), angles.sin()])
 
 
-def sinusoids(longest: int, like: Tensor) -> Tensor:
-    """Waves instead of learnt places, [longest, dim] (Vaswani et al. 2017, §3.5): sine and cosine in turn.
+def sinusoids(places: int | Tensor, like: Tensor) -> Tensor:
+    """Waves instead of learnt places, [places, dim] (Vaswani et al. 2017, §3.5): sine and cosine in turn.
 
     The wave lengths go from 2π to 10,000 · 2π.
     """
     dim, exact = like.shape[-1], _exact(like)
     rates = 10_000.0 ** (-torch.arange(0, dim, 2, device=like.device, dtype=exact) / dim)
-    angles = torch.arange(longest, device=like.device, dtype=exact)[:, None] * rates
+    if isinstance(places, int):
+        places = torch.arange(places, device=like.device, dtype=exact)
+    angles = places.to(exact)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim].to(like.dtype)
 
 

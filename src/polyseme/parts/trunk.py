@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from polyseme.errors import UserError
 from polyseme.parts.adaptive import AdaptiveEmbeddingsSpec
+from polyseme.parts.attention import AttentionSpec
 from polyseme.parts.block import Block, BlockSpec
 from polyseme.parts.embeddings import EmbeddingsSpec
 from polyseme.parts.feedforward import ACTIVATIONS
@@ -22,6 +23,7 @@ from polyseme.parts.norms import NoNormSpec, NormSpec
 from polyseme.parts.relative import NoRelationsSpec, Queries, RelationsSpec, RelativeAttentionSpec
 from polyseme.parts.score_bias import BucketBiasSpec
 from polyseme.parts.spec import Spec
+from polyseme.parts.static import StaticMemory
 
 HALVES = "attention", "ffn"  # how the names of a block's parts begin
 
@@ -64,7 +66,7 @@ class Reading:
 
     last: Tensor  # [T, dim]
     layers: dict[int, Tensor]
-    memory: Memory | None = None
+    memory: Any = None  # a Memory, if it was asked for
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,12 @@ class TransformerSpec(Spec):
     @property
     def causal(self) -> bool:
         return self.block.attention.causal
+
+    @property
+    def static(self) -> bool:
+        """Whether what it remembers is all keys and values it met, for which buffers can be made once."""
+        plain = all(isinstance(block.attention, AttentionSpec) for block in (self.block, *self.variants))
+        return plain and self.causal and not self.memory_len
 
     @property
     def num_heads(self) -> int:
@@ -196,7 +204,7 @@ class Transformer(nn.Module):
         segments: Tensor | None = None,
         *,
         keep: Iterable[int] = (),
-        memory: Memory | None = None,
+        memory: Memory | StaticMemory | None = None,
         remember: bool = False,
         queries: Queries | None = None,
         source: Source | None = None,
@@ -207,14 +215,13 @@ class Transformer(nn.Module):
         With `queries`, the states of the query stream stand behind those of the tokens. `source` is for blocks with
         cross attention; `table` are the token vectors where they are another trunk's.
         """
-        caches = open_caches(memory, layout, len(self.spec.order)) if remember or memory else None
-        positions, longest = layout.positions, layout.longest
+        caches, positions, longest = None, layout.positions, layout.longest
         if memory is not None:
-            lengths = torch.tensor(layout.lengths, device=tokens.device)
-            past = torch.tensor(memory.read, device=tokens.device)
-            positions = positions + past.repeat_interleave(lengths, output_size=layout.total)
-            if not self.spec.memory_len:  # else it is read without end, in chunks
-                longest = max(p + n for p, n in zip(memory.layout.lengths, layout.lengths))
+            caches = memory.open(layout, self.spec.num_layers)
+            positions, total = memory.places(layout)
+            longest = longest if self.spec.memory_len else total  # a set length is read without end, in chunks
+        elif remember:
+            caches = open_caches(None, layout, self.spec.num_layers)
         x = self.embeddings(tokens, positions, segments, longest, table)
         x, relations = self.relations(x, layout, segments, queries, caches[0] if caches else None)
         wanted = set(keep)
@@ -228,10 +235,17 @@ class Transformer(nn.Module):
                 x = self.final_dropout(self.final_norm(x))
             if depth in wanted:
                 layers[depth] = x
-        memory = close_caches(caches, layout, memory) if caches else None
-        if memory is not None and self.spec.memory_len:
-            memory = memory.last(self.spec.memory_len)
-        return Reading(x, layers, memory)
+        if caches is None:
+            return Reading(x, layers)
+        kept: Any = close_caches(caches, layout, None) if memory is None else memory.close(caches, layout)
+        return Reading(x, layers, kept.last(self.spec.memory_len) if self.spec.memory_len else kept)
+
+    def source_keys(self, memory: Memory) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values that cross attention of each depth makes of the source."""
+        if memory.source is None:
+            return []
+        values = memory.source.values
+        return [block.cross.keys(values) for block in self.depths() if block.cross is not None]
 
     def depths(self) -> list[Block]:
         """The block that runs at each depth, from input to output."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -58,6 +59,21 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
             tensors = {Path(name).stem: load_file(path / name) for name in about["sha256"]}
             return Checkpoint(about["step"], tensors, about["state"])
     return None
+
+
+def mean_weights(model: torch.nn.Module, folder: Path, number: int) -> list[int]:
+    """Give a model the mean of the weights of the newest checkpoints (Vaswani et al. 2017, §6.1); returns their steps.
+
+    Nothing happens for a number below 2.
+    """
+    whole = [path for path in _steps(folder) if _whole(path)][:number] if number > 1 else []
+    total: dict[str, Tensor] = {}
+    for path in whole:
+        for name, tensor in load_file(path / "model.safetensors").items():
+            total[name] = total[name] + tensor.double() if name in total else tensor.double()
+    if total:
+        model.load_state_dict({name: t / len(whole) for name, t in total.items()})
+    return [_number(path) for path in whole]
 
 
 def _steps(folder: Path) -> list[Path]:

@@ -77,6 +77,13 @@ def sum_gradients(model: nn.Module) -> None:
         g.copy_(part.view_as(g))
 
 
+def send_weights(model: nn.Module) -> None:
+    """Give every rank the weights of the first."""
+    if dist.is_initialized():
+        for p in model.parameters():
+            dist.broadcast(p.data, 0)
+
+
 def sum_values(values: torch.Tensor) -> torch.Tensor:
     if dist.is_initialized():
         dist.all_reduce(values)

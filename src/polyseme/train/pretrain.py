@@ -39,7 +39,7 @@ from polyseme.report import write_report
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
 from polyseme.train.asgd import TriggeredASGD, averaged
-from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from polyseme.train.checkpoint import Checkpoint, load_checkpoint, mean_weights, save_checkpoint
 from polyseme.train.cost import num_parameters, training_flops
 from polyseme.train.loop import Report, Training, choose_device, train
 from polyseme.train.optim import load_optimiser_state, optimiser_state
@@ -113,12 +113,15 @@ def pretrain(
     recipe = recipe.check()
     distributed.on_first(lambda: verify(corpus_path))
     corpus, tokenizer = Corpus.open(corpus_path), Tokenizer.load(corpus_path / "tokenizer")
-    spec = recipe.model_spec(tokenizer.vocab_size) if lesson is None else lesson.student.spec
+    separate = corpus.manifest.get("pairs", {}).get("separate")
+    target = Tokenizer.load(corpus_path / "target") if separate else None
+    sizes = tokenizer.vocab_size, target.vocab_size if target else 0
+    spec = recipe.model_spec(*sizes) if lesson is None else lesson.student.spec
     tokenizer = tokenizer.marked(FAMILIES[spec.family].marks)
     check_fit(spec, tokenizer)
     about = {} if lesson is None else lesson.about
     begun = distributed.on_first(lambda: _open_run(out, recipe, corpus, resume, about))
-    data, valid = open_data(recipe, corpus, tokenizer, rank, world)
+    data, valid = open_data(recipe, corpus, tokenizer, rank, world, target)
     run = training(recipe, spec, device, rank, lesson)
     run.model.know(tokenizer.vocabulary, tokenizer.special_ids, data.bound.counts)
     environment = _environment(run, world)
@@ -159,10 +162,14 @@ def pretrain(
             if done or stop or report.step % recipe.save_every == 0:
                 memory = data.remembered()
                 if rank == 0 and report.numbers:
-                    _save(out, run, report, spent, environment, recipe.keep, memory)
+                    keep = max(recipe.keep, recipe.average)
+                    _save(out, run, report, spent, environment, keep, memory)
             if stop and not done:
                 raise Stopped(caught[0] if caught else signal.SIGTERM, report.step)
-    if valid is not None and not found:  # every step was done before this call
+    averaged = distributed.on_first(lambda: mean_weights(run.model, out / "checkpoints", recipe.average))
+    if averaged:
+        distributed.send_weights(run.model)
+    if valid is not None and (averaged or not found):  # or every step was done before this call
         found = evaluate(run, valid, recipe)
     results = {
         "valid": found,
@@ -171,12 +178,13 @@ def pretrain(
         "tokens": spent["tokens"],
         "flops": spent["flops"],
         "device_hours": spent["seconds"] * world / 3600,
+        **({"averaged": averaged} if averaged else {}),
         "environment": environment,
     }
     if rank == 0:
         notes = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash, **about}
         with averaged(run.optimiser):
-            save_model(out / "model", run.model.settled(), tokenizer, notes)
+            save_model(out / "model", run.model.settled(), tokenizer, notes, target)
         write_json(out / "results.json", results)
         write_report(out)
     return results
@@ -227,11 +235,18 @@ def _environment(run: Training, world: int) -> dict[str, Any]:
     }
 
 
-def open_data(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, rank: int, world: int) -> tuple[Data, Bound | None]:
-    """What is trained on, in the recipe's order, and what is held out."""
+def vocabulary_of(tokenizer: Tokenizer, target: Tokenizer | None = None) -> Vocabulary:
     ids = tokenizer.specials
     marks = ids.cls, ids.sep, ids.mask, ids.bos, ids.eos, ids.pad
-    vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.special_ids, *marks, tokenizer.sentinels)
+    other = vocabulary_of(target) if target else None
+    return Vocabulary(tokenizer.vocab_size, tokenizer.special_ids, *marks, tokenizer.sentinels, other)
+
+
+def open_data(
+    recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, rank: int, world: int, target: Tokenizer | None = None
+) -> tuple[Data, Bound | None]:
+    """What is trained on, in the recipe's order, and what is held out."""
+    vocabulary = vocabulary_of(tokenizer, target)
     kept, held = corpus.split(recipe.holdout)
     kept = kept.weighted()  # after the split, so that what is read twice is never held out
     bound = recipe.objective.bind(kept, vocabulary, recipe.max_len, recipe.seed)
@@ -255,7 +270,7 @@ def open_data(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, rank: int, w
             valid = recipe.objective.bind(held, vocabulary, recipe.max_len, recipe.seed)
         except UserError as error:
             print(f"note: nothing is held out for validation: {error}", file=sys.stderr)
-            return open_data(recipe.replace(holdout=0.0), corpus, tokenizer, rank, world)
+            return open_data(recipe.replace(holdout=0.0), corpus, tokenizer, rank, world, target)
     return Data(bound, order, shape, rank, world), valid
 
 
@@ -360,7 +375,9 @@ def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool, about: di
         raise UserError(f"{path} is not a run's recipe")
     if before["corpus_hash"] != saved["corpus_hash"]:
         raise UserError(f"{out} was begun on another corpus ({before['corpus']})")
-    if before["recipe"] != saved["recipe"]:
+    was = Recipe.from_json(before["recipe"]).to_json()  # with the fields that it did not have yet
+    before = before | {"recipe": was}
+    if was != saved["recipe"]:
         key = next(k for k in recipe.to_json() if before["recipe"].get(k) != recipe.to_json()[k])
         old, new = before["recipe"].get(key), recipe.to_json()[key]
         raise UserError(f"{out} was begun with another recipe: {key} was {old!r}, now {new!r}")

@@ -17,6 +17,7 @@ from polyseme.objectives.permutation import PermutationLM
 from polyseme.objectives.segments import SegmentLM
 from polyseme.objectives.spans import SpanCorruption
 from polyseme.objectives.specs import MaskedLM, Objective
+from polyseme.objectives.translation import Translation
 from polyseme.objectives.windows import Windows
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.model import Model, ModelSpec
@@ -77,16 +78,21 @@ class Recipe(Spec):
     eval_tokens: int = 65536
     save_every: int = 500
     keep: int = 2
+    average: int = 0  # the model is the mean of so many last checkpoints; 0 is the last weights
     log_every: int = 10
 
-    def model_spec(self, vocab_size: int) -> ModelSpec:
-        """The model, its heads those that the objective trains."""
+    def model_spec(self, vocab_size: int, target_vocab_size: int = 0) -> ModelSpec:
+        """The model, its heads those that the objective trains; where the target side has a vocabulary, with that."""
         if self.family not in FAMILIES:
             raise UserError(f"unknown family {self.family!r}; {nearest(self.family, FAMILIES)}")
         family = FAMILIES[self.family]
         arguments = get_type_hints(family.trunk)
         del arguments["return"]
         changes: dict[str, Any] = {"vocab_size": vocab_size}
+        if target_vocab_size:
+            if "target_vocab_size" not in arguments:
+                raise UserError(f"{self.family} has one vocabulary, and the corpus has two")
+            changes["target_vocab_size"] = target_vocab_size
         for key, value in self.model.items():
             if key not in arguments:
                 raise UserError(f"unknown key {key!r} in model; {nearest(key, arguments)}")
@@ -118,7 +124,7 @@ class Recipe(Spec):
         """Whether the trunk can be read as the objective wants it."""
         name = type(self.objective).__name__
         paired = isinstance(spec.trunk, EncoderDecoderSpec)
-        if paired != isinstance(self.objective, SpanCorruption):
+        if paired != isinstance(self.objective, SpanCorruption | Translation):
             reads = "a source and a target" if paired else "one text"
             raise UserError(f"{self.family} reads {reads}, which is not what {name} gives it")
         if isinstance(self.objective, Windows | Counts) != self.optim.by_rows:
@@ -146,6 +152,8 @@ class Recipe(Spec):
         ):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}, which is less than 1")
+        if self.average < 0:
+            raise UserError(f"average is {self.average}, expected a number of checkpoints")
         if self.ramp < 0:
             raise UserError(f"ramp is {self.ramp}, expected a number of steps")
         if not 0 <= self.holdout < 1:

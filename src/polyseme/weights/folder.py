@@ -27,6 +27,7 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.table import to_ours, to_theirs
 
 FORMAT = 1
+TARGET = "target"  # the folder of the target's own tokenizer
 
 
 @dataclass
@@ -38,9 +39,16 @@ class ModelFolder:
     tokenizer: Tokenizer
     notes: dict[str, Any] = field(default_factory=dict)
     fresh: list[str] = field(default_factory=list)
+    target: Tokenizer | None = None  # of what it writes, where that has a vocabulary of its own
 
 
-def save_model(path: Path, model: Model, tokenizer: Tokenizer, notes: dict[str, Any] | None = None) -> None:
+def save_model(
+    path: Path,
+    model: Model,
+    tokenizer: Tokenizer,
+    notes: dict[str, Any] | None = None,
+    target: Tokenizer | None = None,
+) -> None:
     """Write the folder whole or not at all. `notes` is kept as it is: recipe, provenance, results."""
     check_fit(model.spec, tokenizer)
     family = FAMILIES[model.spec.family]
@@ -57,6 +65,9 @@ def save_model(path: Path, model: Model, tokenizer: Tokenizer, notes: dict[str, 
             write_tensors(folder / "polyseme.safetensors", {name: state[name] for name in sorted(left)})
         write_json(folder / "config.json", _config(family, model.spec, architecture, tokenizer))
         tokenizer.save(folder)
+        if target is not None:
+            (folder / TARGET).mkdir()
+            target.save(folder / TARGET)
         hashes = {p.name: sha256(p) for p in sorted(folder.glob("*.safetensors"))}
         about = {"format": FORMAT, "spec": model.spec.to_json(), "sha256": hashes, "notes": notes or {}}
         write_json(folder / "polyseme.json", about)
@@ -97,7 +108,8 @@ def load_model(path: str | Path, heads: dict[str, HeadSpec] | None = None, seed:
     tokenizer = Tokenizer.load(folder)
     _check_tokenizer(folder, tokenizer, spec.trunk.embeddings.vocab_size)
     model.know(tokenizer.vocabulary, tokenizer.special_ids)
-    return ModelFolder(folder, model.eval(), tokenizer, notes, fresh)
+    target = Tokenizer.load(folder / TARGET) if (folder / TARGET).is_dir() else None
+    return ModelFolder(folder, model.eval(), tokenizer, notes, fresh, target)
 
 
 def read_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:

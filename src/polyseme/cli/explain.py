@@ -1,0 +1,27 @@
+"""`polyseme explain`: a look inside a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def explain(
+    model: Annotated[Path, typer.Argument(help="a model folder that writes a target for a source")],
+    translate: Annotated[str, typer.Option(help="a text whose translation is explained")],
+    out: Annotated[Path, typer.Option(help="the HTML page to write")],
+    beams: Annotated[int, typer.Option(help="the width of the beam", min=1)] = 4,
+    penalty: Annotated[float, typer.Option(help="scores are divided by length to this power")] = 1.0,
+) -> None:
+    """A page of one translation: alignment, the beam as a tree with scores, cross attention by layer and head."""
+    import polyseme
+    from polyseme.errors import UserError
+    from polyseme.explain.translation import explain_translation
+    from polyseme.files import write_text
+
+    if out.exists():
+        raise UserError(f"{out} is already there: choose another --out, or remove it first")
+    write_text(out, explain_translation(polyseme.load(model), translate, beams, penalty))
+    print(f"{out}: the translation of {translate!r}")

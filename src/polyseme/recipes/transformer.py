@@ -1,0 +1,74 @@
+"""The Transformer at its own task: translation."""
+
+from __future__ import annotations
+
+from polyseme.objectives.translation import Translation
+from polyseme.train.optim import OptimSpec
+from polyseme.train.recipe import BudgetSpec, Recipe
+from polyseme.train.schedule import ScheduleSpec
+
+
+def base() -> Recipe:
+    """The Transformer (base) as in the paper: 25,000 tokens a side and step, 100,000 steps, five checkpoints averaged.
+
+    Vaswani et al. 2017, §5 and §6.1. The rate is dim^-0.5 · warmup^-0.5 at its peak, after 4,000 steps.
+    """
+    return Recipe(
+        name="transformer-base",
+        family="transformer",
+        size="base",
+        objective=Translation(),
+        max_len=256,
+        batch_tokens=24576,
+        bin_tokens=24576,
+        budget=BudgetSpec(steps=100_000),
+        optim=OptimSpec(rate=7e-4, beta2=0.98, eps=1e-9, decay=0.0, clip=0.0),
+        schedule=ScheduleSpec("inverse_sqrt", warmup=4000),
+        eval_every=2500,
+        save_every=1500,
+        average=5,
+        log_every=100,
+    )
+
+
+def multi30k() -> Recipe:
+    """A Transformer for 29,000 pairs of captions (Multi30k): small, with much dropout, ten checkpoints averaged.
+
+    The sizes and rates are those that Wu et al. 2021 (Good for Misconceived Reasons, §4) found best for text alone.
+    """
+    return Recipe(
+        name="transformer-multi30k",
+        family="transformer",
+        model={"num_layers": 4, "dim": 128, "num_heads": 4, "ffn_dim": 256, "max_len": 256, "dropout": 0.3},
+        objective=Translation(),
+        max_len=128,
+        batch_tokens=4096,
+        bin_tokens=4096,
+        budget=BudgetSpec(steps=8000),
+        optim=OptimSpec(rate=5e-3, beta2=0.98, decay=0.0),
+        schedule=ScheduleSpec("inverse_sqrt", warmup=2000),
+        holdout=0.01,
+        eval_every=400,
+        save_every=200,
+        average=10,
+        log_every=50,
+    )
+
+
+def tiny() -> Recipe:
+    """A Transformer at L2 H128: minutes on a CPU, to try things out."""
+    return Recipe(
+        name="transformer-tiny",
+        family="transformer",
+        size="tiny",
+        objective=Translation(),
+        max_len=128,
+        batch_tokens=2048,
+        bin_tokens=2048,
+        budget=BudgetSpec(steps=1000),
+        optim=OptimSpec(rate=2e-3, beta2=0.98, decay=0.0),
+        schedule=ScheduleSpec("inverse_sqrt", warmup=200),
+        eval_every=250,
+        save_every=100,
+        average=5,
+    )

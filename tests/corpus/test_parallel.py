@@ -1,0 +1,140 @@
+"""Parallel text: every form of it gives the same pairs, and a corpus of pairs is a corpus."""
+
+import gettext
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from polyseme.corpus.parallel import Pair, prepare_pairs, read_pairs
+from polyseme.corpus.po import read_po
+from polyseme.corpus.store import Corpus, verify
+from polyseme.errors import UserError
+from polyseme.text.tokenizer import Tokenizer
+from tests.conftest import documents
+
+PAIRS = [("the cat", "die Katze"), ("the old dog", "der alte Hund"), ("a bird's nest", "ein Nest; „schön“")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train("bpe", iter(documents(20)), 300)
+
+
+def lay(folder):
+    """The same pairs in each form."""
+    (folder / "x.en").write_text("".join(a + "\n" for a, _ in PAIRS))
+    (folder / "x.de").write_text("".join(b + "\n" for _, b in PAIRS))
+    (folder / "x.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS))
+    (folder / "named.tsv").write_text("id\tde\ten\n" + "".join(f"7\t{b}\t{a}\n" for a, b in PAIRS))
+    (folder / "x.jsonl").write_text("".join(json.dumps({"source": a, "target": b}) + "\n" for a, b in PAIRS))
+    (folder / "t.jsonl").write_text("".join(json.dumps({"translation": {"en": a, "de": b}}) + "\n" for a, b in PAIRS))
+    head = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+    entries = [f'#: place\nmsgid "{a}"\nmsgstr ""\n"{b[:4]}"\n"{b[4:]}"\n' for a, b in PAIRS]
+    (folder / "x.po").write_text(head + "\n".join(entries))
+    keys = sorted([("", "Content-Type: text/plain; charset=UTF-8\n"), *PAIRS])
+    tables, strings = b"", b""
+    base = 28 + 16 * len(keys)
+    for side in (0, 1):
+        for pair in keys:
+            text = pair[side].encode()
+            tables += struct.pack("<2I", len(text), base + len(strings))
+            strings += text + b"\0"
+    (folder / "x.mo").write_bytes(
+        struct.pack("<7I", 0x950412DE, 0, len(keys), 28, 28 + 8 * len(keys), 0, 0) + tables + strings
+    )
+
+
+@pytest.mark.parametrize(
+    "files,keys",
+    [(("x.en", "x.de"), None), (("x.tsv",), None), (("named.tsv",), ("en", "de")), (("x.jsonl",), None),
+     (("t.jsonl",), ("en", "de")), (("x.po",), None), (("x.mo",), None)],
+)  # fmt: skip
+def test_every_form_gives_the_same_pairs(files, keys, tmp_path):
+    lay(tmp_path)
+    found = [(p.source, p.target) for p in read_pairs([str(tmp_path / f) for f in files], keys)]
+    assert sorted(found) == sorted(PAIRS)
+
+
+def test_po_as_gettext_reads_its_mo(tmp_path):
+    """Contexts, plurals, escapes, comments, fuzzy and obsolete entries."""
+    (tmp_path / "a.po").write_text(
+        'msgid ""\nmsgstr "charset=UTF-8"\n\n# said\nmsgctxt "menu"\nmsgid "open\\t\\"it\\"\\n"\nmsgstr "auf\\x21"\n'
+        'msgid "one file"\nmsgid_plural "%d files"\nmsgstr[0] "eine Datei"\nmsgstr[1] "%d Dateien"\n\n'
+        '#, fuzzy\nmsgid "no"\nmsgstr "nein"\n\n#~ msgid "gone"\n#~ msgstr "weg"\n\nmsgid "bare"\nmsgstr ""\n'
+    )
+    expected = [('open\t"it"\n', "auf!"), ("one file", "eine Datei"), ("%d files", "%d Dateien")]
+    assert read_po(tmp_path / "a.po") == expected
+    (tmp_path / "b.po").write_text('msgid "a"\nmsgid "b"\n')
+    with pytest.raises(UserError, match="line 2: msgid stands twice"):
+        read_po(tmp_path / "b.po")
+    (tmp_path / "c.po").write_text("hello\n")
+    with pytest.raises(UserError, match="is no line of"):
+        read_po(tmp_path / "c.po")
+
+
+def test_mo_files_of_the_test_are_gettexts_own(tmp_path):
+    lay(tmp_path)
+    with open(tmp_path / "x.mo", "rb") as file:
+        catalogue = gettext.GNUTranslations(file)
+    assert all(catalogue.gettext(a) == b for a, b in PAIRS)
+
+
+def test_a_corpus_of_pairs_is_a_corpus(tokenizer, tmp_path):
+    lay(tmp_path)
+    more = [("", "leer"), ("the cat", "die  Katze"), ("long " * 40, "lang"), ("a b c d e f", "x")]
+    (tmp_path / "y.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in more))
+    sources = [str(tmp_path / name) for name in ("x.tsv", "y.tsv")]
+    manifest = prepare_pairs(sources, tokenizer, tmp_path / "c", longest=40, ratio=5)
+    assert manifest["removed"]["pairs"] == {"empty": 1, "repeated": 1, "long": 1, "uneven": 1}
+    verify(tmp_path / "c")
+    corpus = Corpus.open(tmp_path / "c")
+    assert corpus.num_documents == 3 and corpus.num_sentences == 6
+    starts, lengths = corpus.sentences[:-1], np.diff(corpus.sentences)
+    for i, text in enumerate(side for pair in PAIRS for side in pair):
+        ids = corpus.gather(starts[i : i + 1], lengths[i : i + 1]).tolist()
+        assert tokenizer.decode(ids) == text
+        words = corpus.gather_words(starts[i : i + 1], lengths[i : i + 1])
+        assert words.tolist() == tokenizer.encode_run([text]).words.tolist()
+    kept, held = corpus.split(0.34)
+    assert kept.num_sentences == 4 and held.num_sentences == 2
+    again = prepare_pairs(sources, tokenizer, tmp_path / "d", longest=40, ratio=5)
+    assert again["shards"] == manifest["shards"]
+
+
+@pytest.mark.parametrize(
+    "content,says",
+    [
+        ({"a.en": "x\ny\n", "a.de": "x\n"}, "ends before line 2"),
+        ({"a.en": "x\n"}, "no file of the other"),
+        ({"a.tsv": "x\ty\tz\n"}, "3 columns, expected 2"),
+        ({"a.tsv": "x\ty\nz\n"}, "line 2: 1 columns"),
+        ({"a.jsonl": "{"}, "malformed JSON"),
+        ({"a.jsonl": "[1]"}, "where an object must be"),
+        ({"a.jsonl": '{"source": "x"}'}, "no key 'target'"),
+        ({"a.jsonl": '{"source": "x", "target": 3}'}, "is no text"),
+        ({"a.en": "x\n", "b.tsv": "a\tb\n"}, "not its other side"),
+        ({"a.tsv": "\t\n"}, "there are no pairs"),
+        ({"a.mo": "no"}, "no catalogue"),
+    ],
+)
+def test_what_is_no_parallel_text(content, says, tokenizer, tmp_path):
+    for name, text in content.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=says):
+        prepare_pairs([str(tmp_path / name) for name in content], tokenizer, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_requests_that_cannot_be(tokenizer, tmp_path):
+    lay(tmp_path)
+    with pytest.raises(UserError, match="no column 'fr'"):
+        list(read_pairs([str(tmp_path / "named.tsv")], ("fr", "de")))
+    with pytest.raises(UserError, match="there is no file"):
+        list(read_pairs(["nowhere.tsv"]))
+    with pytest.raises(UserError, match="which language"):
+        list(read_pairs(["gettext"]))
+    with pytest.raises(UserError, match="already there"):
+        prepare_pairs([str(tmp_path / "x.tsv")], tokenizer, tmp_path)
+    assert Pair("a", "b", "c").where == "c"

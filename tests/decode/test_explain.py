@@ -1,0 +1,75 @@
+"""The page of a translation, and the cross attention in it against `transformers`."""
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+
+import polyseme
+from polyseme.explain.translation import _way, align
+from polyseme.generation import Search, Writer
+
+TEXT = "the old cat sees the dog."
+
+
+@pytest.mark.parametrize("family", ["t5", "transformer"])
+def test_alignments_are_probabilities(family, tiny_folders):
+    model = polyseme.load(tiny_folders[family], device="cpu")
+    writer = Writer(model.folder)
+    (source,), written = [writer.source(TEXT)], (5, 6, 7)
+    found = align(writer, source, written)
+    assert found.weights.shape == (3, 3, 4, len(source)) and len(found.target) == 4
+    np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
+    np.testing.assert_allclose(found.mean.sum(-1), 1, atol=1e-5)
+
+
+def test_cross_attention_is_transformers_own(tiny_folders):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(
+        tiny_folders["t5"], attn_implementation="eager"
+    ).eval()
+    model = polyseme.load(tiny_folders["t5"], device="cpu")
+    writer = Writer(model.folder)
+    source, written = writer.source(TEXT), [5, 9, 12]
+    with torch.no_grad():
+        out = theirs(
+            input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[*writer.start, *written]]),
+            output_attentions=True,
+        )  # fmt: skip
+    expected = np.stack([layer[0].numpy() for layer in out.cross_attentions])
+    np.testing.assert_allclose(align(writer, source, written).weights, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["t5", "transformer"])
+def test_the_page(family, tiny_folders, done, refused, tmp_path):
+    out = tmp_path / "page.html"
+    done("explain", tiny_folders[family], "--translate", TEXT + " <b>", "--out", out, "--beams", 3)
+    page = out.read_text()
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "") and "src=" not in page
+    assert page.count("head 3") == 3 and "layer 3" in page and "&lt;b&gt;" in page
+    tags: list[str] = []
+
+    class Checked(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            if tag not in ("meta", "rect", "path"):
+                tags.append(tag)
+
+        def handle_endtag(self, tag):
+            if tag not in ("rect", "path"):
+                assert tags.pop() == tag
+
+    Checked().feed(page)
+    assert not tags
+    model = polyseme.load(tiny_folders[family], device="cpu")
+    writer = Writer(model.folder)
+    beginnings, sources = writer.asked([TEXT + " <b>"], "")
+    (found,) = writer.found(beginnings, sources, Search(0, beams=3, best=3))
+    way = _way(found)
+    assert len(way) == len(found.texts[0].tokens) + found.texts[0].finished
+    last = found.nodes[max(way)].score
+    assert f"{last:.2f}" in page and re.search(r"stroke=.#2b6cb0. stroke-width=.2.2", page)
+    refused("explain", tiny_folders[family], "--translate", TEXT, "--out", out, says="already there")
+    refused("explain", tiny_folders[family], "--translate", " ", "--out", tmp_path / "b.html", says="empty")
+    refused("explain", tiny_folders["gpt2"], "--translate", TEXT, "--out", tmp_path / "b.html", says="cannot translate")

@@ -1,0 +1,114 @@
+"""Draws follow the distribution and nothing else; streaming; the cache is as large as arithmetic says."""
+
+import numpy as np
+import pytest
+import torch
+
+from polyseme.decode.sample import GREEDY, Sampling, drawn, sample, stream
+from polyseme.decode.writing import begin
+from tests.contracts import cases
+
+
+def chi_square(counts, shares):
+    """In units of its own deviation, above its mean; about 0 ± 1 if the counts follow the shares."""
+    expected = shares * counts.sum()
+    used = expected > 5
+    statistic = float(((counts - expected)[used] ** 2 / expected[used]).sum())
+    degrees = int(used.sum()) - 1
+    return (statistic - degrees) / np.sqrt(2 * degrees)
+
+
+@pytest.mark.parametrize("how", [Sampling(seed=3), Sampling(0.5, seed=3), Sampling(1.5, 9, 0.9, seed=4)])
+def test_frequencies_follow_the_distribution(how):
+    """The copies of one prompt are many draws from what the model thinks comes next."""
+    model = cases.tiny_model("gpt2", torch.float32)
+    number = 4000
+    with torch.inference_mode():
+        scores = begin(model, [[4, 5, 6]], None, 1, 4).scores
+        exact = torch.linspace(0, 1 - 1e-6, 20_000, dtype=torch.float64)
+        shares = torch.bincount(drawn(scores.expand(len(exact), -1), how, exact), minlength=cases.VOCAB) / len(exact)
+    found = sample(model, [[4, 5, 6]] * number, 2, how, copies=range(number))
+    counts = np.bincount([w.tokens[0] for w in found], minlength=cases.VOCAB)
+    assert abs(chi_square(counts, shares.numpy())) < 4
+    assert not counts[shares.numpy() == 0].any()
+    # the second token is drawn anew: behind the same first one it differs from copy to copy
+    first = counts.argmax()
+    assert len({w.tokens[1] for w in found if w.tokens[0] == first}) > 2
+
+
+def test_a_seed_is_a_text_whatever_the_batch():
+    model = cases.tiny_model("gpt2")
+    prompts = [row.tolist() for row in cases.sequences((5, 2, 7))]
+    how = Sampling(1.2, seed=11)
+    alone = [sample(model, [p], 10, how, eos={3})[0].tokens for p in prompts]
+    among = sample(model, [prompts[1], prompts[2], prompts[0], prompts[1]], 10, how, eos={3})
+    assert [w.tokens for w in among] == [alone[1], alone[2], alone[0], alone[1]]
+    copies = sample(model, [prompts[0]] * 3, 10, how, eos={3}, copies=[0, 1, 2])
+    assert copies[0].tokens == alone[0] and len({w.tokens for w in copies}) == 3
+    assert sample(model, [prompts[0]], 10, Sampling(1.2, seed=12), eos={3})[0].tokens != alone[0]
+    assert sample(model, [prompts[0]], 10, Sampling(0.0, seed=1)) == sample(model, [prompts[0]], 10, GREEDY)
+
+
+def test_no_temperature_is_greedy_and_a_low_one_nearly():
+    model = cases.tiny_model("gpt2")
+    prompts = [row.tolist() for row in cases.sequences((5, 2, 7))]
+    greedy = [w.tokens for w in sample(model, prompts, 8)]
+    for how in (Sampling(1e-3, seed=1), Sampling(top_k=1, seed=1), Sampling(top_p=1e-9, seed=1)):
+        assert [w.tokens for w in sample(model, prompts, 8, how)] == greedy
+
+
+def test_tokens_come_as_they_are_made():
+    """Of a stream that is left off, no further token is made."""
+    model = cases.tiny_model("gpt2")
+    prompts = [row.tolist() for row in cases.sequences((5, 2))]
+    whole = sample(model, prompts, 6)
+    calls = []
+    hook = model.trunk.register_forward_hook(lambda *_: calls.append(1))
+    steps = stream(model, prompts, 6)
+    for n in range(3):
+        for sequence, token, score in next(steps):
+            assert token == whole[sequence].tokens[n] and score <= 0
+        assert len(calls) == n + 1
+    steps.close()
+    hook.remove()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt", "t5", "transformer"])
+def test_memory_is_what_arithmetic_says_and_is_written_in_place(family):
+    model = cases.tiny_model(family, torch.float32)
+    prompts = [[5, 6, 7], [8, 9, 1]]
+    sources = [[4, 5, 6, 7], [2, 3]] if family in ("t5", "transformer") else None
+    with torch.inference_mode():
+        writing = begin(model, prompts, sources, 2, 20)
+        memory, width, layers = writing.memory, 24, 3
+        kept = 2 * 20 + (2 * 4 if sources else 0)  # targets; sources, the longest of which has 4
+        assert memory.bytes == kept * layers * 2 * width * 4
+        places = [t.data_ptr() for pair in memory.states for t in pair]
+        before = [t[:, :3].clone() for pair in memory.states for t in pair]
+        for token in range(5):
+            writing.go(torch.tensor([token, token + 1]))
+        assert [t.data_ptr() for pair in memory.states for t in pair] == places
+        assert all(torch.equal(t[:, :3], old) for (t, old) in zip((t for p in memory.states for t in p), before))
+        assert memory.lengths.tolist() == [8, 8]
+        writing.go(torch.tensor([4, 4]), [1, 1])  # one row twice: only the row that changes is copied
+        assert torch.equal(memory.states[0][0][0], memory.states[0][0][1])
+
+
+def test_prompts_of_several_lengths_and_rows_that_move():
+    """Taking rows in any order, more or fewer of them, is reading those texts."""
+    for family in ("gpt2", "t5", "transformer", "transformer_xl", "xlnet"):
+        model = cases.tiny_model(family)
+        sources = [[4, 5, 6, 7], [2, 3], [9]] if family in ("t5", "transformer") else None
+        prompts = [[5, 6, 7], [8], [9, 1]]
+        with torch.inference_mode():
+            moving, afresh = (begin(model, prompts, sources, 6, 20, cached=c) for c in (True, False))
+            for tokens, chosen in (
+                ([1, 2, 3], None),
+                ([4, 5, 6, 7, 8, 9], [0, 0, 1, 1, 2, 2]),
+                ([4, 5, 6, 7, 8, 9], [1, 0, 2, 2, 5, 5]),
+                ([7, 8, 3, 1], [1, 1, 5, 4]),
+                ([7, 8], [2, 3]),
+            ):
+                for each in (moving, afresh):
+                    each.go(torch.tensor(tokens), chosen)
+                torch.testing.assert_close(moving.scores, afresh.scores, atol=1e-6, rtol=0)

@@ -1,0 +1,225 @@
+"""Searches held to their definitions: exhaustive search, scores from scratch, `transformers`."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from polyseme.decode.beam import beam
+from polyseme.decode.sample import GREEDY, Sampling, sample
+from polyseme.decode.writing import can_write, needs_source
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.parts.layout import Layout, Source
+from tests.contracts import cases
+
+EOS = 3
+WRITERS = [name for name in cases.NAMES if can_write(cases.tiny_model(name))]
+
+
+def texts(family, number=4, seed=0):
+    """Prompts, and sources for those that need them."""
+    model = cases.tiny_model(family)
+    prompts = [row.tolist() for row in cases.sequences((5, 2, 7, 2)[:number], seed)]
+    sources = [row.tolist() for row in cases.sequences((4, 9, 4, 6)[:number], seed + 1)]
+    return model, prompts, sources if needs_source(model) else None
+
+
+def near(family):
+    return 1e-6 if family == "transformer_xl" else 1e-9  # the adaptive softmax works in float32
+
+
+def one(sources, i):
+    return None if sources is None else [sources[i]]
+
+
+def log_probability(model, prompt, written, source=None):
+    """Of a text behind its prompt, read at once."""
+    row = torch.tensor([*prompt, *written])
+    layout = Layout.of([len(row)])
+    places = torch.arange(len(prompt) - 1, len(row) - 1)
+    with torch.inference_mode():
+        if can_write(model) == "masked":
+            return sum(float(_streamed(model, row[: n + 1]).log_softmax(-1)[row[n + 1]]) for n in places.tolist())
+        more = {} if source is None else {"source": Source(torch.tensor(source), Layout.of([len(source)]))}
+        last = model.trunk(row, layout, **more).last
+        scores = model.predict("next", last, layout, places).log_softmax(-1)
+    return float(scores.gather(1, row[len(prompt) :, None]).sum())
+
+
+def _streamed(model, row):
+    """What a query stream says of the token behind a text, by the paper's own mask, without memory."""
+    from polyseme.parts.relative import Queries
+
+    tokens, n = torch.cat([row, torch.tensor([0])]), len(row)
+    queries = Queries(torch.arange(n + 1), torch.tensor([n]), Layout.of([1]))
+    layout = Layout.of([n + 1])
+    last = model.trunk(tokens, layout, queries=queries).last
+    return model.predict("masked", last, layout, torch.tensor([n + 1]))[0]
+
+
+def test_which_families_write():
+    plain = {"gpt", "gpt2", "transformer_xl", "xlnet", "t5", "transformer", "music"}
+    assert plain <= set(WRITERS) and "bert" not in WRITERS
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_with_and_without_cache(family):
+    model, prompts, sources = texts(family)
+    for how in (GREEDY, Sampling(seed=4)):
+        with_cache, without = (sample(model, prompts, 9, how, sources, {EOS}, cached=c) for c in (True, False))
+        assert [w.tokens for w in with_cache] == [w.tokens for w in without]
+        assert [w.score for w in with_cache] == pytest.approx([w.score for w in without], abs=1e-9)
+    small = model.float()
+    found, again = (sample(small, prompts, 9, GREEDY, sources, {EOS}, cached=c) for c in (True, False))
+    assert [w.score for w in found] == pytest.approx([w.score for w in again], abs=1e-5 * 20)
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_scores_are_log_probabilities_from_scratch(family):
+    model, prompts, sources = texts(family)
+    for i, found in enumerate(beam(model, prompts, 6, 3, 0.6, 3, sources, {EOS})):
+        assert len(found.texts) == 3
+        for text in found.texts:
+            written = [*text.tokens, *[EOS] * text.finished]
+            expected = log_probability(model, prompts[i], written, sources and sources[i])
+            assert text.score == pytest.approx(expected, abs=near(family))
+            assert text.value == pytest.approx(text.score / len(written) ** 0.6)
+        assert [t.value for t in found.texts] == sorted((t.value for t in found.texts), reverse=True)
+    for i, text in enumerate(sample(model, prompts, 6, Sampling(0.7, seed=1), sources, {EOS})):
+        written = [*text.tokens, *[EOS] * text.finished]
+        expected = log_probability(model, prompts[i], written, sources and sources[i])
+        assert text.score == pytest.approx(expected, abs=near(family))
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_together_equals_alone(family):
+    model, prompts, sources = texts(family)
+    uneven = False
+    for how in (GREEDY, Sampling(1.3, top_k=20, seed=9), Sampling(1.0, top_p=0.8, repetition=1.4, seed=2)):
+        together = sample(model, prompts, 12, how, sources, {EOS, 7, 11, 30, 41})
+        uneven |= len({len(w.tokens) for w in together}) > 1
+        for i, found in enumerate(together):
+            (alone,) = sample(model, [prompts[i]], 12, how, one(sources, i), {EOS, 7, 11, 30, 41})
+            assert found.tokens == alone.tokens and found.score == pytest.approx(alone.score, abs=1e-9)
+    assert uneven, "some end before others"
+    together = beam(model, prompts, 8, 4, 1.0, 2, sources, {EOS, 7, 11})
+    for i, found in enumerate(together):
+        (alone,) = beam(model, [prompts[i]], 8, 4, 1.0, 2, one(sources, i), {EOS, 7, 11})
+        assert [t.tokens for t in found.texts] == [t.tokens for t in alone.texts]
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0, -0.5])
+@pytest.mark.parametrize("family", ["gpt2", "transformer", "xlnet"])
+def test_a_beam_of_one_is_greedy(family, penalty):
+    model, prompts, sources = texts(family)
+    for eos in ({EOS}, {EOS, 7, 11, 30, 41, 50, 55}):
+        greedy = sample(model, prompts, 10, GREEDY, sources, eos)
+        found = beam(model, prompts, 10, 1, penalty, 1, sources, eos)
+        assert [f.texts[0].tokens for f in found] == [g.tokens for g in greedy]
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0, -1.0])
+@pytest.mark.parametrize("family", ["gpt2", "transformer"])
+def test_a_beam_as_wide_as_the_space_is_exhaustive_search(family, penalty):
+    spec = FAMILIES[family].spec(num_layers=1, dim=8, num_heads=2, vocab_size=4, max_len=16, dropout=0.0)
+    model = spec.build(3).double().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())).double())
+    sources = [[1, 2, 3], [2]] if needs_source(model) else None
+    prompts, eos, most = [[1, 2], [0]], 3, 4
+    for i, found in enumerate(beam(model, prompts, most, 300, penalty, 5, sources, {eos})):
+        expected = []
+        for length in range(1, most + 1):
+            for text in itertools.product(range(4), repeat=length):
+                if eos in text[:-1] or (length < most and text[-1] != eos):
+                    continue
+                score = log_probability(model, prompts[i], text, sources and sources[i])
+                expected.append((score / length**penalty, tuple(t for t in text if t != eos)))
+        expected.sort(reverse=True)
+        assert [t.tokens for t in found.texts] == [text for _, text in expected[:5]]
+        assert [t.value for t in found.texts] == pytest.approx([value for value, _ in expected[:5]], abs=1e-9)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.7, 1.0, 2.0, -0.5])
+def test_stopping_early_changes_nothing(penalty):
+    model, prompts, _ = texts("gpt2")
+    ends = {token for found in beam(model, prompts, 6, 3) for token in found.texts[0].tokens[:3]}
+    for best in (3, 1):
+        early, late = (beam(model, prompts, 10, 3, penalty, best, None, ends, early=e) for e in (True, False))
+        for a, b in zip(early, late):
+            assert [t.tokens for t in a.texts] == [t.tokens for t in b.texts]
+    assert any(len(a.nodes) < len(b.nodes) for a, b in zip(early, late)) or penalty > 1, "nothing was saved"
+
+
+def test_what_has_ended_is_never_opened_again():
+    model, prompts, _ = texts("gpt2")
+    ends = {token for found in beam(model, prompts, 6, 3) for token in found.texts[0].tokens[:3]}
+    for found in beam(model, prompts, 8, 4, 1.0, 4, None, ends):
+        closed = {i for i, node in enumerate(found.nodes) if node.token in ends}
+        assert closed and not closed & {node.parent for node in found.nodes}
+        assert all(not set(text.tokens) & ends for text in found.texts)
+        for node in found.nodes:  # a score only falls
+            assert node.score <= (found.nodes[node.parent].score if node.parent >= 0 else 0)
+
+
+def test_banned_tokens_are_never_written():
+    model, prompts, _ = texts("gpt2")
+    plain = sample(model, prompts, 8)
+    banned = {w.tokens[0] for w in plain} | {w.tokens[3] for w in plain}
+    for written in (*sample(model, prompts, 8, banned=banned), *sample(model, prompts, 8, Sampling(), banned=banned)):
+        assert not banned & set(written.tokens)
+    for found in beam(model, prompts, 8, 3, banned=banned):
+        assert not banned & set(found.texts[0].tokens)
+
+
+@pytest.mark.parametrize("search", ["sample", "beam"])
+def test_more_than_the_model_has_places_for_is_refused(search):
+    run = sample if search == "sample" else beam
+    model, prompts, _ = texts("gpt2")
+    assert len(run(model, [prompts[0]], 27)) == 1
+    with pytest.raises(UserError, match="beginning of 5 tokens and 28 more are 33, and the model has places for 32"):
+        run(model, [prompts[0]], 28)
+    other = cases.tiny_model("transformer")
+    with pytest.raises(UserError, match="places for 32"):
+        run(other, [[1]], 32, sources=[[1, 2]])
+    with pytest.raises(UserError, match="source of 40 tokens is longer"):
+        run(other, [[1]], 3, sources=[[1] * 40])
+    with pytest.raises(UserError, match="each prompt needs one"):
+        run(other, [[1]], 3)
+    with pytest.raises(UserError, match="has no source"):
+        run(model, [[1]], 3, sources=[[1]])
+    with pytest.raises(UserError, match="cannot write"):
+        run(cases.tiny_model("bert"), [[1]], 3)
+    with pytest.raises(UserError, match="nothing to go on"):
+        run(model, [[]], 3)
+    with pytest.raises(UserError, match="less than 1"):
+        run(model, [[1]], 0)
+    assert run(model, [], 3) == []
+    endless, prompts, _ = texts("music")  # relative places: no end
+    assert len(run(endless, [prompts[0]], 60)) == 1
+
+
+@pytest.mark.parametrize("numbers", [{"width": 0}, {"width": 2, "best": 3}, {"penalty": math.nan}])
+def test_beams_that_cannot_be(numbers):
+    model, prompts, _ = texts("gpt2", 1)
+    with pytest.raises(UserError):
+        beam(model, prompts, 3, **numbers)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"temperature": -1.0},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"repetition": 0.0},
+        {"temperature": math.nan},
+    ],
+)
+def test_samplings_that_cannot_be(numbers):
+    with pytest.raises(UserError, match=next(iter(numbers))):
+        Sampling(**numbers)
