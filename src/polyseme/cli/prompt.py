@@ -10,9 +10,7 @@ import typer
 
 def prompt(
     model: Annotated[Path, typer.Argument(help="a model folder that can write")],
-    prompt_: Annotated[
-        str, typer.Option("--prompt", help="question, cloze, summary, translation, or a JSON file of your own")
-    ],
+    prompt_: Annotated[str, typer.Option("--prompt", help="question, cloze, summary, translation, or a JSON file")],
     data: Annotated[Path, typer.Option(help="JSON lines with the fields of the prompt, and answer")],
     shots: Annotated[int, typer.Option(help="how many examples stand before each question", min=0)] = 0,
     examples: Annotated[Path | None, typer.Option(help="JSON lines to draw the shots from")] = None,

@@ -166,10 +166,10 @@ def pretrain(
                     _save(out, run, report, spent, environment, keep, memory)
             if stop and not done:
                 raise Stopped(caught[0] if caught else signal.SIGTERM, report.step)
-    averaged = distributed.on_first(lambda: mean_weights(run.model, out / "checkpoints", recipe.average))
-    if averaged:
+    joined = distributed.on_first(lambda: mean_weights(run.model, out / "checkpoints", recipe.average))
+    if joined:
         distributed.send_weights(run.model)
-    if valid is not None and (averaged or not found):  # or every step was done before this call
+    if valid is not None and (joined or not found):  # or every step was done before this call
         found = evaluate(run, valid, recipe)
     results = {
         "valid": found,
@@ -178,7 +178,7 @@ def pretrain(
         "tokens": spent["tokens"],
         "flops": spent["flops"],
         "device_hours": spent["seconds"] * world / 3600,
-        **({"averaged": averaged} if averaged else {}),
+        **({"averaged": joined} if joined else {}),
         "environment": environment,
     }
     if rank == 0:
