@@ -23,6 +23,7 @@ EXTRA = {
     "modern": {"global_every": 2, "window": 2, "pooling": "mean"},
     "music": {"furthest": 5},
     "fasttext": {"buckets": 97},
+    "ulmfit": {"hidden_dim": 40},
 }
 VARIANTS = {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
 VARIANTS |= {"nnlm direct": ("nnlm", {"direct": True})} | {
@@ -35,7 +36,7 @@ VARIANTS |= {"nnlm direct": ("nnlm", {"direct": True})} | {
         {"cell": "lstm", "hidden_dim": 40, "locked": True},
     )
 }
-VARIANTS |= {"ulmfit backward": ("ulmfit", {"direction": "backward"})}
+VARIANTS |= {"ulmfit backward": ("ulmfit", EXTRA["ulmfit"] | {"direction": "backward"})}
 CASES = {name: (name, EXTRA.get(name, {})) for name in FAMILIES} | VARIANTS
 NAMES = list(CASES)
 DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
