@@ -35,13 +35,16 @@ def family_of(name: str) -> Family:
 
 
 def tiny_spec(name: str, dropout: float = 0.0) -> ModelSpec:
-    family = family_of(name)
-    given = {
-        **{"num_layers": 3, "dim": 24, "num_heads": 3, "ffn_dim": 40, "vocab_size": VOCAB, "max_len": 32},
-        **{"dropout": dropout, "attention_dropout": dropout},
-    }
-    taken = get_type_hints(family.trunk)  # word vectors have no layers
-    return family.spec(**{key: value for key, value in given.items() if key in taken}, **CASES[name][1])
+    return fitting(
+        family_of(name), num_layers=3, dim=24, num_heads=3, ffn_dim=40, vocab_size=VOCAB, max_len=32, dropout=dropout,
+        attention_dropout=dropout, **CASES[name][1],
+    )  # fmt: skip
+
+
+def fitting(family: Family, **given: object) -> ModelSpec:
+    """A spec by those of the arguments that the family takes: word vectors have no layers."""
+    taken = get_type_hints(family.trunk)
+    return family.spec(**{key: value for key, value in given.items() if key in taken})
 
 
 def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> Model:

@@ -23,6 +23,7 @@ from polyseme.train.optim import OptimSpec, load_optimiser_state, optimiser_stat
 from polyseme.train.pretrain import compiled, pretrain, steps_in
 from polyseme.train.recipe import BudgetSpec, Recipe
 from polyseme.train.schedule import ScheduleSpec
+from tests.contracts.cases import fitting
 
 # --- schedules -------------------------------------------------------------------------------------------------------
 
@@ -85,9 +86,9 @@ def test_the_shortest_runs_have_a_rate():
 
 
 def tiny(family="bert", **changes):
-    spec = FAMILIES[family].spec(
-        num_layers=2, dim=8, num_heads=2, ffn_dim=16, vocab_size=11, max_len=16, dropout=0.0, attention_dropout=0.0,
-        **changes,
+    spec = fitting(
+        FAMILIES[family], num_layers=2, dim=8, num_heads=2, ffn_dim=16, vocab_size=11, max_len=16, dropout=0.0,
+        attention_dropout=0.0, buckets=9, **changes,
     )  # fmt: skip
     return spec.build(seed=0)
 
