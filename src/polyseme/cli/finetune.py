@@ -26,6 +26,10 @@ def finetune(
     label: Annotated[str, typer.Option(help="the column or key of the label")] = "label",
     header: Annotated[bool, typer.Option(help="TSV has a header; without, columns are numbers from 1")] = True,
     skip_bad: Annotated[bool, typer.Option(help="go on past bad rows and count them")] = False,
+    decoder: Annotated[
+        str, typer.Option(help="how tags are chosen: softmax (each alone) or crf (together)")
+    ] = "softmax",
+    strict: Annotated[bool, typer.Option(help="refuse broken IOB tags, which are mended otherwise")] = False,
 ) -> None:
     """Fine-tune a model on labelled examples and measure it."""
     from polyseme.cli.output import kind_of, print_table, set_values
@@ -37,7 +41,7 @@ def finetune(
     from polyseme.tasks.finetune import finetune as run
 
     kind = kind_of(task)
-    settings = set_values(FinetuneSpec(), set_)
+    settings = set_values(FinetuneSpec(), [*set_, *([f"decoder={decoder}"] if decoder != "softmax" else [])])
     named = DATA_SETS.get(task)
     if named:
         if train or dev or (text, pair, label, header) != ("text", "pair", "label", True):
@@ -50,6 +54,7 @@ def finetune(
             wrong = "--data is for named data sets" if data else f"--{'dev' if train else 'train'} is missing"
             raise UserError(f"{wrong}: {kind} reads two files, --train and --dev")
         columns: dict[str, Any] = {"text": text, "pair": pair, "label": label, "header": header, "skip_bad": skip_bad}
+        columns |= {"strict": strict}
         to_learn, to_measure = (read_examples(path, kind, **columns) for path in (train, dev))
     results = run(
         model,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from polyseme.parts import kernels
 from polyseme.parts.adaptive import AdaptiveHeadSpec
+from polyseme.parts.crf import CrfSpec
 from polyseme.parts.feedforward import ACTIVATIONS, ActivationName
 from polyseme.parts.head import Head, Pool, Reads
 from polyseme.parts.layout import Layout
@@ -101,7 +102,7 @@ class LabelHeadSpec(Spec):
 
     Some families have a `dense` layer, an activation and a norm before it, and one of them dropout before that. Without
     labels its one output is a number (regression); a single label is the worth of one sequence among several (multiple
-    choice).
+    choice). With a `crf` the labels of a sequence are predicted together.
     """
 
     labels: tuple[str, ...]
@@ -113,6 +114,7 @@ class LabelHeadSpec(Spec):
     activation: ActivationName = "tanh"
     norm: NormSpec = field(default_factory=NoNormSpec)
     input_dropout: float = 0.0
+    crf: CrfSpec | None = None
 
     @property
     def num_outputs(self) -> int:
@@ -135,6 +137,7 @@ class LabelHead(Head):
         self.norm = spec.norm.build(dim)
         self.dropout = nn.Dropout(spec.dropout)
         self.linear = nn.Linear(dim, spec.num_outputs, bias=spec.bias)
+        self.crf = spec.crf.build(spec.labels) if spec.crf else None
 
     def forward(self, states: Tensor, table: Tensor) -> Tensor:
         states = self.input_dropout(states)

@@ -70,6 +70,11 @@ class Layout:
         counts = starts.diff().clamp(min=1).view(-1, *[1] * (packed.ndim - 1))
         return (sums / counts).to(packed.dtype)
 
+    def counts(self, rows: Tensor) -> list[int]:
+        """How many of `rows`, which rise, lie in each sequence."""
+        owner = torch.searchsorted(self.starts[1:].long(), rows, right=True)
+        return torch.bincount(owner, minlength=len(self.lengths)).tolist()
+
     @cached_property
     def runs(self) -> list[tuple[int, int]]:
         """Neighbours of equal length as (how many, length): each run can be viewed as a plain batch."""

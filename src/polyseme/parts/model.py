@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from polyseme.parts.crf import Chains, Crf
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec
 from polyseme.parts.layout import Layout
@@ -48,6 +49,14 @@ class Model(nn.Module):
         """A head's scores from the trunk's last states: of every token or sequence, or of the `rows` asked for."""
         return self.heads[head](self._states(head, last, layout, rows), self.trunk.table)
 
+    def answers(self, head: str, last: Tensor, layout: Layout, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores of `rows`, whose softmax are probabilities, and the best answers, which a CRF finds together."""
+        scores, crf = self.predict(head, last, layout, rows).float(), self.heads[head].crf
+        if not isinstance(crf, Crf):
+            return scores, scores.argmax(-1)
+        chains = Chains.of(layout.counts(rows), scores.device)
+        return crf.log_marginals(scores, chains), crf.best(scores, chains)
+
     def loss(
         self,
         head: str,
@@ -59,6 +68,10 @@ class Model(nn.Module):
         smoothing: float = 0.0,
     ) -> Tensor:
         """The summed loss of a head's predictions of `rows`: which loss that is, the head knows."""
+        crf = self.heads[head].crf
+        if isinstance(crf, Crf):
+            chains = Chains.of(layout.counts(rows), last.device)
+            return crf.loss(self.predict(head, last, layout, rows).float(), chains, values, ignored)
         found: Tensor = self.heads[head].loss(  # type: ignore[operator]
             self._states(head, last, layout, rows), self.trunk.table, values, ignored, smoothing
         )

@@ -20,14 +20,17 @@ from polyseme.families import FAMILIES
 from polyseme.files import write_json, write_text
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.packing import rounded
+from polyseme.parts.crf import CrfSpec
+from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.layout import bins
 from polyseme.parts.model import Model
 from polyseme.parts.spec import Spec
+from polyseme.parts.tags import broken
 from polyseme.progress import progress
 from polyseme.report import write_report
 from polyseme.tasks.examples import Example, Kind
 from polyseme.tasks.metrics import PRIMARY, require, score
-from polyseme.tasks.predict import logits, measure
+from polyseme.tasks.predict import measure, predictions
 from polyseme.tasks.task import HEADS, Encoded, Task
 from polyseme.train.cost import num_parameters
 from polyseme.train.loop import CHECKED, Report, Training, choose_device, train
@@ -45,6 +48,8 @@ class FinetuneSpec(Spec):
 
     `auxiliary` is the weight of the language model's own loss on the same texts, and `both_orders` reads a pair twice,
     as GPT does (Radford et al. 2018, §3.2 and 3.3; its settings: auxiliary 0.5, rate 6.25e-5, batches of 32).
+
+    With the `decoder` "crf" the tags of a sentence are chosen together (Lample et al. 2016, §2.2).
     """
 
     epochs: float = 3.0
@@ -59,6 +64,7 @@ class FinetuneSpec(Spec):
     bin_tokens: int = 16384
     auxiliary: float = 0.0
     both_orders: bool = False
+    decoder: Literal["softmax", "crf"] = "softmax"
 
     def check(self) -> FinetuneSpec:
         for name in ("batch_size", "bin_tokens"):
@@ -106,7 +112,10 @@ def finetune(
     require(kind)
     primary = primary or PRIMARY[kind]
     task = Task.of(kind, train_examples, settings.both_orders)
-    loaded = _open(Path(model_folder), task, settings, first_seed, scratch)
+    if settings.decoder == "crf" and kind != "tagging":
+        raise UserError(f"the decoder crf is for tagging, not for {kind}")
+    crf = CrfSpec(all(broken(e.tags or ()) is None for e in train_examples)) if settings.decoder == "crf" else None
+    loaded = _open(Path(model_folder), task, settings, first_seed, scratch, crf)
     data, dev = (_encode(task, examples, loaded, settings) for examples in (train_examples, dev_examples))
     gold = [e.answer for e in dev_examples]
     known = score(kind, gold, gold, task.labels)
@@ -118,7 +127,7 @@ def finetune(
     best: tuple[float, int, Model] | None = None
     spent = {"tokens": 0, "flops": 0, "seconds": 0.0}
     for seed in range(first_seed, first_seed + seeds):
-        folder = loaded if seed == first_seed else _open(Path(model_folder), task, settings, seed, scratch)
+        folder = loaded if seed == first_seed else _open(Path(model_folder), task, settings, seed, scratch, crf)
         run = _training(folder.model, settings, len(data), seed)
         began = time.perf_counter()
         with progress(f"finetune, seed {seed}", run.total, "steps") as bar:
@@ -131,9 +140,7 @@ def finetune(
         spent["tokens"] += sum(report.tokens for report in done)
         spent["flops"] += sum(report.flops for report in done)
         spent["seconds"] += time.perf_counter() - began
-        scores = logits(run.model, task, dev)
-        predictions = [task.decode(part, e) for part, e in zip(scores, dev_examples)]
-        found = measure(task, dev_examples, predictions)
+        found = measure(task, dev_examples, predictions(run.model, task, dev_examples, dev))
         runs.append({"seed": seed, primary: found[primary], **found})
         if best is None or runs[-1][primary] > best[0]:
             best = (runs[-1][primary], seed, run.model)
@@ -210,7 +217,9 @@ def _with_next(batch: Batch, weight: float) -> Batch:
     return dataclasses.replace(batch, targets={**batch.targets, "next": targets})
 
 
-def _open(path: Path, task: Task, settings: FinetuneSpec, seed: int, scratch: bool) -> ModelFolder:
+def _open(
+    path: Path, task: Task, settings: FinetuneSpec, seed: int, scratch: bool, crf: CrfSpec | None = None
+) -> ModelFolder:
     """The folder with the task's head in place of its own, on pre-trained or on fresh weights.
 
     The heads are those of the published class that has the task's, so that other tools can open what is saved. Marks
@@ -225,6 +234,7 @@ def _open(path: Path, task: Task, settings: FinetuneSpec, seed: int, scratch: bo
     if settings.auxiliary and "next" not in known:
         raise UserError(f"auxiliary is the loss of a causal language model, which {family.name} is not")
     heads = {n: known[n] if n in known else family.label_head(n, task.labels, spec.trunk) for n in names}
+    heads = {n: h.replace(crf=crf) if isinstance(h, LabelHeadSpec) and n == name else h for n, h in heads.items()}
     if settings.auxiliary:
         heads |= {"next": known["next"]}
     folder = load_model(path, heads=heads, seed=seed)
@@ -256,7 +266,10 @@ def _training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int
         device,
         precision,
         seed,
-        record=device.type == "cuda" and precision == "bf16" and not model.spec.trunk.by_lengths,
+        record=device.type == "cuda"
+        and precision == "bf16"
+        and not model.spec.trunk.by_lengths
+        and not any(head.crf for head in model.heads.values()),
     )
 
 
