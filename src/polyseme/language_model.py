@@ -330,7 +330,7 @@ class LanguageModel:
         """What masked tokens may be, [rows, vocabulary]; a query stream, where there is one, sees all but them."""
         rows = rows.to(self.device)
         trunk, queries, asked = self.model.trunk, None, rows
-        if getattr(trunk.spec.relations, "stream", False):
+        if trunk.spec.stream:
             order = torch.full_like(packed.tokens, -1).index_fill(0, rows, 0)
             counts = np.histogram(rows.cpu().numpy(), packed.layout.starts.cpu().numpy())[0]
             queries = Queries(order, rows, Layout.of(counts, device=self.device))

@@ -66,7 +66,7 @@ def training_batch(model: Model, rows: list[torch.Tensor], seed: int = 3) -> Bat
             what = np.concatenate([(r.numpy() * 5 + seed) % VOCAB for r in rows])
         elif not isinstance(head, LabelHeadSpec):
             where = np.concatenate([b + np.arange(0, n, 2) for b, n in zip(begins, layout.lengths)])
-            if getattr(model.spec.trunk.relations, "stream", False):
+            if model.spec.trunk.stream:
                 order = torch.cat([torch.where(torch.arange(len(r)) % 2 == 0, r + 1, 0) for r in rows])
                 queries = Queries(order, torch.from_numpy(where), Layout.of([-(-n // 2) for n in layout.lengths]))
                 where = layout.total + np.arange(len(where))

@@ -118,7 +118,7 @@ def test_overfits_one_batch():
 
 
 @pytest.mark.parametrize("changes,says", [
-    ({"family": "gpt2", "objective": SegmentLM()}, "memory_len of the model is 0"),
+    ({"family": "gpt2", "objective": SegmentLM()}, "needs a memory of a set length: gpt2"),
     ({"family": "bert", "objective": PermutationLM()}, "PermutationLM needs a query stream, which bert has not"),
     ({"family": "transformer_xl", "objective": SegmentLM(), "ramp": 5}, "ramp is 5"),
     ({"family": "xlnet", "objective": PermutationLM(), "compile": True}, "leave it false"),

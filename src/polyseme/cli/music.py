@@ -47,14 +47,14 @@ def sample(opened: LanguageModel, begun: list[str], length: int, temperature: fl
     import torch
 
     from polyseme.parts.layout import Layout
-    from polyseme.parts.relative import RelationsSpec
 
     network, marks = opened.model, opened.tokenizer.specials
     if "next" not in network.heads or marks.bos is None:
         raise UserError(f"{opened.folder.path} cannot go on with a piece: it has no head 'next'")
     if not 0 <= temperature < float("inf"):
         raise UserError(f"temperature is {temperature}: it has to be 0 or more")
-    endless = isinstance(network.spec.trunk.relations, RelationsSpec)
+    trunk = network.spec.trunk
+    endless = trunk.remembers or not trunk.one_shape  # places are relative, or there are none
     if length > opened.max_len and not endless:
         raise UserError(f"length is {length}, and the model has places for {opened.max_len} events")
     found = opened.tokenizer.encode(" ".join(begun))

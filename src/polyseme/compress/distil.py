@@ -52,7 +52,7 @@ def taught(recipe: Recipe) -> Recipe:
 
 def student_of(teacher: ModelSpec, recipe: Recipe) -> Recipe:
     """The recipe for a student with half of the teacher's layers and all else as the teacher has it."""
-    trunk, block = teacher.trunk, teacher.trunk.block
+    trunk, block = teacher.transformer, teacher.transformer.block
     family = STUDENTS.get(teacher.family, teacher.family)
     sizes = {
         "num_layers": (trunk.num_layers + 1) // 2,
@@ -90,7 +90,7 @@ def take_layers(student: Model, teacher: Model) -> None:
         taken[positions] = given[positions] + given[segments][0]
     if positions in taken and positions in wanted:
         taken[positions] = taken[positions][: len(wanted[positions])]  # a student may read less
-    below, above = student.spec.trunk.depths, teacher.spec.trunk.depths
+    below, above = student.spec.transformer.depths, teacher.spec.transformer.depths
     for depth, source in enumerate(layers(len(below), len(above))):
         start, own = f"trunk.blocks.{above[source]}.", f"trunk.blocks.{below[depth]}."
         taken |= {own + name.removeprefix(start): t for name, t in given.items() if name.startswith(start)}

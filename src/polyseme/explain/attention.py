@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -13,7 +15,8 @@ from polyseme.parts.layout import Layout
 def attention_maps(model: LanguageModel, text: str, pair: str | None = None) -> tuple[list[str], np.ndarray]:
     """The pieces read, and probabilities [layers, heads, queries, keys]; each row sums to one."""
     encoded = model.encode(text, pair)
-    trunk = model.model.trunk
+    trunk: Any = model.model.trunk
+    model.model.spec.transformer  # noqa: B018  # or one line that says that there is no attention
     layout = Layout.of([len(encoded["ids"])], device=model.device)
     tokens = torch.tensor(encoded["ids"], device=model.device)
     segments = torch.tensor(encoded["segments"], device=model.device) if trunk.spec.num_segments else None

@@ -75,7 +75,7 @@ def label_head(name: str, labels: tuple[str, ...], spec: TransformerSpec) -> Hea
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
     """Where layers share one half of a block alone, `transformers` has no word for it: each gets a copy there."""
-    trunk, block = spec.trunk, spec.trunk.block
+    trunk, block = spec.transformer, spec.transformer.block
     dropouts = (head.dropout for head in spec.heads.values() if isinstance(head, LabelHeadSpec))
     return {
         "model_type": "albert",

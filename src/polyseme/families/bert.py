@@ -60,7 +60,7 @@ ACTIVATIONS: dict[ActivationName, str] = {"gelu": "gelu", "gelu_tanh": "gelu_new
 
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
-    trunk, block = spec.trunk, spec.trunk.block
+    trunk, block = spec.transformer, spec.transformer.block
     return {
         "model_type": "bert",
         "vocab_size": trunk.embeddings.vocab_size,

@@ -44,7 +44,7 @@ def label_head(name: str, labels: tuple[str, ...], spec: TransformerSpec) -> Hea
 
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
-    trunk, block = spec.trunk, spec.trunk.block
+    trunk, block = spec.transformer, spec.transformer.block
     return {
         "model_type": "distilbert",
         "vocab_size": trunk.embeddings.vocab_size,

@@ -62,7 +62,7 @@ ACTIVATIONS: dict[ActivationName, str] = {"gelu_tanh": "gelu", "relu": "relu"}
 
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
-    trunk, block = spec.trunk, spec.trunk.block
+    trunk, block = spec.transformer, spec.transformer.block
     if block.ffn.ffn_dim != 4 * trunk.dim:
         raise UserError(f"ffn_dim is {block.ffn.ffn_dim}: folders of GPT know only 4 × dim, {4 * trunk.dim} here")
     return {

@@ -70,8 +70,7 @@ ACTIVATIONS: dict[ActivationName, str] = {"gelu_tanh": "gelu_new", "gelu": "gelu
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
     """GPT-3's bands have no published layout: a type that no other tool knows keeps it from reading them as dense."""
-    trunk, block = spec.trunk, spec.trunk.block
-    assert isinstance(trunk, TransformerSpec)
+    trunk, block = spec.transformer, spec.transformer.block
     window = trunk.variants[0].attention.window if trunk.variants else 0
     return {
         "model_type": "gpt2",

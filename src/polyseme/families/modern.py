@@ -103,8 +103,7 @@ LAYERS = ("full_attention", "sliding_attention")
 
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
-    trunk, block = spec.trunk, spec.trunk.block
-    assert isinstance(trunk, TransformerSpec)
+    trunk, block = spec.transformer, spec.transformer.block
     activation = ACTIVATIONS[block.ffn.activation]
     local = next((b.attention for b in trunk.variants if b.attention.window), None)
     bases = (block.attention.rotary, local.rotary if local else LOCAL_BASE)

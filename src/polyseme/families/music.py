@@ -68,7 +68,7 @@ FIELDS = ("num_layers", "dim", "num_heads", "ffn_dim", "vocab_size", "max_len", 
 
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
-    trunk, block = spec.trunk, spec.trunk.block
+    trunk, block = spec.transformer, spec.transformer.block
     attention = block.attention
     learned = attention.learned if isinstance(attention, RelativeAttentionSpec) else 0
     return {

@@ -171,7 +171,7 @@ def from_config(config: dict[str, Any]) -> EncoderDecoderSpec:
 
 def rules(spec: ModelSpec) -> tuple[Rule, ...]:
     found = [Rule("trunk.encoder.embeddings.tokens.weight", ("shared.weight",))]
-    gated = spec.trunk.block.ffn.gated
+    gated = spec.transformer.block.ffn.gated
     for stack, parts in (("encoder", (0, None, 1)), ("decoder", (0, 1, 2))):
         ours, theirs = f"trunk.{stack}", f"{stack}.block.{{}}.layer"
         table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"

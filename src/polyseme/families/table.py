@@ -32,8 +32,7 @@ def rows() -> list[Row]:
             if size in family.printed:
                 published += f" (paper: {family.printed[size]})"
             trunk = spec.trunk
-            heads = trunk.block.attention.num_heads
-            found.append(Row(family.name, size, trunk.num_layers, trunk.dim, heads, count, published))
+            found.append(Row(family.name, size, trunk.num_layers, trunk.dim, trunk.num_heads, count, published))
     return found
 
 

@@ -89,8 +89,8 @@ FIELDS = (
 
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
-    trunk, block, embeddings = spec.trunk, spec.trunk.block, spec.trunk.embeddings
-    attention, relations = block.attention, trunk.relations
+    trunk, block = spec.transformer, spec.transformer.block
+    attention, relations, embeddings = block.attention, trunk.relations, trunk.embeddings
     assert isinstance(attention, RelativeAttentionSpec) and isinstance(relations, RelationsSpec)
     assert isinstance(embeddings, AdaptiveEmbeddingsSpec)
     return {

@@ -28,6 +28,7 @@ class EmbeddingsSpec(Spec):
     inner: int = 0  # the size of the tables and their norm, with a linear layer from there to dim; 0 is dim, without
     scale: float = 1.0  # on the token vectors
     shared: bool = False  # the token vectors are another's, given at each call
+    word_dropout: float = 0.0  # drops whole rows of the table: a word, wherever it stands (Gal and Ghahramani 2016)
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "max_len"):
@@ -35,6 +36,7 @@ class EmbeddingsSpec(Spec):
         for name in ("num_segments", "position_offset", "inner"):
             in_range(name, getattr(self, name), 0, math.inf)
         in_range("dropout", self.dropout, 0, 1)
+        in_range("word_dropout", self.word_dropout, 0, 1)
         in_range("scale", self.scale, 0, math.inf)
 
     def build(self) -> Embeddings:
@@ -68,6 +70,9 @@ class Embeddings(nn.Module):
         if longest > self.spec.max_len:
             raise UserError(f"a sequence of {longest} tokens is longer than the model reads ({self.spec.max_len})")
         x = F.embedding(tokens, self.table if table is None else table)
+        if self.spec.word_dropout and self.training:
+            kept = F.dropout(x.new_ones(self.spec.vocab_size, 1), self.spec.word_dropout)
+            x = x * F.embedding(tokens, kept)
         if self.spec.scale != 1:
             x = x * self.spec.scale
         if self.positions is not None:

@@ -68,25 +68,29 @@ class EncoderDecoderSpec(Spec):
         return self.encoder.num_layers
 
     @property
-    def blocks(self) -> tuple[BlockSpec, ...]:
+    def num_blocks(self) -> int:
         """Of the stack with more of them."""
-        return max(self.encoder.blocks, self.decoder.blocks if self.decoder else (), key=len)
+        return max(self.encoder.num_blocks, self.decoder.num_blocks if self.decoder else 0)
 
     @property
-    def depths(self) -> tuple[int, ...]:
-        return self.encoder.depths
+    def num_heads(self) -> int:
+        return self.encoder.num_heads
 
     @property
     def num_segments(self) -> int:
         return self.encoder.num_segments
 
     @property
-    def relations(self) -> Spec:
-        return self.encoder.relations
+    def one_shape(self) -> bool:
+        return self.encoder.one_shape
 
     @property
-    def memory_len(self) -> int:
-        return self.encoder.memory_len
+    def stream(self) -> bool:
+        return self.encoder.stream
+
+    @property
+    def remembers(self) -> bool:
+        return self.encoder.remembers
 
     @property
     def by_lengths(self) -> bool:

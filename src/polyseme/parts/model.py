@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from polyseme.errors import UserError
 from polyseme.parts.crf import Chains, Crf
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec
 from polyseme.parts.layout import Layout
+from polyseme.parts.recurrent import RecurrentSpec
 from polyseme.parts.spec import Spec
 from polyseme.parts.trunk import TransformerSpec
 
-TrunkSpec = TransformerSpec | EncoderDecoderSpec
+TrunkSpec = TransformerSpec | EncoderDecoderSpec | RecurrentSpec
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,14 @@ class ModelSpec(Spec):
     family: str
     trunk: TrunkSpec
     heads: dict[str, HeadSpec] = field(default_factory=dict)
+
+    @property
+    def transformer(self) -> TransformerSpec:
+        """The trunk of a model whose trunk is a Transformer; of two stacks, the first."""
+        trunk = self.trunk.encoder if isinstance(self.trunk, EncoderDecoderSpec) else self.trunk
+        if not isinstance(trunk, TransformerSpec):
+            raise UserError(f"{self.family} is no Transformer: it has no blocks and no attention")
+        return trunk
 
     def build(self, seed: int | None = None) -> Model:
         """The module, with weights drawn from `seed` (or torch's own generator)."""

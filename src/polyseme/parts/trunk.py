@@ -28,9 +28,12 @@ HALVES = "attention", "ffn"  # how the names of a block's parts begin
 
 @dataclass(frozen=True)
 class PoolerSpec(Spec):
-    """One vector a sequence: its first or last token or their mean, through a dense layer and tanh if there is one."""
+    """One vector a sequence: its first or last token or their mean, through a dense layer and tanh if there is one.
 
-    place: Literal["first", "last", "mean"] = "first"
+    `ends` is for two directions side by side: where each of them has read everything.
+    """
+
+    place: Literal["first", "last", "mean", "ends"] = "first"
     dense: bool = False
 
     def build(self, dim: int) -> Pooler:
@@ -46,6 +49,10 @@ class Pooler(nn.Module):
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         if self.spec.place == "mean":
             x = layout.mean(hidden)
+        elif self.spec.place == "ends":
+            half = hidden.shape[-1] // 2
+            ends = hidden.index_select(0, layout.last)[:, :half], hidden.index_select(0, layout.first)[:, half:]
+            x = torch.cat(ends, dim=-1)
         else:
             x = hidden.index_select(0, layout.first if self.spec.place == "first" else layout.last)
         return x if self.dense is None else ACTIVATIONS["tanh"](self.dense(x))
@@ -96,8 +103,31 @@ class TransformerSpec(Spec):
         return not isinstance(self.relations, NoRelationsSpec)
 
     @property
+    def one_shape(self) -> bool:
+        """Whether a batch filled up to one shape is all it needs, as `torch.compile` does."""
+        return not isinstance(self.relations, RelationsSpec)
+
+    @property
+    def stream(self) -> bool:
+        """Whether it can be read by queries that do not see their own token."""
+        return isinstance(self.relations, RelationsSpec) and self.relations.stream
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it hands on a memory that does not grow."""
+        return self.memory_len > 0
+
+    @property
     def causal(self) -> bool:
         return self.block.attention.causal
+
+    @property
+    def num_heads(self) -> int:
+        return self.block.attention.num_heads
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
 
     @property
     def num_segments(self) -> int:

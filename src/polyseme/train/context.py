@@ -39,7 +39,7 @@ class Measured:
 
 def with_memory(model: Model, length: int, even: bool = False) -> Model:
     """The same weights with a memory of another length; `even` lets every token see as far back, and no further."""
-    trunk, attention = model.spec.trunk, model.spec.trunk.block.attention
+    trunk, attention = model.spec.transformer, model.spec.transformer.block.attention
     if not isinstance(attention, RelativeAttentionSpec) or not attention.causal:
         raise UserError(f"{model.spec.family} has no memory of a set length: read it by windows")
     block = trunk.block.replace(attention=attention.replace(window=length if even else 0))

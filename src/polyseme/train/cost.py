@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from polyseme.objectives.batch import Batch
-from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.model import Model
+from polyseme.parts.recurrent import RecurrentSpec
 from polyseme.parts.trunk import TransformerSpec
 
 
@@ -24,7 +24,9 @@ def training_flops(model: Model, batch: Batch) -> int:
     at 2w + 1.
     """
     trunk, dim, lengths = model.spec.trunk, model.spec.trunk.dim, batch.layout.lengths
-    if not isinstance(trunk, EncoderDecoderSpec):
+    if isinstance(trunk, RecurrentSpec):
+        total = 6 * trunk.weights * sum(lengths)
+    elif isinstance(trunk, TransformerSpec):
         total = _stack_flops(trunk, lengths)
     elif batch.source is None or trunk.decoder is None:
         total = _stack_flops(trunk.encoder, lengths)

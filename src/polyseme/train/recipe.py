@@ -18,7 +18,6 @@ from polyseme.objectives.spans import SpanCorruption
 from polyseme.objectives.specs import MaskedLM, Objective
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.model import Model, ModelSpec
-from polyseme.parts.relative import RelationsSpec
 from polyseme.parts.spec import Spec, read_value
 from polyseme.train.optim import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
@@ -112,18 +111,18 @@ class Recipe(Spec):
 
     def _check_reading(self, spec: ModelSpec) -> None:
         """Whether the trunk can be read as the objective wants it."""
-        name, relative = type(self.objective).__name__, isinstance(spec.trunk.relations, RelationsSpec)
+        name = type(self.objective).__name__
         paired = isinstance(spec.trunk, EncoderDecoderSpec)
         if paired != isinstance(self.objective, SpanCorruption):
             reads = "a source and a target" if paired else "one text"
             raise UserError(f"{self.family} reads {reads}, which is not what {name} gives it")
-        if isinstance(self.objective, PermutationLM) and not getattr(spec.trunk.relations, "stream", False):
+        if isinstance(self.objective, PermutationLM) and not spec.trunk.stream:
             raise UserError(f"{name} needs a query stream, which {self.family} has not; {nearest('xlnet', FAMILIES)}")
-        if isinstance(self.objective, SegmentLM) and not spec.trunk.memory_len:
-            raise UserError(f"{name} needs a memory of a set length: memory_len of the model is 0")
+        if isinstance(self.objective, SegmentLM) and not spec.trunk.remembers:
+            raise UserError(f"{name} needs a memory of a set length: {self.family} as it is given here has none")
         if isinstance(self.objective, SegmentLM) and self.ramp:
             raise UserError(f"{name} reads the same lanes at every step: ramp is {self.ramp}, expected 0")
-        if self.compile and relative:
+        if self.compile and not spec.trunk.one_shape:
             raise UserError(f"compile is for models of one shape, and {self.family} works by lengths: leave it false")
 
     def check(self) -> Recipe:

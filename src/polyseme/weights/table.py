@@ -14,7 +14,7 @@ from polyseme.parts.model import ModelSpec
 
 def expand(family: Family, spec: ModelSpec) -> Iterator[Rule]:
     """The rules that hold for this spec, layer numbers filled in."""
-    num_blocks = len(spec.trunk.blocks)
+    num_blocks = spec.trunk.num_blocks
     for rule in family.rules(spec) if callable(family.rules) else family.rules:
         if "{}" not in rule.ours:
             yield rule
@@ -90,7 +90,7 @@ def to_ours(
 
 def _outwards(tensor: Tensor, how: str, spec: ModelSpec) -> Tensor:
     """One of our tensors, or a part of a stack, in its published form."""
-    heads = spec.trunk.block.attention.num_heads
+    heads = spec.trunk.num_heads
     if how in ("transpose", "fold"):
         tensor = tensor.t()
     return tensor.reshape(len(tensor), heads, -1) if how in ("fold", "flat") else tensor
