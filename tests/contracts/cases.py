@@ -6,7 +6,7 @@ import torch
 from polyseme.families import FAMILIES, Family
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
-from polyseme.parts.heads import BoundaryHeadSpec, LabelHeadSpec
+from polyseme.parts.heads import BoundaryHeadSpec, LabelHeadSpec, SidesHeadSpec
 from polyseme.parts.layout import Layout, Source
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.parts.relative import Queries
@@ -15,8 +15,13 @@ VOCAB = 61
 # what a family can be beside its usual self: the name of a case, the family, arguments of its trunk
 # and what a small model would not have of itself: blocks that see their neighbours alone, the mean as the pooled
 # vector, distances that count as the furthest
-EXTRA = {"modern": {"global_every": 2, "window": 2, "pooling": "mean"}, "music": {"furthest": 5}}
-VARIANTS = {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
+EXTRA = {
+    "modern": {"global_every": 2, "window": 2, "pooling": "mean"},
+    "music": {"furthest": 5},
+    "elmo": {"char_dim": 4},
+}
+CLIPPED = {"elmo clipped": ("elmo", EXTRA["elmo"] | {"cell_clip": 0.3, "projection_clip": 0.2})}
+VARIANTS = CLIPPED | {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
 CASES = {name: (name, EXTRA.get(name, {})) for name in FAMILIES} | VARIANTS
 NAMES = list(CASES)
 CAUSAL = [name for name in NAMES if FAMILIES[CASES[name][0]].spec().trunk.causal]
@@ -64,6 +69,11 @@ def training_batch(model: Model, rows: list[torch.Tensor], seed: int = 3) -> Bat
             sides = zip(begins, layout.lengths)
             where = np.concatenate([[[b, b + n - 1, i % head.places] for i in range(n)] for b, n in sides])
             what = np.concatenate([(r.numpy() * 5 + seed) % VOCAB for r in rows])
+        elif isinstance(head, SidesHeadSpec):  # each row from a side of its own
+            where = np.concatenate(
+                [np.stack([b + np.arange(n), np.arange(n) % 2], 1) for b, n in zip(begins, layout.lengths)]
+            )
+            what = np.concatenate([(r.numpy() * 7 + seed) % VOCAB for r in rows])
         elif not isinstance(head, LabelHeadSpec):
             where = np.concatenate([b + np.arange(0, n, 2) for b, n in zip(begins, layout.lengths)])
             if model.spec.trunk.stream:

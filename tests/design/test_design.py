@@ -65,7 +65,7 @@ ARROWS["cli"] = set(ARROWS)
 HEAVY = {
     *("torch", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "tensorboard", "transformers"),
     *("sentence_transformers", "tokenizers", "safetensors", "sentencex", "huggingface_hub"),
-    *("pyarrow", "py3langid", "sentencepiece", "distributed", "dask", "triton", "mido"),
+    *("pyarrow", "py3langid", "sentencepiece", "distributed", "dask", "triton", "mido", "h5py"),
 }
 
 

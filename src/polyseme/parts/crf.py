@@ -74,7 +74,7 @@ class Crf(nn.Module):
         legal = legal_steps(labels) if spec.constrained else np.ones((number + 1, number + 1), dtype=bool)
         self.barred = np.where(legal, 0.0, NEVER)  # no buffer: a model built without memory would lose it
 
-    def vectors(self) -> list[nn.Parameter]:
+    def zeros(self) -> list[nn.Parameter]:
         return [self.steps, self.first, self.last]
 
     def loss(self, scores: Tensor, chains: Chains, values: Tensor, ignored: int) -> Tensor:

@@ -5,8 +5,10 @@ A head says whether it reads tokens or one pooled vector a sequence, and what it
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -197,6 +199,62 @@ class BoundaryHead(VocabularyHead):
         return self.outer_norm(self.activation(self.outer(states)))
 
 
+@dataclass(frozen=True)
+class SidesHeadSpec(Spec):
+    """Scores over the vocabulary from the states of one direction of a trunk that reads both ways, with one matrix for
+    the two (Peters et al. 2018, §3.1).
+
+    With `sampled`, training compares a word with so many others alone, drawn for the whole batch with probabilities
+    that fall as log(1 + 1 / (id + 1)): ids are taken to go from frequent to rare (Jean et al. 2015).
+    """
+
+    vocab_size: int
+    sampled: int = 0
+
+    def weights(self, dim: int) -> int:
+        return dim // 2 * (self.sampled or self.vocab_size)
+
+    def build(self, dim: int) -> SidesHead:
+        return SidesHead(self, dim)
+
+
+class SidesHead(Head):
+    def __init__(self, spec: SidesHeadSpec, dim: int):
+        super().__init__()
+        self.spec, self.size = spec, dim // 2
+        self.linear = nn.Linear(self.size, spec.vocab_size)
+
+    def states(self, last: Tensor, layout: Layout, rows: Tensor | None, pool: Pool) -> Tensor:
+        """`rows` are the row and the side, 0 forwards and 1 backwards, [n, 2]."""
+        if rows is None:
+            raise ValueError("a head of two sides has to be told which rows and sides it reads")
+        return last.view(-1, self.size).index_select(0, 2 * rows[:, 0] + rows[:, 1])
+
+    def forward(self, states: Tensor, table: Any) -> Tensor:
+        return self.linear(states)
+
+    def loss(self, states: Tensor, table: Any, values: Tensor, ignored: int, smoothing: float = 0.0) -> Tensor:
+        number, size = self.spec.sampled, self.spec.vocab_size
+        if not self.training or not 0 < number < size:
+            return super().loss(states, table, values, ignored, smoothing)
+        known = values != ignored
+        values = values.masked_fill(~known, 0)
+        drawn = (
+            ((size + 1) ** torch.rand(number, device=states.device, dtype=torch.float64) - 1).long().clamp(max=size - 1)
+        )
+
+        def rarity(ids: Tensor) -> Tensor:
+            """The log of how often an id is drawn on average: what makes sampled scores fair."""
+            return (number * torch.log1p(1 / (ids + 1.0)) / math.log(size + 1)).log().to(states.dtype)
+
+        weight, bias = self.linear.weight, self.linear.bias
+        others = F.linear(states, weight.index_select(0, drawn), bias.index_select(0, drawn)) - rarity(drawn)
+        others = others.masked_fill(drawn[None] == values[:, None], -1e9)  # the truth is no other
+        true = (states * weight.index_select(0, values)).sum(-1) + bias.index_select(0, values) - rarity(values)
+        scores = torch.cat([true[:, None], others], dim=-1).float()
+        return ((scores.logsumexp(-1) - scores[:, 0]) * known).sum()
+
+
 def _choice_loss(scores: Tensor, values: Tensor, ignored: int) -> Tensor:
     """Cross entropy among rivals: rows whose value is the same are the choices of one question, and the value is the
     place of the right one. A row without a value stands alone, at no cost."""
@@ -208,4 +266,4 @@ def _choice_loss(scores: Tensor, values: Tensor, ignored: int) -> Tensor:
     return torch.where(asked, top + torch.where(asked, sums, 1.0).log() - scores, 0.0).sum()
 
 
-HeadSpec = LanguageHeadSpec | LabelHeadSpec | BoundaryHeadSpec | AdaptiveHeadSpec
+HeadSpec = LanguageHeadSpec | LabelHeadSpec | BoundaryHeadSpec | AdaptiveHeadSpec | SidesHeadSpec
