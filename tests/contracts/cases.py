@@ -1,12 +1,14 @@
 """Every family as a tiny model, so that a law is written once and a new family gets it for free."""
 
+from inspect import signature
+
 import numpy as np
 import torch
 
 from polyseme.families import FAMILIES, Family
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
-from polyseme.parts.heads import BoundaryHeadSpec, LabelHeadSpec, SidesHeadSpec
+from polyseme.parts.heads import BoundaryHeadSpec, LabelHeadSpec
 from polyseme.parts.layout import Layout, Source
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.parts.relative import Queries
@@ -20,11 +22,20 @@ EXTRA = {
     "music": {"furthest": 5},
     "elmo": {"char_dim": 4},
 }
-CLIPPED = {"elmo clipped": ("elmo", EXTRA["elmo"] | {"cell_clip": 0.3, "projection_clip": 0.2})}
-VARIANTS = CLIPPED | {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
+VARIANTS = {"elmo clipped": ("elmo", EXTRA["elmo"] | {"cell_clip": 0.3, "projection_clip": 0.2})}
+VARIANTS |= {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
+VARIANTS |= {
+    " ".join(map(str, ["rnn_lm", *given.values()])): ("rnn_lm", given)
+    for given in (
+        {"cell": "rnn", "direction": "backward", "links": "dense"},
+        {"cell": "gru", "reset": "before", "links": "residual", "locked": True},
+        {"cell": "gru", "direction": "both", "links": "highway"},
+        {"cell": "lstm", "projection": True, "hidden_dim": 40},
+        {"cell": "lstm", "hidden_dim": 40, "locked": True},
+    )
+}
 CASES = {name: (name, EXTRA.get(name, {})) for name in FAMILIES} | VARIANTS
 NAMES = list(CASES)
-CAUSAL = [name for name in NAMES if FAMILIES[CASES[name][0]].spec().trunk.causal]
 DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
 
 
@@ -33,10 +44,14 @@ def family_of(name: str) -> Family:
 
 
 def tiny_spec(name: str, dropout: float = 0.0) -> ModelSpec:
-    return family_of(name).spec(
-        num_layers=3, dim=24, num_heads=3, ffn_dim=40, vocab_size=VOCAB, max_len=32, dropout=dropout,
-        attention_dropout=dropout, **CASES[name][1],
-    )  # fmt: skip
+    family = family_of(name)
+    usual = {"num_layers": 3, "dim": 24, "num_heads": 3, "ffn_dim": 40, "hidden_dim": 0, "vocab_size": VOCAB,
+             "max_len": 32, "dropout": dropout, "attention_dropout": dropout, "weight_dropout": dropout}  # fmt: skip
+    taken = {key: value for key, value in usual.items() if key in signature(family.trunk).parameters}
+    return family.spec(**(taken | CASES[name][1]))
+
+
+CAUSAL = [name for name in NAMES if tiny_spec(name).trunk.causal]
 
 
 def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> Model:
@@ -69,11 +84,6 @@ def training_batch(model: Model, rows: list[torch.Tensor], seed: int = 3) -> Bat
             sides = zip(begins, layout.lengths)
             where = np.concatenate([[[b, b + n - 1, i % head.places] for i in range(n)] for b, n in sides])
             what = np.concatenate([(r.numpy() * 5 + seed) % VOCAB for r in rows])
-        elif isinstance(head, SidesHeadSpec):  # each row from a side of its own
-            where = np.concatenate(
-                [np.stack([b + np.arange(n), np.arange(n) % 2], 1) for b, n in zip(begins, layout.lengths)]
-            )
-            what = np.concatenate([(r.numpy() * 7 + seed) % VOCAB for r in rows])
         elif not isinstance(head, LabelHeadSpec):
             where = np.concatenate([b + np.arange(0, n, 2) for b, n in zip(begins, layout.lengths)])
             if model.spec.trunk.stream:

@@ -43,19 +43,20 @@ def test_the_stream_is_every_document_between_marks():
 def test_lanes_go_on_and_any_place_is_reached():
     _, bound = bind([[40] * 20], 16)
     order = Lanes(bound, 64, 2)
-    assert (order.lanes, order.length) == (8, len(bound) // 8) and order.fill() == 1
-    steps = list(itertools.islice(order.steps(), 2 * order.length))
+    assert (order.lanes, order.length) == (8, len(bound) // 8 * 16) and order.fill() == 1
+    each = order.length // 16
+    steps = list(itertools.islice(order.steps(), 2 * each))
     for lane in range(8):
-        seen = [np.concatenate([b.ids for b in bins])[lane] for bins, _ in steps[: order.length]]
-        assert seen == list(range(lane * order.length, (lane + 1) * order.length))
-    assert [b.opens for bins, _ in steps for b in bins] == ([True] * 2 + [False] * 2 * (order.length - 1)) * 2
-    for at in (0, 3, order.length - 1, order.length + 1):
+        seen = [np.concatenate([b.ids for b in bins])[lane] for bins, _ in steps[:each]]
+        assert seen == list(range(lane * order.length, (lane + 1) * order.length, 16))
+    assert [b.opens for bins, _ in steps for b in bins] == ([True] * 2 + [False] * 2 * (each - 1)) * 2
+    for at in (0, 3, each - 1, each + 1):
         bins, after = next(order.steps(steps[at - 1][1] if at else Cursor()))
         assert all(np.array_equal(a.ids, b.ids) for a, b in zip(bins, steps[at][0])) and after == steps[at][1]
     parts = [next(order.steps(Cursor(), rank, 2))[0] for rank in range(2)]
     assert [np.array_equal(part[0].ids, whole.ids) for part, whole in zip(parts, steps[0][0])] == [True, True]
     with pytest.raises(UserError, match="no place"):
-        next(order.steps(Cursor(0, 0, order.length)))
+        next(order.steps(Cursor(0, 0, each)))
     with pytest.raises(UserError, match="fewer than"):
         Lanes(bound, 64, len(bound) + 1)
 
@@ -72,9 +73,8 @@ def test_a_row_of_batches_is_the_whole_read_at_once():
             carry_total += float(sum(losses(model, batches[0]).values()))
         if after.epoch:
             break
-    length = data.order.length * 8
-    ids = [lane * data.order.length + s for lane in range(2) for s in range(data.order.length)]
-    whole = bound.batch(np.array(ids), 0)
+    length = data.order.length
+    whole = bound.stretch(np.array([0, length]), length)
     layout = Layout.of([length] * 2)
     with torch.no_grad():
         last = model.trunk(whole.tokens, layout).last

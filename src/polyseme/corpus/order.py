@@ -187,7 +187,8 @@ class Bin:
 
     epoch: int
     ids: np.ndarray
-    opens: bool = False  # of lanes: their first samples
+    opens: bool = False  # of lanes: their first stretches
+    length: int = 0  # of lanes: how long their stretches are
 
 
 class Order:
@@ -274,35 +275,44 @@ class Order:
         return [Bin(epoch, ids[low:high]) for low, high in pairwise(borders)]
 
 
-class Lanes:
-    """Samples that go on: the corpus in equal lanes, of which each step reads the next sample of every one.
+class Stream(Source, Protocol):
+    """What lanes are cut from."""
 
-    Bin i of a step holds the same lanes at every step, so what a model remembers of them can be handed on. What is
-    left over at the end of the corpus is not read. The place is the step in the epoch.
+    def cuts(self, length: int, epoch: int) -> np.ndarray: ...
+
+
+class Lanes:
+    """Samples that go on: a stream in equal lanes, of which each step reads the next stretch of every one.
+
+    Bin i of a step holds the same lanes at every step, so what a model remembers of them can be handed on. Where
+    stretches end may differ from epoch to epoch, not from lane to lane. What is left over at the end of the corpus is
+    not read. The place is the step in the epoch.
     """
 
-    def __init__(self, source: Source, bin_tokens: int, bins_per_step: int = 1):
+    def __init__(self, source: Stream, bin_tokens: int, bins_per_step: int = 1):
         if source.longest > bin_tokens:
             raise UserError(f"a sample of {source.longest} tokens does not fit into a micro-batch of {bin_tokens}")
         if len(source) < bins_per_step:
             raise UserError(f"the corpus has {len(source)} segments, fewer than micro-batches in a step")
         self.bins_per_step, self.bin_tokens, self.longest = bins_per_step, bin_tokens, source.longest
         self.lanes = min(bin_tokens // source.longest * bins_per_step, len(source))
-        self.length = len(source) // self.lanes
+        self.length = len(source) // self.lanes * source.longest  # of a lane, in tokens
+        self.cuts = lru_cache(maxsize=2)(lambda epoch: source.cuts(self.length, epoch))
 
     def steps(
         self, cursor: Cursor = START, rank: int = 0, world: int = 1, done: int = 0
     ) -> Iterator[tuple[list[Bin], Cursor]]:
-        """One rank's bins of each step, without end, and the cursor of the step after it."""
+        """One rank's bins of each step, without end, and the cursor of the step after it; `ids` are places."""
         if self.bins_per_step % world:
             raise UserError(f"{self.bins_per_step} micro-batches a step cannot be shared by {world} ranks evenly")
-        if cursor.bin >= self.length:
-            raise UserError(f"{cursor} is no place in this corpus: its data or the size of a bin have changed")
         epoch, step = cursor.epoch, cursor.bin
+        if step + 1 >= len(self.cuts(epoch)):
+            raise UserError(f"{cursor} is no place in this corpus: its data or the size of a bin have changed")
         while True:
-            parts = np.array_split(np.arange(self.lanes) * self.length + step, self.bins_per_step)
-            bins = [Bin(epoch, ids, opens=step == 0) for ids in parts[rank::world]]
-            epoch, step = (epoch, step + 1) if step + 1 < self.length else (epoch + 1, 0)
+            start, end = self.cuts(epoch)[step : step + 2].tolist()
+            parts = np.array_split(np.arange(self.lanes) * self.length + start, self.bins_per_step)
+            bins = [Bin(epoch, ids, opens=step == 0, length=end - start) for ids in parts[rank::world]]
+            epoch, step = (epoch, step + 1) if end < self.length else (epoch + 1, 0)
             yield bins, Cursor(epoch, 0, step)
 
     def bins_at(self, step: int, world: int = 1) -> int:
@@ -310,4 +320,5 @@ class Lanes:
 
     def fill(self) -> float:
         """The share of its bins' capacity that a step uses."""
-        return self.lanes * self.longest / (self.bins_per_step * self.bin_tokens)
+        used = self.lanes * self.length / (len(self.cuts(0)) - 1)
+        return used / (self.bins_per_step * self.bin_tokens)

@@ -9,6 +9,7 @@ from polyseme.families.gpt import GPT
 from polyseme.families.gpt2 import GPT2
 from polyseme.families.modern import MODERN
 from polyseme.families.music import MUSIC
+from polyseme.families.rnn_lm import RNN_LM
 from polyseme.families.roberta import ROBERTA
 from polyseme.families.spanbert import SPANBERT
 from polyseme.families.t5 import T5
@@ -19,7 +20,7 @@ from polyseme.families.xlnet import XLNET
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        *(ELMO, TRANSFORMER),
+        *(RNN_LM, ELMO, TRANSFORMER),
         *(BERT, ROBERTA, ALBERT, SPANBERT, DISTILBERT, MODERN),
         *(GPT, GPT2, TRANSFORMER_XL, XLNET),
         *(T5, MUSIC),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import READS, Family, both, own_names, read_config
+from polyseme.families.family import READS, Family, Rule, own_names, read_config
 from polyseme.parts.characters import CharactersSpec
 from polyseme.parts.feedforward import ActivationName
-from polyseme.parts.heads import HeadSpec, LabelHeadSpec, SidesHeadSpec
+from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
 from polyseme.parts.init import InitSpec
 from polyseme.parts.model import ModelSpec
 from polyseme.parts.recurrent import RecurrentSpec
@@ -61,8 +61,10 @@ def trunk(
 
 
 def heads(spec: RecurrentSpec) -> dict[str, HeadSpec]:
+    """One for each direction; both have one softmax, sampled where the vocabulary is large."""
     size = spec.embeddings.vocab_size
-    return {"both": SidesHeadSpec(size, 8192 if size > 65536 else 0)}
+    head = LanguageHeadSpec(size, bias=True, tied=False, half="first", sampled=8192 if size > 65536 else 0)
+    return {"next": head, "previous": head.replace(half="second", shares="next")}
 
 
 def label_head(name: str, labels: tuple[str, ...], spec: RecurrentSpec) -> HeadSpec:
@@ -119,10 +121,13 @@ ELMO = Family(
     label_head=label_head,
     to_config=to_config,
     from_config=from_config,
-    architectures={"ElmoForBidirectionalLM": ("both",), "Elmo": ()},
+    architectures={"ElmoForBidirectionalLM": ("next", "previous"), "Elmo": ()},
     prefix="trunk.",
     rules=own_names,
-    head_rules={"both": both("heads.both.linear", "heads.both.linear")},
+    head_rules={
+        head: tuple(Rule(f"heads.{head}.{part}", (f"heads.{head}.{part}",)) for part in ("own.weight", "bias"))
+        for head in ("next", "previous")
+    },
     departures=(
         "Trained from scratch, cells and projections are not clipped: the fused kernel cannot.",
         "A batch does not go on from the states of the batch before; the published program does, even when it is asked "

@@ -57,6 +57,7 @@ class Batch:
     carry: Carry | None = None
     opens: bool = False
     source: Source | None = None  # what the tokens are a target of: ids, one sequence for each
+    rate: float = 1.0  # a factor on the rate of its step
 
     def to(self, device: str | torch.device) -> Batch:
         return changed(self, lambda t: t.to(device, non_blocking=True))

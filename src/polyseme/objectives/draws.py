@@ -17,6 +17,7 @@ CHOOSE, FATE, REPLACE = 0, 1, 2  # per token: is it predicted, how is it damaged
 SPAN, SPAN_PLACE, RANK = 16, 17, 18  # per window: how many tokens are predicted, which; per token: when
 SPLIT, NEXT, WHERE, SHORT = 3, 4, 5, 6  # per pair: where A ends, is B random (or swapped), from where, how short
 BUDGET, GONE, LENGTH, PLACE = 20, 21, 22, 23  # per run of words: how many, less what; per stretch: how long; where
+HALF, VARIED = 26, 27  # per step of lanes: is it a short one, how long
 GAPS, SPANS = 24, 25  # per token: does a stretch that stays, or one that goes, end behind it
 
 
@@ -48,6 +49,11 @@ def below(bits: np.ndarray, p: float) -> np.ndarray:
 def uniform(bits: np.ndarray) -> np.ndarray:
     """Uniform in [0, 1), as doubles."""
     return (bits >> np.uint64(11)) * 2.0**-53
+
+
+def normal(bits: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Standard normal, from two draws (Box and Muller 1958)."""
+    return np.sqrt(-2 * np.log1p(-uniform(bits))) * np.cos(2 * np.pi * uniform(other))
 
 
 def integers(bits: np.ndarray, n: int | np.ndarray) -> np.ndarray:

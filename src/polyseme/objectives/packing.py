@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -75,8 +75,6 @@ class Bound(ABC):
     for all or one number each.
     """
 
-    goes_on: ClassVar[bool] = False  # a step's samples are those that follow the step before's
-
     def __init__(self, samples: Samples, longest: int, overhead: int | np.ndarray):
         if not len(samples):
             raise UserError("the corpus has no text to read")
@@ -102,6 +100,18 @@ class Bound(ABC):
         samples = most_samples(self.samples.lengths + self.overhead, bin_tokens)
         filler = -(-bin_tokens // self.longest)
         return Shape(bin_tokens, samples + filler, self.longest, _rounded(self.rows(bin_tokens)))
+
+
+class Streamed(Bound):
+    """An objective whose samples go on: each step reads the next stretch of many lanes of one stream."""
+
+    def cuts(self, length: int, epoch: int) -> np.ndarray:
+        """Where a lane of so many tokens is cut into the stretches of an epoch's steps, its two ends among them."""
+        return np.arange(0, length + 1, self.longest)
+
+    @abstractmethod
+    def stretch(self, places: np.ndarray, length: int) -> Batch:
+        """The batch of these places of the stream, so many tokens from each: a function of nothing else."""
 
 
 class Paired(Bound):

@@ -136,11 +136,16 @@ class CausalLM(Spec):
     open its document starts with the token before its first prediction. GPT-2 has one mark, `<|endoftext|>`,
     which is both; a tokenizer without bos uses eos. Without `marks`, as in GPT (2018), whose vocabulary has none, the
     first token and the end of a document are not predicted. Departure from both: a sequence never runs on into
-    the next document.
+    the next document. Backward, it reads `w1 … wn <eos>` and predicts `<bos> w1 … wn`, each token from those behind it;
+    with both directions it reads all of them, and the states of each direction predict its own (Peters et al. 2018).
     """
 
-    terms: ClassVar[tuple[str, ...]] = ("next",)
     marks: bool = True
+    direction: Literal["forward", "backward", "both"] = "forward"
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        return {"forward": ("next",), "backward": ("previous",), "both": ("next", "previous")}[self.direction]
 
     def bind(self, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> Bound:
         return _CausalLM(self, corpus, vocabulary, max_len)
@@ -326,7 +331,9 @@ class _MaskedPairs(_Masked):
 
 class _CausalLM(Bound):
     def __init__(self, spec: CausalLM, corpus: Corpus, vocabulary: Vocabulary, max_len: int):
-        super().__init__(cut_samples(corpus, max_len, at="length", closing=1 if spec.marks else -1), max_len, 0)
+        both = spec.direction == "both"
+        samples = cut_samples(corpus, _room(max_len, both, 1), at="length", closing=1 if spec.marks else -1)
+        super().__init__(samples, max_len, int(both))
         self.spec, self.corpus = spec, corpus
         self.eos = vocabulary.need("eos", "CausalLM") if spec.marks else 0
         self.bos = self.eos if vocabulary.bos is None else vocabulary.bos
@@ -336,7 +343,7 @@ class _CausalLM(Bound):
         return num_tokens
 
     def lengths(self, ids: np.ndarray, epoch: int) -> np.ndarray:
-        return self.samples.lengths[ids]
+        return self.samples.lengths[ids] + self.overhead
 
     def batch(self, ids: np.ndarray, epoch: int, shape: Shape | None = None) -> Batch:
         table = self.samples
@@ -345,7 +352,7 @@ class _CausalLM(Bound):
         closes = starts + sizes > self.documents[document + 1]
         if not self.spec.marks:  # a slice starts with a token of its own
             starts, opens, closes = starts + 1, np.zeros_like(opens), np.zeros_like(closes)
-        # One token longer than the sequence: inputs are all but its last, predictions all but its first.
+        # One token longer than what is predicted: forward, inputs are all but its last, predictions all but its first.
         ends = np.cumsum(sizes + 1)
         first, last = ends - sizes - 1, ends - 1
         inner = np.ones(int(ends[-1]), dtype=bool)
@@ -353,8 +360,12 @@ class _CausalLM(Bound):
         stream = np.empty(len(inner), dtype=np.int64)
         stream[inner] = self.corpus.gather(starts - ~opens, sizes + 1 - opens - closes)
         stream[first[opens]], stream[last[closes]] = self.bos, self.eos
-        tokens, values = np.delete(stream, last), np.delete(stream, first)
-        return pack(tokens, sizes, shape, {"next": (np.arange(len(tokens)), values)})
+        early, late, rows = np.delete(stream, last), np.delete(stream, first), np.arange(len(stream))
+        if self.spec.direction == "both":
+            found = {"next": (np.delete(rows, last), late), "previous": (np.delete(rows, first), early)}
+            return pack(stream, sizes + 1, shape, found)
+        tokens, values = (early, late) if self.spec.direction == "forward" else (late, early)
+        return pack(tokens, sizes, shape, {self.spec.terms[0]: (rows[: len(tokens)], values)})
 
 
 def _share(name: str, value: float) -> None:

@@ -5,10 +5,9 @@ A head says whether it reads tokens or one pooled vector a sequence, and what it
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +20,7 @@ from polyseme.parts.feedforward import ACTIVATIONS, ActivationName
 from polyseme.parts.head import Head, Pool, Reads
 from polyseme.parts.layout import Layout
 from polyseme.parts.norms import NoNormSpec, NormSpec
+from polyseme.parts.sampled import sampled_loss
 from polyseme.parts.spec import Spec
 
 
@@ -55,7 +55,9 @@ class LanguageHeadSpec(Spec):
 
     BERT transforms the state first (`dense`, activation, norm) and adds a bias; GPT-2 does neither. Where the table's
     vectors are not of the trunk's size, `inner` is theirs and `dense` goes there. `scale` multiplies the state that
-    meets the table.
+    meets the table. Where states are two directions side by side, `half` says which of them it reads. A head that
+    `shares` has the matrix and the bias of that other head. With `sampled`, training compares a token with so many
+    others alone (`sampled_loss`).
     """
 
     vocab_size: int
@@ -67,11 +69,19 @@ class LanguageHeadSpec(Spec):
     inner: int = 0
     tied: bool = True
     scale: float = 1.0
+    half: Literal["none", "first", "second"] = "none"
+    shares: str = ""
+    sampled: int = 0
+
+    def reads(self, dim: int) -> int:
+        """How much of a state it reads."""
+        return dim if self.half == "none" else dim // 2
 
     def weights(self, dim: int) -> int:
         """How many weights of matrices a row meets."""
+        dim = self.reads(dim)
         size = self.inner or dim
-        return size * self.vocab_size + (dim * size if self.dense else 0)
+        return size * (self.sampled or self.vocab_size) + (dim * size if self.dense else 0)
 
     def build(self, dim: int) -> LanguageHead:
         return LanguageHead(self, dim)
@@ -81,14 +91,28 @@ class LanguageHead(VocabularyHead):
     def __init__(self, spec: LanguageHeadSpec, dim: int):
         super().__init__()
         self.spec = spec
+        dim = spec.reads(dim)
         size = spec.inner or dim
         self.dense = nn.Linear(dim, size, bias=spec.dense_bias) if spec.dense else None
         self.norm = spec.norm.build(size)
         self.bias = nn.Parameter(torch.zeros(spec.vocab_size)) if spec.bias else None
         self.own = None if spec.tied else nn.Linear(size, spec.vocab_size, bias=False)
 
+    def share(self, other: Head) -> None:
+        """Take the matrix and the bias of another."""
+        assert isinstance(other, LanguageHead)
+        self.own, self.bias = other.own, other.bias
+
+    def loss(self, states: Tensor, table: Tensor, values: Tensor, ignored: int, smoothing: float = 0.0) -> Tensor:
+        if self.training and 0 < self.spec.sampled < self.spec.vocab_size:
+            matrix = self.matrix(table)
+            return sampled_loss(self.transform(states), matrix, self.bias, values, ignored, self.spec.sampled)
+        return super().loss(states, table, values, ignored, smoothing)
+
     def transform(self, states: Tensor) -> Tensor:
         """What is multiplied with the table."""
+        if self.spec.half != "none":
+            states = states.chunk(2, dim=-1)[self.spec.half == "second"]
         if self.dense is not None:
             states = ACTIVATIONS[self.spec.activation](self.dense(states))
         states = self.norm(states)
@@ -199,62 +223,6 @@ class BoundaryHead(VocabularyHead):
         return self.outer_norm(self.activation(self.outer(states)))
 
 
-@dataclass(frozen=True)
-class SidesHeadSpec(Spec):
-    """Scores over the vocabulary from the states of one direction of a trunk that reads both ways, with one matrix for
-    the two (Peters et al. 2018, §3.1).
-
-    With `sampled`, training compares a word with so many others alone, drawn for the whole batch with probabilities
-    that fall as log(1 + 1 / (id + 1)): ids are taken to go from frequent to rare (Jean et al. 2015).
-    """
-
-    vocab_size: int
-    sampled: int = 0
-
-    def weights(self, dim: int) -> int:
-        return dim // 2 * (self.sampled or self.vocab_size)
-
-    def build(self, dim: int) -> SidesHead:
-        return SidesHead(self, dim)
-
-
-class SidesHead(Head):
-    def __init__(self, spec: SidesHeadSpec, dim: int):
-        super().__init__()
-        self.spec, self.size = spec, dim // 2
-        self.linear = nn.Linear(self.size, spec.vocab_size)
-
-    def states(self, last: Tensor, layout: Layout, rows: Tensor | None, pool: Pool) -> Tensor:
-        """`rows` are the row and the side, 0 forwards and 1 backwards, [n, 2]."""
-        if rows is None:
-            raise ValueError("a head of two sides has to be told which rows and sides it reads")
-        return last.view(-1, self.size).index_select(0, 2 * rows[:, 0] + rows[:, 1])
-
-    def forward(self, states: Tensor, table: Any) -> Tensor:
-        return self.linear(states)
-
-    def loss(self, states: Tensor, table: Any, values: Tensor, ignored: int, smoothing: float = 0.0) -> Tensor:
-        number, size = self.spec.sampled, self.spec.vocab_size
-        if not self.training or not 0 < number < size:
-            return super().loss(states, table, values, ignored, smoothing)
-        known = values != ignored
-        values = values.masked_fill(~known, 0)
-        drawn = (
-            ((size + 1) ** torch.rand(number, device=states.device, dtype=torch.float64) - 1).long().clamp(max=size - 1)
-        )
-
-        def rarity(ids: Tensor) -> Tensor:
-            """The log of how often an id is drawn on average: what makes sampled scores fair."""
-            return (number * torch.log1p(1 / (ids + 1.0)) / math.log(size + 1)).log().to(states.dtype)
-
-        weight, bias = self.linear.weight, self.linear.bias
-        others = F.linear(states, weight.index_select(0, drawn), bias.index_select(0, drawn)) - rarity(drawn)
-        others = others.masked_fill(drawn[None] == values[:, None], -1e9)  # the truth is no other
-        true = (states * weight.index_select(0, values)).sum(-1) + bias.index_select(0, values) - rarity(values)
-        scores = torch.cat([true[:, None], others], dim=-1).float()
-        return ((scores.logsumexp(-1) - scores[:, 0]) * known).sum()
-
-
 def _choice_loss(scores: Tensor, values: Tensor, ignored: int) -> Tensor:
     """Cross entropy among rivals: rows whose value is the same are the choices of one question, and the value is the
     place of the right one. A row without a value stands alone, at no cost."""
@@ -266,4 +234,4 @@ def _choice_loss(scores: Tensor, values: Tensor, ignored: int) -> Tensor:
     return torch.where(asked, top + torch.where(asked, sums, 1.0).log() - scores, 0.0).sum()
 
 
-HeadSpec = LanguageHeadSpec | LabelHeadSpec | BoundaryHeadSpec | AdaptiveHeadSpec | SidesHeadSpec
+HeadSpec = LanguageHeadSpec | LabelHeadSpec | BoundaryHeadSpec | AdaptiveHeadSpec

@@ -49,6 +49,9 @@ class Model(nn.Module):
         self.spec = spec
         self.trunk = spec.trunk.build()
         self.heads = nn.ModuleDict({name: head.build(spec.trunk.dim) for name, head in spec.heads.items()})
+        for name, head in spec.heads.items():
+            if other := getattr(head, "shares", ""):
+                self.heads[name].share(self.heads[other])  # type: ignore[operator]
 
     def initialise(self, generator: torch.Generator | None = None) -> None:
         self.trunk.initialise(generator)

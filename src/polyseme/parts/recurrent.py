@@ -31,6 +31,10 @@ Cell = Literal["rnn", "gru", "lstm"]
 GATES: dict[str, int] = {"rnn": 1, "gru": 3, "lstm": 4}  # products of a step, stacked as torch stacks them
 STATES: dict[str, int] = {"rnn": 1, "gru": 1, "lstm": 2}
 
+# torch's kernels copy weights that do not lie side by side, and leave out one of their libraries: both cost little
+warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+warnings.filterwarnings("ignore", message="LSTM with projections is not supported with oneDNN")
+
 
 @dataclass(frozen=True)
 class RecurrentSpec(Spec):
@@ -257,14 +261,11 @@ class Recurrence(nn.Module):
         run: Any = {"rnn": torch.rnn_tanh, "gru": torch.gru, "lstm": torch.lstm}[self.spec.cell]
         given: Any = [s[None].contiguous() for s in states]
         given = given if self.spec.cell == "lstm" else given[0]
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
-            warnings.filterwarnings("ignore", message="LSTM with projections is not supported with oneDNN")
-            if steps.even:  # biases, one layer, no dropout, training, one direction, time first
-                y, *ended = run(x.contiguous(), given, weights, True, 1, 0.0, self.training, False, False)
-            else:
-                counts = torch.from_numpy(steps.counts)
-                y, *ended = run(x, counts, given, weights, True, 1, 0.0, self.training, False)
+        if steps.even:  # biases, one layer, no dropout, training, one direction, time first
+            y, *ended = run(x.contiguous(), given, weights, True, 1, 0.0, self.training, False, False)
+        else:
+            counts = torch.from_numpy(steps.counts)
+            y, *ended = run(x, counts, given, weights, True, 1, 0.0, self.training, False)
         return y, [s[0] for s in ended]
 
     def _plain(self, x: Tensor, steps: Steps, weights: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list]:

@@ -16,6 +16,7 @@ from polyseme.recipes import (
     gpt2,
     modern,
     music,
+    rnn_lm,
     roberta,
     spanbert,
     t5,
@@ -37,6 +38,7 @@ _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(xlnet.tiny, xlnet.base),
     *(t5.tiny, t5.small, t5.base, t5.large, t5.v11),
     *(music.tiny, music.base),
+    *(rnn_lm.tiny, rnn_lm.medium),
 )
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _MAKERS}
 

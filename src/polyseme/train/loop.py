@@ -108,7 +108,7 @@ def train(run: Training, data: Iterable[tuple[list[Batch], Any]]) -> Iterator[Re
             counts = {name: sum(b.targets[name].count for b in batches) for name in names}
             counts |= {" tokens": sum(b.num_tokens for b in batches)}
             counts = distributed.sum_counts(counts, run.device)
-            rate = run.optim.rate * run.schedule.scale(step, run.total)
+            rate = run.optim.rate * run.schedule.scale(step, run.total) * batches[0].rate
             set_rate(run.optimiser, rate)
             divisors = torch.tensor([float(max(counts[name], 1)) for name in names])
             for number, batch in enumerate(batches):

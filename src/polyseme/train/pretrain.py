@@ -30,7 +30,7 @@ from polyseme.families import FAMILIES
 from polyseme.files import read_json, told, write_json, write_text
 from polyseme.objectives.batch import Batch, Carry
 from polyseme.objectives.distil import Distilled
-from polyseme.objectives.packing import Bound, Shape, Vocabulary
+from polyseme.objectives.packing import Bound, Shape, Streamed, Vocabulary
 from polyseme.objectives.terms import losses, scores
 from polyseme.parts.memory import Memory
 from polyseme.parts.model import Model, ModelSpec
@@ -64,20 +64,20 @@ class Data:
 
     def steps(self, cursor: Cursor, done: int = 0) -> Iterator[tuple[list[Batch], Cursor]]:
         for bins, after in self.order.steps(cursor, self.rank, self.world, done):
-            found = [self.bound.batch(b.ids, b.epoch, self.shape) for b in bins]
-            if self.bound.goes_on:
-                found = [self._going_on(i, b, batch) for i, (b, batch) in enumerate(zip(bins, found))]
-            yield found, after
+            yield [self._batch(number, found) for number, found in enumerate(bins)], after
 
-    def _going_on(self, number: int, found: Bin, batch: Batch) -> Batch:
+    def _batch(self, number: int, found: Bin) -> Batch:
+        if not isinstance(self.bound, Streamed):
+            return self.bound.batch(found.ids, found.epoch, self.shape)
         carry = self.carries.setdefault(self.rank + number * self.world, Carry())
+        batch = self.bound.stretch(found.ids, found.length)
         return dataclasses.replace(batch, carry=carry, opens=found.opens)
 
     def remembered(self) -> dict[str, Tensor]:
         """What is carried from step to step, on every rank: every rank has to ask."""
         carried = {number: carry.memory for number, carry in self.carries.items() if carry.memory is not None}
         tensors = {f"{n}/{name}": t.cpu() for n, memory in carried.items() for name, t in memory.tensors().items()}
-        return distributed.collect(tensors) if self.bound.goes_on else {}
+        return distributed.collect(tensors) if isinstance(self.bound, Streamed) else {}
 
     def recall(self, tensors: dict[str, Tensor], device: torch.device) -> None:
         """The inverse of `remembered`."""
@@ -241,7 +241,7 @@ def open_data(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, rank: int, w
         bin_sequences=shape.samples if shape else 0,
         ramp=recipe.ramp,
     )
-    if bound.goes_on:
+    if isinstance(bound, Streamed):
         order = Lanes(bound, recipe.bin_tokens, bins)
     valid = None
     if held is not None:
@@ -256,7 +256,7 @@ def open_data(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, rank: int, w
 @torch.no_grad()
 def evaluate(run: Training, bound: Bound, recipe: Recipe) -> dict[str, float]:
     """Mean loss and accuracy of each term on held-out text, always on the same damage; perplexity of the words."""
-    order = Lanes(bound, recipe.bin_tokens) if bound.goes_on else Order(bound, recipe.bin_tokens)
+    order = Lanes(bound, recipe.bin_tokens) if isinstance(bound, Streamed) else Order(bound, recipe.bin_tokens)
     data = Data(bound, order, None)
     sums: dict[str, list[float]] = {}
     tokens = 0
@@ -274,8 +274,9 @@ def evaluate(run: Training, bound: Bound, recipe: Recipe) -> dict[str, float]:
     for name, (loss, right, count) in sums.items():
         found[name] = loss / max(count, 1)
         found[f"{name}_accuracy"] = right / max(count, 1)
-        if name in ("masked", "next"):
-            found["perplexity"] = math.exp(min(found[name], 50.0))
+    words = [found[name] for name in ("masked", "next", "previous") if name in found]
+    if words:
+        found["perplexity"] = math.exp(min(statistics.fmean(words), 50.0))
     return found
 
 
