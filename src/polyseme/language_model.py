@@ -133,7 +133,7 @@ class LanguageModel:
     def score(self, texts: Sequence[str]) -> list[Score]:
         """Log-probability of each text: of every token after those before it, or after all others if masked."""
         if "next" in self.model.heads:
-            self._need("next", "score a text alone")
+            self._need("next", "score a text alone", half=True)
             return self._score_causal(texts)
         self._need("masked", "score a text")
         found = []
@@ -296,12 +296,16 @@ class LanguageModel:
 
         return predict(self.folder, as_examples(examples, self.model))
 
-    def _need(self, head: str, what: str) -> None:
+    def _need(self, head: str, what: str, half: bool = False) -> None:
+        """The head is there, and reads what came before; with `half` it may be one of two directions."""
         if head not in self.model.heads:
             has = ", ".join(self.model.heads) or "no head"
             raise UserError(f"{self.folder.path} cannot {what}: it has {has}, and that needs the head {head!r}")
         if head == "next" and not self.model.spec.trunk.causal:
-            raise UserError(f"{self.folder.path} cannot {what}: it writes a target for a source")
+            both = getattr(self.model.spec.heads[head], "half", "none") != "none"
+            if not (both and half):
+                why = "it reads in both directions" if both else "it writes a target for a source"
+                raise UserError(f"{self.folder.path} cannot {what}: {why}")
 
     def _check_length(self, length: int, text: str) -> None:
         if length > self.max_len:

@@ -15,7 +15,7 @@ def sampled_loss(
     """The summed cross entropy among the truth and `number` others, drawn once for all rows.
 
     An id is drawn with a probability that falls as log(1 + 1 / (id + 1)): ids are taken to go from frequent to rare.
-    What is drawn often counts less for it, so that on average the gradient is that of the whole softmax.
+    What is drawn often counts less for it, so that the sum over the others is right on average.
     """
     size = len(matrix)
     known = values != ignored
@@ -23,13 +23,11 @@ def sampled_loss(
     chance = torch.rand(number, device=states.device, dtype=torch.float64)
     drawn = ((size + 1) ** chance - 1).long().clamp(max=size - 1)
 
-    def offset(ids: Tensor) -> Tensor:
-        often = number * torch.log1p(1 / (ids + 1.0)) / math.log(size + 1)
-        own = often.log().to(states.dtype)
-        return -own if bias is None else bias.index_select(0, ids) - own
-
-    others = F.linear(states, matrix.index_select(0, drawn), offset(drawn))
+    often = number * torch.log1p(1 / (drawn + 1.0)) / math.log(size + 1)  # how often each is drawn on average
+    own = torch.zeros(size, device=matrix.device, dtype=matrix.dtype) if bias is None else bias
+    offset = own.index_select(0, drawn) - often.log().to(states.dtype)
+    others = F.linear(states, matrix.index_select(0, drawn), offset)
     others = others.masked_fill(drawn[None] == values[:, None], -1e9)  # the truth is not among the others
-    true = (states * matrix.index_select(0, values)).sum(-1) + offset(values)
+    true = (states * matrix.index_select(0, values)).sum(-1) + own.index_select(0, values)
     scores = torch.cat([true[:, None], others], dim=-1).float()
     return ((scores.logsumexp(-1) - scores[:, 0]) * known).sum()

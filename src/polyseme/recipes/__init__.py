@@ -12,6 +12,7 @@ from polyseme.recipes import (
     bert,
     demo,
     distilbert,
+    elmo,
     gpt,
     gpt2,
     modern,
@@ -39,6 +40,7 @@ _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(t5.tiny, t5.small, t5.base, t5.large, t5.v11),
     *(music.tiny, music.base),
     *(rnn_lm.tiny, rnn_lm.medium),
+    *(elmo.tiny, elmo.small, elmo.original),
 )
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _MAKERS}
 

@@ -242,7 +242,15 @@ def _open(
         tokenizer = folder.tokenizer.framed(*family.frame)
         model = folder.model.grown(max(tokenizer.vocab_size, spec.trunk.embeddings.vocab_size), seed)
         folder = dataclasses.replace(folder, tokenizer=tokenizer, model=model)
-    return dataclasses.replace(folder, model=folder.model.spec.build(seed)) if scratch else folder
+    return dataclasses.replace(folder, model=_fresh(folder.model, seed)) if scratch else folder
+
+
+def _fresh(model: Model, seed: int) -> Model:
+    """The same model before it has learnt anything; what is not learnt stays."""
+    found = model.spec.build(seed)
+    for name, buffer in model.named_buffers():
+        found.get_buffer(name).copy_(buffer)
+    return found
 
 
 def _training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int) -> Training:

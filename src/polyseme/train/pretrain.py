@@ -43,6 +43,7 @@ from polyseme.train.cost import num_parameters, training_flops
 from polyseme.train.loop import Report, Training, choose_device, train
 from polyseme.train.optim import load_optimiser_state, optimiser_state
 from polyseme.train.recipe import Recipe
+from polyseme.train.spelling import learn_spellings
 from polyseme.weights.folder import check_fit, save_model
 
 TIMED = 5  # steps timed together
@@ -118,6 +119,7 @@ def pretrain(
     begun = distributed.on_first(lambda: _open_run(out, recipe, corpus, resume, about))
     data, valid = open_data(recipe, corpus, tokenizer, rank, world)
     run = training(recipe, spec, device, rank, lesson)
+    learn_spellings(run.model, tokenizer)
     environment = _environment(run, world)
     run.total = begun.get("total") or distributed.on_first(
         partial(_store_total, out, begun, _total_steps(recipe, run, data, valid, began))
