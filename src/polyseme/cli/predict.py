@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -38,16 +39,22 @@ def evaluate(
     from polyseme.cli.output import kind_of, print_json
     from polyseme.tasks.catalogue import DATA_SETS
     from polyseme.tasks.examples import read_examples
+    from polyseme.tasks.over import is_over, open_over
     from polyseme.tasks.predict import evaluate as run
     from polyseme.tasks.task import Task
 
-    folder = polyseme.load(model).folder
-    kind = kind_of(task) if task else Task.from_model(folder.model, folder.notes).kind
+    if is_over(model):
+        over = open_over(model)
+        own, answer = over.task.kind, over.evaluate
+    else:
+        folder = polyseme.load(model).folder
+        own, answer = Task.from_model(folder.model, folder.notes).kind, partial(run, folder, truncate=truncate)
+    kind = kind_of(task) if task else own
     if task in DATA_SETS:
         given = DATA_SETS[task].read(data, skip_bad)[1]
     else:
         given = read_examples(data, kind, text=text, pair=pair, label=label, header=header, skip_bad=skip_bad)
-    found = run(folder, given, truncate=truncate)
+    found = answer(given)
     if as_json:
         print_json({"examples": len(given), **found})
         return
@@ -72,14 +79,20 @@ def predict(
     import polyseme
     from polyseme.cli.output import kind_of
     from polyseme.tasks.examples import read_examples
+    from polyseme.tasks.over import is_over, open_over
     from polyseme.tasks.predict import predict as run
     from polyseme.tasks.predict import write_predictions
     from polyseme.tasks.task import Task
 
-    folder = polyseme.load(model).folder
-    kind = kind_of(task) if task else Task.from_model(folder.model, folder.notes).kind
+    if is_over(model):
+        over = open_over(model)
+        own, answer = over.task.kind, over.predict
+    else:
+        folder = polyseme.load(model).folder
+        own, answer = Task.from_model(folder.model, folder.notes).kind, partial(run, folder, truncate=truncate)
+    kind = kind_of(task) if task else own
     given = read_examples(
         data, kind, text=text, pair=pair, label=label, header=header, need_labels=False, skip_bad=skip_bad
     )
-    write_predictions(out, given, run(folder, given, truncate=truncate))
+    write_predictions(out, given, answer(given))
     print(f"{out}: {len(given)} predictions")

@@ -46,6 +46,8 @@ class InitSpec(Spec):
                 nn.init.normal_(vector, 0.0, self.std, generator=generator)
             for vector in getattr(part, "zeros", list)():
                 nn.init.zeros_(vector)
+            for vector in getattr(part, "ones", list)():
+                nn.init.ones_(vector)
             if isinstance(part, nn.LayerNorm | nn.RMSNorm):
                 nn.init.ones_(part.weight)
             if isinstance(bias := getattr(part, "bias", None), nn.Parameter):

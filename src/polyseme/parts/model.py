@@ -12,11 +12,12 @@ from polyseme.parts.crf import Chains, Crf
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec
 from polyseme.parts.layout import Layout
+from polyseme.parts.over import OverSpec
 from polyseme.parts.recurrent import RecurrentSpec
 from polyseme.parts.spec import Spec
 from polyseme.parts.trunk import TransformerSpec
 
-TrunkSpec = TransformerSpec | EncoderDecoderSpec | RecurrentSpec
+TrunkSpec = TransformerSpec | EncoderDecoderSpec | RecurrentSpec | OverSpec
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES
@@ -29,6 +30,7 @@ from polyseme.parts.tags import broken
 from polyseme.progress import progress
 from polyseme.report import write_report
 from polyseme.tasks.examples import Example, Kind
+from polyseme.tasks.features import NetworkSpec
 from polyseme.tasks.metrics import PRIMARY, require, score
 from polyseme.tasks.predict import measure, predictions
 from polyseme.tasks.task import HEADS, Encoded, Task
@@ -49,7 +51,8 @@ class FinetuneSpec(Spec):
     `auxiliary` is the weight of the language model's own loss on the same texts, and `both_orders` reads a pair twice,
     as GPT does (Radford et al. 2018, §3.2 and 3.3; its settings: auxiliary 0.5, rate 6.25e-5, batches of 32).
 
-    With the `decoder` "crf" the tags of a sentence are chosen together (Lample et al. 2016, §2.2).
+    With the `decoder` "crf" the tags of a sentence are chosen together (Lample et al. 2016, §2.2). A `network` is laid
+    over frozen features (`tasks/over.py`).
     """
 
     epochs: float = 3.0
@@ -65,6 +68,7 @@ class FinetuneSpec(Spec):
     auxiliary: float = 0.0
     both_orders: bool = False
     decoder: Literal["softmax", "crf"] = "softmax"
+    network: NetworkSpec | None = None
 
     def check(self) -> FinetuneSpec:
         for name in ("batch_size", "bin_tokens"):
@@ -105,34 +109,75 @@ def finetune(
     pre-training was worth.
     """
     settings = (settings or FinetuneSpec()).check()
+    check_run(kind, out, settings, seeds)
+    task = Task.of(kind, train_examples, settings.both_orders)
+    crf = crf_of(settings, train_examples)
+    loaded = _open(Path(model_folder), task, settings, first_seed, scratch, crf)
+    data, dev = (_encode(task, examples, loaded, settings) for examples in (train_examples, dev_examples))
+
+    def build(seed: int) -> Model:
+        fresh = seed != first_seed
+        return (_open(Path(model_folder), task, settings, seed, scratch, crf) if fresh else loaded).model
+
+    def save(path: Path, model: Model, notes: dict[str, Any]) -> None:
+        save_model(path, model, loaded.tokenizer, notes)
+
+    about: dict[str, Any] = {"data": data_set} if data_set else {}
+    about |= {"model": str(model_folder), "from_scratch": scratch}
+    chosen = range(first_seed, first_seed + seeds)
+    return run_seeds(task, data, dev, dev_examples, build, save, out, settings, chosen, primary, about)
+
+
+def crf_of(settings: FinetuneSpec, examples: Sequence[Example]) -> CrfSpec | None:
+    """The CRF of a run, if it has one; where the tags of its examples break the rules, nothing is barred."""
+    return CrfSpec(all(broken(e.tags or ()) is None for e in examples)) if settings.decoder == "crf" else None
+
+
+def check_run(kind: Kind, out: Path | None, settings: FinetuneSpec, seeds: int) -> None:
+    """What can be wrong before anything is opened."""
     if seeds < 1:
         raise UserError(f"{seeds} seeds is no run: at least 1 is needed")
     if out is not None:
         _check_empty(out)
     require(kind)
-    primary = primary or PRIMARY[kind]
-    task = Task.of(kind, train_examples, settings.both_orders)
     if settings.decoder == "crf" and kind != "tagging":
         raise UserError(f"the decoder crf is for tagging, not for {kind}")
-    crf = CrfSpec(all(broken(e.tags or ()) is None for e in train_examples)) if settings.decoder == "crf" else None
-    loaded = _open(Path(model_folder), task, settings, first_seed, scratch, crf)
-    data, dev = (_encode(task, examples, loaded, settings) for examples in (train_examples, dev_examples))
-    gold = [e.answer for e in dev_examples]
-    known = score(kind, gold, gold, task.labels)
+
+
+def run_seeds(
+    task: Task,
+    data: Sequence[Encoded],
+    dev: Sequence[Encoded],
+    dev_examples: Sequence[Example],
+    build: Callable[[int], Model],
+    save: Callable[[Path, Model, dict[str, Any]], None],
+    out: Path | None,
+    settings: FinetuneSpec,
+    seeds: Sequence[int],
+    primary: str,
+    about: dict[str, Any],
+    terms: Callable[[Model, Batch], dict[str, Tensor]] | None = None,
+    further: dict[str, Targets] | None = None,
+) -> dict[str, Any]:
+    """Train once for each seed the model that `build` makes for it, measure, and write the run folder.
+
+    `terms` are the losses, if not the usual ones, and `further` what else they have targets of.
+    """
+    kind, gold = task.kind, [e.answer for e in dev_examples]
+    primary, known = primary or PRIMARY[kind], score(kind, gold, gold, task.labels)
     if primary not in known:
         raise UserError(f"there is no metric {primary!r} here; {nearest(primary, known)}")
-
     rows: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
     best: tuple[float, int, Model] | None = None
     spent = {"tokens": 0, "flops": 0, "seconds": 0.0}
-    for seed in range(first_seed, first_seed + seeds):
-        folder = loaded if seed == first_seed else _open(Path(model_folder), task, settings, seed, scratch, crf)
-        run = _training(folder.model, settings, len(data), seed)
+    for seed in seeds:
+        run = _training(build(seed), settings, len(data), seed)
+        run.terms = terms or run.terms
         began = time.perf_counter()
         with progress(f"finetune, seed {seed}", run.total, "steps") as bar:
             done: list[Report] = []
-            for report in train(run, steps(task, data, settings, seed, run)):
+            for report in train(run, steps(task, data, settings, seed, run, further)):
                 shown = run.device.type == "cpu" or report.step % CHECKED == 0  # when the loop has asked the GPU
                 bar.advance(1, f"loss {report.loss[task.head_name]:.3f}" if shown else "")
                 done.append(report)
@@ -147,9 +192,7 @@ def finetune(
     assert best is not None
     results = {
         "task": kind,
-        **({"data": data_set} if data_set else {}),
-        "model": str(model_folder),
-        "from_scratch": scratch,
+        **about,
         "primary": primary,
         **_summary(runs),
         "best_seed": best[1],
@@ -165,10 +208,10 @@ def finetune(
             "labels": list(task.labels),
             "settings": settings.to_json(),
             "results": results,
-            "chosen": f"seed {best[1]}: the best {primary} on the dev examples of {seeds} seed(s)",
+            "chosen": f"seed {best[1]}: the best {primary} on the dev examples of {len(seeds)} seed(s)",
         }
         write_text(out / "log.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        save_model(out / "model", best[2], loaded.tokenizer, notes)
+        save(out / "model", best[2], notes)
         write_json(out / "results.json", results)
         write_report(out)
     return results
@@ -188,7 +231,12 @@ def _encode(task: Task, examples: Sequence[Example], folder: ModelFolder, settin
 
 
 def steps(
-    task: Task, data: Sequence[Encoded], settings: FinetuneSpec, seed: int, run: Training | None = None
+    task: Task,
+    data: Sequence[Encoded],
+    settings: FinetuneSpec,
+    seed: int,
+    run: Training | None = None,
+    further: dict[str, Targets] | None = None,
 ) -> Iterator[tuple[list[Batch], tuple[int, int]]]:
     """Micro-batches of each step, without end: every epoch is a permutation drawn from (seed, epoch).
 
@@ -202,6 +250,8 @@ def steps(
             chosen = [data[i] for i in order[start : start + size]]
             parts = bins([len(e.ids) for e in chosen], settings.bin_tokens)
             batches = [task.batch([chosen[i] for i in part])[0] for part in parts]
+            if further:
+                batches = [dataclasses.replace(b, targets={**b.targets, **further}) for b in batches]
             if settings.auxiliary:
                 batches = [_with_next(batch, settings.auxiliary) for batch in batches]
             if run is not None and run.record:

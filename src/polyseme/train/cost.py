@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from polyseme.objectives.batch import Batch
 from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.model import Model
+from polyseme.parts.over import OverSpec
 from polyseme.parts.recurrent import RecurrentSpec
 from polyseme.parts.trunk import TransformerSpec
 
@@ -24,7 +25,7 @@ def training_flops(model: Model, batch: Batch) -> int:
     at 2w + 1.
     """
     trunk, dim, lengths = model.spec.trunk, model.spec.trunk.dim, batch.layout.lengths
-    if isinstance(trunk, RecurrentSpec):
+    if isinstance(trunk, RecurrentSpec | OverSpec):
         total = 6 * trunk.weights * sum(lengths)
     elif isinstance(trunk, TransformerSpec):
         total = _stack_flops(trunk, lengths)
