@@ -249,7 +249,7 @@ def tiny_folders(tmp_path_factory) -> dict[str, Path]:
     from polyseme.families import FAMILIES
     from polyseme.text.tokenizer import Tokenizer
     from polyseme.weights.folder import save_model
-    from tests.contracts.cases import EXTRA
+    from tests.contracts.cases import EXTRA, fitting
 
     found = {}
     for family in FAMILIES.values():
@@ -259,7 +259,8 @@ def tiny_folders(tmp_path_factory) -> dict[str, Path]:
         tokenizer = Tokenizer.train(kind, texts, size + family.sentinels, sentinels=family.sentinels)
         tokenizer = tokenizer.marked(family.marks)
         extra = EXTRA.get(family.name, {})
-        spec = family.spec(num_layers=3, dim=24, num_heads=3, vocab_size=tokenizer.vocab_size, max_len=48, **extra)
+        sizes = fitting(family, num_layers=3, dim=24, num_heads=3, vocab_size=tokenizer.vocab_size, max_len=48)
+        spec = family.spec(**sizes, **extra)
         model = spec.build(seed=1)
         generator = torch.Generator().manual_seed(2)
         with torch.no_grad():

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from polyseme.errors import UserError, nearest
+from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.model import Model
 from polyseme.parts.relative import Queries
@@ -131,10 +132,17 @@ class LanguageModel:
 
     @torch.inference_mode()
     def score(self, texts: Sequence[str]) -> list[Score]:
-        """Log-probability of each text: of every token after those before it, or after all others if masked."""
-        if "next" in self.model.heads:
-            self._need("next", "score a text alone", half=True)
-            return self._score_causal(texts)
+        """Log-probability of each text: of every token after those before it, or after all others if masked.
+
+        Read backwards, of every token before those behind it; read both ways, the mean of the two.
+        """
+        heads = [head for head in ("next", "previous") if head in self.model.heads]
+        if heads:
+            self._need(heads[0], "score a text alone")
+            ways = [self._score_causal(texts, head) for head in heads]
+            return [
+                Score(math.fsum(s.log_probability for s in both) / len(both), both[0].tokens) for both in zip(*ways)
+            ]
         self._need("masked", "score a text")
         found = []
         with progress("score", len(texts), "texts", show=len(texts) > 20) as bar:
@@ -143,20 +151,26 @@ class LanguageModel:
                 bar.advance(1)
         return found
 
-    def _score_causal(self, texts: Sequence[str]) -> list[Score]:
+    def _score_causal(self, texts: Sequence[str], head: str) -> list[Score]:
         found: list[Score | None] = [None] * len(texts)
         ids = [np.array([*self.opening, *self._sequence(text)[0]]) for text in texts]
+        if head == "previous":
+            marks = [mark for mark in (self.tokenizer.specials.eos, self.tokenizer.specials.bos) if mark is not None]
+            ids = [np.array([*self._sequence(text)[0], *marks[:1]]) for text in texts]
         for i, row in enumerate(ids):
             self._check_length(len(row) - 1, texts[i])
             if len(row) < 2:
                 raise UserError(f"{texts[i]!r} is one token, and nothing stands before it to predict it from")
-        # the last token has nothing left to predict, so it is not read
-        for packed in self._packed([row[:-1] for row in ids]):
+        # the last token has nothing left to predict, so it is not read; backwards, the first
+        read, asked = [row[:-1] for row in ids], [row[1:] for row in ids]
+        if head == "previous":
+            read, asked = asked, read
+        for packed in self._packed(read):
             last = self.model.trunk(packed.tokens, packed.layout).last
-            targets = torch.from_numpy(np.concatenate([ids[i][1:] for i in packed.index])).to(self.device)
+            targets = torch.from_numpy(np.concatenate([asked[i] for i in packed.index])).to(self.device)
             chances = torch.cat(
                 [
-                    self._log_probabilities("next", (packed, last), rows).gather(1, targets[rows][:, None])[:, 0]
+                    self._log_probabilities(head, (packed, last), rows).gather(1, targets[rows][:, None])[:, 0]
                     for rows in torch.arange(len(targets), device=self.device).split(1024)
                 ]
             )
@@ -296,16 +310,12 @@ class LanguageModel:
 
         return predict(self.folder, as_examples(examples, self.model))
 
-    def _need(self, head: str, what: str, half: bool = False) -> None:
-        """The head is there, and reads what came before; with `half` it may be one of two directions."""
+    def _need(self, head: str, what: str) -> None:
         if head not in self.model.heads:
             has = ", ".join(self.model.heads) or "no head"
             raise UserError(f"{self.folder.path} cannot {what}: it has {has}, and that needs the head {head!r}")
-        if head == "next" and not self.model.spec.trunk.causal:
-            both = getattr(self.model.spec.heads[head], "half", "none") != "none"
-            if not (both and half):
-                why = "it reads in both directions" if both else "it writes a target for a source"
-                raise UserError(f"{self.folder.path} cannot {what}: {why}")
+        if head == "next" and isinstance(self.model.spec.trunk, EncoderDecoderSpec):
+            raise UserError(f"{self.folder.path} cannot {what}: it writes a target for a source")
 
     def _check_length(self, length: int, text: str) -> None:
         if length > self.max_len:
@@ -348,14 +358,20 @@ class LanguageModel:
 
     def _layer_choice(self, layers: str | int) -> tuple[list[int], Any]:
         depth = self.model.spec.trunk.num_layers
-        every = list(range(depth + 1))
+        every, text = list(range(depth + 1)), str(layers)
         last4 = every[1:][-4:]
 
+        def alike(states: list[Tensor]) -> list[Tensor]:
+            sizes = [state.shape[-1] for state in states]
+            if len(set(sizes)) > 1:
+                raise UserError(f"layers is {text!r}, but their sizes are {sizes}: choose one, or concat-last-4")
+            return states
+
         def total(states: list[Tensor]) -> Tensor:
-            return torch.stack(states).sum(0)
+            return torch.stack(alike(states)).sum(0)
 
         def stack(states: list[Tensor]) -> Tensor:
-            return torch.stack(states, dim=1)
+            return torch.stack(alike(states), dim=1)
 
         named: dict[str, tuple[list[int], Any]] = {
             "embeddings": ([0], total),
@@ -366,7 +382,6 @@ class LanguageModel:
             "sum-all": (every[1:], total),
             "all": (every, stack),
         }
-        text = str(layers)
         if text in named:
             return named[text]
         if text.isdigit() and int(text) <= depth:

@@ -1,6 +1,7 @@
 """Every family as a tiny model, so that a law is written once and a new family gets it for free."""
 
 from inspect import signature
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ EXTRA = {
 }
 VARIANTS = {"elmo clipped": ("elmo", EXTRA["elmo"] | {"cell_clip": 0.3, "projection_clip": 0.2})}
 VARIANTS |= {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
-VARIANTS |= {
+VARIANTS |= {"nnlm direct": ("nnlm", {"direct": True})} | {
     " ".join(map(str, ["rnn_lm", *given.values()])): ("rnn_lm", given)
     for given in (
         {"cell": "rnn", "direction": "backward", "links": "dense"},
@@ -39,16 +40,20 @@ NAMES = list(CASES)
 DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
 
 
+def fitting(family: Family, **given: object) -> dict[str, Any]:
+    """Of these arguments of a trunk, those that the family's takes."""
+    return {key: value for key, value in given.items() if key in signature(family.trunk).parameters}
+
+
 def family_of(name: str) -> Family:
     return FAMILIES[CASES[name][0]]
 
 
 def tiny_spec(name: str, dropout: float = 0.0) -> ModelSpec:
     family = family_of(name)
-    usual = {"num_layers": 3, "dim": 24, "num_heads": 3, "ffn_dim": 40, "hidden_dim": 0, "vocab_size": VOCAB,
+    usual = {"num_layers": 3, "dim": 24, "num_heads": 3, "ffn_dim": 40, "vocab_size": VOCAB,
              "max_len": 32, "dropout": dropout, "attention_dropout": dropout, "weight_dropout": dropout}  # fmt: skip
-    taken = {key: value for key, value in usual.items() if key in signature(family.trunk).parameters}
-    return family.spec(**(taken | CASES[name][1]))
+    return family.spec(**fitting(family, **usual) | CASES[name][1])
 
 
 CAUSAL = [name for name in NAMES if tiny_spec(name).trunk.causal]

@@ -57,7 +57,7 @@ ARROWS: dict[str, set[str]] = {
     "prompting": {"errors", "progress", "parts"},
     "language_model": {"errors", "progress", "reading", "parts", "weights", "tasks", "prompting"},
     "": {"errors", "language_model"},
-    "explain": {"language_model", "parts"},
+    "explain": {"errors", "language_model", "parts"},
 }
 ARROWS["demo"] = ARROWS.keys() - {"progress"}
 ARROWS["cli"] = set(ARROWS)

@@ -61,6 +61,71 @@ def test_lanes_go_on_and_any_place_is_reached():
         Lanes(bound, 64, len(bound) + 1)
 
 
+def test_drawn_lengths_tile_every_lane_and_follow_the_law():
+    """Around max_len, in one step of twenty around half of it; the same in all lanes, other ones in another epoch."""
+    corpus = Pages([[50] * 4000])
+    bound = SegmentLM(spread=5.0).bind(corpus, GPT2, 70, 3)
+    order = Lanes(bound, 140)
+    lengths = np.diff(order.cuts(0))
+    assert order.cuts(0)[0] == 0 and order.cuts(0)[-1] == order.length and not np.array_equal(lengths, order.cuts(1))
+    usual, short = lengths[lengths > 55], lengths[lengths <= 55][:-1]
+    assert len(usual) > 1000 and abs(usual.mean() - 69.5) < 0.5 and abs(usual.std() - 5) < 0.4
+    assert 0.03 < len(short) / len(lengths) < 0.07 and abs(short.mean() - 34.5) < 2
+    data, read, spent = Data(bound, order, None), [], []
+    for (batch,), after in data.steps(Cursor()):
+        read.append(batch.tokens.view(2, -1))
+        assert batch.rate == pytest.approx(batch.layout.longest / 70)
+        spent.append(batch.layout.longest)
+        if after.epoch:
+            break
+    assert spent == lengths.tolist()
+    whole = bound.stretch(np.array([0, order.length]), order.length)
+    assert torch.equal(torch.cat(read, dim=1).flatten(), whole.tokens)
+    bins, after = next(order.steps(Cursor(0, 0, 17)))
+    assert bins[0].length == lengths[17] and bins[0].ids.tolist() == [
+        lengths[:17].sum(),
+        order.length + lengths[:17].sum(),
+    ]
+    assert after == Cursor(0, 0, 18) and not bins[0].opens
+
+
+def test_backwards_each_token_predicts_the_one_before_it():
+    corpus, bound = bind([[40] * 20])
+    back = SegmentLM(direction="backward").bind(corpus, GPT2, 16, 0)
+    data, read, asked = Data(back, Lanes(back, 32), None), [], []
+    for (batch,), after in data.steps(Cursor()):
+        read.insert(0, batch.tokens.view(2, -1))
+        asked.insert(0, batch.targets["previous"].values.view(2, -1))
+        if after.epoch:
+            break
+    tokens, values = torch.cat(read, dim=1).flip(0), torch.cat(asked, dim=1).flip(0)  # the lanes too run backwards
+    forward = bound.stretch(np.array([0, back.end // 2]), back.end // 2)
+    assert torch.equal(values.flatten(), forward.tokens)
+    assert torch.equal(tokens.flatten(), forward.targets["next"].values)
+
+
+@pytest.mark.parametrize("spread", [0.0, 3.0])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_what_a_recurrent_model_carries_is_its_whole_past(direction, spread):
+    """Losses of a lane read in segments, in turn, are those of the lane read at once."""
+    name = "rnn_lm" if direction == "forward" else "rnn_lm rnn backward dense"
+    model = cases.tiny_model(name)
+    corpus = Pages([[30, 33]])
+    corpus.tokens = corpus.tokens % cases.VOCAB
+    bound = SegmentLM(spread=spread, direction=direction).bind(corpus, GPT2, 8, 0)
+    data, total = Data(bound, Lanes(bound, 16), None), 0.0
+    for batches, after in data.steps(Cursor()):
+        with torch.no_grad():
+            total += float(sum(losses(model, batches[0]).values()))
+        if after.epoch:
+            break
+    length = data.order.length
+    whole = bound.stretch(np.array([0, length]), length)
+    with torch.no_grad():
+        expected = float(sum(losses(model, whole).values()))
+    assert total == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_row_of_batches_is_the_whole_read_at_once():
     """With a memory that covers everything, losses of segments in turn are those of the lanes read whole."""
     model = cases.tiny_model("transformer_xl")

@@ -16,6 +16,7 @@ from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optim import OptimSpec
 from polyseme.weights.folder import load_model, save_model
+from tests.contracts.cases import fitting
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt", "seal", "swan"]
 MARKED = ("wolf", "bear", "frog")
@@ -55,10 +56,11 @@ def folders(tmp_path_factory):
     made = {}
     for family, kind in TOKENIZERS.items():
         tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 400).marked(FAMILIES[family].marks)
-        spec = FAMILIES[family].spec(
-            num_layers=2, dim=32, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=48, dropout=0.05,
-            attention_dropout=0.0,
+        sizes = fitting(
+            FAMILIES[family], num_layers=2, dim=32, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=48,
+            dropout=0.05, attention_dropout=0.0,
         )  # fmt: skip
+        spec = FAMILIES[family].spec(**sizes)
         made[family] = tmp_path_factory.mktemp(family)
         save_model(made[family], spec.build(0), tokenizer)
     return made

@@ -13,6 +13,7 @@ from polyseme.tasks.examples import Example
 from polyseme.tasks.predict import as_examples, bins, logits
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
+from tests.contracts.cases import fitting
 
 WORDS = [a + b for a in ("red", "blue", "green", "grey") for b in ("cat", "dog", "fish", "bird", "s", "ish")]
 KINDS = {family.name: family.tokenizer.replace("events", "bpe") for family in FAMILIES.values()}
@@ -172,7 +173,8 @@ def test_together_equals_alone(tokenizers, family, kind):
     draw = np.random.default_rng(0)
     chosen = [tuple(draw.choice(WORDS, size=draw.integers(1, 9))) for _ in range(20)]
     examples = [Example("", text=" ".join(w), words=w) for w in chosen]
-    spec = FAMILIES[family].spec(num_layers=2, dim=16, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=64)
+    sizes = {"num_layers": 2, "dim": 16, "num_heads": 2, "vocab_size": tokenizer.vocab_size, "max_len": 64}
+    spec = FAMILIES[family].spec(**fitting(FAMILIES[family], **sizes))
     head = FAMILIES[family].label_head(task.head_name, task.labels, spec.trunk)
     model = spec.replace(heads={task.head_name: head}).build(0).double().eval()
     with torch.no_grad():

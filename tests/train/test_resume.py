@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from polyseme.corpus.prepare import prepare
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
+from polyseme.objectives.segments import SegmentLM
 from polyseme.recipes import RECIPES
 from polyseme.text.events import EVENTS
 from polyseme.text.tokenizer import Tokenizer
@@ -24,10 +25,11 @@ from polyseme.train import pretrain as module
 from polyseme.train.checkpoint import load_checkpoint
 from polyseme.train.pretrain import Stopped, pretrain
 from polyseme.train.recipe import BudgetSpec, Recipe
+from tests.contracts.cases import fitting
 
 STEPS = 9
 TRAINED = [name for name in FAMILIES if f"{name}-tiny" in RECIPES]  # on a corpus
-EAGER = ("transformer_xl", "xlnet", "music")  # which are not compiled
+EAGER = [name for name in TRAINED if not FAMILIES[name].spec().trunk.one_shape]  # which are not compiled
 ALIKE = ("roberta", "spanbert", "distilbert", "gpt")  # whose graph is that of bert or gpt2
 
 
@@ -67,14 +69,9 @@ def recipe(family: str, compile: bool = False) -> Recipe:
     return Recipe(
         name="test",
         family=family,
-        model={
-            "num_layers": 2,
-            "dim": 16,
-            "num_heads": 2,
-            "max_len": 32,
-            "dropout": 0.1,
-            "attention_dropout": 0.1,
-        },
+        model=fitting(
+            FAMILIES[family], num_layers=2, dim=16, num_heads=2, max_len=32, dropout=0.1, attention_dropout=0.1
+        ),
         objective=getattr(objective, "base", objective),  # the one a teacher is not needed for
         max_len=32,
         batch_tokens=512,
@@ -171,6 +168,43 @@ def test_a_growing_batch_and_muon_resume(corpora, tmp_path, monkeypatch):
     assert any(name.endswith("/momentum") for name in weights(tmp_path / "whole"))
     tokens = dict(sizes)
     assert tokens[1] <= 256 < tokens[5] <= 1024
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_segments_of_drawn_length_resume_in_mid_stream(direction, corpora, tmp_path, monkeypatch):
+    """The place, the length to come and the states of the lanes; past the end of an epoch too."""
+    plain = recipe("rnn_lm")
+    given = {"cell": "gru", "direction": direction, "weight_dropout": 0.3, "locked": True, "hidden_dim": 24,
+             "max_len": 256}  # fmt: skip
+    drawn = plain.replace(
+        model=plain.model | given,
+        objective=SegmentLM(spread=5.0, direction=direction),
+        max_len=64,
+        batch_tokens=2048,
+        bin_tokens=1024,
+    )
+    pretrain(drawn, corpora["bpe"], tmp_path / "whole")
+    rows = [json.loads(line) for line in (tmp_path / "whole/log.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if "loss" in row]
+    assert len({row["tokens"] for row in rows}) > 3
+    shares = [row["rate"] / (drawn.optim.rate * drawn.schedule.scale(row["step"] - 1, STEPS)) for row in rows]
+    assert shares == pytest.approx([row["tokens"] / 2048 for row in rows])
+    real = module.train
+
+    def killed(run, data):
+        for report in real(run, data):
+            if report.step == run.start + 3:
+                raise Killed
+            yield report
+
+    monkeypatch.setattr(module, "train", killed)
+    for resume in (False, True):
+        with pytest.raises(Killed):
+            pretrain(drawn, corpora["bpe"], tmp_path / "killed", resume=resume)
+    monkeypatch.setattr(module, "train", real)
+    pretrain(drawn, corpora["bpe"], tmp_path / "killed", resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "killed")
+    assert any(name.startswith("memory/") for name in weights(tmp_path / "whole"))
 
 
 def test_a_real_kill(corpora, tmp_path):

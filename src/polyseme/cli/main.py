@@ -17,6 +17,7 @@ from polyseme.cli import (
     families,
     fill,
     finetune,
+    gradients,
     music,
     next_sentence,
     overlap,
@@ -52,6 +53,7 @@ app.command("fill")(fill.fill)
 app.command("next")(next_sentence.next_sentence)
 app.command("score")(score.score)
 app.command("music")(music.music)
+app.command("gradients")(gradients.gradients)
 app.command("embed")(embed.embed)
 app.command("encode")(encode.encode)
 app.command("demo")(demo.demo)

@@ -9,6 +9,8 @@ from polyseme.families.gpt import GPT
 from polyseme.families.gpt2 import GPT2
 from polyseme.families.modern import MODERN
 from polyseme.families.music import MUSIC
+from polyseme.families.nnlm import NNLM
+from polyseme.families.performance_rnn import PERFORMANCE_RNN
 from polyseme.families.rnn_lm import RNN_LM
 from polyseme.families.roberta import ROBERTA
 from polyseme.families.spanbert import SPANBERT
@@ -20,10 +22,10 @@ from polyseme.families.xlnet import XLNET
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        *(RNN_LM, ELMO, TRANSFORMER),
+        *(NNLM, RNN_LM, ELMO, TRANSFORMER),
         *(BERT, ROBERTA, ALBERT, SPANBERT, DISTILBERT, MODERN),
         *(GPT, GPT2, TRANSFORMER_XL, XLNET),
-        *(T5, MUSIC),
+        *(T5, MUSIC, PERFORMANCE_RNN),
     )
 }
 

@@ -16,8 +16,9 @@ from polyseme.parts.over import OverSpec
 from polyseme.parts.recurrent import RecurrentSpec
 from polyseme.parts.spec import Spec
 from polyseme.parts.trunk import TransformerSpec
+from polyseme.parts.window import WindowSpec
 
-TrunkSpec = TransformerSpec | EncoderDecoderSpec | RecurrentSpec | OverSpec
+TrunkSpec = TransformerSpec | EncoderDecoderSpec | RecurrentSpec | WindowSpec | OverSpec
 
 
 @dataclass(frozen=True)

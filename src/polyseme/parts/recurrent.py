@@ -186,11 +186,11 @@ class Steps:
 
     def enter(self, x: Tensor) -> Tensor:
         if self.even:
-            return x.view(self.number, self.longest, -1).transpose(0, 1)
+            return x.view(self.number, self.longest, x.shape[-1]).transpose(0, 1)
         return x.index_select(0, self.index)
 
     def leave(self, x: Tensor) -> Tensor:
-        return x.transpose(0, 1).reshape(-1, x.shape[-1]) if self.even else x.index_select(0, self.back)
+        return x.transpose(0, 1).flatten(0, 1) if self.even else x.index_select(0, self.back)
 
     def turn(self, x: Tensor) -> Tensor:
         """Each sequence from its end to its start, and the other way round."""

@@ -17,6 +17,8 @@ from polyseme.recipes import (
     gpt2,
     modern,
     music,
+    nnlm,
+    performance_rnn,
     rnn_lm,
     roberta,
     spanbert,
@@ -39,6 +41,8 @@ _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(xlnet.tiny, xlnet.base),
     *(t5.tiny, t5.small, t5.base, t5.large, t5.v11),
     *(music.tiny, music.base),
+    *(performance_rnn.tiny, performance_rnn.base),
+    *(nnlm.tiny, nnlm.ap),
     *(rnn_lm.tiny, rnn_lm.medium),
     *(elmo.tiny, elmo.small, elmo.original),
 )

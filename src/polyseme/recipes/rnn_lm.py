@@ -40,7 +40,7 @@ def tiny() -> Recipe:
         max_len=64,
         batch_tokens=2048,
         bin_tokens=2048,
-        budget=BudgetSpec(steps=900),
+        budget=BudgetSpec(steps=600),
         optim=OptimSpec(rate=5e-3, beta2=0.98),
         schedule=ScheduleSpec("cosine", warmup=50, floor=0.1),
         eval_every=250,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyseme.errors import UserError
@@ -49,9 +50,14 @@ def with_memory(model: Model, length: int, even: bool = False) -> Model:
     return other.eval()
 
 
-def by_segments(model: Model, text: Tensor, segment: int, memory: int, head: str = "next") -> Measured:
-    """Read a text [n] once, in segments, each with the memory of those before; its first token is not predicted."""
-    reader = with_memory(model, memory, even=True)
+def by_segments(model: Model, text: Tensor, segment: int, memory: int | None = None, head: str = "next") -> Measured:
+    """Read a text [n] once, in segments, each with the memory of those before; its first token is not predicted.
+
+    `memory` is how long it is, where that can be set; None is for a model whose memory is a state.
+    """
+    if memory is None and not model.spec.trunk.remembers:
+        raise UserError(f"{model.spec.family} has no memory of a set length: read it by windows")
+    reader = model.eval() if memory is None else with_memory(model, memory, even=True)
     state = None
 
     def read(start: int) -> Tensor:
@@ -90,6 +96,58 @@ def by_windows(
         return model.loss(head, last, layout, rows, values, -100)
 
     return _measured(read, range(0, len(ends), together), len(text) - 1)
+
+
+@torch.inference_mode()
+def losses_by_context(
+    model: Model, text: Tensor, places: Tensor, contexts: Sequence[int], bin_tokens: int = 8192, head: str = "next"
+) -> Tensor:
+    """The loss of the tokens at `places` of a text, each from so many tokens before it and no more, [contexts, places].
+
+    A model that cannot read as many reads as many as it can.
+    """
+    found: list[Tensor] = []
+    model, most = model.eval(), model.spec.trunk.embeddings.max_len
+    for context in contexts:
+        size, row = min(context, most), []
+        if found and size == min(contexts[len(found) - 1], most):  # the same windows as before
+            found.append(found[-1])
+            continue
+        for part in places.split(max(bin_tokens // size, 1)):
+            windows = part[:, None] + torch.arange(-size, 0, device=text.device)
+            layout = Layout.of([size] * len(part), device=text.device)
+            last = model.trunk(text[windows.flatten()], layout).last
+            scores = model.predict(head, last, layout, layout.last).float()
+            row.append(F.cross_entropy(scores, text[part], reduction="none"))
+        found.append(torch.cat(row))
+    return torch.stack(found).cpu()
+
+
+def effective_contexts(
+    losses: Mapping[str, Tensor], contexts: Sequence[int], share: float = 1.0, threshold: float = 0.01
+) -> dict[str, int]:
+    """Relative effective context length of each model of a group (Dai et al. 2019, §4.4 and appendix C).
+
+    `losses` are those of `losses_by_context`, on the same places. At each context, the best of the group is what is to
+    be beaten, on the `share` of tokens that it finds hardest; the gain of a model is by how much its losses with the
+    next longer context lower that mean, where they are lower. A model's length is the context up to which every
+    step gained more than the threshold.
+    """
+    group = torch.stack(list(losses.values()))  # [models, contexts, places]
+    best = group.min(dim=0).values
+    hard = max(round(share * best.shape[1]), 1)
+    found = {}
+    for name, own in losses.items():
+        reached = contexts[0]
+        for i in range(len(contexts) - 1):
+            chosen = best[i].topk(hard).indices
+            before = best[i][chosen]
+            gain = 1 - torch.minimum(before, own[i + 1][chosen]).mean() / before.mean()
+            if gain <= threshold:
+                break
+            reached = contexts[i + 1]
+        found[name] = reached
+    return found
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ from polyseme.parts.model import Model
 from polyseme.parts.over import OverSpec
 from polyseme.parts.recurrent import RecurrentSpec
 from polyseme.parts.trunk import TransformerSpec
+from polyseme.parts.window import WindowSpec
 
 
 def num_parameters(model: Model) -> int:
@@ -25,7 +26,7 @@ def training_flops(model: Model, batch: Batch) -> int:
     at 2w + 1.
     """
     trunk, dim, lengths = model.spec.trunk, model.spec.trunk.dim, batch.layout.lengths
-    if isinstance(trunk, RecurrentSpec | OverSpec):
+    if isinstance(trunk, RecurrentSpec | WindowSpec | OverSpec):
         total = 6 * trunk.weights * sum(lengths)
     elif isinstance(trunk, TransformerSpec):
         total = _stack_flops(trunk, lengths)

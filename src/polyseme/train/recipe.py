@@ -57,7 +57,7 @@ class Recipe(Spec):
     name: str
     family: str
     size: str = ""
-    model: dict[str, int | float | str] = field(default_factory=dict)
+    model: dict[str, int | float | str | bool] = field(default_factory=dict)
     objective: Objective | Distilled = field(default_factory=MaskedLM)
     max_len: int = 128
     batch_tokens: int = 16384

@@ -1,0 +1,154 @@
+"""How much context models use, and what it costs: Transformer-XL, a Transformer with a fixed window, an LSTM.
+
+    python benchmarks/context.py CORPUS [--seconds 60] [--dim 128] [--layers 2] [--segment 64] [--furthest 512]
+
+The three are trained by `pretrain` on one prepared corpus for the same seconds each, at the same width; the
+Transformers have `--layers` layers, the LSTM as many as give it about as many weights. Then, on held-out text:
+
+- relative effective context length (Dai et al. 2019, §4.4): tokens at evenly spread places are predicted from 1, 2, …
+  steps of `--step` tokens before them, and a model's length is where one step more stops to pay, by the group's best;
+- tokens/s of predicting a text with so much in sight: with a memory, each token is read once; without one, a window is
+  read anew for each token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from report import header, table
+
+from polyseme.corpus.store import Corpus
+from polyseme.objectives.packing import Vocabulary
+from polyseme.objectives.segments import SegmentLM
+from polyseme.objectives.specs import CausalLM
+from polyseme.parts.model import Model
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.context import by_segments, by_windows, effective_contexts, losses_by_context
+from polyseme.train.cost import num_parameters
+from polyseme.train.loop import choose_device
+from polyseme.train.optim import OptimSpec
+from polyseme.train.pretrain import pretrain
+from polyseme.train.recipe import BudgetSpec, Recipe
+from polyseme.train.schedule import ScheduleSpec
+from polyseme.weights.folder import load_model
+
+
+def recipes(given: argparse.Namespace) -> dict[str, Recipe]:
+    """The three runs: same width, batch, budget and schedule."""
+    heads = max(given.dim // 64, 1)
+    common = {"num_layers": given.layers, "dim": given.dim, "num_heads": heads, "dropout": 0.0}
+    bins = given.lanes * given.segment
+
+    def run(family: str, model: dict, objective: SegmentLM | CausalLM, rate: float) -> Recipe:
+        return Recipe(
+            name=f"context-{family}",
+            family=family,
+            model=model,
+            objective=objective,
+            max_len=given.segment,
+            batch_tokens=bins,
+            bin_tokens=bins,
+            budget=BudgetSpec(minutes=given.seconds / 60),
+            optim=OptimSpec(rate=rate, beta2=0.98, decay=0.0),
+            schedule=ScheduleSpec("cosine", warmup=0.05, floor=0.05),
+            holdout=0.02,
+            eval_every=10**6,
+            save_every=10**6,
+            log_every=50,
+        )
+
+    attention = common | {"attention_dropout": 0.0}
+    lstm = {"num_layers": max(round(1.5 * given.layers), 1), "dim": given.dim, "dropout": 0.0}  # 8 dim² a layer, not 12
+    return {
+        "transformer_xl": run("transformer_xl", attention | {"memory_len": given.segment}, SegmentLM(), given.rate),
+        "fixed window": run("gpt2", attention | {"max_len": given.segment}, CausalLM(), given.rate),
+        "lstm": run("rnn_lm", lstm, SegmentLM(), 2 * given.rate),
+    }
+
+
+def held_out(path: Path, tokens: int) -> torch.Tensor:
+    """Held-out documents as one stream."""
+    tokenizer = Tokenizer.load(path / "tokenizer")
+    _, held = Corpus.open(path).split(0.02)
+    if held is None:
+        raise SystemExit(f"{path} is too small to hold documents out")
+    marks = Vocabulary(tokenizer.vocab_size, tokenizer.special_ids, eos=tokenizer.specials.eos)
+    bound = SegmentLM().bind(held, marks, 16, 0)
+    return bound.stretch(np.array([0]), min(tokens, bound.end)).tokens
+
+
+def read(model: Model, name: str, text: torch.Tensor, context: int, segment: int) -> list[tuple[str, float, float]]:
+    """(how, perplexity, tokens/s) of each way to read a text with so much in sight, after a short trial."""
+    ways = {}
+    if name == "lstm":
+        ways["state"] = lambda part: by_segments(model, part, segment)
+    if name == "transformer_xl":
+        ways["memory"] = lambda part: by_segments(model, part, segment, context)
+    if name != "lstm" and context <= model.spec.trunk.embeddings.max_len:
+        few = min(len(text), 4 * context)  # windows cost so much that a part of the text has to do
+        ways["windows"] = lambda part: by_windows(model, part[: context + few], context, together=16)
+    found = []
+    for how, work in ways.items():
+        work(text[: 2 * context])
+        measured = work(text)
+        found.append((how, measured.perplexity, measured.tokens_per_second))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--segment", type=int, default=64)
+    parser.add_argument("--lanes", type=int, default=32)
+    parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--step", type=int, default=0, help="of the context; a sixteenth of the furthest, if 0")
+    parser.add_argument("--furthest", type=int, default=512)
+    parser.add_argument("--places", type=int, default=500, help="tokens that are predicted at every context")
+    parser.add_argument("--threshold", type=float, default=0.01)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    out, device = given.out or Path(tempfile.mkdtemp()), choose_device()
+    step = given.step or max(given.furthest // 16, 1)
+    contexts = list(range(step, given.furthest + 1, step))
+    text = held_out(given.corpus, 50 * given.places + given.furthest).to(device)
+    if len(text) < 2 * given.furthest:
+        raise SystemExit(f"{len(text)} tokens are held out, fewer than twice --furthest {given.furthest}")
+    places = torch.linspace(given.furthest, len(text) - 1, given.places, device=device).long().unique()
+    models, losses, rows = {}, {}, []
+    for name, recipe in recipes(given).items():
+        results = pretrain(recipe, given.corpus, out / name.replace(" ", "-"))
+        models[name] = load_model(out / name.replace(" ", "-") / "model").model.to(device)
+        losses[name] = losses_by_context(models[name], text, places, contexts)
+        size, perplexity = num_parameters(models[name]), results["valid"]["perplexity"]
+        rows.append([name, f"{size:,}", results["steps"], f"{perplexity:.1f}"])
+    print(header("context: how much of it is used, and what it costs"))
+    print(f"{given.seconds:.0f} s of training each, segments of {given.segment}, {len(places)} places held out\n")
+    print(table(["model", "parameters", "steps", "valid perplexity"], rows), "\n")
+    shares = (0.1, 0.5, 1.0)
+    reached = {share: effective_contexts(losses, contexts, share, given.threshold) for share in shares}
+    rows = [[name, *(reached[share][name] for share in shares)] for name in models]
+    print(f"relative effective context length, steps of {step} to {given.furthest}, threshold {given.threshold}\n")
+    print(table(["model", *(f"hardest {share:.0%}" for share in shares)], rows), "\n")
+    print("mean loss by context, nats\n")
+    shown = contexts[:: max(len(contexts) // 8, 1)]
+    print(table(["model", *map(str, shown)], [
+        [name, *(f"{float(found[contexts.index(c)].mean()):.3f}" for c in shown)] for name, found in losses.items()
+    ]), "\n")  # fmt: skip
+    rows = []
+    for context in (given.segment, given.furthest):
+        for name, model in models.items():
+            for how, perplexity, pace in read(model, name, text[: 20 * given.furthest], context, given.segment):
+                rows.append([context, name, how, f"{perplexity:.1f}", f"{pace:,.0f}"])
+    print("reading with so much in sight\n")
+    print(table(["context", "model", "by", "perplexity", "tokens/s"], rows))
+
+
+if __name__ == "__main__":
+    main()

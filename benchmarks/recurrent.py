@@ -1,0 +1,147 @@
+"""One training step of an LSTM language model, ours against plain `nn.LSTM` modules: same sizes, same tokens.
+
+    python benchmarks/recurrent.py [--rounds 9] [--sizes small,awd] [--lanes 40] [--segment 70]
+
+All take the loss of every token over a tied softmax, clip the gradient and step with fused AdamW. The peer is a stack
+of `nn.LSTM` as one would write it, with no dropout at all. Ours runs in the one loop, fused without dropout, fused
+with the five dropouts of AWD-LSTM (words, input, weights, hidden, output), and by the plain body, step by step in
+Python. The losses of the first step are compared. Timed in turn; the median counts. On a GPU both are in bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from report import header, table
+from torch import Tensor, nn
+
+from polyseme.objectives.batch import Batch, Carry, Targets
+from polyseme.parts.embeddings import EmbeddingsSpec
+from polyseme.parts.heads import LanguageHeadSpec
+from polyseme.parts.layout import Layout
+from polyseme.parts.model import Model, ModelSpec
+from polyseme.parts.recurrent import RecurrentSpec
+from polyseme.train.loop import Training, choose_device, train
+from polyseme.train.optim import OptimSpec
+from polyseme.train.schedule import ScheduleSpec
+
+SIZES = {  # vocabulary, vectors, layers
+    "tiny": (2000, 64, (128, 64)),
+    "small": (10_000, 200, (200, 200)),
+    "medium": (10_000, 650, (650, 650)),
+    "awd": (33_278, 400, (1150, 1150, 400)),
+}
+FIVE: dict[str, Any] = {
+    "input_dropout": 0.4,
+    "dropout": 0.25,
+    "output_dropout": 0.4,
+    "weight_dropout": 0.5,
+    "locked": True,
+}
+PEER = "nn.LSTM, no dropout"
+
+
+class Peer(nn.Module):
+    def __init__(self, vocab: int, dim: int, sizes: tuple[int, ...]):
+        super().__init__()
+        self.tokens, self.bias = nn.Embedding(vocab, dim), nn.Parameter(torch.zeros(vocab))
+        self.layers = nn.ModuleList(nn.LSTM(a, b) for a, b in zip((dim, *sizes), sizes))
+        self.states: list[Any] = [None] * len(sizes)
+
+    def forward(self, tokens: Tensor, values: Tensor) -> Tensor:
+        x = self.tokens(tokens)
+        for i, layer in enumerate(self.layers):
+            x, state = layer(x, self.states[i])
+            self.states[i] = tuple(s.detach() for s in state)
+        return F.cross_entropy(F.linear(x.flatten(0, 1), self.tokens.weight, self.bias).float(), values)
+
+
+def ours(
+    size: str, device: torch.device, batch: Batch, dropouts: bool, plain: bool
+) -> tuple[Model, Callable[[], float]]:
+    """The model, and one step of the loop with it."""
+    vocab, dim, sizes = SIZES[size]
+    embeddings = EmbeddingsSpec(vocab, dim, 1 << 20, positions="none", word_dropout=0.1 * dropouts)
+    trunk = RecurrentSpec(embeddings, sizes, **(FIVE if dropouts else {}))
+    model = ModelSpec("rnn_lm", trunk, {"next": LanguageHeadSpec(vocab, bias=True)}).build(0).to(device)
+    model.trunk.plain = plain
+    optim = OptimSpec(rate=1e-3, decay=0.0, clip=0.25)
+    precision = "bf16" if device.type == "cuda" else "float32"
+    schedule, optimiser = ScheduleSpec("constant", warmup=0), optim.build(model, model.trunk.groups())
+    run = Training(model, optimiser, optim, schedule, 1 << 30, device, precision=precision)
+    carried = replace(batch, carry=Carry())
+
+    def forever() -> Iterator[tuple[list[Batch], None]]:
+        while True:
+            yield [carried], None
+
+    steps = train(run, forever())
+    return model, lambda: next(steps).loss["next"]
+
+
+def theirs(size: str, device: torch.device, batch: Batch, model: Model, lanes: int) -> Callable[[], float]:
+    peer = Peer(*SIZES[size]).to(device)
+    with torch.no_grad():
+        peer.tokens.weight.copy_(model.trunk.table)
+        for own, layer in zip(peer.layers, model.trunk.stacks[0]):
+            for name, weight in layer.cells[0].named_parameters():
+                getattr(own, f"{name}_l0").copy_(weight)
+    optimiser = torch.optim.AdamW(peer.parameters(), 1e-3, eps=1e-6, weight_decay=0.0, fused=True)
+    tokens = batch.tokens.view(lanes, -1).t().contiguous().to(device)
+    values = batch.targets["next"].values.view(lanes, -1).t().reshape(-1).to(device)
+
+    def step() -> float:
+        optimiser.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = peer(tokens, values)
+        loss.backward()
+        nn.utils.clip_grad_norm_(peer.parameters(), 0.25)
+        optimiser.step()
+        return loss.item()
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--sizes", default="small")
+    parser.add_argument("--lanes", type=int, default=40)
+    parser.add_argument("--segment", type=int, default=70)
+    given = parser.parse_args()
+    device, rows = choose_device(), []
+    number = given.lanes * given.segment
+    for size in given.sizes.split(","):
+        draw = torch.Generator().manual_seed(0)
+        tokens, values = (torch.randint(0, SIZES[size][0], (number,), generator=draw) for _ in range(2))
+        targets = {"next": Targets(torch.arange(number), values, number)}
+        batch = Batch(tokens, Layout.of([given.segment] * given.lanes), None, targets, number)
+        model, fused = ours(size, device, batch, dropouts=False, plain=False)
+        work = {PEER: theirs(size, device, batch, model, given.lanes), "polyseme, no dropout": fused}
+        work["polyseme, five dropouts"] = ours(size, device, batch, dropouts=True, plain=False)[1]
+        work["polyseme, plain body"] = ours(size, device, batch, dropouts=False, plain=True)[1]
+        first = [step() for step in work.values()]
+        assert abs(first[1] - first[0]) < 0.02 and abs(first[3] - first[0]) < 0.02, first
+        for step in work.values():  # kernels are chosen in the first few
+            step()
+        seconds: dict[str, list[float]] = {name: [] for name in work}
+        for _ in range(given.rounds):
+            for name, step in work.items():
+                began = time.perf_counter()
+                step()
+                seconds[name].append(time.perf_counter() - began)
+        paces = {name: number / statistics.median(found) for name, found in seconds.items()}
+        rows += [[size, name, f"{pace:,.0f}", f"{pace / paces[PEER]:.2f}"] for name, pace in paces.items()]
+    print(header(f"recurrent language models, {given.lanes} lanes of {given.segment} tokens a step"))
+    print(table(["size", "who", "tokens/s", "to nn.LSTM"], rows))
+
+
+if __name__ == "__main__":
+    main()

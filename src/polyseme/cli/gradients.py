@@ -1,0 +1,41 @@
+"""`polyseme gradients`: from how far back do models learn?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def gradients(
+    models: Annotated[list[Path], typer.Argument(help="model folders that predict what comes next")],
+    data: Annotated[Path, typer.Option(help="a text file, one text a line")],
+    out: Annotated[Path, typer.Option(help="the .svg file to write")],
+    distance: Annotated[int, typer.Option(help="how many tokens back to look")] = 50,
+) -> None:
+    """Draw the norm of a prediction's gradient by distance, a line for each model: the vanishing gradient of RNNs."""
+    import polyseme
+    from polyseme.cli.output import print_table, read_texts
+    from polyseme.errors import UserError
+    from polyseme.explain.gradients import draw, gradients_by_distance
+    from polyseme.files import write_whole
+
+    if out.suffix != ".svg":
+        raise UserError(f"--out {out} does not end in .svg")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UserError('a picture needs matplotlib: pip install "polyseme[report]"') from None
+    texts = read_texts(data)
+    curves = {}
+    for folder in models:
+        opened = polyseme.load(folder)
+        spec = opened.model.spec
+        name = " ".join(part for part in (spec.family, getattr(spec.trunk, "cell", "")) if part)
+        label = name if name not in curves else f"{name} ({folder})"
+        curves[label] = gradients_by_distance(opened, texts, distance)
+    write_whole(out, lambda path: draw(curves, path))
+    places = [place for place in (0, 1, 2, 5, 10, 20, 50, 100, 200, 500) if place <= distance]
+    print_table(["model", *map(str, places)], [[n, *(f"{c[p]:.2e}" for p in places)] for n, c in curves.items()])
+    print(f"{out}: norm of the gradient by distance, {len(curves)} models")

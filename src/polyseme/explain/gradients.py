@@ -1,0 +1,68 @@
+"""How far back a model learns from: the norm of the gradient by distance, where vanilla RNNs let it vanish."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyseme.errors import UserError
+from polyseme.language_model import LanguageModel
+from polyseme.parts.layout import Layout
+
+
+def gradients_by_distance(model: LanguageModel, texts: list[str], furthest: int = 50, windows: int = 64) -> np.ndarray:
+    """The mean norm of ∂loss/∂vector, [furthest + 1]: of a prediction by the vector of a token so many tokens before.
+
+    The texts are read as one, in windows whose last token alone is predicted from; the first entry is the last token
+    read, at distance 0. A loss that cannot be learnt from a token has no gradient there (Bengio et al. 1994;
+    Pascanu et al. 2013).
+    """
+    network = model.model
+    if "next" not in network.heads or not network.spec.trunk.causal:
+        raise UserError(f"{model.folder.path} does not predict what comes next from what came before")
+    if not 1 <= furthest < model.max_len:
+        raise UserError(f"distance is {furthest}: the model reads {model.max_len} tokens, so 1 to {model.max_len - 1}")
+    ids = np.concatenate([model.tokenizer.encode(text) for text in texts] or [[]]).astype(np.int64)
+    if len(ids) < furthest + 2:
+        raise UserError(f"the texts have {len(ids)} tokens: {furthest + 2} or more are needed")
+    starts = np.unique(np.linspace(0, len(ids) - furthest - 2, windows).astype(np.int64))
+    read = torch.from_numpy(ids[starts[:, None] + np.arange(furthest + 2)]).to(model.device)
+    layout = Layout.of([furthest + 1] * len(starts), device=model.device)
+    vectors: list[torch.Tensor] = []
+
+    def note(part: Any, given: Any, made: torch.Tensor) -> torch.Tensor:
+        vectors.append(made.detach().requires_grad_())
+        return vectors[0]
+
+    trunk: Any = network.trunk
+    before, hook = getattr(trunk, "plain", False), trunk.embeddings.register_forward_hook(note)
+    trunk.plain = True  # cuDNN has no backward pass outside of training
+    try:
+        last = trunk(read[:, :-1].reshape(-1), layout).last
+        loss = network.loss("next", last, layout, layout.last, read[:, -1], -100)
+        (found,) = torch.autograd.grad(loss, vectors)
+    finally:
+        hook.remove()
+        trunk.plain = before
+    return found.float().view(len(starts), furthest + 1, -1).norm(dim=-1).mean(0).flip(0).cpu().numpy()
+
+
+def draw(curves: dict[str, np.ndarray], path: Path) -> None:
+    """One line for each model, over a logarithmic axis."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axis = figure.add_subplot()
+    for name, norms in curves.items():
+        axis.semilogy(np.arange(len(norms)), np.where(norms > 0, norms, np.nan), label=name, linewidth=1.6)
+    axis.set_xlabel("distance in tokens")
+    axis.set_ylabel("norm of the gradient")
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False)
+    axis.spines[["top", "right"]].set_visible(False)
+    with rc_context({"svg.hashsalt": "polyseme", "svg.fonttype": "none"}):
+        figure.savefig(path, format="svg", metadata={"Date": None})

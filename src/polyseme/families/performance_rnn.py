@@ -1,0 +1,40 @@
+"""Performance RNN (Simon and Oore 2017): an LSTM over the events of a performance, beside the Music Transformer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polyseme.families.rnn_lm import DEPARTURES, ENDLESS, RNN_LM, architectures
+from polyseme.families.rnn_lm import trunk as recurrent
+from polyseme.parts.recurrent import RecurrentSpec
+
+
+def trunk(
+    num_layers: int = 3,
+    dim: int = 512,
+    vocab_size: int = 392,
+    max_len: int = ENDLESS,
+    dropout: float = 0.1,
+    init_std: float = 0.05,
+) -> RecurrentSpec:
+    """Three layers of 512 units; a piece may be of any length."""
+    return recurrent(num_layers, dim, 0, vocab_size, max_len, dropout, init_std=init_std)
+
+
+PERFORMANCE_RNN = replace(
+    RNN_LM,
+    name="performance_rnn",
+    paper="Simon and Oore 2017, Performance RNN: Generating Music with Expressive Timing and Dynamics",
+    tokenizer="events",
+    trunk=trunk,
+    sizes={
+        "tiny": {"num_layers": 1, "dim": 128},
+        "base": {"num_layers": 3, "dim": 512},
+    },
+    architectures=architectures("PerformanceRNN"),
+    departures=(
+        *DEPARTURES,
+        "Events have vectors, where the original reads one-hot vectors.",
+        "A performance is one piano: channels are joined, drums left out, a note lasts 10 ms or more.",
+    ),
+)

@@ -1,0 +1,133 @@
+"""The window trunk: a state is made from the last few tokens alone (Bengio et al. 2003)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyseme.parts.embeddings import EmbeddingsSpec
+from polyseme.parts.init import InitSpec
+from polyseme.parts.layout import Layout, Source
+from polyseme.parts.memory import Memory, close_caches, open_caches
+from polyseme.parts.relative import Queries
+from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.trunk import PoolerSpec, Reading
+
+
+@dataclass(frozen=True)
+class WindowSpec(Spec):
+    """The vectors of `window` tokens, the state's own last, side by side, through one layer with tanh.
+
+    With `direct`, those vectors stand behind what the layer makes of them, so that a linear head on the state has
+    direct connections from words to words. Before the first token of a sequence there is nothing: zeros.
+    """
+
+    embeddings: EmbeddingsSpec
+    window: int
+    hidden_dim: int
+    direct: bool = False
+    dropout: float = 0.0  # on the state
+    pooler: PoolerSpec = field(default_factory=lambda: PoolerSpec("mean"))
+    init: InitSpec = field(default_factory=InitSpec)
+
+    causal: ClassVar[bool] = True
+    num_layers: ClassVar[int] = 1
+    num_blocks: ClassVar[int] = 1
+    num_heads: ClassVar[int] = 0
+    num_segments: ClassVar[int] = 0
+    by_lengths: ClassVar[bool] = False
+    one_shape: ClassVar[bool] = True
+    stream: ClassVar[bool] = False
+    remembers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        in_range("window", self.window, 1, math.inf)
+        in_range("hidden_dim", self.hidden_dim, 1, math.inf)
+        in_range("dropout", self.dropout, 0, 1)
+
+    @property
+    def read(self) -> int:
+        """The size of what stands side by side."""
+        return self.window * self.embeddings.dim
+
+    @property
+    def dim(self) -> int:
+        return self.hidden_dim + self.read * self.direct
+
+    @property
+    def weights(self) -> int:
+        """How many weights of matrices a token meets."""
+        return self.read * self.hidden_dim + self.embeddings.inner * self.embeddings.dim
+
+    def build(self) -> Window:
+        return Window(self)
+
+
+class Window(nn.Module):
+    def __init__(self, spec: WindowSpec):
+        super().__init__()
+        self.spec = spec
+        self.recompute = False  # there is little to keep
+        self.embeddings = spec.embeddings.build()
+        self.hidden = nn.Linear(spec.read, spec.hidden_dim)
+        self.pooler = spec.pooler.build(spec.dim)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        layout: Layout,
+        segments: Tensor | None = None,
+        *,
+        keep: Iterable[int] = (),
+        memory: Memory | None = None,
+        remember: bool = False,
+        queries: Queries | None = None,
+        source: Source | None = None,
+    ) -> Reading:
+        """Read a chunk; the memory is the vectors of the tokens before it that a window can reach."""
+        x = self.embeddings(tokens, layout.positions, segments, layout.longest)
+        caches = open_caches(memory, layout, 1) if remember or memory else None
+        rows, joined, new = x, layout, torch.arange(layout.total, device=x.device)
+        if caches:
+            rows, joined = caches[0].extend(x)
+            lengths = torch.tensor(layout.lengths, device=x.device)
+            # the chunk's rows are the last of each sequence
+            shifts = joined.starts[1:].long() - layout.starts[1:].long()
+            new = new + shifts.repeat_interleave(lengths, output_size=layout.total)
+        positions = joined.positions.index_select(0, new)
+        beside = [
+            rows.index_select(0, (new - back).clamp(min=0)).masked_fill((positions < back)[:, None], 0.0)
+            for back in range(self.spec.window - 1, -1, -1)
+        ]
+        read = torch.cat(beside, dim=-1)
+        state = torch.tanh(self.hidden(read))
+        state = torch.cat([state, read], dim=-1) if self.spec.direct else state
+        layers = {depth: each for depth, each in enumerate((x, state)) if depth in set(keep)}
+        last = F.dropout(state, self.spec.dropout, self.training)
+        kept = close_caches(caches, layout, memory).last(self.spec.window - 1) if caches and remember else None
+        return Reading(last, layers, kept)
+
+    def pool(self, hidden: Tensor, layout: Layout) -> Tensor:
+        """One vector a sequence, [slots, dim]."""
+        return self.pooler(hidden, layout)
+
+    @property
+    def table(self) -> Any:
+        return self.embeddings.table
+
+    def groups(self) -> list[list[nn.Parameter]]:
+        """Parameters from input to output."""
+        found = [list(part.parameters()) for part in (self.embeddings, self.hidden, self.pooler)]
+        return [group for group in found if group]
+
+    def matrices(self) -> list[tuple[Tensor, int]]:
+        return [(self.hidden.weight, 1)]
+
+    def initialise(self, generator: torch.Generator | None = None) -> None:
+        self.spec.init.apply(self, 1, generator)

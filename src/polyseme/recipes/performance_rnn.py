@@ -1,0 +1,46 @@
+"""Performance RNN's training, small and of its published size."""
+
+from __future__ import annotations
+
+from polyseme.objectives.segments import SegmentLM
+from polyseme.train.optim import OptimSpec
+from polyseme.train.recipe import BudgetSpec, Recipe
+from polyseme.train.schedule import ScheduleSpec
+
+
+def base() -> Recipe:
+    """Three layers of 512 units on segments of 512 events, 64 lanes; length of training, rate and schedule are ours."""
+    return Recipe(
+        name="performance_rnn-base",
+        family="performance_rnn",
+        size="base",
+        objective=SegmentLM(),
+        max_len=512,
+        batch_tokens=32768,
+        bin_tokens=32768,
+        budget=BudgetSpec(steps=20_000),
+        optim=OptimSpec(rate=1e-3, eps=1e-8, decay=0.0),
+        schedule=ScheduleSpec("cosine", warmup=500, floor=0.05),
+        eval_every=1000,
+        save_every=1000,
+        log_every=50,
+    )
+
+
+def tiny() -> Recipe:
+    """An LSTM of 128 units: two minutes on a CPU, to try things out."""
+    return Recipe(
+        name="performance_rnn-tiny",
+        family="performance_rnn",
+        size="tiny",
+        model={"dropout": 0.0},
+        objective=SegmentLM(),
+        max_len=128,
+        batch_tokens=4096,
+        bin_tokens=4096,
+        budget=BudgetSpec(steps=400),
+        optim=OptimSpec(rate=5e-3, beta2=0.98),
+        schedule=ScheduleSpec("cosine", warmup=50, floor=0.1),
+        eval_every=250,
+        save_every=250,
+    )
