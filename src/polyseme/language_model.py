@@ -388,7 +388,8 @@ class LanguageModel:
     def _layer_choice(self, layers: str | int) -> tuple[list[int], Any]:
         depth = self.model.spec.trunk.num_layers
         every, text = list(range(depth + 1)), str(layers)
-        last4 = every[1:][-4:]
+        inner = every[1:] or every  # of a table of word vectors there is nothing above it
+        last4 = inner[-4:]
 
         def alike(states: list[Tensor]) -> list[Tensor]:
             sizes = [state.shape[-1] for state in states]
@@ -405,10 +406,10 @@ class LanguageModel:
         named: dict[str, tuple[list[int], Any]] = {
             "embeddings": ([0], total),
             "last": ([depth], total),
-            "second-to-last": ([depth - 1], total),
+            "second-to-last": ([max(depth - 1, 0)], total),
             "sum-last-4": (last4, total),
             "concat-last-4": (last4, lambda states: torch.cat(states, dim=-1)),
-            "sum-all": (every[1:], total),
+            "sum-all": (inner, total),
             "all": (every, stack),
         }
         if text in named:

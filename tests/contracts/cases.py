@@ -24,6 +24,7 @@ EXTRA = {
     "music": {"furthest": 5},
     "fasttext": {"buckets": 97},
     "elmo": {"char_dim": 4},
+    "ulmfit": {"hidden_dim": 40},
 }
 VARIANTS = {"elmo clipped": ("elmo", EXTRA["elmo"] | {"cell_clip": 0.3, "projection_clip": 0.2})}
 VARIANTS |= {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
@@ -37,7 +38,7 @@ VARIANTS |= {"nnlm direct": ("nnlm", {"direct": True})} | {
         {"cell": "lstm", "hidden_dim": 40, "locked": True},
     )
 }
-VARIANTS |= {"ulmfit backward": ("ulmfit", {"direction": "backward"})}
+VARIANTS |= {"ulmfit backward": ("ulmfit", EXTRA["ulmfit"] | {"direction": "backward"})}
 CASES = {name: (name, EXTRA.get(name, {})) for name in FAMILIES} | VARIANTS
 NAMES = list(CASES)
 DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]

@@ -153,8 +153,8 @@ def test_arpa_there_and_back_by_commands(run, done, cli, tmp_path):
         (["--set", "ordre=2"], "did you mean 'order'?"),
         (["--set", "holdout=1"], "holdout is 1"),
         (["--set", "memory_mb=0"], "memory_mb is 0"),
-        (["--budget", "5m"], "--budget and --resume"),
-        (["--resume"], "--budget and --resume"),
+        (["--budget", "5m"], "--budget, --resume and --from"),
+        (["--resume"], "--budget, --resume and --from"),
     ],
 )
 def test_bad_settings(more, says, corpus, cli, tmp_path):

@@ -129,7 +129,7 @@ def test_counts_have_the_gradients_of_autograd() -> None:
     cells, head = Cells(ids[0], ids[1], logs, weights), model.heads["count"]
     table = model.trunk.embeddings.tokens.weight
     products = (F.embedding(ids[0], table) * F.embedding(ids[1], head.own)).sum(1)
-    biases = head.first.index_select(0, ids[0]) + head.bias.index_select(0, ids[1])
+    biases = head.first_bias.index_select(0, ids[0]) + head.bias.index_select(0, ids[1])
     expected = (weights * (products + biases - logs).square()).sum() / 2
     expected.backward()
     loss, found = model.row_gradients("count", cells, loss=True)

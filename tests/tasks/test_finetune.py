@@ -58,7 +58,7 @@ def folders(tmp_path_factory):
         tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 400).marked(FAMILIES[family].marks)
         sizes = fitting(
             FAMILIES[family], num_layers=2, dim=32, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=48,
-            dropout=0.05, attention_dropout=0.0,
+            dropout=0.05, attention_dropout=0.0, buckets=50,
         )  # fmt: skip
         spec = FAMILIES[family].spec(**sizes)
         made[family] = tmp_path_factory.mktemp(family)

@@ -174,6 +174,7 @@ def test_together_equals_alone(tokenizers, family, kind):
     chosen = [tuple(draw.choice(WORDS, size=draw.integers(1, 9))) for _ in range(20)]
     examples = [Example("", text=" ".join(w), words=w) for w in chosen]
     sizes = {"num_layers": 2, "dim": 16, "num_heads": 2, "vocab_size": tokenizer.vocab_size, "max_len": 64}
+    sizes["buckets"] = 50
     spec = FAMILIES[family].spec(**fitting(FAMILIES[family], **sizes))
     head = FAMILIES[family].label_head(task.head_name, task.labels, spec.trunk)
     model = spec.replace(heads={task.head_name: head}).build(0).double().eval()

@@ -44,7 +44,7 @@ def runs(harness, tmp_path_factory):
             model={"num_layers": 1, "dim": 32, "num_heads": 2, "max_len": 4 * LENGTH, "furthest": 24,
                    "positions": positions, "dropout": 0.0, "attention_dropout": 0.0},
         )  # fmt: skip
-        for path, value in (("budget.steps", "150"), ("optim.rate", "0.02"), ("schedule.warmup", "10")):
+        for path, value in (("budget.steps", "180"), ("optim.rate", "0.02"), ("schedule.warmup", "10")):
             recipe = recipe.at(path, value)
         pretrain(recipe, folder / "corpus", folder / positions)
     torch.set_num_threads(threads)

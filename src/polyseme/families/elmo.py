@@ -107,7 +107,7 @@ def from_config(config: dict[str, Any]) -> RecurrentSpec:
 ELMO = Family(
     name="elmo",
     paper="Peters et al. 2018, Deep contextualized word representations",
-    tokenizer="bpe",
+    tokenizer="words",
     objective="bidirectional LM",
     trunk=trunk,
     sizes={

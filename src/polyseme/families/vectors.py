@@ -145,7 +145,7 @@ GLOVE = Family(
     architectures=_architectures("GloVe", "count"),
     prefix="trunk.",
     rules=_own("trunk.embeddings.tokens.weight"),
-    head_rules=_LABELS | {"count": _own("heads.count.own", "heads.count.bias", "heads.count.first")},
+    head_rules=_LABELS | {"count": _own("heads.count.own", "heads.count.bias", "heads.count.first_bias")},
     departures=(
         "Cells are learnt from a thousand at once, and AdaGrad's sums hold a cell's own gradient before it is used.",
         "A finished model has the sum of the two tables, and neither of them alone (§4.2).",

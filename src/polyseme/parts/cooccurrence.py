@@ -58,7 +58,7 @@ class CountHead(Head):
         super().__init__()
         self.own = nn.Parameter(torch.zeros(spec.vocab_size, dim))
         self.bias = nn.Parameter(torch.zeros(spec.vocab_size))
-        self.first = nn.Parameter(torch.zeros(spec.vocab_size))
+        self.first_bias = nn.Parameter(torch.zeros(spec.vocab_size))
 
     def vectors(self) -> list[Tensor]:
         """What starts at random."""
@@ -75,12 +75,12 @@ class CountHead(Head):
     def learn(self, cells: Cells, inputs: Tensor, loss: bool = False) -> Found:
         """Half the squared error, weighted (eq. 8)."""
         others = F.embedding(cells.others, self.own)
-        biases = self.first.index_select(0, cells.tokens) + self.bias.index_select(0, cells.others)
+        biases = self.first_bias.index_select(0, cells.tokens) + self.bias.index_select(0, cells.others)
         error = (inputs * others).sum(1) + biases - cells.logs
         pull = error * cells.weights
         ones = torch.ones_like(error)
         return Found((pull * error).sum() / 2 if loss else None, pull[:, None] * others, ones, [
             RowGradient(self.own, cells.others, pull[:, None] * inputs, ones),
-            RowGradient(self.first, cells.tokens, pull, ones),
+            RowGradient(self.first_bias, cells.tokens, pull, ones),
             RowGradient(self.bias, cells.others, pull, ones),
         ])  # fmt: skip

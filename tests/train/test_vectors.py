@@ -1,0 +1,150 @@
+"""Word vectors from text to use: words that stand in the same places come near each other, in every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import polyseme
+from polyseme.cli.main import app
+from polyseme.corpus.prepare import prepare
+from polyseme.errors import UserError
+from polyseme.objectives.windows import Windows
+from polyseme.recipes import find_recipe
+from polyseme.tasks.examples import Example
+from polyseme.tasks.finetune import FinetuneSpec, finetune
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.optim import OptimSpec
+from polyseme.train.pretrain import pretrain
+from polyseme.train.recipe import Recipe
+from polyseme.word_vectors import WordVectors, load
+
+ANIMALS, TOOLS = ("cat", "dog", "fox", "hen", "cow", "pig"), ("saw", "axe", "hammer", "drill", "file", "plane")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    """Animals eat and sleep, tools cut and lie; nothing else tells them apart."""
+    folder = tmp_path_factory.mktemp("vectors")
+    draw = np.random.default_rng(0)
+    lines = []
+    for _ in range(1500):
+        one, verbs, place = (
+            (draw.choice(ANIMALS), ("eats", "sleeps", "breathes"), ("barn", "grass", "stable"))
+            if draw.random() < 0.5
+            else (draw.choice(TOOLS), ("cuts", "breaks", "rusts"), ("box", "bench", "drawer"))
+        )
+        lines.append(f"the {one} {draw.choice(verbs)} and {draw.choice(verbs)} in the {draw.choice(place)}")
+    (folder / "text.txt").write_text("\n".join(lines))
+    tokenizer = Tokenizer.train("words", lines, 100)
+    prepare([folder / "text.txt"], tokenizer, folder / "corpus", split="line", duplicates="none")
+    return folder / "corpus"
+
+
+def small(name: str, **objective: object) -> Recipe:
+    recipe = find_recipe(name)
+    recipe = recipe.at("model.dim", "16").at("holdout", "0.02").at("budget.steps", "150").at("optim.at_once", "64")
+    if recipe.family == "fasttext":
+        recipe = recipe.at("model.buckets", "200")
+    rate = 0.2 if recipe.optim.method == "rows" else 0.1
+    given = {"subsample": 0.0, **objective} if isinstance(recipe.objective, Windows) else objective
+    return recipe.replace(
+        objective=recipe.objective.replace(**given),
+        optim=recipe.optim.replace(rate=rate, damp=1.0),  # so few words are all frequent ones
+        **{"max_len": 32, "bin_tokens": 512, "batch_tokens": 512, "save_every": 1000, "eval_every": 1000},
+    )
+
+
+def apart(vectors: WordVectors) -> bool:
+    """Whether each word is nearer to the mean of its own kind than to that of the other."""
+    kinds = [np.stack([vectors.vector(word) for word in kind]) for kind in (ANIMALS, TOOLS)]
+    means = [kind.mean(0) for kind in kinds]
+    return all((kind @ means[i] > kind @ means[1 - i]).all() for i, kind in enumerate(kinds))
+
+
+RUNS = [("word2vec-tiny", {}), ("word2vec-tiny", {"output": "tree"}), ("cbow-tiny", {}),
+        ("cbow-tiny", {"output": "tree"}), ("fasttext-tiny", {}), ("glove-tiny", {})]  # fmt: skip
+
+
+@pytest.mark.parametrize("name,objective", RUNS, ids=lambda x: str(x))
+def test_words_of_a_kind_come_together(name: str, objective: dict, corpus: Path, tmp_path: Path) -> None:
+    results = pretrain(small(name, **objective), corpus, tmp_path / "run")
+    assert all(np.isfinite(value) for value in results["valid"].values()) and results["tokens"] > 0
+    vectors = load(tmp_path / "run" / "model")
+    assert apart(vectors) and "<unk>" not in vectors.words
+    if name == "fasttext-tiny":
+        assert "hammer" in [word for word, _ in vectors.neighbours("hammers", 5)]
+    else:
+        with pytest.raises(UserError, match="near it in spelling: hammer"):
+            vectors.neighbours("hammers")
+    if name == "glove-tiny":  # the sum of both tables
+        state = {n: t for n, t in polyseme.load(tmp_path / "run" / "model").model.state_dict().items()}
+        assert list(state) == ["trunk.embeddings.tokens.weight"]
+
+
+def test_as_a_trunk_it_serves_every_task(corpus: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    pretrain(small("fasttext-tiny"), corpus, tmp_path / "run")
+    folder = tmp_path / "run" / "model"
+    model = polyseme.load(folder)
+    found = model.embed(["the cat", "the saw cuts"], "all")
+    assert found.shape == (2, 1, 16) and model.embed(["the cat"], "second-to-last", "word")[0].shape == (2, 16)
+    words = [(word, "animal" if word in ANIMALS else "tool") for word in (*ANIMALS, *TOOLS)]
+    data = [Example(f"d:{i}", f"the {word} in the {place}", label=label)
+            for i, (word, label) in enumerate(words * 4) for place in ("box", "barn")]  # fmt: skip
+    spec = FinetuneSpec(epochs=20, batch_size=16, optim=OptimSpec(rate=1e-2))
+    results = finetune(folder, "classification", data, data[:24], tmp_path / "task", spec)
+    assert results["mean"]["accuracy"] > 0.9
+    assert polyseme.load(tmp_path / "task" / "model").predict(["the fox in the box"])[0].label == "animal"
+    monkeypatch.chdir(tmp_path)
+    for form in ("text", "binary", "glove"):
+        assert not app(
+            ["vectors", "export", str(folder), "--out", f"v.{form}", "--format", form], standalone_mode=False
+        )
+        assert load(f"v.{form}").neighbours("cat", 3) == load(folder).neighbours("cat", 3)
+    assert not app(["vectors", "import", "v.binary", "--out", "again"], standalone_mode=False)
+    assert not app(["neighbours", "again", "cat", "--json"], standalone_mode=False)
+    assert '"cosine"' in capsys.readouterr().out
+    Path("pairs.txt").write_text("cat dog 9\ncat saw 1\naxe saw 8\n")
+    Path("questions.txt").write_text(": kinds\ncat dog saw axe\ncat dog saw spoon\n")
+    assert not app(["similarity", "again", "--data", "pairs.txt"], standalone_mode=False)
+    assert not app(["analogy", "again", "--data", "questions.txt", "--multiply"], standalone_mode=False)
+    assert "total" in capsys.readouterr().out
+    with pytest.raises(UserError, match="no layers, so no token looks at another"):
+        from polyseme.explain.attention import attention_maps
+
+        attention_maps(model, "the cat")
+
+
+def test_many_terms_of_a_row_count_less() -> None:
+    """The rule of `damp`: a sum of n terms is divided by 1 + n · rate · damp."""
+    from polyseme.parts.rows import RowGradient
+    from polyseme.train.loop import Training
+    from polyseme.train.rows import RowWork
+    from polyseme.train.schedule import ScheduleSpec
+
+    spec = find_recipe("word2vec-tiny").replace(model={"dim": 3}).model_spec(10)
+    model, optim = spec.build(0), OptimSpec(method="rows", rate=0.1, damp=2.0)
+    run = Training(model, optim.build(model, []), optim, ScheduleSpec(), 1, torch.device("cpu"))
+    table = model.trunk.embeddings.tokens.weight
+    before = table.detach().clone()
+    ids, rows = torch.tensor([1, 4, 1]), torch.ones(3, 3)
+    with torch.no_grad():
+        RowWork(run)._add(RowGradient(table, ids, rows, torch.tensor([3.0, 1.0, 2.0])))
+    moved = (table - before).detach()[:, 0]
+    assert moved[1].item() == pytest.approx(-0.1 * 2 / (1 + 5 * 0.1 * 2), rel=1e-5)
+    assert moved[4].item() == pytest.approx(-0.1 / (1 + 0.1 * 2), rel=1e-5) and not moved[[0, 2, 3]].any()
+
+
+@pytest.mark.parametrize("change,said", [
+    (("optim.method", "adamw"), "optim.method is 'adamw', but Windows is trained by 'rows' or 'adagrad'"),
+    (("compile", "true"), "compile is for models of one shape"),
+    (("family", "bert"), "needs a head 'negative', which bert has not"),
+    (("objective.window", "0"), "window is 0"),
+])  # fmt: skip
+def test_recipes_that_cannot_be(change: tuple[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        recipe = find_recipe("word2vec-tiny").at(*change)
+        (recipe.replace(size="tiny") if change[0] == "family" else recipe).model_spec(100)
