@@ -23,6 +23,7 @@ from polyseme.parts.spec import Spec, in_range
 
 BEGIN, END = 256, 257  # the two words around a sentence, each of one character that no text holds
 WORD_BEGIN, WORD_END, FILLING = 258, 259, 260
+TOGETHER = 256  # words that are convolved at once
 CHARACTERS = 262  # 261, and 0 for nothing: stored ids are one higher
 
 
@@ -118,14 +119,19 @@ class Characters(nn.Module):
     def read(self, characters: Tensor) -> Tensor:
         """The vectors of spelled words, [n, width] to [n, dim].
 
-        Behind the longest word every window is the same: one that is all filling is enough of them.
+        Words of like length are convolved together. Behind the longest of them every window is the same: one that is
+        all filling is enough of these.
         """
         if not len(characters):
             return self.project.weight.new_zeros(0, self.spec.dim)
-        most = int((characters != FILLING + 1).sum(1).max()) + max(width for width, _ in self.spec.filters)
-        x = F.embedding(characters[:, :most], self.characters.weight).transpose(1, 2)
-        activation = ACTIVATIONS[self.spec.activation]
-        x = torch.cat([activation(convolve(x).amax(-1)) for convolve in self.convolutions], dim=-1)
+        activation, widest = ACTIVATIONS[self.spec.activation], max(width for width, _ in self.spec.filters)
+        sizes, order = (characters != FILLING + 1).sum(1).sort(stable=True)
+        parts = []
+        for some, size in zip(order.split(TOGETHER), sizes.split(TOGETHER)):
+            chosen = characters.index_select(0, some)[:, : int(size[-1]) + widest]
+            x = F.embedding(chosen, self.characters.weight).transpose(1, 2)
+            parts.append(torch.cat([activation(convolve(x).amax(-1)) for convolve in self.convolutions], dim=-1))
+        x = torch.cat(parts).index_select(0, order.argsort())
         for highway in self.highways:
             x = highway(x)
         return self.project(x)

@@ -61,7 +61,7 @@ class NetworkSpec(Spec):
 
 
 PIECE = re.compile(r"\w+|[^\w\s]")
-BIN_TOKENS = 8192
+BIN_TOKENS = 16384  # at once: the more words, the more often they are the same
 Sentence = tuple[str, ...]
 
 
