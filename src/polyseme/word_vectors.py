@@ -58,9 +58,10 @@ def load(path: str | Path) -> WordVectors:
         raise UserError(
             f"{path} is a {folder.model.spec.family}: its vectors depend on the context; `embed` gives them"
         )
-    tokenizer, embeddings = folder.tokenizer, folder.model.trunk.embeddings
+    tokenizer, embeddings, table = folder.tokenizer, folder.model.trunk.embeddings, folder.model.trunk.table
+    assert table is not None
     kept = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids]
-    vectors = folder.model.trunk.table.detach().numpy()[kept]
+    vectors = table.detach().numpy()[kept]
     unseen = None
     if isinstance(embeddings, SubwordEmbeddings):
         unseen = lambda word: embeddings.vector(word).detach().numpy()  # noqa: E731

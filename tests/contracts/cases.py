@@ -23,9 +23,11 @@ EXTRA = {
     "modern": {"global_every": 2, "window": 2, "pooling": "mean"},
     "music": {"furthest": 5},
     "fasttext": {"buckets": 97},
+    "elmo": {"char_dim": 4},
     "ulmfit": {"hidden_dim": 40},
 }
-VARIANTS = {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
+VARIANTS = {"elmo clipped": ("elmo", EXTRA["elmo"] | {"cell_clip": 0.3, "projection_clip": 0.2})}
+VARIANTS |= {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
 VARIANTS |= {"nnlm direct": ("nnlm", {"direct": True})} | {
     " ".join(map(str, ["rnn_lm", *given.values()])): ("rnn_lm", given)
     for given in (

@@ -73,7 +73,7 @@ ARROWS["cli"] = set(ARROWS)
 HEAVY = {
     *("torch", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "tensorboard", "transformers"),
     *("sentence_transformers", "tokenizers", "safetensors", "sentencex", "huggingface_hub"),
-    *("pyarrow", "py3langid", "sentencepiece", "distributed", "dask", "triton", "mido", "sacrebleu"),
+    *("pyarrow", "py3langid", "sentencepiece", "distributed", "dask", "triton", "mido", "sacrebleu", "h5py"),
 }
 
 

@@ -9,7 +9,8 @@ import typer
 
 
 def finetune(
-    model: Annotated[Path, typer.Argument(help="a pre-trained model folder")],
+    model: Annotated[Path | None, typer.Argument(help="a pre-trained model folder; none with --features")] = None,
+    *,
     task: Annotated[
         str, typer.Option(help="classification, pair, regression, choice or tagging; or a data set of `polyseme tasks`")
     ],
@@ -32,8 +33,24 @@ def finetune(
     label: Annotated[str, typer.Option(help="the column or key of the label")] = "label",
     header: Annotated[bool, typer.Option(help="TSV has a header; without, columns are numbers from 1")] = True,
     skip_bad: Annotated[bool, typer.Option(help="go on past bad rows and count them")] = False,
+    decoder: Annotated[
+        str, typer.Option(help="how tags are chosen: softmax (each alone) or crf (together); over features, crf")
+    ] = "",
+    features: Annotated[
+        str, typer.Option(help="a model to freeze: a small network learns from its vectors of words; none for none")
+    ] = "",
+    layers: Annotated[
+        str,
+        typer.Option(
+            help="of that model: embeddings, last, second-to-last, sum, scalar-mix, scalar-mix-last-four, "
+            "concat-last-four"
+        ),
+    ] = "scalar-mix",
+    network: Annotated[str, typer.Option(help="over features: auto, linear, bilstm, biattentive or esim")] = "auto",
+    cache: Annotated[Path | None, typer.Option(help="where vectors are kept; default: features beside --out")] = None,
+    strict: Annotated[bool, typer.Option(help="refuse broken IOB tags, which are mended otherwise")] = False,
 ) -> None:
-    """Fine-tune a model on labelled examples and measure it."""
+    """Fine-tune a model on labelled examples, or train a network over its frozen features, and measure it."""
     from polyseme.cli.output import kind_of, print_table, set_values
     from polyseme.errors import UserError
     from polyseme.tasks.baselines import linear, majority
@@ -41,11 +58,20 @@ def finetune(
     from polyseme.tasks.examples import read_examples
     from polyseme.tasks.finetune import FinetuneSpec
     from polyseme.tasks.finetune import finetune as run
+    from polyseme.tasks.over import USUAL, finetune_over
 
     kind = kind_of(task)
-    given = {"optim.layer_decay": layer_decay, "unfreeze": unfreeze}
-    named_values = [f"{name}={value}" for name, value in given.items() if value is not None]
-    settings = set_values(FinetuneSpec(), [*named_values, *set_])
+    if (model is None) != bool(features):
+        raise UserError("give a model folder to fine-tune, or --features with one to freeze")
+    if not features and (layers, network, cache) != ("scalar-mix", "auto", None):
+        raise UserError("--layers, --network and --cache go with --features")
+    if features and (scratch or layer_decay or unfreeze):
+        raise UserError("--scratch, --layer-decay and --unfreeze are for fine-tuning: features stay as they are")
+    chosen: dict[str, Any] = {"optim.layer_decay": layer_decay, "unfreeze": unfreeze}
+    chosen |= {"network.layers": layers, "network.name": network} if features else {}
+    chosen["decoder"] = decoder or ("crf" if features and kind == "tagging" else "softmax")
+    given = [f"{name}={value}" for name, value in chosen.items() if value is not None]
+    settings = set_values(USUAL if features else FinetuneSpec(), [*given, *set_])
     named = DATA_SETS.get(task)
     if named:
         if train or dev or (text, pair, label, header) != ("text", "pair", "label", True):
@@ -58,19 +84,15 @@ def finetune(
             wrong = "--data is for named data sets" if data else f"--{'dev' if train else 'train'} is missing"
             raise UserError(f"{wrong}: {kind} reads two files, --train and --dev")
         columns: dict[str, Any] = {"text": text, "pair": pair, "label": label, "header": header, "skip_bad": skip_bad}
+        columns |= {"strict": strict}
         to_learn, to_measure = (read_examples(path, kind, **columns) for path in (train, dev))
-    results = run(
-        model,
-        kind,
-        to_learn,
-        to_measure,
-        out,
-        settings,
-        seeds=seeds,
-        scratch=scratch,
-        primary=named.metric if named else "",
-        data_set=task if named else "",
-    )
+    measured: dict[str, Any] = {"primary": named.metric if named else "", "data_set": task if named else ""}
+    if model is None:
+        source = None if features == "none" else Path(features)
+        where = cache or out.parent / "features"
+        results = finetune_over(source, kind, to_learn, to_measure, out, settings, seeds=seeds, cache=where, **measured)
+    else:
+        results = run(model, kind, to_learn, to_measure, out, settings, seeds=seeds, scratch=scratch, **measured)
     names = list(results["mean"])
     rows = []
     if baselines:
@@ -81,6 +103,6 @@ def finetune(
     cells = [
         f"{results['mean'][n]:.4f}" + (f" ± {deviation[n]:.4f}" if deviation[n] is not None else "") for n in names
     ]
-    rows.append(["from scratch" if scratch else "fine-tuned", *cells])
+    rows.append(["over features" if model is None else "from scratch" if scratch else "fine-tuned", *cells])
     print_table([f"{len(results['seeds'])} seed(s)", *names], rows)
     print(f"{out}/model: seed {results['best_seed']}; see {out}/report.html")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -40,18 +41,29 @@ def evaluate(
     """Measure a fine-tuned model on labelled examples."""
     import polyseme
     from polyseme.cli.output import kind_of, print_json
+    from polyseme.errors import UserError
     from polyseme.tasks.catalogue import DATA_SETS
     from polyseme.tasks.examples import read_examples
+    from polyseme.tasks.over import is_over, open_over
     from polyseme.tasks.predict import evaluate as run
     from polyseme.tasks.task import Task
 
-    folder = polyseme.load(model).folder
-    kind = kind_of(task) if task else Task.from_model(folder.model, folder.notes).kind
+    if is_over(model):
+        if with_:
+            raise UserError("--with is for fine-tuned models: this one is laid over features")
+        over = open_over(model)
+        own, answer = over.task.kind, over.evaluate
+    else:
+        folder = polyseme.load(model).folder
+        also = [polyseme.load(other).folder for other in with_]
+        own = Task.from_model(folder.model, folder.notes).kind
+        answer = partial(run, folder, truncate=truncate, also=also)
+    kind = kind_of(task) if task else own
     if task in DATA_SETS:
         given = DATA_SETS[task].read(data, skip_bad)[1]
     else:
         given = read_examples(data, kind, text=text, pair=pair, label=label, header=header, skip_bad=skip_bad)
-    found = run(folder, given, truncate=truncate, also=[polyseme.load(other).folder for other in with_])
+    found = answer(given)
     if as_json:
         print_json({"examples": len(given), **found})
         return
@@ -76,16 +88,26 @@ def predict(
     """Write a label and its probability, or a number, for each example, in the order of the input."""
     import polyseme
     from polyseme.cli.output import kind_of
+    from polyseme.errors import UserError
     from polyseme.tasks.examples import read_examples
+    from polyseme.tasks.over import is_over, open_over
     from polyseme.tasks.predict import predict as run
     from polyseme.tasks.predict import write_predictions
     from polyseme.tasks.task import Task
 
-    folder = polyseme.load(model).folder
-    kind = kind_of(task) if task else Task.from_model(folder.model, folder.notes).kind
+    if is_over(model):
+        if with_:
+            raise UserError("--with is for fine-tuned models: this one is laid over features")
+        over = open_over(model)
+        own, answer = over.task.kind, over.predict
+    else:
+        folder = polyseme.load(model).folder
+        also = [polyseme.load(other).folder for other in with_]
+        own = Task.from_model(folder.model, folder.notes).kind
+        answer = partial(run, folder, truncate=truncate, also=also)
+    kind = kind_of(task) if task else own
     given = read_examples(
         data, kind, text=text, pair=pair, label=label, header=header, need_labels=False, skip_bad=skip_bad
     )
-    also = [polyseme.load(other).folder for other in with_]
-    write_predictions(out, given, run(folder, given, truncate=truncate, also=also))
+    write_predictions(out, given, answer(given))
     print(f"{out}: {len(given)} predictions")

@@ -3,6 +3,7 @@
 from polyseme.families.albert import ALBERT
 from polyseme.families.bert import BERT
 from polyseme.families.distilbert import DISTILBERT
+from polyseme.families.elmo import ELMO
 from polyseme.families.family import Family
 from polyseme.families.gpt import GPT
 from polyseme.families.gpt2 import GPT2
@@ -24,7 +25,7 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         *(WORD2VEC, FASTTEXT, GLOVE),
-        *(NNLM, RNN_LM),
+        *(NNLM, RNN_LM, ELMO),
         TRANSFORMER,
         *(BERT, ROBERTA, ALBERT, SPANBERT, DISTILBERT, MODERN),
         *(GPT, GPT2, TRANSFORMER_XL, XLNET),

@@ -97,6 +97,17 @@ def read_config(config: dict[str, Any], needed: dict[str, Any], fixed: dict[str,
     return {ours: config[theirs] for ours, theirs in needed.items()}
 
 
+def own_names(spec: ModelSpec) -> tuple[Rule, ...]:
+    """The rules of a family that nobody else has: every tensor keeps its name."""
+    import torch
+
+    from polyseme.parts.model import Model
+
+    with torch.device("meta"):
+        names = Model(spec.replace(heads={})).state_dict()
+    return tuple(Rule(name, (name,)) for name in names)
+
+
 def both(ours: str, theirs: str, how: Literal["same", "transpose"] = "same") -> tuple[Rule, Rule]:
     """The rules of a layer's weight and bias; only a weight is ever transposed."""
     return Rule(f"{ours}.weight", (f"{theirs}.weight",), how), Rule(f"{ours}.bias", (f"{theirs}.bias",))

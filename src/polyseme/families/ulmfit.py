@@ -75,7 +75,7 @@ def label_head(name: str, labels: tuple[str, ...], spec: RecurrentSpec) -> HeadS
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
     trunk = spec.trunk
-    assert isinstance(trunk, RecurrentSpec)
+    assert isinstance(trunk, RecurrentSpec) and isinstance(trunk.embeddings, EmbeddingsSpec)
     return {
         "model_type": "ulmfit",
         "num_layers": trunk.num_layers,

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyseme.parts.crf import Crf
 from polyseme.parts.layout import Layout
 
 # every state; what the trunk's pooler gives; the first token's own; what the pooler gives, the greatest and the mean
@@ -20,6 +21,10 @@ class Head(nn.Module):
     """Hidden states to predictions; `forward` takes the states it reads and the trunk's table of token vectors."""
 
     reads: Reads = "tokens"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.crf: Crf | None = None  # what binds the predictions of a sequence together, if they do not stand alone
 
     def states(self, last: Tensor, layout: Layout, rows: Tensor | None, pool: Pool) -> Tensor:
         """What it reads of the trunk's last states: of every token or sequence, or of the `rows` asked for.

@@ -17,10 +17,12 @@ from polyseme.parts import kernels
 from polyseme.parts.adaptive import AdaptiveHeadSpec
 from polyseme.parts.contexts import NegativeHeadSpec, TreeHeadSpec
 from polyseme.parts.cooccurrence import CountHeadSpec
+from polyseme.parts.crf import CrfSpec
 from polyseme.parts.feedforward import ACTIVATIONS, ActivationName
 from polyseme.parts.head import Head, Pool, Reads
 from polyseme.parts.layout import Layout
 from polyseme.parts.norms import NoNormSpec, NormSpec
+from polyseme.parts.sampled import sampled_loss
 from polyseme.parts.sliced_loss import learned, sliced_loss
 from polyseme.parts.spec import Spec
 
@@ -58,7 +60,9 @@ class LanguageHeadSpec(Spec):
 
     BERT transforms the state first (`dense`, activation, norm) and adds a bias; GPT-2 does neither. Where the table's
     vectors are not of the trunk's size, `inner` is theirs and `dense` goes there. `scale` multiplies the state that
-    meets the table. Where states are two directions side by side, `half` says which of them it reads.
+    meets the table. Where states are two directions side by side, `half` says which of them it reads. A head that
+    `shares` has the matrix and the bias of that other head. With `sampled`, training compares a token with so many
+    others alone (`sampled_loss`).
     """
 
     vocab_size: int
@@ -71,6 +75,8 @@ class LanguageHeadSpec(Spec):
     tied: bool = True
     scale: float = 1.0
     half: Literal["none", "first", "second"] = "none"
+    shares: str = ""
+    sampled: int = 0
 
     def reads(self, dim: int) -> int:
         """How much of a state it reads."""
@@ -80,7 +86,7 @@ class LanguageHeadSpec(Spec):
         """How many weights of matrices a row meets."""
         dim = self.reads(dim)
         size = self.inner or dim
-        return size * self.vocab_size + (dim * size if self.dense else 0)
+        return size * (self.sampled or self.vocab_size) + (dim * size if self.dense else 0)
 
     def build(self, dim: int) -> LanguageHead:
         return LanguageHead(self, dim)
@@ -96,6 +102,17 @@ class LanguageHead(VocabularyHead):
         self.norm = spec.norm.build(size)
         self.bias = nn.Parameter(torch.zeros(spec.vocab_size)) if spec.bias else None
         self.own = None if spec.tied else nn.Linear(size, spec.vocab_size, bias=False)
+
+    def share(self, other: Head) -> None:
+        """Take the matrix and the bias of another."""
+        assert isinstance(other, LanguageHead)
+        self.own, self.bias = other.own, other.bias
+
+    def loss(self, states: Tensor, table: Tensor, values: Tensor, ignored: int, smoothing: float = 0.0) -> Tensor:
+        if self.training and 0 < self.spec.sampled < self.spec.vocab_size:
+            matrix = self.matrix(table)
+            return sampled_loss(self.transform(states), matrix, self.bias, values, ignored, self.spec.sampled)
+        return super().loss(states, table, values, ignored, smoothing)
 
     def transform(self, states: Tensor) -> Tensor:
         """What is multiplied with the table."""
@@ -116,7 +133,7 @@ class LabelHeadSpec(Spec):
 
     Some families have a `dense` layer (to `inner` features, if not to as many), an activation and a norm before it, and
     some a norm and dropout before that. Without labels its one output is a number (regression); a single label is the
-    worth of one sequence among several (multiple choice).
+    worth of one sequence among several (multiple choice). With a `crf` the labels of a sequence are predicted together.
     """
 
     labels: tuple[str, ...]
@@ -130,6 +147,7 @@ class LabelHeadSpec(Spec):
     input_dropout: float = 0.0
     input_norm: NormSpec = field(default_factory=NoNormSpec)
     inner: int = 0
+    crf: CrfSpec | None = None
 
     @property
     def num_outputs(self) -> int:
@@ -160,6 +178,7 @@ class LabelHead(Head):
         self.norm = spec.norm.build(inner)
         self.dropout = nn.Dropout(spec.dropout)
         self.linear = nn.Linear(inner, spec.num_outputs, bias=spec.bias)
+        self.crf = spec.crf.build(spec.labels) if spec.crf else None
 
     def forward(self, states: Tensor, table: Tensor) -> Tensor:
         states = self.input_dropout(self.input_norm(states))

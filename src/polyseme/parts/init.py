@@ -31,12 +31,12 @@ class InitSpec(Spec):
 
     def apply(self, module: nn.Module, num_sublayers: int, generator: torch.Generator | None) -> None:
         for name, part in module.named_modules():
-            if isinstance(part, nn.Linear | nn.Embedding):
+            if isinstance(part, nn.Linear | nn.Embedding | nn.Conv1d):
                 std = self.position_std if name.endswith("positions") else self.std
                 if name.endswith("tokens") and self.token_std:
                     std = self.token_std
-                if self.fan_in and isinstance(part, nn.Linear):
-                    std /= part.in_features**0.5
+                if self.fan_in and not isinstance(part, nn.Embedding):
+                    std /= part.weight[0].numel() ** 0.5
                 if self.scale_residuals and name.endswith(("attention.out", "ffn.down")):
                     std /= num_sublayers**0.5
                 if self.truncated:
@@ -45,6 +45,10 @@ class InitSpec(Spec):
                     nn.init.normal_(part.weight, 0.0, std, generator=generator)
             for vector in getattr(part, "vectors", list)():  # parameters that no layer holds
                 nn.init.normal_(vector, 0.0, self.std, generator=generator)
+            for vector in getattr(part, "zeros", list)():
+                nn.init.zeros_(vector)
+            for vector in getattr(part, "ones", list)():
+                nn.init.ones_(vector)
             if isinstance(part, nn.LayerNorm | nn.RMSNorm):
                 nn.init.ones_(part.weight)
             if isinstance(part, BatchNorm):

@@ -74,6 +74,11 @@ class Layout:
         """The greatest of each sequence's rows by column, [slots, …]; of an empty slot, −∞."""
         return torch.segment_reduce(packed, "max", offsets=self.starts.long(), axis=0, unsafe=True)
 
+    def counts(self, rows: Tensor) -> list[int]:
+        """How many of `rows`, which rise, lie in each sequence."""
+        owner = torch.searchsorted(self.starts[1:].long(), rows, right=True)
+        return torch.bincount(owner, minlength=len(self.lengths)).tolist()
+
     @cached_property
     def runs(self) -> list[tuple[int, int]]:
         """Neighbours of equal length as (how many, length): each run can be viewed as a plain batch."""

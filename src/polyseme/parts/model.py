@@ -13,17 +13,19 @@ from torch import Tensor, nn
 from polyseme.errors import UserError
 from polyseme.parts.contexts import Found, Stream
 from polyseme.parts.cooccurrence import Cells
+from polyseme.parts.crf import Chains, Crf
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.lookup import LookupSpec
+from polyseme.parts.over import OverSpec
 from polyseme.parts.recurrent import RecurrentSpec
 from polyseme.parts.rows import RowGradient
 from polyseme.parts.spec import Spec
 from polyseme.parts.trunk import TransformerSpec
 from polyseme.parts.window import WindowSpec
 
-TrunkSpec = TransformerSpec | EncoderDecoderSpec | RecurrentSpec | WindowSpec | LookupSpec
+TrunkSpec = TransformerSpec | EncoderDecoderSpec | RecurrentSpec | WindowSpec | LookupSpec | OverSpec
 
 Near = Stream | Cells  # what is learnt from by rows: words near each other, or counts of them
 
@@ -58,6 +60,9 @@ class Model(nn.Module):
         self.spec = spec
         self.trunk = spec.trunk.build()
         self.heads = nn.ModuleDict({name: head.build(spec.trunk.dim) for name, head in spec.heads.items()})
+        for name, head in spec.heads.items():
+            if other := getattr(head, "shares", ""):
+                self.heads[name].share(self.heads[other])  # type: ignore[operator]
 
     def initialise(self, generator: torch.Generator | None = None) -> None:
         self.trunk.initialise(generator)
@@ -67,6 +72,14 @@ class Model(nn.Module):
     def predict(self, head: str, last: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
         """A head's scores from the trunk's last states: of every token or sequence, or of the `rows` asked for."""
         return self.heads[head](self._states(head, last, layout, rows), self.trunk.table)
+
+    def answers(self, head: str, last: Tensor, layout: Layout, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores of `rows`, whose softmax are probabilities, and the best answers, which a CRF finds together."""
+        scores, crf = self.predict(head, last, layout, rows).float(), self.heads[head].crf
+        if not isinstance(crf, Crf):
+            return scores, scores.argmax(-1)
+        chains = Chains.of(layout.counts(rows), scores.device)
+        return crf.log_marginals(scores, chains), crf.best(scores, chains)
 
     def loss(
         self,
@@ -79,6 +92,10 @@ class Model(nn.Module):
         smoothing: float = 0.0,
     ) -> Tensor:
         """The summed loss of a head's predictions of `rows`: which loss that is, the head knows."""
+        crf = self.heads[head].crf
+        if isinstance(crf, Crf):
+            chains = Chains.of(layout.counts(rows), last.device)
+            return crf.loss(self.predict(head, last, layout, rows).float(), chains, values, ignored)
         found: Tensor = self.heads[head].loss(  # type: ignore[operator]
             self._states(head, last, layout, rows), self.trunk.table, values, ignored, smoothing
         )

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from polyseme.errors import UserError
+from polyseme.parts.characters import CharactersSpec
 from polyseme.parts.embeddings import EmbeddingsSpec
 from polyseme.parts.init import InitSpec
 from polyseme.parts.layout import Layout, Source
@@ -45,7 +46,7 @@ class RecurrentSpec(Spec):
     `direction` both is two stacks side by side that know nothing of each other, one for each way; crossed has layers
     that read both ways of the one below. A layer's output y stands for itself, or joins what the layer read, x:
     residual x + y, highway t·y + (1 − t)·x with a gate t of x (Srivastava et al. 2015), dense: a layer reads the token
-    vectors and the outputs of all layers below.
+    vectors and the outputs of all layers below. The layers below `links_from` have no link.
 
     Dropout is on what enters the first layer (`input_dropout`), on what passes between layers (`dropout`), on what
     leaves the last (`output_dropout`); `locked`, its mask is the same at every time step of a sequence (Gal and
@@ -53,7 +54,7 @@ class RecurrentSpec(Spec):
     al. 2018, §2).
     """
 
-    embeddings: EmbeddingsSpec
+    embeddings: EmbeddingsSpec | CharactersSpec
     sizes: tuple[int, ...]
     cell: Cell = "lstm"
     projection: int = 0
@@ -66,6 +67,10 @@ class RecurrentSpec(Spec):
     weight_dropout: float = 0.0
     locked: bool = False
     forget_bias: float = 0.0  # added to the LSTM's forget gates at the start
+    forget_offset: float | None = None  # with a number, cells have one bias, and this is added to the forget gates
+    cell_clip: float = 0.0  # an LSTM's cell stays within ± this; 0 is anywhere. What is clipped runs the plain body
+    projection_clip: float = 0.0
+    links_from: int = 1
     pooler: PoolerSpec = field(default_factory=lambda: PoolerSpec("last"))
     init: InitSpec = field(default_factory=InitSpec)
 
@@ -77,7 +82,10 @@ class RecurrentSpec(Spec):
             in_range("a size of sizes", size, 1, math.inf)
         if self.projection and self.cell != "lstm":
             raise UserError(f"projection is {self.projection}, which the cell {self.cell!r} does not have: 0 or 'lstm'")
-        reads = (self.embeddings.dim, *(self.width * size for size in self.outputs))
+        in_range("cell_clip", self.cell_clip, 0, math.inf)
+        in_range("projection_clip", self.projection_clip, 0, math.inf)
+        in_range("links_from", self.links_from, 1, math.inf)
+        reads = (self.embeddings.dim, *(self.width * size for size in self.outputs))[self.links_from - 1 :]
         if self.links in ("residual", "highway") and len(set(reads)) > 1:
             raise UserError(
                 f"links {self.links!r} need what each layer reads and writes to be of one size, not {reads}"
@@ -214,7 +222,7 @@ class Recurrence(nn.Module):
         self.weight_ih = nn.Parameter(torch.empty(rows, read))
         self.weight_hh = nn.Parameter(torch.empty(rows, self.out))
         self.bias_ih = nn.Parameter(torch.empty(rows))
-        self.bias_hh = nn.Parameter(torch.empty(rows))
+        self.bias_hh = nn.Parameter(torch.empty(rows)) if spec.forget_offset is None else None
         self.weight_hr = nn.Parameter(torch.empty(self.out, size)) if spec.projection else None
 
     @torch.no_grad()
@@ -232,14 +240,23 @@ class Recurrence(nn.Module):
         """What it says at each step, and its states after the last; `x` and the outcome are as `steps` has them."""
         states = [s.to(x.dtype) for s in states]  # under autocast a layer says less than it was told
         hidden = F.dropout(self.weight_hh, self.spec.weight_dropout, self.training)
-        weights = [self.weight_ih, hidden, self.bias_ih, self.bias_hh]
+        weights = [self.weight_ih, hidden, self.bias_ih, self._second_bias()]
         if self.weight_hr is not None:
             weights.append(self.weight_hr)
         if not steps.longest:
             return x.new_zeros(*x.shape[:-1], self.out), states
         plain = plain or (self.spec.cell == "gru" and self.spec.reset == "before")
+        plain = plain or self.spec.cell_clip > 0 or self.spec.projection_clip > 0
         y, ended = (self._plain if plain else self._fused)(x, steps, weights, steps.begin(states))
         return y, steps.end(ended, states)
+
+    def _second_bias(self) -> Tensor:
+        if self.bias_hh is not None:
+            return self.bias_hh
+        found = torch.zeros_like(self.bias_ih)
+        if self.spec.cell == "lstm" and self.spec.forget_offset:
+            found[self.size : 2 * self.size] = self.spec.forget_offset
+        return found
 
     def _fused(self, x: Tensor, steps: Steps, weights: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list]:
         run: Any = {"rnn": torch.rnn_tanh, "gru": torch.gru, "lstm": torch.lstm}[self.spec.cell]
@@ -270,9 +287,11 @@ class Recurrence(nn.Module):
             return [torch.tanh(given + F.linear(hidden, matrix, bias))]
         if self.spec.cell == "lstm":
             enter, forget, new, leave = (given + F.linear(hidden, matrix, bias)).chunk(4, dim=-1)
-            kept = forget.sigmoid() * cell[0] + enter.sigmoid() * new.tanh()
+            kept = _clipped(forget.sigmoid() * cell[0] + enter.sigmoid() * new.tanh(), self.spec.cell_clip)
             said = leave.sigmoid() * kept.tanh()
-            return [said if self.weight_hr is None else F.linear(said, self.weight_hr), kept]
+            if self.weight_hr is not None:
+                said = _clipped(F.linear(said, self.weight_hr), self.spec.projection_clip)
+            return [said, kept]
         size = self.size
         reset, update = (given[:, : 2 * size] + F.linear(hidden, matrix[: 2 * size], bias[: 2 * size])).chunk(2, dim=-1)
         reset, update = reset.sigmoid(), update.sigmoid()
@@ -283,14 +302,19 @@ class Recurrence(nn.Module):
         return [(1 - update) * torch.tanh(given[:, 2 * size :] + new) + update * hidden]
 
 
+def _clipped(x: Tensor, most: float) -> Tensor:
+    return x.clamp(-most, most) if most else x
+
+
 class Layer(nn.Module):
     """The cells of one depth of a stack, one for each way it reads, and how their output joins what they read."""
 
-    def __init__(self, spec: RecurrentSpec, ways: tuple[str, ...], read: int, size: int):
+    def __init__(self, spec: RecurrentSpec, ways: tuple[str, ...], depth: int):
         super().__init__()
-        self.links, self.ways = spec.links, ways
+        read, size = spec.inputs[depth - 1], spec.sizes[depth - 1]
+        self.links, self.ways = spec.links if depth >= spec.links_from else "none", ways
         self.cells = nn.ModuleList(Recurrence(spec, read, size) for _ in ways)
-        self.gate = nn.Linear(read, read) if spec.links == "highway" else None
+        self.gate = nn.Linear(read, read) if self.links == "highway" else None
 
     def start(self, number: int, like: Tensor) -> list[list[Tensor]]:
         """The states before a text, of each of its cells."""
@@ -323,8 +347,7 @@ class Recurrent(nn.Module):
         self.plain = self.recompute = False
         self.embeddings = spec.embeddings.build()
         self.stacks = nn.ModuleList(
-            nn.ModuleList(Layer(spec, ways, read, size) for read, size in zip(spec.inputs, spec.sizes))
-            for ways in spec.stacks
+            nn.ModuleList(Layer(spec, ways, depth) for depth in range(1, spec.num_layers + 1)) for ways in spec.stacks
         )
         self.pooler = spec.pooler.build(spec.dim)
 
@@ -342,22 +365,25 @@ class Recurrent(nn.Module):
     ) -> Reading:
         """Read a chunk. With `remember`, the reading carries the states with which the next chunk is read.
 
-        The next chunk of a trunk that reads backwards stands before this one. Layers are kept as they are before the
-        dropout that follows them.
+        The next chunk of a trunk that reads backwards stands before this one. Two stacks that read both ways each go
+        on from their own states, as ELMo's published program does from batch to batch. Layers are kept as they are
+        before the dropout that follows them; the vectors of tokens once for each stack.
         """
         spec = self.spec
-        if (remember or memory) and not spec.remembers:
-            raise UserError("a trunk that reads in both directions has no memory")
+        if (remember or memory) and spec.width > 1:
+            raise UserError("a trunk whose layers read both directions of those below has no memory")
         steps, wanted = Steps(layout), set(keep)
         x = self.embeddings(tokens, layout.positions, segments, layout.longest)
         depths: list[list[Tensor]] = [[] for _ in spec.sizes]  # of each depth, what each stack says
         ends: list[tuple[Tensor, ...]] = []
         lasts = []
         first = self._dropped(steps.enter(x), steps, spec.input_dropout)
-        for stack in self.stacks:
+        for number, stack in enumerate(self.stacks):
             below, last = first, first
             for depth, layer in enumerate(cast(Iterable[Layer], stack)):
-                states = [list(memory.states[depth])] if memory else layer.start(steps.number, x)
+                states = (
+                    [list(memory.states[number * spec.num_layers + depth])] if memory else layer.start(steps.number, x)
+                )
                 if self.recompute and self.training:
                     y, ended = checkpoint(layer, below, steps, states, self.plain, use_reentrant=False)
                 else:
@@ -370,7 +396,7 @@ class Recurrent(nn.Module):
                 below = torch.cat([below, last], dim=-1) if spec.links == "dense" else last
             lasts.append(steps.leave(last))
         layers = {depth: torch.cat(depths[depth - 1], dim=-1) for depth in wanted if depth}
-        layers |= {0: x} if 0 in wanted else {}
+        layers |= {0: torch.cat([x] * len(self.stacks), dim=-1)} if 0 in wanted else {}
         found = torch.cat(lasts, dim=-1) if len(lasts) > 1 else lasts[0]
         return Reading(found, layers, self._remembered(ends, layout, memory) if remember else None)
 

@@ -13,6 +13,7 @@ from polyseme.recipes import (
     bert,
     demo,
     distilbert,
+    elmo,
     gpt,
     gpt2,
     modern,
@@ -52,6 +53,7 @@ _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(rnn_lm.tiny, rnn_lm.medium),
     *(vectors.word2vec_tiny, vectors.cbow_tiny, vectors.word2vec, vectors.fasttext_tiny, vectors.fasttext),
     *(vectors.glove_tiny, vectors.glove),
+    *(elmo.tiny, elmo.small, elmo.original),
 )
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _MAKERS}
 

@@ -11,13 +11,14 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from polyseme.errors import UserError, nearest
 from polyseme.files import PACKED, unpacked
+from polyseme.parts.tags import broken, mended
 
 Kind = Literal["classification", "pair", "regression", "choice", "tagging"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -101,11 +102,13 @@ def read_examples(
     need_labels: bool = True,
     skip_bad: bool = False,
     encoding: str = "utf-8",
+    strict: bool = False,
 ) -> list[Example]:
     """Every example of a file, in its order. For regression a second text is read where the file has one.
 
     Choices are JSON lines: a text (or `prompt`), a list of `choices`, and the right one or its number from 0.
-    Without a header, `text`, `pair` and `label` are column numbers from 1.
+    Without a header, `text`, `pair` and `label` are column numbers from 1. Tags of entities that cannot follow each
+    other (I-X behind O, in IOB2) are mended and counted, or with `strict` an error.
     """
     if kind not in KINDS:
         raise UserError(f"no task kind {kind!r}; {nearest(kind, KINDS)}")
@@ -140,7 +143,25 @@ def read_examples(
         print(f"{path}: skipped {len(bad)} bad of {total} rows, the first: {bad[0]}", file=sys.stderr)
     if not found:
         raise UserError(f"{path} holds no examples" + (f" but {len(bad)} bad rows" if bad else ""))
-    return found
+    return _mend(path, found, strict) if kind == "tagging" else found
+
+
+def _mend(path: Path, examples: list[Example], strict: bool) -> list[Example]:
+    """Sentences whose tags mark entities as no scheme allows get such tags as mark what was meant."""
+    tagged = [i for i, e in enumerate(examples) if e.tags is not None]
+    new = dict(zip(tagged, mended([examples[i].tags or () for i in tagged])))
+    changed = [i for i in tagged if new[i] != examples[i].tags]
+    if not changed:
+        return examples
+    first, tags = examples[changed[0]], examples[changed[0]].tags or ()
+    place = broken(tags) or 0
+    said = f"{first.where}: {tags[min(place, len(tags) - 1)]!r} at word {min(place, len(tags) - 1) + 1}"
+    if strict:
+        raise UserError(f"{said} cannot stand there; {len(changed)} of {len(examples)} sentences have such tags")
+    number = sum(a != b for i in changed for a, b in zip(new[i], examples[i].tags or ()))
+    where = f"{len(changed)} of {len(examples)} sentences with broken tags"
+    print(f"{path}: mended {number} tags in {where}, the first: {said}", file=sys.stderr)
+    return [replace(e, tags=new[i]) if i in new else e for i, e in enumerate(examples)]
 
 
 def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:

@@ -15,21 +15,26 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES
 from polyseme.files import write_json, write_text
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.packing import rounded
+from polyseme.parts.crf import CrfSpec
 from polyseme.parts.encoder_decoder import EncoderDecoder
+from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.layout import bins
 from polyseme.parts.model import Model
 from polyseme.parts.spec import Spec
+from polyseme.parts.tags import broken
 from polyseme.progress import progress
 from polyseme.report import write_report
 from polyseme.tasks.examples import Example, Kind
+from polyseme.tasks.features import NetworkSpec
 from polyseme.tasks.metrics import PRIMARY, require, score
-from polyseme.tasks.predict import logits, measure
+from polyseme.tasks.predict import measure, predictions
 from polyseme.tasks.task import HEADS, Encoded, Prediction, Task
 from polyseme.train.cost import num_parameters
 from polyseme.train.loop import CHECKED, Report, Training, choose_device, train
@@ -52,6 +57,9 @@ class FinetuneSpec(Spec):
 
     `auxiliary` is the weight of the language model's own loss on the same texts, and `both_orders` reads a pair twice,
     as GPT does (Radford et al. 2018, §3.2 and 3.3; its settings: auxiliary 0.5, rate 6.25e-5, batches of 32).
+
+    With the `decoder` "crf" the tags of a sentence are chosen together (Lample et al. 2016, §2.2). A `network` is laid
+    over frozen features (`tasks/over.py`).
     """
 
     epochs: float = 3.0
@@ -69,6 +77,8 @@ class FinetuneSpec(Spec):
     unfreeze: float = 0.0
     chunk: int = 0
     learnt: int = 0
+    decoder: Literal["softmax", "crf"] = "softmax"
+    network: NetworkSpec | None = None
 
     def check(self) -> FinetuneSpec:
         for name in ("batch_size", "bin_tokens"):
@@ -126,31 +136,76 @@ def finetune(
     pre-training was worth.
     """
     settings = (settings or FinetuneSpec()).check()
+    check_run(kind, out, settings, seeds)
+    task = Task.of(kind, train_examples, settings.both_orders)
+    crf = crf_of(settings, train_examples)
+    loaded = _open(Path(model_folder), task, settings, first_seed, scratch, crf)
+    data, dev = (_encode(task, examples, loaded, settings) for examples in (train_examples, dev_examples))
+
+    def build(seed: int) -> Model:
+        fresh = seed != first_seed
+        return (_open(Path(model_folder), task, settings, seed, scratch, crf) if fresh else loaded).model
+
+    def save(path: Path, model: Model, notes: dict[str, Any]) -> None:
+        save_model(path, model, loaded.tokenizer, notes)
+
+    about: dict[str, Any] = {"data": data_set} if data_set else {}
+    about |= {"model": str(model_folder), "from_scratch": scratch}
+    chosen = range(first_seed, first_seed + seeds)
+    return run_seeds(task, data, dev, dev_examples, build, save, out, settings, chosen, primary, about, tell=tell)
+
+
+def crf_of(settings: FinetuneSpec, examples: Sequence[Example]) -> CrfSpec | None:
+    """The CRF of a run, if it has one; where the tags of its examples break the rules, nothing is barred."""
+    return CrfSpec(all(broken(e.tags or ()) is None for e in examples)) if settings.decoder == "crf" else None
+
+
+def check_run(kind: Kind, out: Path | None, settings: FinetuneSpec, seeds: int) -> None:
+    """What can be wrong before anything is opened."""
     if seeds < 1:
         raise UserError(f"{seeds} seeds is no run: at least 1 is needed")
     if out is not None:
         _check_empty(out)
     require(kind)
-    primary = primary or PRIMARY[kind]
-    task = Task.of(kind, train_examples, settings.both_orders)
-    loaded = _open(Path(model_folder), task, settings, first_seed, scratch)
-    data, dev = (_encode(task, examples, loaded, settings) for examples in (train_examples, dev_examples))
-    gold = [e.answer for e in dev_examples]
-    known = score(kind, gold, gold, task.labels)
+    if settings.decoder == "crf" and kind != "tagging":
+        raise UserError(f"the decoder crf is for tagging, not for {kind}")
+
+
+def run_seeds(
+    task: Task,
+    data: Sequence[Encoded],
+    dev: Sequence[Encoded],
+    dev_examples: Sequence[Example],
+    build: Callable[[int], Model],
+    save: Callable[[Path, Model, dict[str, Any]], None],
+    out: Path | None,
+    settings: FinetuneSpec,
+    seeds: Sequence[int],
+    primary: str,
+    about: dict[str, Any],
+    terms: Callable[[Model, Batch], dict[str, Tensor]] | None = None,
+    further: dict[str, Targets] | None = None,
+    tell: Callable[[int, list[Prediction]], object] | None = None,
+) -> dict[str, Any]:
+    """Train once for each seed the model that `build` makes for it, measure, and write the run folder.
+
+    `terms` are the losses, if not the usual ones, and `further` what else they have targets of.
+    """
+    kind, gold = task.kind, [e.answer for e in dev_examples]
+    primary, known = primary or PRIMARY[kind], score(kind, gold, gold, task.labels)
     if primary not in known:
         raise UserError(f"there is no metric {primary!r} here; {nearest(primary, known)}")
-
     rows: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
     best: tuple[float, int, Model] | None = None
     spent = {"tokens": 0, "flops": 0, "seconds": 0.0}
-    for seed in range(first_seed, first_seed + seeds):
-        folder = loaded if seed == first_seed else _open(Path(model_folder), task, settings, seed, scratch)
-        run = _training(folder.model, settings, len(data), seed)
+    for seed in seeds:
+        run = _training(build(seed), settings, len(data), seed)
+        run.terms = terms or run.terms
         began = time.perf_counter()
         with progress(f"finetune, seed {seed}", run.total, "steps") as bar:
             done: list[Report] = []
-            for report in _phased(run, task, data, settings, seed):
+            for report in _phased(run, task, data, settings, seed, further):
                 shown = run.device.type == "cpu" or report.step % CHECKED == 0  # when the loop has asked the GPU
                 bar.advance(1, f"loss {report.loss[task.head_name]:.3f}" if shown else "")
                 done.append(report)
@@ -158,20 +213,17 @@ def finetune(
         spent["tokens"] += sum(report.tokens for report in done)
         spent["flops"] += sum(report.flops for report in done)
         spent["seconds"] += time.perf_counter() - began
-        scores = logits(run.model, task, dev)
-        predictions = [task.decode(part, e) for part, e in zip(scores, dev_examples)]
+        said = predictions(run.model, task, dev_examples, dev)
         if tell is not None:
-            tell(seed, predictions)
-        found = measure(task, dev_examples, predictions)
+            tell(seed, said)
+        found = measure(task, dev_examples, said)
         runs.append({"seed": seed, primary: found[primary], **found})
         if best is None or runs[-1][primary] > best[0]:
             best = (runs[-1][primary], seed, run.model)
     assert best is not None
     results = {
         "task": kind,
-        **({"data": data_set} if data_set else {}),
-        "model": str(model_folder),
-        "from_scratch": scratch,
+        **about,
         "primary": primary,
         **_summary(runs),
         "best_seed": best[1],
@@ -187,10 +239,10 @@ def finetune(
             "labels": list(task.labels),
             "settings": settings.to_json(),
             "results": results,
-            "chosen": f"seed {best[1]}: the best {primary} on the dev examples of {seeds} seed(s)",
+            "chosen": f"seed {best[1]}: the best {primary} on the dev examples of {len(seeds)} seed(s)",
         }
         write_text(out / "log.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        save_model(out / "model", best[2], loaded.tokenizer, notes)
+        save(out / "model", best[2], notes)
         write_json(out / "results.json", results)
         write_report(out)
     return results
@@ -209,7 +261,14 @@ def _encode(task: Task, examples: Sequence[Example], folder: ModelFolder, settin
     return found
 
 
-def _phased(run: Training, task: Task, data: Sequence[Encoded], settings: FinetuneSpec, seed: int) -> Iterator[Report]:
+def _phased(
+    run: Training,
+    task: Task,
+    data: Sequence[Encoded],
+    settings: FinetuneSpec,
+    seed: int,
+    further: dict[str, Targets] | None = None,
+) -> Iterator[Report]:
     """The one loop, once for each phase of unfreezing."""
     groups = _groups(run.model)
     for first, end, frozen in settings.phases(len(data), len(groups)):
@@ -217,7 +276,7 @@ def _phased(run: Training, task: Task, data: Sequence[Encoded], settings: Finetu
             for parameter in group:
                 parameter.requires_grad_(number >= frozen)
         part = dataclasses.replace(run, start=first, origin=first, total=end)
-        yield from train(part, steps(task, data, settings, seed, run, first))
+        yield from train(part, steps(task, data, settings, seed, run, first, further))
 
 
 def steps(
@@ -227,6 +286,7 @@ def steps(
     seed: int,
     run: Training | None = None,
     done: int = 0,
+    further: dict[str, Targets] | None = None,
 ) -> Iterator[tuple[list[Batch], tuple[int, int]]]:
     """Micro-batches of each step after the `done` ones, without end: each epoch is a permutation of (seed, epoch).
 
@@ -241,6 +301,8 @@ def steps(
             parts = bins([len(e.ids) for e in chosen], settings.bin_tokens)
             batches = [task.batch([chosen[i] for i in part])[0] for part in parts]
             batches = [dataclasses.replace(b, chunk=settings.chunk, learnt=settings.learnt) for b in batches]
+            if further:
+                batches = [dataclasses.replace(b, targets={**b.targets, **further}) for b in batches]
             if settings.auxiliary:
                 batches = [_with_next(batch, settings.auxiliary) for batch in batches]
             if run is not None and run.record:
@@ -256,7 +318,9 @@ def _with_next(batch: Batch, weight: float) -> Batch:
     return dataclasses.replace(batch, targets={**batch.targets, "next": targets})
 
 
-def _open(path: Path, task: Task, settings: FinetuneSpec, seed: int, scratch: bool) -> ModelFolder:
+def _open(
+    path: Path, task: Task, settings: FinetuneSpec, seed: int, scratch: bool, crf: CrfSpec | None = None
+) -> ModelFolder:
     """The folder with the task's head in place of its own, on pre-trained or on fresh weights.
 
     The heads are those of the published class that has the task's, so that other tools can open what is saved. Marks
@@ -271,6 +335,7 @@ def _open(path: Path, task: Task, settings: FinetuneSpec, seed: int, scratch: bo
     if settings.auxiliary and "next" not in known:
         raise UserError(f"auxiliary is the loss of a causal language model, which {family.name} is not")
     heads = {n: known[n] if n in known else family.label_head(n, task.labels, spec.trunk) for n in names}
+    heads = {n: h.replace(crf=crf) if isinstance(h, LabelHeadSpec) and n == name else h for n, h in heads.items()}
     if settings.auxiliary:
         heads |= {"next": known["next"]}
     folder = load_model(path, heads=heads, seed=seed)
@@ -278,7 +343,15 @@ def _open(path: Path, task: Task, settings: FinetuneSpec, seed: int, scratch: bo
         tokenizer = folder.tokenizer.framed(*family.frame)
         model = folder.model.grown(max(tokenizer.vocab_size, spec.trunk.embeddings.vocab_size), seed)
         folder = dataclasses.replace(folder, tokenizer=tokenizer, model=model)
-    return dataclasses.replace(folder, model=folder.model.spec.build(seed)) if scratch else folder
+    return dataclasses.replace(folder, model=_fresh(folder.model, seed)) if scratch else folder
+
+
+def _fresh(model: Model, seed: int) -> Model:
+    """The same model before it has learnt anything; what is not learnt stays."""
+    found = model.spec.build(seed)
+    for name, buffer in model.named_buffers():
+        found.get_buffer(name).copy_(buffer)
+    return found
 
 
 def _training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int) -> Training:
@@ -304,7 +377,10 @@ def _training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int
         device,
         precision,
         seed,
-        record=device.type == "cuda" and precision == "bf16" and not model.spec.trunk.by_lengths,
+        record=device.type == "cuda"
+        and precision == "bf16"
+        and not model.spec.trunk.by_lengths
+        and not any(head.crf for head in model.heads.values()),
     )
 
 

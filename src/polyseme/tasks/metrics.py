@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from polyseme.errors import UserError
+from polyseme.parts.tags import CHUNK, chunks
 from polyseme.tasks.examples import Kind
 
 PRIMARY: dict[Kind, str] = {  # the headline
@@ -18,7 +18,6 @@ PRIMARY: dict[Kind, str] = {  # the headline
     "choice": "accuracy",
     "tagging": "f1",
 }
-CHUNK = re.compile(r"O|[BIESLU]-.+")
 
 
 def score(kind: Kind, gold: Sequence, predicted: Sequence, labels: Sequence[str] = ()) -> dict[str, float]:
@@ -92,25 +91,6 @@ def tagging(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -
         "recall": right / max(wanted, 1),
         "f1": 2 * right / max(found + wanted, 1),
     }
-
-
-def chunks(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """(type, first word, last word) of each entity, for IOB1, IOB2, IOBES and BILOU alike.
-
-    conlleval's rules for where one ends and the next starts come to one: two words belong together unless
-    their types differ, the first one ends an entity (E, S) or the second one begins one (B, S).
-    """
-    found = set()
-    start, before, kind = -1, "O", ""
-    for i, tag in enumerate([*tags, "O"]):
-        mark, _, type_ = tag.partition("-")
-        if start >= 0 and (type_ != kind or before in "ESLU" or mark in "BSUO"):
-            found.add((kind, start, i - 1))
-            start = -1
-        if mark != "O" and start < 0:
-            start = i
-        before, kind = mark, type_
-    return found
 
 
 def _marked(tags: Sequence[str]) -> set[tuple[str, int, int]]:

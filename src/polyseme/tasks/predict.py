@@ -54,7 +54,7 @@ def predict(
     """
     task = Task.from_model(folder.model, folder.notes)
     encoded = _encode(folder, task, examples, max_len, truncate, labelled=False)
-    found = _predictions(folder, task, examples, encoded)
+    found = predictions(folder.model, task, examples, encoded)
     return average([found, *(predict(o, examples, max_len, truncate) for o in also)]) if also else found
 
 
@@ -92,12 +92,24 @@ def measure(task: Task, examples: Sequence[Example], predictions: Sequence[Predi
 
 
 def logits(model: Model, task: Task, encoded: Sequence[Encoded], bin_tokens: int = 16384) -> list[np.ndarray]:
-    """The head's scores of each example, [num_rows, labels], read in packed bins of like lengths.
+    """The head's scores of each example, [num_rows, labels]."""
+    return [scores for scores, _ in answers(model, task, encoded, bin_tokens)]
+
+
+def predictions(model: Model, task: Task, examples: Sequence[Example], encoded: Sequence[Encoded]) -> list[Prediction]:
+    found = answers(model, task, encoded)
+    return [task.decode(scores, e, best) for (scores, best), e in zip(found, examples)]
+
+
+def answers(
+    model: Model, task: Task, encoded: Sequence[Encoded], bin_tokens: int = 16384
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The head's scores and best answers of each example, [num_rows, labels] and [num_rows], in packed bins.
 
     Always in the precision of the weights: a model measured after training and one loaded again say the same.
     """
     device = next(model.parameters()).device
-    found: list[np.ndarray] = [np.empty(0)] * len(encoded)
+    found = [(np.empty(0), np.empty(0))] * len(encoded)
     training = model.training
     model.eval()
     with torch.inference_mode(), progress("predict", len(encoded), "examples") as bar:
@@ -106,11 +118,12 @@ def logits(model: Model, task: Task, encoded: Sequence[Encoded], bin_tokens: int
             batch = batch.to(device)
             last = model.trunk(batch.tokens, batch.layout, batch.segments).last
             rows = batch.targets[task.head_name].rows
-            scores = model.predict(task.head_name, last, batch.layout, rows).float().cpu().numpy()
+            both = model.answers(task.head_name, last, batch.layout, rows)
+            scores, best = (t.cpu().numpy() for t in both)
             places = [members[i] for i in order]
             ends = np.cumsum([task.num_rows(encoded[i]) for i in places])
-            for place, part in zip(places, np.split(scores, ends[:-1])):
-                found[place] = part
+            for place, *part in zip(places, np.split(scores, ends[:-1]), np.split(best, ends[:-1])):
+                found[place] = part[0], part[1]
             bar.advance(len(members))
     model.train(training)
     return found
@@ -199,9 +212,3 @@ def _encode(
         raise UserError(f"max_len {wanted} is longer than the model reads ({limit})")
     cut = settings.get("truncate", False) if truncate is None else truncate
     return task.encode(examples, folder.tokenizer, wanted, cut, labelled)
-
-
-def _predictions(
-    folder: ModelFolder, task: Task, examples: Sequence[Example], encoded: Sequence[Encoded]
-) -> list[Prediction]:
-    return [task.decode(part, e) for part, e in zip(logits(folder.model, task, encoded), examples)]

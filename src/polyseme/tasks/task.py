@@ -173,8 +173,8 @@ class Task:
             return len(encoded.sizes)
         return len(encoded.rows) if self.kind == "tagging" else 1
 
-    def decode(self, logits: np.ndarray, example: Example) -> Prediction:
-        """An example's scores, [num_rows, labels] or a number alone, as a prediction.
+    def decode(self, logits: np.ndarray, example: Example, best: np.ndarray | None = None) -> Prediction:
+        """An example's scores, [num_rows, labels] or a number alone, as a prediction; `best` if it is not the highest.
 
         Words that were cut off get the tag of words outside of everything (O, else the first and most
         frequent), so that no word is ever lost.
@@ -184,14 +184,14 @@ class Task:
         logits = logits.T if self.kind == "choice" else logits
         shifted = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
         shares = shifted / shifted.sum(-1, keepdims=True)
-        best = shares.argmax(-1)
+        best = shares.argmax(-1) if best is None or self.kind != "tagging" else best
         if self.kind != "tagging":
             labels = [str(i) for i in range(len(shares[0]))] if self.kind == "choice" else self.labels
             return Prediction(labels[best[0]], dict(zip(labels, shares[0].tolist())))
         cut = len(example.words or ()) - len(logits)
         outside = "O" if "O" in self.labels else self.labels[0]
         tags = (*(self.labels[i] for i in best), *[outside] * cut)
-        return Prediction(tags=tags, tag_probabilities=(*shares.max(-1).tolist(), *[None] * cut))
+        return Prediction(tags=tags, tag_probabilities=(*shares[np.arange(len(best)), best].tolist(), *[None] * cut))
 
     def _target(self, example: Example, numbers: dict[str, int]) -> Target:
         given = example.tags if self.kind == "tagging" else example.label

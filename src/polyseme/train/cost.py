@@ -9,6 +9,7 @@ from polyseme.objectives.batch import Batch
 from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.lookup import LookupSpec
 from polyseme.parts.model import Model
+from polyseme.parts.over import OverSpec
 from polyseme.parts.recurrent import RecurrentSpec
 from polyseme.parts.trunk import TransformerSpec
 from polyseme.parts.window import WindowSpec
@@ -28,7 +29,7 @@ def training_flops(model: Model, batch: Batch) -> int:
     trunk, dim, lengths = model.spec.trunk, model.spec.trunk.dim, batch.layout.lengths
     if batch.near is not None:  # the products of pairs of words alone
         return 6 * dim * batch.near.products
-    if isinstance(trunk, RecurrentSpec | WindowSpec | LookupSpec):
+    if isinstance(trunk, RecurrentSpec | WindowSpec | LookupSpec | OverSpec):
         total = 6 * trunk.weights * sum(lengths)
     elif isinstance(trunk, TransformerSpec):
         total = _stack_flops(trunk, lengths)

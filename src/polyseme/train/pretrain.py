@@ -44,6 +44,7 @@ from polyseme.train.cost import num_parameters, training_flops
 from polyseme.train.loop import Report, Training, choose_device, train
 from polyseme.train.optim import load_optimiser_state, optimiser_state
 from polyseme.train.recipe import Recipe
+from polyseme.train.spelling import learn_spellings
 from polyseme.weights.folder import check_fit, save_model
 
 TIMED = 5  # steps timed together
@@ -124,6 +125,7 @@ def pretrain(
     data, valid = open_data(recipe, corpus, tokenizer, rank, world, target)
     run = training(recipe, spec, device, rank, lesson)
     run.model.know(tokenizer.vocabulary, tokenizer.special_ids, data.bound.counts)
+    learn_spellings(run.model, tokenizer)
     environment = _environment(run, world)
     run.total = begun.get("total") or distributed.on_first(
         partial(_store_total, out, begun, _total_steps(recipe, run, data, valid, began))

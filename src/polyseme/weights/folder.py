@@ -52,7 +52,7 @@ def save_model(
     """Write the folder whole or not at all. `notes` is kept as it is: recipe, provenance, results."""
     check_fit(model.spec, tokenizer)
     family = FAMILIES[model.spec.family]
-    state = {name: t.detach().cpu().float() for name, t in model.state_dict().items()}
+    state = {name: _stored(t) for name, t in model.state_dict().items()}
     architecture = _architecture(family, model.spec)
     first = family.architectures[architecture] if architecture else ()  # these heads have a published place
     heads = {name: model.spec.heads[name] for name in (*first, *(h for h in model.spec.heads if h not in first))}
@@ -103,7 +103,7 @@ def load_model(path: str | Path, heads: dict[str, HeadSpec] | None = None, seed:
         model.initialise(torch.Generator().manual_seed(seed))
     model.load_state_dict({n: t.float() for n, t in state.items()}, strict=False)
     for name in model.state_dict().keys() - dict(model.named_parameters()).keys() & state.keys():
-        if not torch.equal(model.state_dict()[name], state[name].float()):
+        if not torch.equal(model.state_dict()[name].float(), state[name].float()):
             raise UserError(f"{folder}: {name!r} differs from the tensor that it shares")
     tokenizer = Tokenizer.load(folder)
     _check_tokenizer(folder, tokenizer, spec.trunk.embeddings.vocab_size)
@@ -163,6 +163,11 @@ def check_fit(spec: ModelSpec, tokenizer: Tokenizer) -> None:
             f"the tokenizer's pad token has the id {found}, but {spec.family} needs {wanted}: "
             f"train one with --kind {FAMILIES[spec.family].tokenizer}"
         )
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach().cpu()
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def _architecture(family: Family, spec: ModelSpec) -> str | None:

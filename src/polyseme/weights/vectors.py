@@ -151,6 +151,7 @@ def model_of(words: Sequence[str], vectors: np.ndarray, lowercase: bool | None =
     lower = all(word == word.lower() for word in words) if lowercase is None else lowercase
     tokenizer = Tokenizer(build_words(words, lower))
     model = FAMILIES["word2vec"].spec(heads=False, dim=vectors.shape[1], vocab_size=tokenizer.vocab_size).build(0)
+    assert model.trunk.table is not None
     table = model.trunk.table.data.zero_()
     places = [tokenizer.backend.token_to_id(word) for word in words]
     table[places] = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))

@@ -1,0 +1,81 @@
+"""The CRF against a plain loop over sentences, words and tags: loss with gradient, and best paths. Prints a table."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from polyseme.parts.crf import Chains, Crf, CrfSpec
+
+
+def loop_loss(crf: Crf, scores: Tensor, lengths: list[int], values: Tensor) -> Tensor:
+    """The same loss, one tag at a time."""
+    total = scores.new_zeros(())
+    for rows, tags in zip(scores.split(lengths), values.split(lengths)):
+        sums = crf.first + rows[0]
+        gained = crf.first[tags[0]] + rows[0, tags[0]]
+        for i in range(1, len(rows)):
+            sums = torch.stack([(sums + crf.steps[:, j]).logsumexp(0) + rows[i, j] for j in range(len(sums))])
+            gained = gained + crf.steps[tags[i - 1], tags[i]] + rows[i, tags[i]]
+        total = total + (sums + crf.last).logsumexp(0) - gained - crf.last[tags[-1]]
+    return total
+
+
+def loop_best(crf: Crf, scores: Tensor, lengths: list[int]) -> Tensor:
+    found = []
+    for rows in scores.split(lengths):
+        sums, pointers = crf.first + rows[0], []
+        for row in rows[1:]:
+            both = [(sums + crf.steps[:, j]).max(0) for j in range(len(sums))]
+            pointers.append(torch.stack([b.indices for b in both]))
+            sums = torch.stack([b.values for b in both]) + row
+        path = [int((sums + crf.last).argmax())]
+        for pointer in reversed(pointers):
+            path.append(int(pointer[path[-1]]))
+        found += path[::-1]
+    return torch.tensor(found)
+
+
+def seconds(work: Callable[[], object], repeats: int) -> float:
+    work()
+    began = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    return (time.perf_counter() - began) / repeats
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sentences", type=int, default=32)
+    parser.add_argument("--tags", type=int, default=13, help="WNUT-17 has 13")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(3, 38, (options.sentences,), generator=generator).tolist()
+    crf = Crf(CrfSpec(False), [f"t{i}" for i in range(options.tags)])
+    for p in crf.parameters():
+        p.data.normal_(generator=generator)
+    scores = torch.randn(sum(lengths), options.tags, generator=generator, requires_grad=True)
+    values = torch.randint(0, options.tags, (sum(lengths),), generator=generator)
+    chains = Chains.of(lengths)
+    torch.testing.assert_close(crf.loss(scores, chains, values, -1), loop_loss(crf, scores, lengths, values))
+    with torch.no_grad():
+        assert crf.best(scores, chains).equal(loop_best(crf, scores, lengths))
+        rows = {"best path": (lambda: crf.best(scores, chains), lambda: loop_best(crf, scores, lengths))}
+    rows["loss and gradient"] = (
+        lambda: crf.loss(scores, chains, values, -1).backward(),
+        lambda: loop_loss(crf, scores, lengths, values).backward(),
+    )
+    print(f"{options.sentences} sentences, {sum(lengths)} words, {options.tags} tags, one core")
+    for name, (ours, plain) in rows.items():
+        with torch.set_grad_enabled(name != "best path"):
+            fast, slow = seconds(ours, 20), seconds(plain, 1)
+        print(f"{name:18} {fast * 1e3:8.2f} ms   loop {slow * 1e3:8.1f} ms   {slow / fast:6.0f} times")
+
+
+if __name__ == "__main__":
+    main()

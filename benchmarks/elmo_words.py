@@ -1,0 +1,69 @@
+"""ELMo over many sentences on a CPU: characters convolved once for each distinct word, or for each one. A table."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from polyseme.families import FAMILIES
+from polyseme.parts.characters import BEGIN, END, Characters, spell
+from polyseme.parts.layout import Layout, bins
+from polyseme.tasks.examples import read_examples
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, help="CoNLL columns, e.g. WNUT-17's training file")
+    parser.add_argument("--sentences", type=int, default=1000)
+    parser.add_argument("--size", default="small", choices=["small", "medium", "original"])
+    parser.add_argument("--bin-tokens", type=int, default=32768)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model = FAMILIES["elmo"].spec(options.size, heads=False, vocab_size=1).build(0).eval()
+    bottom = model.trunk.embeddings
+    assert isinstance(bottom, Characters)
+    sentences = [e.words or () for e in read_examples(options.data, "tagging")[: options.sentences]]
+    rows = [spell([BEGIN, *words, END]) for words in sentences]
+
+    def naive(tokens: torch.Tensor) -> torch.Tensor:
+        """Every word, over all of its 50 characters."""
+        x = torch.nn.functional.embedding(tokens.long(), bottom.characters.weight).transpose(1, 2)
+        x = torch.cat([convolve(x).amax(-1).relu() for convolve in bottom.convolutions], dim=-1)
+        for highway in bottom.highways:
+            x = highway(x)
+        return bottom.project(x)
+
+    def read(once: bool) -> tuple[float, float, float]:
+        """Seconds for characters, for all, and a sum to compare."""
+        spent, total, began = 0.0, 0.0, time.perf_counter()
+        plain = bottom.forward
+        with torch.inference_mode():
+            for index in bins([len(row) for row in rows], options.bin_tokens):
+                layout = Layout.of([len(rows[i]) for i in index])
+                tokens = torch.from_numpy(np.concatenate([rows[i] for i in index]))
+                start = time.perf_counter()
+                words = (
+                    plain(tokens, layout.positions, None, layout.longest)
+                    if once
+                    else torch.cat(list(map(naive, tokens.split(1024))))
+                )
+                spent += time.perf_counter() - start
+                bottom.forward = lambda *_, words=words: words  # type: ignore[method-assign]
+                total += model.trunk(tokens, layout).last.double().sum().item()
+        bottom.forward = plain  # type: ignore[method-assign]
+        return spent, time.perf_counter() - began, total
+
+    fast, slow = read(True), read(False)
+    assert abs(fast[2] - slow[2]) < 1e-2 * max(abs(slow[2]), 1), (fast, slow)
+    number = sum(len(row) for row in rows)
+    print(f"{len(rows)} sentences, {number} tokens, ELMo {options.size}, one core")
+    for name, ours, plain in (("characters", fast[0], slow[0]), ("all", fast[1], slow[1])):
+        print(f"{name:10}  once a word {ours:7.2f} s   naive {plain:7.2f} s   {plain / ours:5.1f} times")
+
+
+if __name__ == "__main__":
+    main()

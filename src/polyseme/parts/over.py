@@ -1,0 +1,218 @@
+"""Task models over features, as the tables before 2018 had them: linear, BiLSTM, biattentive, ESIM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from polyseme.parts.embeddings import EmbeddingsSpec
+from polyseme.parts.features import Features, FeaturesSpec
+from polyseme.parts.init import InitSpec
+from polyseme.parts.layout import Layout
+from polyseme.parts.recurrent import Layer, Recurrence, RecurrentSpec, Steps
+from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.trunk import PoolerSpec, Reading
+
+Network = Literal["linear", "bilstm", "biattentive", "esim"]
+
+
+@dataclass(frozen=True)
+class OverSpec(Spec):
+    """`linear` is the features themselves; `bilstm` reads them both ways (Lample et al. 2016, §4).
+
+    `biattentive` lets two texts, or a text and itself, attend to each other and integrates what they saw (McCann et al.
+    2017, §5; one maxout layer without batch norm); `esim` compares two texts (Chen et al. 2017, §3). These two say one
+    vector of a sequence, which stands at its first token.
+    """
+
+    features: FeaturesSpec
+    network: Network = "bilstm"
+    size: int = 256  # of a direction
+    num_layers: int = 1
+    dropout: float = 0.5
+    init: InitSpec = field(default_factory=lambda: InitSpec(1.0, fan_in=True))
+    causal: ClassVar[bool] = False
+    by_lengths: ClassVar[bool] = True
+    one_shape: ClassVar[bool] = False
+    stream: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
+    num_segments: ClassVar[int] = 2
+    num_heads: ClassVar[int] = 0
+    num_blocks: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        in_range("dropout", self.dropout, 0, 1)
+        in_range("size", self.size, 1, 1 << 20)
+        in_range("num_layers", self.num_layers, 1, 100)
+
+    @property
+    def embeddings(self) -> FeaturesSpec:
+        return self.features
+
+    @property
+    def body(self) -> int:
+        """How long the network's own states are."""
+        sizes = {"linear": self.features.entering, "bilstm": 2 * self.size}
+        return sizes.get(self.network, self.size)
+
+    @property
+    def dim(self) -> int:
+        return self.body + self.features.behind
+
+    @property
+    def weights(self) -> int:
+        """How many weights of matrices a token meets."""
+        read, size = self.features.entering, self.size
+        one = 4 * size * (read + size) + (self.num_layers - 1) * 12 * size * size
+        return {"linear": 0, "bilstm": 2 * one}.get(self.network, 2 * one + 32 * size * size)
+
+    @property
+    def pooler(self) -> PoolerSpec:
+        return PoolerSpec("mean" if self.network in ("linear", "bilstm") else "first")
+
+    def build(self) -> Over:
+        return Over(self)
+
+
+class BiLstm(nn.Module):
+    """Layers that read both directions of those below, with dropout between them."""
+
+    def __init__(self, read: int, size: int, num_layers: int = 1, dropout: float = 0.0):
+        super().__init__()
+        spec = RecurrentSpec(EmbeddingsSpec(1, read, 1), (size,) * num_layers, direction="crossed", forget_bias=1.0)
+        self.layers = nn.ModuleList(Layer(spec, spec.stacks[0], depth) for depth in range(1, num_layers + 1))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        steps = Steps(layout)
+        y = steps.enter(x)
+        for depth, layer in enumerate(self.layers):
+            y = self.dropout(y) if depth else y
+            y = layer(y, steps, layer.start(steps.number, x), False)[0]  # type: ignore[operator]
+        return steps.leave(y)
+
+
+def attend_across(a: Tensor, of_a: Layout, b: Tensor, of_b: Layout) -> tuple[Tensor, Tensor]:
+    """For each row of a the rows of its partner b, weighted by softmax(a·b), and for each row of b those of a."""
+    one, other = of_a.pad(a), of_b.pad(b)
+    here, there = of_a.mask(), of_b.mask()
+    scores = one @ other.transpose(1, 2)
+    from_b = scores.masked_fill(~there[:, None], -torch.inf).softmax(2) @ other
+    from_a = scores.transpose(1, 2).masked_fill(~here[:, None], -torch.inf).softmax(2) @ one
+    return of_a.unpad(from_b), of_b.unpad(from_a)
+
+
+class Biattention(nn.Module):
+    """The biattentive classification network behind its encoder; both sides share all weights."""
+
+    def __init__(self, size: int, dropout: float):
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.integrate = BiLstm(6 * size, size)
+        self.look = nn.Linear(2 * size, 1)
+        self.maxout = nn.Linear(16 * size, 4 * size)
+
+    def forward(self, a: Tensor, of_a: Layout, b: Tensor, of_b: Layout) -> Tensor:
+        seen = attend_across(a, of_a, b, of_b)
+        pooled = [self._pooled(x, y, of) for x, y, of in zip((a, b), seen, (of_a, of_b))]
+        return self.maxout(self.dropout(torch.cat(pooled, dim=-1))).unflatten(-1, (4, -1)).amax(1)
+
+    def _pooled(self, x: Tensor, seen: Tensor, layout: Layout) -> Tensor:
+        x = self.integrate(self.dropout(torch.cat([x, x - seen, x * seen], dim=-1)), layout)
+        shares = layout.pad(self.look(x), -torch.inf).softmax(1)
+        own = (shares * layout.pad(x)).sum(1)
+        least, most = layout.pad(x, torch.inf).amin(1), layout.pad(x, -torch.inf).amax(1)
+        return torch.cat([most, layout.mean(x), least, own], dim=-1)
+
+
+class Esim(nn.Module):
+    """Enhanced sequential inference behind its encoder: local comparison, composition, mean and greatest."""
+
+    def __init__(self, size: int, dropout: float):
+        super().__init__()
+        self.project, self.dropout = nn.Linear(8 * size, size), nn.Dropout(dropout)
+        self.compose = BiLstm(size, size)
+        self.final = nn.Linear(8 * size, size)
+
+    def forward(self, a: Tensor, of_a: Layout, b: Tensor, of_b: Layout) -> Tensor:
+        pooled = []
+        for x, seen, layout in zip((a, b), attend_across(a, of_a, b, of_b), (of_a, of_b)):
+            compared = torch.cat([x, seen, x - seen, x * seen], dim=-1)
+            y = self.compose(self.dropout(self.project(compared).relu()), layout)
+            pooled += [layout.mean(y), layout.pad(y, -torch.inf).amax(1)]
+        return self.final(self.dropout(torch.cat(pooled, dim=-1))).tanh()
+
+
+class Over(nn.Module):
+    """A trunk whose tokens are places of a store."""
+
+    def __init__(self, spec: OverSpec):
+        super().__init__()
+        self.spec = spec
+        self.recompute = False
+        self.features: Features = spec.features.build()
+        recurrent = spec.network != "linear"
+        read = spec.features.entering
+        self.encoder = BiLstm(read, spec.size, spec.num_layers, spec.dropout) if recurrent else None
+        pairs = {"biattentive": Biattention, "esim": Esim}
+        self.compare = pairs[spec.network](spec.size, spec.dropout) if spec.network in pairs else None
+        self.dropout = nn.Dropout(spec.dropout if recurrent else 0.0)
+        self.pooler = spec.pooler.build(spec.dim)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        layout: Layout,
+        segments: Tensor | None = None,
+        *,
+        keep: Iterable[int] = (),
+        memory: Any = None,
+        remember: bool = False,
+        queries: Any = None,
+        source: Any = None,
+    ) -> Reading:
+        x, behind = self.features(tokens)
+        if self.encoder is not None and self.compare is None:
+            x = self.dropout(self.encoder(x, layout))
+        elif self.compare is not None:
+            x = self._compared(x, layout, segments)
+        return Reading(x if behind is None else torch.cat([x, behind], dim=-1), {})
+
+    def _compared(self, x: Tensor, layout: Layout, segments: Tensor | None) -> Tensor:
+        """Both texts of each sequence, or a text and itself; what is said of them stands at the first token."""
+        assert self.encoder is not None and self.compare is not None
+        second = torch.zeros(len(x), dtype=torch.bool, device=x.device) if segments is None else segments > 0
+        places = [(~second).nonzero()[:, 0], second.nonzero()[:, 0]]
+        if not len(places[1]):
+            places[1] = places[0]
+        sides: list[Any] = []
+        for rows in places:
+            side = Layout.of(layout.counts(rows), device=x.device)
+            sides += [self.encoder(x.index_select(0, rows), side), side]
+        said = self.compare(*sides)
+        return x.new_zeros(len(x), said.shape[1]).index_copy(0, layout.first[: len(said)], said)
+
+    def pool(self, hidden: Tensor, layout: Layout) -> Tensor:
+        return self.pooler(hidden, layout)
+
+    @property
+    def table(self) -> None:
+        """There is none that a head could share."""
+
+    def groups(self) -> list[list[nn.Parameter]]:
+        parts = [part for part in (self.features, self.encoder, self.compare) if part is not None]
+        found = [list(part.parameters()) for part in parts]
+        return [group for group in found if group]
+
+    def matrices(self) -> list[tuple[Tensor, int]]:
+        return []
+
+    def initialise(self, generator: torch.Generator | None = None) -> None:
+        self.spec.init.apply(self, 1, generator)
+        for part in self.modules():
+            if isinstance(part, Recurrence):
+                part.initialise(generator)

@@ -1,0 +1,55 @@
+"""ELMo: a bidirectional language model over the characters of words."""
+
+from __future__ import annotations
+
+from polyseme.objectives.specs import CausalLM
+from polyseme.train.optim import OptimSpec
+from polyseme.train.recipe import BudgetSpec, Recipe
+from polyseme.train.schedule import ScheduleSpec
+
+
+def original() -> Recipe:
+    """93.6 M parameters, 128 × 20 tokens a step on three GPUs, ten epochs of the 1B Word benchmark: a million steps.
+
+    Peters et al. 2018, §3.4 and the published program. There Adagrad at 0.2 and clipping at 10; here AdamW.
+    """
+    return Recipe(
+        name="elmo-original",
+        family="elmo",
+        size="original",
+        objective=CausalLM(direction="both"),
+        max_len=128,
+        batch_tokens=7680,
+        bin_tokens=7680,
+        budget=BudgetSpec(steps=1_000_000),
+        optim=OptimSpec(rate=5e-4, decay=0.0, clip=10.0),
+        schedule=ScheduleSpec("cosine", warmup=2000),
+        eval_every=5000,
+        save_every=5000,
+        log_every=100,
+    )
+
+
+def small() -> Recipe:
+    """13.6 M parameters; an hour of one GPU."""
+    return original().replace(name="elmo-small", size="small", batch_tokens=16384, bin_tokens=16384,
+                              budget=BudgetSpec(minutes=60), optim=OptimSpec(rate=2e-3, decay=0.0, clip=10.0),
+                              eval_every=1000, save_every=1000)  # fmt: skip
+
+
+def tiny() -> Recipe:
+    """To try things out on a CPU."""
+    return Recipe(
+        name="elmo-tiny",
+        family="elmo",
+        size="tiny",
+        objective=CausalLM(direction="both"),
+        max_len=64,
+        batch_tokens=2048,
+        bin_tokens=2048,
+        budget=BudgetSpec(steps=900),
+        optim=OptimSpec(rate=5e-3, beta2=0.98),
+        schedule=ScheduleSpec("cosine", warmup=50, floor=0.1),
+        eval_every=250,
+        save_every=250,
+    )

@@ -1,0 +1,264 @@
+"""Task models over frozen features: the encoder reads every word once, and a small network learns the task."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from polyseme.errors import UserError
+from polyseme.files import read_json, whole_folder, write_json, write_tensors
+from polyseme.objectives.batch import Batch, Targets
+from polyseme.objectives.terms import losses
+from polyseme.parts.characters import CharactersSpec, spell
+from polyseme.parts.crf import CrfSpec
+from polyseme.parts.features import FeaturesSpec, Store
+from polyseme.parts.heads import LabelHeadSpec
+from polyseme.parts.model import Model, ModelSpec
+from polyseme.parts.over import Over, OverSpec
+from polyseme.tasks.examples import Example, Kind
+from polyseme.tasks.features import LAYERS, Encoder, NetworkSpec, Sentence, features, words_of
+from polyseme.tasks.finetune import FinetuneSpec, check_run, crf_of, run_seeds
+from polyseme.tasks.predict import measure, predictions
+from polyseme.tasks.task import Encoded, Prediction, Task
+from polyseme.train.optim import OptimSpec
+from polyseme.train.schedule import ScheduleSpec
+
+FAMILY = "features"  # what stands in the spec of such a model: it is no architecture
+FILTERS = ((2, 25), (3, 50), (4, 25))
+TERM = "mix"  # the penalty on the weights of a mix
+USUAL = FinetuneSpec(
+    epochs=15.0,
+    batch_size=16,
+    optim=OptimSpec(rate=2e-3, eps=1e-8, decay=0.0, clip=5.0),
+    schedule=ScheduleSpec("linear", warmup=0),
+    precision="float32",
+    network=NetworkSpec(),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """An encoder, if there is one, the words a network knows, and where features are kept."""
+
+    encoder: Encoder | None
+    layers: str
+    vocabulary: dict[str, int]
+    cache: Path | None
+
+    def lay(self, task: Task, sets: Sequence[Sequence[Example]], labelled: bool) -> tuple[list[list[Encoded]], Store]:
+        """Sets of examples as places of one store: features are read and kept for each set by itself."""
+        found: list[list[Encoded]] = []
+        arrays: list[np.ndarray] = []
+        words: list[str] = []
+        for examples in sets:
+            read = [sequences_of(task, e) for e in examples]
+            texts = [text for sequences in read for texts in sequences for text in texts]
+            before = len(words)
+            words += [word for text in texts for word in text]
+            if self.encoder is None:
+                arrays.append(np.empty((len(words) - before, 0, 0), dtype=np.float32))
+            else:
+                arrays.append(features(self.encoder, texts, self.layers, self.cache))
+            places = iter(range(before, len(words)))
+            found.append([_encoded(task, e, sequences, places, labelled) for e, sequences in zip(examples, read)])
+        distinct = {word: i for i, word in enumerate(dict.fromkeys(words))}
+        known = np.array([self.vocabulary.get(word.lower(), 0) for word in distinct], dtype=np.int64)
+        numbers = np.array([distinct[word] for word in words], dtype=np.int64)
+        return found, Store(arrays, numbers, spell(list(distinct)), known)
+
+
+def sequences_of(task: Task, example: Example) -> list[tuple[Sentence, ...]]:
+    """The texts of each sequence of an example, as words."""
+    if task.kind == "tagging":
+        if not example.words:
+            raise UserError(f"{example.where}: a sentence has no words")
+        return [(example.words,)]
+    found = []
+    for first, second in task._sequences(example):
+        texts = tuple(words_of(text) for text in (first, second) if text is not None)
+        if not all(texts):
+            raise UserError(f"{example.where}: a text has no words")
+        found.append(texts)
+    return found
+
+
+def _encoded(
+    task: Task, example: Example, sequences: list[tuple[Sentence, ...]], places: Any, labelled: bool
+) -> Encoded:
+    sizes = [[len(text) for text in texts] for texts in sequences]
+    ids = np.array([next(places) for texts in sequences for text in texts for _ in text], dtype=np.int64)
+    segments = np.concatenate([np.repeat(np.arange(len(each)), each) for each in sizes])
+    rows = np.arange(len(ids) if task.kind == "tagging" else 0)
+    target = task._target(example, {label: i for i, label in enumerate(task.labels)}) if labelled else None
+    if labelled and target is None:
+        raise UserError(f"{example.where}: there is no label")
+    return Encoded(ids, segments, rows, target, tuple(map(sum, sizes)) if len(sizes) > 1 else ())
+
+
+def spec_of(task: Task, reader: Reader, network: NetworkSpec, crf: CrfSpec | None) -> ModelSpec:
+    """The model over what a reader reads."""
+    pairs = task.kind in ("pair", "choice")
+    usual: Any = "bilstm" if task.kind == "tagging" else "esim" if pairs else "biattentive"
+    name: Any = usual if network.name == "auto" else network.name
+    if name == "esim" and not pairs:
+        raise UserError(f"esim compares two texts, which {task.kind} has not: linear, bilstm or biattentive")
+    if task.kind == "tagging" and name not in ("linear", "bilstm"):
+        raise UserError(f"{name} says one thing of a text, and tagging one of each word: linear or bilstm")
+    num_layers, dim, join = 0, 0, "mix"
+    if reader.encoder is not None:
+        kept, how = reader.encoder.chosen(network.layers), LAYERS[network.layers][1]
+        num_layers, dim, join = (1 if how == "sum" else len(kept)), reader.encoder.model.spec.trunk.dim, how
+    bottom = FeaturesSpec(
+        num_layers,
+        dim,
+        "side" if join == "side" else "mix",
+        network.where if num_layers else "input",
+        len(reader.vocabulary) + 1,
+        network.word_dim,
+        CharactersSpec(1, 50, 1, FILTERS, num_highway=0) if network.characters else None,
+        network.dropout if name != "linear" else 0.1,
+    )
+    trunk = OverSpec(bottom, name, network.size, network.num_layers, network.dropout)
+    head = LabelHeadSpec(task.labels, "tokens" if task.kind == "tagging" else "pooled", crf=crf)
+    return ModelSpec(FAMILY, trunk, {task.head_name: head})
+
+
+def finetune_over(
+    source: Path | None,
+    kind: Kind,
+    train_examples: Sequence[Example],
+    dev_examples: Sequence[Example],
+    out: Path | None,
+    settings: FinetuneSpec = USUAL,
+    *,
+    seeds: int = 1,
+    first_seed: int = 0,
+    primary: str = "",
+    data_set: str = "",
+    cache: Path | None = None,
+) -> dict[str, Any]:
+    """As `finetune`, with the model at `source` frozen and a network over its features; without one, over words alone.
+
+    The results say also how a mix weighs the layers.
+    """
+    settings = settings.check()
+    network = settings.network or NetworkSpec()
+    check_run(kind, out, settings, seeds)
+    task = Task.of(kind, train_examples, settings.both_orders)
+    counts = Counter(w.lower() for e in train_examples for seq in sequences_of(task, e) for t in seq for w in t)
+    frequent = sorted((word for word, n in counts.items() if n > 1), key=lambda word: (-counts[word], word))
+    vocabulary = {word: i for i, word in enumerate(frequent if network.word_dim else [], 1)}
+    reader = Reader(Encoder.open(source) if source else None, network.layers, vocabulary, cache)
+    spec = spec_of(task, reader, network, crf_of(settings, train_examples))
+    (data, dev), store = reader.lay(task, (train_examples, dev_examples), labelled=True)
+    if network.name == "linear" and source is None:
+        raise UserError("a linear model needs features to stand on: name a model")
+
+    def build(seed: int) -> Model:
+        model = spec.build(seed)
+        assert isinstance(model.trunk, Over)
+        model.trunk.features.store = store
+        return model
+
+    def save(path: Path, model: Model, notes: dict[str, Any]) -> None:
+        weights = mix_weights(model)
+        notes["results"] |= {"mix": weights} if weights else {}
+        about = {"model": str(source) if source else None, "hash": reader.encoder.hash if reader.encoder else None}
+        write_over(path, model, vocabulary, notes | {"features": about | {"layers": network.layers}})
+
+    about: dict[str, Any] = {"data": data_set} if data_set else {}
+    about |= {"model": str(source) if source else "words alone", "features": network.to_json(), "from_scratch": False}
+    chosen = range(first_seed, first_seed + seeds)
+    penalised = network.penalty > 0 and reader.encoder is not None and LAYERS[network.layers][1] == "mix"
+    none = torch.zeros(0, dtype=torch.long)
+    return run_seeds(
+        task, data, dev, dev_examples, build, save, out, settings, chosen, primary, about,
+        with_penalty(network.penalty) if penalised else None,
+        {TERM: Targets(none, none, 1)} if penalised else None,
+    )  # fmt: skip
+
+
+def with_penalty(rate: float) -> Callable[[Model, Batch], dict[str, Tensor]]:
+    """The usual losses, and λ‖s‖² as a term of its own: once a step, whatever the number of micro-batches."""
+
+    def terms(model: Model, batch: Batch) -> dict[str, Tensor]:
+        asked = {name: to for name, to in batch.targets.items() if name != TERM}
+        found = losses(model, dataclasses.replace(batch, targets=asked))
+        assert isinstance(model.trunk, Over)
+        return found | {TERM: rate * model.trunk.features.penalty()}
+
+    return terms
+
+
+def mix_weights(model: Model) -> dict[str, dict[str, Any]]:
+    """What a task has learnt of layers: γ and the share of each, from the lowest up."""
+    assert isinstance(model.trunk, Over)
+    mixes: Any = model.trunk.features.mixes.items()
+    return {
+        place: {"gamma": round(mix.gamma.item(), 4), "shares": [round(s, 4) for s in mix.scores.softmax(0).tolist()]}
+        for place, mix in mixes
+        if len(mix.scores) > 1
+    }
+
+
+def write_over(path: Path, model: Model, vocabulary: dict[str, int], notes: dict[str, Any]) -> None:
+    """The folder of a task model: its weights, its words, and which encoder it stands on."""
+    with whole_folder(path) as folder:
+        write_tensors(folder / "model.safetensors", model.state_dict())
+        write_json(folder / "words.json", list(vocabulary))
+        write_json(folder / "polyseme.json", {"format": 1, "spec": model.spec.to_json(), "notes": notes})
+
+
+def is_over(path: Path) -> bool:
+    """Whether a folder holds a task model over features."""
+    about = path / "polyseme.json"
+    if not about.is_file() or (path / "config.json").exists():
+        return False
+    found = read_json(about)
+    return isinstance(found, dict) and found.get("spec", {}).get("family") == FAMILY
+
+
+@dataclass(frozen=True, eq=False)
+class OverFolder:
+    """An opened task model over features."""
+
+    model: Model
+    task: Task
+    reader: Reader
+    notes: dict[str, Any]
+
+    def predict(self, examples: Sequence[Example], labelled: bool = False) -> list[Prediction]:
+        (encoded,), store = self.reader.lay(self.task, (examples,), labelled)
+        assert isinstance(self.model.trunk, Over)
+        self.model.trunk.features.store = store
+        return predictions(self.model, self.task, examples, encoded)
+
+    def evaluate(self, examples: Sequence[Example]) -> dict[str, float]:
+        return measure(self.task, examples, self.predict(examples, labelled=True))
+
+
+def open_over(path: Path, cache: Path | None = None) -> OverFolder:
+    """The model and the encoder it was trained over, which must not have changed."""
+    about = read_json(path / "polyseme.json")
+    spec, notes = ModelSpec.from_json(about.get("spec"), "spec"), about.get("notes", {})
+    source = notes.get("features", {})
+    encoder = Encoder.open(source["model"]) if source.get("model") else None
+    if encoder is not None and encoder.hash != source.get("hash"):
+        raise UserError(f"{encoder.path} is not the model that {path} was trained over: its hash differs")
+    model = spec.build(0)
+    try:
+        model.load_state_dict(load_file(path / "model.safetensors"))
+    except Exception as error:
+        raise UserError(f"{path}/model.safetensors does not fit its spec ({str(error).splitlines()[0][:80]})") from None
+    vocabulary = {word: i for i, word in enumerate(read_json(path / "words.json"), 1)}
+    task = Task.from_model(model, notes)
+    return OverFolder(model.eval(), task, Reader(encoder, source.get("layers", "last"), vocabulary, cache), notes)

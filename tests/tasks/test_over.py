@@ -1,0 +1,279 @@
+"""Task models over frozen features: what is read, kept and mixed, that every network learns, and what is refused."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.objectives.terms import losses
+from polyseme.parts.features import Features, FeaturesSpec, ScalarMix, Store
+from polyseme.parts.layout import Layout
+from polyseme.parts.over import attend_across
+from polyseme.tasks import features as module
+from polyseme.tasks.examples import Example
+from polyseme.tasks.features import LAYERS, Encoder, NetworkSpec, features
+from polyseme.tasks.over import TERM, USUAL, Reader, finetune_over, open_over, spec_of, with_penalty
+from polyseme.tasks.predict import answers
+from polyseme.tasks.task import Task
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.weights.folder import save_model
+
+WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt"]
+SMALL = NetworkSpec(size=16, word_dim=8, dropout=0.0)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+    for name, kind in (("bert", "wordpiece"), ("gpt2", "bpe"), ("elmo", "bpe")):
+        family = FAMILIES[name]
+        tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 300).marked(family.marks)
+        spec = family.spec(num_layers=3, dim=32, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=24)
+        made[name] = tmp_path_factory.mktemp(name)
+        save_model(made[name], spec.build(0), tokenizer)
+    return made
+
+
+def examples(kind, n=80):
+    draw = random.Random(kind)
+    found = []
+    for i in range(n):
+        words = tuple(draw.choices(WORDS, k=draw.randint(2, 6)))
+        other = tuple(draw.choices(WORDS, k=3))
+        label = "yes" if "wolf" in other else "no"
+        if kind == "tagging":
+            tags = tuple("B-A" if w in WORDS[:3] else "O" for w in words)
+            found.append(Example(f"d:{i}", words=words, tags=tags))
+        elif kind == "pair":
+            found.append(Example(f"d:{i}", " ".join(words), " ".join(other), label=label))
+        elif kind == "regression":
+            found.append(Example(f"d:{i}", " ".join(words), label=str(words.count("wolf"))))
+        elif kind == "choice":
+            choices = tuple(draw.sample(WORDS, 3))
+            found.append(Example(f"d:{i}", " ".join(words) + " x", label=str(i % 3), choices=choices))
+        else:
+            found.append(Example(f"d:{i}", " ".join(words), label="yes" if "wolf" in words else "no"))
+    return found
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize("family", ["bert", "gpt2", "elmo"])
+def test_features_are_the_layers_of_the_model(folders, family, layers):
+    """In any company, of long sentences too, against one reading of each sentence."""
+    encoder = Encoder.open(folders[family])
+    sentences = [("cat", "dog"), ("wolf",), tuple(WORDS[:5]), ("\u200b", "cat"), ("cat", "dog")]
+    found = features(encoder, sentences, layers, None)
+    kept, how = encoder.chosen(layers), LAYERS[layers][1]
+    assert found.shape == (sum(map(len, sentences)), 1 if how == "sum" else len(kept), 32)
+    for words, part in zip(sentences, np.split(found, np.cumsum([len(s) for s in sentences])[:-1])):
+        ((_, _, ids, rows),) = encoder._stretches(0, words)
+        with torch.no_grad():
+            reading = encoder.model.trunk(torch.from_numpy(ids), Layout.of([len(ids)]), keep=range(4))
+        states = torch.stack([reading.layers[i] for i in kept], 1).numpy()[rows]
+        np.testing.assert_allclose(part, states.sum(1, keepdims=True) if how == "sum" else states, atol=1e-5)
+    long = features(encoder, [tuple(WORDS * 6)], layers, None)
+    assert len(long) == 60 and np.isfinite(long).all()
+    if layers == "embeddings" and family == "elmo":
+        np.testing.assert_allclose(long[0], long[10], atol=1e-6)  # words alone, however long the sentence
+
+
+def test_features_are_read_once(folders, tmp_path, monkeypatch):
+    encoder, sentences = Encoder.open(folders["bert"]), [("cat", "dog"), ("wolf",)]
+    first = np.array(features(encoder, sentences, "scalar-mix", tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "read", lambda *_: pytest.fail("the encoder was asked again"))
+        again = features(encoder, sentences, "scalar-mix", tmp_path)
+        assert np.array_equal(first, again) and isinstance(again, np.memmap)
+    (path,) = tmp_path.glob("*.npy")
+    for changed in (([("cat", "dog", "wolf")], "scalar-mix"), (sentences, "last"), (sentences, "sum")):
+        features(encoder, *changed, tmp_path)
+    features(Encoder.open(folders["gpt2"]), sentences, "scalar-mix", tmp_path)
+    assert len(list(tmp_path.iterdir())) == 5
+    path.write_bytes(path.read_bytes()[:100])  # damaged: read anew
+    assert np.array_equal(features(encoder, sentences, "scalar-mix", tmp_path), first)
+
+
+def test_an_epoch_asks_no_encoder(folders, tmp_path, monkeypatch):
+    data = examples("tagging", 20)
+    asked = []
+    monkeypatch.setattr(Encoder, "read", lambda *a, read=Encoder.read: asked.append(1) or read(*a))
+    settings = USUAL.replace(epochs=3.0, network=SMALL)
+    for run in "ab":
+        finetune_over(folders["bert"], "tagging", data[:12], data[12:], tmp_path / run, settings, cache=tmp_path / "c")
+    assert len(asked) == 2  # once for each of two sets, in two runs of three epochs
+
+
+def test_the_mix_by_hand():
+    mix = ScalarMix(3).double()
+    layers = torch.randn(5, 3, 4, dtype=torch.float64)
+    torch.testing.assert_close(mix(layers), layers.mean(1))
+    with torch.no_grad():
+        mix.scores.copy_(torch.tensor([1.0, -2.0, 0.5]))
+        mix.gamma.fill_(2.5)
+    shares = np.exp([1.0, -2.0, 0.5]) / np.exp([1.0, -2.0, 0.5]).sum()
+    expected = 2.5 * sum(float(s) * layers[:, i] for i, s in enumerate(shares))
+    torch.testing.assert_close(mix(layers), expected)
+
+
+@pytest.mark.parametrize("where", ["input", "output", "both"])
+def test_where_features_enter(where):
+    spec = FeaturesSpec(2, 3, where=where, vocab_size=4, word_dim=5)
+    bottom = Features(spec)
+    draw = np.random.default_rng(0)
+    parts = [draw.normal(size=(n, 2, 3)).astype(np.float32) for n in (4, 2)]
+    bottom.store = Store(parts, np.array([0, 1, 2, 3, 0, 1]), np.zeros((4, 50), np.int16), np.array([1, 2, 3, 0]))
+    entering, behind = bottom(torch.tensor([5, 0, 3]))
+    stored = torch.from_numpy(np.concatenate(parts)[[5, 0, 3]]).mean(1)
+    words = bottom.words.weight[torch.tensor([2, 1, 0])]
+    assert torch.equal(entering, words if where == "output" else torch.cat([stored, words], 1))
+    assert behind is None if where == "input" else torch.equal(behind, stored)
+    assert len(bottom.mixes) == (2 if where == "both" else 1)
+
+
+def test_attention_across_by_hand():
+    sizes = (3, 1, 2), (2, 4, 1)
+    of_a, of_b = (Layout.of(lengths) for lengths in sizes)
+    a, b = torch.randn(6, 5, dtype=torch.float64), torch.randn(7, 5, dtype=torch.float64)
+    from_b, from_a = attend_across(a, of_a, b, of_b)
+    for one, other, seen, back in zip(*(t.split(s) for t, s in zip((a, b, from_b, from_a), (*sizes, *sizes)))):
+        for i, row in enumerate(one):
+            weights = torch.tensor([row @ each for each in other]).softmax(0)
+            torch.testing.assert_close(seen[i], sum(w * each for w, each in zip(weights, other)))
+        for j, row in enumerate(other):
+            weights = torch.tensor([row @ each for each in one]).softmax(0)
+            torch.testing.assert_close(back[j], sum(w * each for w, each in zip(weights, one)))
+
+
+CASES = [("tagging", "linear"), ("tagging", "bilstm"), ("classification", "biattentive"), ("classification", "bilstm"),
+         ("classification", "linear"), ("pair", "esim"), ("pair", "biattentive"), ("choice", "esim"),
+         ("regression", "biattentive")]  # fmt: skip
+
+
+def model_of(folders, kind, name, where="input", n=12):
+    data = examples(kind, n)
+    task = Task.of(kind, data)
+    reader = Reader(Encoder.open(folders["elmo"]), "scalar-mix", {"cat": 1}, None)
+    model = spec_of(task, reader, SMALL.replace(name=name, where=where), None).build(3)
+    (encoded,), model.trunk.features.store = reader.lay(task, (data,), labelled=True)
+    return model, task, encoded
+
+
+@pytest.mark.parametrize("kind,name", CASES)
+def test_together_equals_alone(folders, kind, name):
+    model, task, encoded = model_of(folders, kind, name, where="both")
+    model.double()
+    for one, (scores, best) in zip(encoded, answers(model, task, encoded, bin_tokens=20)):
+        alone = answers(model, task, [one])[0]
+        np.testing.assert_allclose(alone[0], scores, atol=1e-6)
+        assert np.array_equal(alone[1], best)
+
+
+@pytest.mark.parametrize("kind,name", [("tagging", "bilstm"), ("pair", "esim"), ("classification", "biattentive")])
+def test_micro_batches_add_up_with_the_penalty(folders, kind, name):
+    model, task, encoded = model_of(folders, kind, name)
+    model.double()
+    with torch.no_grad():
+        model.trunk.features.mixes["input"].scores.copy_(torch.tensor([0.5, -1.0, 2.0, 0.0]))
+
+    def gradients(parts):
+        model.zero_grad()
+        batches = [task.batch(part)[0] for part in parts]
+        count = sum(b.targets[task.head_name].count for b in batches)
+        for batch in batches:
+            found = with_penalty(0.3)(model, batch)
+            assert found[TERM].item() == pytest.approx(0.3 * (0.25 + 1 + 4))
+            (found[task.head_name] / count + found[TERM] / len(batches)).backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    for whole, parts in zip(gradients([encoded]), gradients([encoded[:5], encoded[5:]])):
+        torch.testing.assert_close(whole, parts, atol=1e-10, rtol=0)
+    assert TERM not in losses(model, task.batch(encoded)[0])
+
+
+@pytest.mark.parametrize("kind,name", [("tagging", "bilstm"), ("pair", "esim"), ("classification", "biattentive")])
+def test_it_learns_is_saved_and_opened(folders, tmp_path, kind, name, done):
+    data = examples(kind, 64)
+    settings = USUAL.replace(epochs=8.0, decoder="crf" if kind == "tagging" else "softmax", network=SMALL)
+    settings = settings.at("optim.rate", "1e-2")
+    results = finetune_over(folders["bert"], kind, data, data[:30], tmp_path / "run", settings)
+    assert results["mean"][results["primary"]] > 0.9
+    assert sum(json.loads((tmp_path / "run/results.json").read_text())["mix"]["input"]["shares"]) == pytest.approx(
+        1, abs=1e-3
+    )
+    opened = open_over(tmp_path / "run" / "model")
+    assert opened.model.spec.trunk.network == name
+    found = opened.evaluate(data[:30])
+    assert found == pytest.approx({n: results["mean"][n] for n in found})
+    if kind == "tagging":
+        path = tmp_path / "new.conll"
+        path.write_text("cat\nwolf\n\nbear\n")
+        done("predict", tmp_path / "run/model", "--data", path, "--out", tmp_path / "found.conll")
+        assert (tmp_path / "found.conll").read_text() == "cat\tB-A\nwolf\tO\n\nbear\tO\n"
+
+
+def test_by_command(folders, tmp_path, done):
+    rows = "\n\n".join("\n".join(f"{w}\t{t}" for w, t in zip(e.words, e.tags)) for e in examples("tagging", 12))
+    (tmp_path / "t.conll").write_text(rows + "\n")
+    files = ("--train", tmp_path / "t.conll", "--dev", tmp_path / "t.conll", "--set", "epochs=1")
+    for name in (folders["elmo"], "none"):
+        out = tmp_path / f"run-{str(name)[-1]}"
+        said = done("finetune", "--features", name, "--task", "tagging", *files, "--out", out,
+                    "--set", "network.size=8", "--baselines")  # fmt: skip
+        assert "over features" in said and "linear" in said and (out / "report.html").exists()
+    assert len(list((tmp_path / "features").iterdir())) == 1  # one set: train and dev are the same here
+
+
+@pytest.mark.parametrize(
+    "args,says",
+    [
+        (["M", "--features", "F"], "give a model folder to fine-tune, or --features with one to freeze"),
+        ([], "give a model folder to fine-tune, or --features with one to freeze"),
+        (["M", "--layers", "last"], "--layers, --network and --cache go with --features"),
+        (["--features", "F", "--scratch"], "are for fine-tuning"),
+        (["--features", "F", "--layers", "lst"], "there is no choice of layers 'lst'; did you mean 'last'"),
+        (["--features", "F", "--network", "esim"], "esim compares two texts, which tagging has not"),
+        (["--features", "F", "--network", "biattentive"], "biattentive says one thing of a text"),
+        (["--features", "F", "--network", "bilstn"], "network.name is 'bilstn', expected one of"),
+        (["--features", "nowhere"], "there is no model folder at nowhere"),
+    ],
+)
+def test_mistakes_are_told(folders, tmp_path, refused, args, says):
+    (tmp_path / "t.conll").write_text("cat\tO\ndog\tX\n")
+    given = [str(folders["bert"]) if a in "MF" and len(a) == 1 else a for a in args]
+    files = ("--train", tmp_path / "t.conll", "--dev", tmp_path / "t.conll", "--out", tmp_path / "x")
+    refused("finetune", *given, "--task", "tagging", *files, says=says)
+
+
+def test_words_and_layers_that_are_not_there(folders, tmp_path):
+    encoder = Encoder.open(folders["bert"])
+    with pytest.raises(UserError, match=r"sentence 2 has no words"):
+        features(encoder, [("a",), ()], "last", tmp_path)
+    small = tmp_path / "small"
+    tokenizer = Tokenizer.load(folders["bert"])
+    save_model(small, FAMILIES["bert"].spec(num_layers=2, dim=8, num_heads=1, vocab_size=300).build(0), tokenizer)
+    with pytest.raises(UserError, match=r"concat-last-four needs 4 layers, but .*small has 3$"):
+        features(Encoder.open(small), [("a",)], "concat-last-four", tmp_path)
+    data = [Example("d:1", "cat", label="a"), Example("d:2", " ", label="b")]
+    with pytest.raises(UserError, match=r"^d:2: a text has no words$"):
+        finetune_over(small, "classification", data, data, None)
+
+
+def test_another_encoder_is_refused(folders, tmp_path):
+    tokenizer, data = Tokenizer.load(folders["bert"]), examples("tagging", 6)
+    for seed in range(2):
+        spec = FAMILIES["bert"].spec(num_layers=1, dim=8, num_heads=1, vocab_size=tokenizer.vocab_size)
+        save_model(tmp_path / "m", spec.build(seed), tokenizer)
+        if not seed:
+            finetune_over(tmp_path / "m", "tagging", data, data, tmp_path / "run", USUAL.replace(steps=1))
+    with pytest.raises(UserError, match=r"is not the model that .* was trained over: its hash differs$"):
+        open_over(tmp_path / "run" / "model")
+
+
+def test_the_choices_are_those_of_the_papers():
+    assert set(LAYERS) == {"embeddings", "last", "second-to-last", "sum", "scalar-mix", "scalar-mix-last-four",
+                           "concat-last-four"}  # fmt: skip
+    assert module.words_of("Don't stop, 42!") == ("Don", "'", "t", "stop", ",", "42", "!")

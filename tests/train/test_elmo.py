@@ -1,0 +1,94 @@
+"""ELMo from text: characters of the vocabulary, both directions, a sampled softmax that is fair."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import polyseme
+from polyseme.corpus.prepare import prepare
+from polyseme.families import FAMILIES
+from polyseme.parts.characters import BEGIN, Characters, CharactersSpec, spell
+from polyseme.parts.sampled import sampled_loss
+from polyseme.recipes import find_recipe
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.pretrain import pretrain
+from tests.conftest import documents
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("elmo")
+    (folder / "text.txt").write_text("\n".join(documents(120)) + "\n")
+    tokenizer = Tokenizer.train("bpe", iter(documents(120)), 330)
+    prepare([folder / "text.txt"], tokenizer, folder / "corpus", split="line", workers=1)
+    recipe = find_recipe("elmo-tiny").replace(
+        size="", model={"dim": 32, "ffn_dim": 48, "num_highway": 1, "char_dim": 8}
+    )
+    for path, value in (("budget.steps", "50"), ("optim.rate", "0.02"), ("schedule.warmup", "5"), ("holdout", "0.1"),
+                        ("batch_tokens", "512"), ("bin_tokens", "512"), ("max_len", "20")):  # fmt: skip
+        recipe = recipe.at(path, value)
+    return folder, pretrain(recipe, folder / "corpus", folder / "run")
+
+
+def test_it_learns_both_directions(run):
+    folder, results = run
+    found = {name: value for name, value in results.items() if isinstance(value, float)}
+    model = polyseme.load(folder / "run" / "model")
+    assert torch.equal(model.model.heads["next"].own.weight, model.model.heads["previous"].own.weight)
+    assert model.model.heads["previous"].own is model.model.heads["next"].own
+    text, wrong = "The old cat sees the grey dog in the river.", "river the in dog grey the sees cat old The."
+    better, worse = (score.log_probability for score in model.score([text, wrong]))
+    assert better > worse + 10, found
+
+
+def test_it_knows_how_its_tokens_are_written(run):
+    model = polyseme.load(run[0] / "run" / "model")
+    bottom, tokenizer = model.model.trunk.embeddings, model.tokenizer
+    places = tokenizer.encode("The old cat sees the grey dog.")
+    words = [tokenizer.decode([place]).strip() or tokenizer.pieces([place])[0] for place in places]
+    assert bottom.spellings[places].tolist() == spell(words).tolist() and max(map(len, words)) > 2
+
+
+def test_the_law_of_distinct_words():
+    """A token by its number or by its characters is the same word, and words are read once each."""
+    torch.manual_seed(0)
+    bottom = Characters(CharactersSpec(9, 6, 32, ((1, 4), (3, 5)), 4)).eval()
+    words = ["cat", "dog", "猫", "a" * 70, "cat", BEGIN]
+    bottom.learn_spellings(words)
+    numbers, asked = torch.tensor([0, 1, 0, 2, 3, 5, 4, 0]), []
+    bottom.convolutions[0].register_forward_hook(lambda _, given, __: asked.append(given[0].shape[0]))
+    by_number = bottom(numbers, numbers, None, 8)
+    by_character = bottom(torch.from_numpy(spell([words[i] for i in numbers])), numbers, None, 8)
+    torch.testing.assert_close(by_number, by_character)
+    assert asked == [6, 5]  # two numbers are one word
+    assert torch.equal(by_number[0], by_number[7]) and not torch.equal(by_number[0], by_number[1])
+
+
+def test_trimming_changes_nothing():
+    torch.manual_seed(0)
+    bottom = Characters(CharactersSpec(3, 6, 32, ((1, 4), (7, 5)), 4)).double().eval()
+    for word in ("a", "a" * 40, "a" * 44, "a" * 48, "a" * 60):
+        whole = torch.from_numpy(spell([word])).long()
+        x = F.embedding(whole, bottom.characters.weight).transpose(1, 2)
+        x = torch.cat([F.relu(c(x).amax(-1)) for c in bottom.convolutions], -1)
+        for highway in bottom.highways:
+            x = highway(x)
+        torch.testing.assert_close(bottom.read(whole), bottom.project(x), atol=1e-14, rtol=0)
+
+
+def test_the_sampled_softmax_is_close_to_the_whole():
+    generator = torch.Generator().manual_seed(0)
+    size, rows = 400, 64
+    matrix, bias = torch.randn(size, 8, generator=generator) * 0.3, torch.randn(size, generator=generator) * 0.3
+    states = torch.randn(rows, 8, generator=generator)
+    values = torch.randint(0, size, (rows,), generator=generator)
+    values[0] = -100
+    whole = F.cross_entropy(F.linear(states, matrix, bias), values, ignore_index=-100, reduction="sum")
+    torch.manual_seed(1)
+    found = [sampled_loss(states, matrix, bias, values, -100, 300).item() for _ in range(40)]
+    assert abs(sum(found) / len(found) - whole.item()) < 0.03 * whole.item()
+
+
+def test_large_vocabularies_are_sampled():
+    small, large = (FAMILIES["elmo"].spec(dim=16, vocab_size=size).heads["next"].sampled for size in (1000, 100_000))
+    assert (small, large) == (0, 8192)
