@@ -84,6 +84,27 @@ def test_a_piece_by_heart(runs, harness):
     assert drawn[0] == drawn[1] != drawn[2] and not opened.tokenizer.special_ids & set(drawn[0])
 
 
+def test_an_lstm_on_the_same_events_plays_too(runs, harness):
+    """By the same corpus, loop and command; what it has played so far is a state, so a piece has no end of its own."""
+    recipe = find_recipe("performance_rnn-tiny").replace(
+        max_len=LENGTH, batch_tokens=768, bin_tokens=768, eval_every=1000, save_every=1000,
+        model={"num_layers": 1, "dim": 48, "dropout": 0.0, "max_len": 64},
+    )  # fmt: skip
+    for path, value in (("budget.steps", "60"), ("optim.rate", "0.03"), ("schedule.warmup", "5")):
+        recipe = recipe.at(path, value)
+    results = pretrain(recipe, runs / "corpus", runs / "lstm")
+    assert results["valid"]["next"] < 2.5, "a fifth of the choices a uniform guess has"
+    opened = polyseme.load(runs / "lstm/model", device="cpu")
+    begun = harness.compose(9100, 24, 3, (0,))
+    found = sample(opened, begun, 100, temperature=0.0)
+    tokens = torch.tensor([opened.tokenizer.specials.bos, *found[:63]])
+    layout = Layout.of([64])
+    with torch.no_grad():
+        scores = opened.model.predict("next", opened.model.trunk(tokens, layout).last, layout)
+    scores[:, [token for token in opened.tokenizer.special_ids if token != opened.tokenizer.specials.eos]] = -torch.inf
+    assert scores[len(begun) :].argmax(-1).tolist() == found[len(begun) : 64]
+
+
 def test_what_cannot_be_played(runs, harness):
     learned = polyseme.load(runs / "learned/model", device="cpu")
     assert len(sample(learned, [], learned.max_len, 0.0)) <= learned.max_len
