@@ -18,7 +18,11 @@ VOCAB = 61
 # what a family can be beside its usual self: the name of a case, the family, arguments of its trunk
 # and what a small model would not have of itself: blocks that see their neighbours alone, the mean as the pooled
 # vector, distances that count as the furthest
-EXTRA = {"modern": {"global_every": 2, "window": 2, "pooling": "mean"}, "music": {"furthest": 5}}
+EXTRA = {
+    "modern": {"global_every": 2, "window": 2, "pooling": "mean"},
+    "music": {"furthest": 5},
+    "ulmfit": {"hidden_dim": 40},
+}
 VARIANTS = {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
 VARIANTS |= {"nnlm direct": ("nnlm", {"direct": True})} | {
     " ".join(map(str, ["rnn_lm", *given.values()])): ("rnn_lm", given)
@@ -30,7 +34,7 @@ VARIANTS |= {"nnlm direct": ("nnlm", {"direct": True})} | {
         {"cell": "lstm", "hidden_dim": 40, "locked": True},
     )
 }
-VARIANTS |= {"ulmfit backward": ("ulmfit", {"direction": "backward"})}
+VARIANTS |= {"ulmfit backward": ("ulmfit", {"direction": "backward", "hidden_dim": 40})}
 CASES = {name: (name, EXTRA.get(name, {})) for name in FAMILIES} | VARIANTS
 NAMES = list(CASES)
 DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
