@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from polyseme.progress import progress
 from polyseme.prompting import Answers, answer_scores, joined, written
 from polyseme.reading import Packed, fetched, in_bins, means
 from polyseme.weights.folder import ModelFolder, load_model
+
+if TYPE_CHECKING:
+    from polyseme.tasks.spans import SpanAnswer
 
 NORMALISE = ("none", "length", "unconditional")
 LAYERS = ("embeddings", "last", "second-to-last", "sum-last-4", "concat-last-4", "sum-all", "all")
@@ -295,6 +298,18 @@ class LanguageModel:
         from polyseme.tasks.predict import as_examples, predict
 
         return predict(self.folder, as_examples(examples, self.model))
+
+    def answer(self, context: str, question: str) -> SpanAnswer:
+        """The stretch of the context that answers the question; its text is empty where the model finds none.
+
+        The context may be of any length: it is read in windows, of which only the best answer is kept.
+        """
+        from polyseme.tasks.predict import as_examples, predict
+
+        self._need("span", "find answers in a text")
+        (found,) = predict(self.folder, as_examples([(context, question)], self.model))
+        assert found.span is not None
+        return found.span
 
     def _need(self, head: str, what: str) -> None:
         if head not in self.model.heads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,10 +12,15 @@ import typer
 def finetune(
     model: Annotated[Path, typer.Argument(help="a pre-trained model folder")],
     task: Annotated[
-        str, typer.Option(help="classification, pair, regression, choice or tagging; or a data set of `polyseme tasks`")
+        str,
+        typer.Option(
+            help="classification, pair, regression, choice, tagging or span; or a data set of `polyseme tasks`"
+        ),
     ],
     out: Annotated[Path, typer.Option(help="the run folder to write")],
-    train: Annotated[Path | None, typer.Option(help="TSV, JSON lines or CoNLL columns; plain, .gz or .xz")] = None,
+    train: Annotated[
+        Path | None, typer.Option(help="TSV, JSON lines, CoNLL columns or SQuAD's JSON; plain, .gz or .xz")
+    ] = None,
     dev: Annotated[Path | None, typer.Option(help="the examples to measure on")] = None,
     data: Annotated[Path | None, typer.Option(help="the folder of a named data set, as it is distributed")] = None,
     seeds: Annotated[int, typer.Option(help="how many runs; mean and standard deviation are reported", min=1)] = 1,
@@ -64,6 +70,13 @@ def finetune(
         data_set=task if named else "",
     )
     names = list(results["mean"])
+    for part, (wrong, lost) in results.get("wrong_offsets", {}).items():
+        if wrong:
+            left = f", so {lost} questions were not trained on" if part == "train" else ""
+            print(f"{part}: {wrong} answers do not stand where they are said to stand{left}", file=sys.stderr)
+    for part, cut in results["cut"].items():
+        if cut:
+            print(f"{part}: {cut} examples were cut", file=sys.stderr)
     rows = []
     if baselines:
         for name, baseline in (("mean" if kind == "regression" else "majority", majority), ("linear", linear)):

@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from polyseme.cli import (
+    ask,
     corpus,
     demo,
     describe,
@@ -48,6 +49,7 @@ app.command("tasks")(tasks.tasks)
 app.command("finetune")(finetune.finetune)
 app.command("evaluate")(predict.evaluate)
 app.command("predict")(predict.predict)
+app.command("ask")(ask.ask)
 app.command("fill")(fill.fill)
 app.command("next")(next_sentence.next_sentence)
 app.command("score")(score.score)

@@ -23,7 +23,9 @@ SkipBad = Annotated[bool, typer.Option(help="go on past bad rows and count them"
 
 def evaluate(
     model: Model,
-    data: Annotated[Path, typer.Option(help="labelled examples: TSV, JSON lines, CoNLL columns; a data set's folder")],
+    data: Annotated[
+        Path, typer.Option(help="labelled examples: TSV, JSON lines, CoNLL columns, SQuAD's JSON; a data set's folder")
+    ],
     text: Text = "text",
     pair: Pair = "pair",
     label: Label = "label",
@@ -59,7 +61,7 @@ def evaluate(
 def predict(
     model: Model,
     data: Annotated[Path, typer.Option(help="examples, labelled or not")],
-    out: Annotated[Path, typer.Option(help="the file to write: .jsonl, .tsv or .conll")],
+    out: Annotated[Path, typer.Option(help="the file to write: .jsonl, .tsv, .conll, or .json for SQuAD's script")],
     text: Text = "text",
     pair: Pair = "pair",
     label: Label = "label",

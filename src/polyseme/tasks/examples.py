@@ -10,7 +10,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,8 @@ from typing import Any, Literal, get_args
 from polyseme.errors import UserError, nearest
 from polyseme.files import PACKED, unpacked
 
-Kind = Literal["classification", "pair", "regression", "choice", "tagging"]
+Kind = Literal["classification", "pair", "regression", "choice", "tagging", "span"]
+Answer = tuple[str, int]  # a text, and the character where it stands in its context; -1 if nobody said
 KINDS: tuple[str, ...] = get_args(Kind)
 TABLES, LINES, COLUMNS = (".tsv", ".txt", ".csv"), (".jsonl", ".ndjson"), (".conll", ".iob", ".bio")
 
@@ -28,7 +29,8 @@ TABLES, LINES, COLUMNS = (".tsv", ".txt", ".csv"), (".jsonl", ".ndjson"), (".con
 class Example:
     """One row of a data file, and where it stands: words and tags for tagging, else a text, a pair or choices.
 
-    A label is kept as it is written, a number too; of a choice it is the number of the right one, from 0.
+    A label is kept as it is written, a number too; of a choice it is the number of the right one, from 0. For spans the
+    text is the context and the pair is the question; no answers at all, (), say that there is none to find.
     """
 
     where: str
@@ -38,10 +40,14 @@ class Example:
     label: str | None = None
     tags: tuple[str, ...] | None = None
     choices: tuple[str, ...] | None = None
+    answers: tuple[Answer, ...] | None = None
+    id: str = ""
 
     @property
     def answer(self) -> str | tuple[str, ...] | None:
         """What is to be predicted, if it is known."""
+        if self.answers is not None:
+            return tuple(text for text, _ in self.answers)
         return self.label if self.tags is None else self.tags
 
 
@@ -104,12 +110,17 @@ def read_examples(
 ) -> list[Example]:
     """Every example of a file, in its order. For regression a second text is read where the file has one.
 
-    Choices are JSON lines: a text (or `prompt`), a list of `choices`, and the right one or its number from 0.
+    Questions with their answers in a text (span) are SQuAD's JSON. Choices are JSON lines: a text (or `prompt`), a
+    list of `choices`, and the right one or its number from 0.
     Without a header, `text`, `pair` and `label` are column numbers from 1.
     """
     if kind not in KINDS:
         raise UserError(f"no task kind {kind!r}; {nearest(kind, KINDS)}")
     path = Path(path)
+    if kind == "span":
+        from polyseme.tasks.squad import squad_units
+
+        return read_units(path, squad_units(path, need_labels), skip_bad)
     suffix = (path.with_suffix("") if path.suffix.lower() in PACKED else path).suffix
     names = {"text": text, "pair": pair, "label": label}
     if kind not in ("pair", "regression"):
@@ -127,6 +138,11 @@ def read_examples(
     else:
         known = ", ".join(LINES if kind == "choice" else TABLES + LINES)
         raise UserError(f"{path}: {kind} reads {known} (or these with {' '.join(PACKED)}), not {suffix!r}")
+    return read_units(path, units, skip_bad)
+
+
+def read_units(path: Path, units: Iterable[Unit], skip_bad: bool) -> list[Example]:
+    """Every example that can be read; the first that cannot is an error, or all such are counted and passed over."""
     found, bad = [], []
     for read in units:
         try:

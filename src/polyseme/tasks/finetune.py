@@ -8,7 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,10 +25,13 @@ from polyseme.parts.model import Model
 from polyseme.parts.spec import Spec
 from polyseme.progress import progress
 from polyseme.report import write_report
+from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import Example, Kind
 from polyseme.tasks.metrics import PRIMARY, require, score
-from polyseme.tasks.predict import logits, measure
-from polyseme.tasks.task import HEADS, Encoded, Task
+from polyseme.tasks.predict import measure, predictions
+from polyseme.tasks.spans import SpanSpec, best_threshold, decided
+from polyseme.tasks.squad import trainable, wrong_offsets
+from polyseme.tasks.task import HEADS, Prediction, Task
 from polyseme.train.cost import num_parameters
 from polyseme.train.loop import CHECKED, Report, Training, choose_device, train
 from polyseme.train.optim import OptimSpec
@@ -59,6 +62,7 @@ class FinetuneSpec(Spec):
     bin_tokens: int = 16384
     auxiliary: float = 0.0
     both_orders: bool = False
+    span: SpanSpec = field(default_factory=SpanSpec)
 
     def check(self) -> FinetuneSpec:
         for name in ("batch_size", "bin_tokens"):
@@ -105,17 +109,20 @@ def finetune(
         _check_empty(out)
     require(kind)
     primary = primary or PRIMARY[kind]
-    task = Task.of(kind, train_examples, settings.both_orders)
+    task = Task.of(kind, train_examples, settings.both_orders, settings.span)
+    wrong = {"train": wrong_offsets(train_examples), "dev": wrong_offsets(dev_examples)}
+    train_examples = trainable(train_examples)
     loaded = _open(Path(model_folder), task, settings, first_seed, scratch)
     data, dev = (_encode(task, examples, loaded, settings) for examples in (train_examples, dev_examples))
     gold = [e.answer for e in dev_examples]
-    known = score(kind, gold, gold, task.labels)
+    said = [answer[0] if answer else "" for answer in gold] if kind == "span" else gold
+    known = score(kind, gold, said, task.labels)
     if primary not in known:
         raise UserError(f"there is no metric {primary!r} here; {nearest(primary, known)}")
 
     rows: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
-    best: tuple[float, int, Model] | None = None
+    best: tuple[float, int, Model, Task] | None = None
     spent = {"tokens": 0, "flops": 0, "seconds": 0.0}
     for seed in range(first_seed, first_seed + seeds):
         folder = loaded if seed == first_seed else _open(Path(model_folder), task, settings, seed, scratch)
@@ -131,12 +138,11 @@ def finetune(
         spent["tokens"] += sum(report.tokens for report in done)
         spent["flops"] += sum(report.flops for report in done)
         spent["seconds"] += time.perf_counter() - began
-        scores = logits(run.model, task, dev)
-        predictions = [task.decode(part, e) for part, e in zip(scores, dev_examples)]
-        found = measure(task, dev_examples, predictions)
+        fitted, answers = fit_threshold(task, settings, dev_examples, predictions(run.model, task, dev_examples, dev))
+        found = measure(task, dev_examples, answers)
         runs.append({"seed": seed, primary: found[primary], **found})
         if best is None or runs[-1][primary] > best[0]:
-            best = (runs[-1][primary], seed, run.model)
+            best = (runs[-1][primary], seed, run.model, fitted)
     assert best is not None
     results = {
         "task": kind,
@@ -147,8 +153,10 @@ def finetune(
         **_summary(runs),
         "best_seed": best[1],
         "steps": settings.total(len(data)),
-        "train_examples": len(data),
-        "dev_examples": len(dev),
+        "train_examples": len(train_examples),
+        "dev_examples": len(dev_examples),
+        "cut": {"train": sum(e.cut for e in data), "dev": sum(e.cut for e in dev)},
+        **({"wrong_offsets": wrong} if kind == "span" else {}),
         "parameters": num_parameters(best[2]),
         **spent,
     }
@@ -156,7 +164,7 @@ def finetune(
         notes = {
             "task": kind,
             "labels": list(task.labels),
-            "settings": settings.to_json(),
+            "settings": settings.replace(span=best[3].span).to_json(),
             "results": results,
             "chosen": f"seed {best[1]}: the best {primary} on the dev examples of {seeds} seed(s)",
         }
@@ -174,10 +182,22 @@ def _encode(task: Task, examples: Sequence[Example], folder: ModelFolder, settin
     if settings.max_len > limit:
         raise UserError(f"max_len {settings.max_len} is longer than the model reads ({limit})")
     found = task.encode(examples, folder.tokenizer, settings.max_len or limit, settings.truncate)
-    for example, encoded in zip(examples, found):
-        if encoded.target is None:
+    for example in examples:
+        if example.answer is None:
             raise UserError(f"{example.where}: there is no label")
     return found
+
+
+def fit_threshold(
+    task: Task, settings: FinetuneSpec, examples: Sequence[Example], found: list[Prediction]
+) -> tuple[Task, list[Prediction]]:
+    """Where questions may have no answer and nobody gave a threshold: the task with the best one, and its answers."""
+    if task.kind != "span" or task.span.threshold is None or settings.span.threshold is not None:
+        return task, found
+    spans = [p.span for p in found if p.span]
+    threshold = best_threshold(examples, spans)
+    chosen = [Prediction(span=decided(span, e.text or "", threshold)) for e, span in zip(examples, spans)]
+    return replace(task, span=task.span.replace(threshold=threshold)), chosen
 
 
 def steps(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import string
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,7 +19,9 @@ PRIMARY: dict[Kind, str] = {  # the headline
     "regression": "spearman",
     "choice": "accuracy",
     "tagging": "f1",
+    "span": "f1",
 }
+PUNCTUATION = frozenset(string.punctuation)
 CHUNK = re.compile(r"O|[BIESLU]-.+")
 
 
@@ -28,6 +32,8 @@ def score(kind: Kind, gold: Sequence, predicted: Sequence, labels: Sequence[str]
     """
     if kind == "regression":
         return regression(gold, predicted)
+    if kind == "span":
+        return spans(gold, predicted)
     if kind == "choice":
         return {"accuracy": sum(a == b for a, b in zip(gold, predicted, strict=True)) / max(len(gold), 1)}
     return tagging(gold, predicted) if kind == "tagging" else classification(gold, predicted, labels)
@@ -36,7 +42,7 @@ def score(kind: Kind, gold: Sequence, predicted: Sequence, labels: Sequence[str]
 def require(kind: Kind) -> None:
     """Say at once, and not after an hour of training, that the library a metric needs is not here."""
     module, package = ("scipy", "scipy") if kind == "regression" else ("sklearn", "scikit-learn")
-    if kind not in ("tagging", "choice") and importlib.util.find_spec(module) is None:
+    if kind not in ("tagging", "choice", "span") and importlib.util.find_spec(module) is None:
         raise UserError(f"{package} is needed for this: pip install 'polyseme[tasks]'")
 
 
@@ -111,6 +117,50 @@ def chunks(tags: Sequence[str]) -> set[tuple[str, int, int]]:
             start = i
         before, kind = mark, type_
     return found
+
+
+def spans(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> dict[str, float]:
+    """Exact matches and F1 over words, each the best over a question's true answers, as SQuAD's scripts count them.
+
+    Where some questions have no answer, those with one and those without are shown apart too.
+    """
+    exact, f1 = question_scores(gold, predicted)
+    found = {"exact": float(exact.mean()), "f1": float(f1.mean())}
+    some = np.array([bool(answers) for answers in gold])
+    if not some.all():
+        found |= {"no_answer_accuracy": float(exact[~some].mean())}
+        if some.any():
+            found |= {"has_answer_exact": float(exact[some].mean()), "has_answer_f1": float(f1[some].mean())}
+    return found
+
+
+def question_scores(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Exact and F1 of each question. Where some have no answer the rules are those of SQuAD 2.0, else of 1.1; they
+    differ in what texts are worth that are nothing but articles and punctuation."""
+    second = not all(gold)
+    rows = []
+    for answers, text in zip(gold, predicted, strict=True):
+        said = bare(text)
+        truths = [bare(answer) for answer in answers]
+        if second:
+            truths = [truth for truth in truths if truth] or [""]
+        rows.append([max(truth == said for truth in truths), max(_overlap(truth, said, second) for truth in truths)])
+    exact, f1 = np.array(rows, dtype=np.float64).reshape(-1, 2).T
+    return exact, f1
+
+
+def bare(text: str) -> str:
+    """A text without case, punctuation and articles, single spaces between its words."""
+    text = "".join(c for c in text.lower() if c not in PUNCTUATION)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def _overlap(truth: str, said: str, second: bool) -> float:
+    a, b = truth.split(), said.split()
+    if second and not (a and b):
+        return float(a == b)
+    shared = (Counter(a) & Counter(b)).total()
+    return 2 * shared / (len(a) + len(b)) if shared else 0.0
 
 
 def _marked(tags: Sequence[str]) -> set[tuple[str, int, int]]:

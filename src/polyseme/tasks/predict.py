@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +15,18 @@ import numpy as np
 import torch
 
 from polyseme.errors import UserError
-from polyseme.files import write_text
+from polyseme.files import write_json, write_text
 from polyseme.parts.layout import bins
 from polyseme.parts.model import Model
 from polyseme.progress import progress
+from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import COLUMNS, Example
 from polyseme.tasks.metrics import score
-from polyseme.tasks.task import Encoded, Prediction, Task
+from polyseme.tasks.spans import answers, windows
+from polyseme.tasks.task import Prediction, Task
 from polyseme.weights.folder import ModelFolder
+
+WINDOWS = 512  # how many are read before only their answers are kept
 
 
 def evaluate(
@@ -31,7 +38,7 @@ def evaluate(
         if example.answer is None:
             raise UserError(f"{example.where}: there is no label to compare with")
     encoded = _encode(folder, task, examples, max_len, truncate, labelled=True)
-    return measure(task, examples, _predictions(folder, task, examples, encoded))
+    return measure(task, examples, predictions(folder.model, task, examples, encoded))
 
 
 def predict(
@@ -40,7 +47,22 @@ def predict(
     """One prediction for each example. Length and cutting are those of fine-tuning unless they are given."""
     task = Task.from_model(folder.model, folder.notes)
     encoded = _encode(folder, task, examples, max_len, truncate, labelled=False)
-    return _predictions(folder, task, examples, encoded)
+    return predictions(folder.model, task, examples, encoded)
+
+
+def predictions(model: Model, task: Task, examples: Sequence[Example], encoded: Iterable[Encoded]) -> list[Prediction]:
+    """What the model says of each example. Of windows a few hundred are read at a time, and only answers are kept."""
+    if task.kind != "span":
+        given = list(encoded)
+        return [task.decode(part, e) for part, e in zip(logits(model, task, given), examples)]
+
+    def scored() -> Iterator[tuple[Encoded, np.ndarray]]:
+        todo = iter(encoded)
+        while some := list(islice(todo, WINDOWS)):
+            yield from zip(some, logits(model, task, some))
+
+    with progress("answer", len(examples), "questions"):
+        return [Prediction(span=answer) for answer in answers(scored(), examples, task.span)]
 
 
 def as_examples(given: Sequence[Any], model: Model) -> list[Example]:
@@ -52,6 +74,12 @@ def as_examples(given: Sequence[Any], model: Model) -> list[Example]:
             found.append(value)
             continue
         where = f"example {i}"
+        if task.kind == "span":
+            if not isinstance(value, list | tuple) or [type(part) for part in value] != [str, str] or not all(value):
+                raise UserError(f"{where} is {str(value)[:40]!r}: a context and a question is needed")
+            context, question = value
+            found.append(Example(where, context, question, id=str(i)))
+            continue
         if task.kind == "choice" and isinstance(value, list | tuple) and len(value) == 2:
             text, choices = value
             if isinstance(choices, list | tuple) and len(choices) > 1:
@@ -108,11 +136,17 @@ def write_predictions(path: Path, examples: Sequence[Example], predictions: Sequ
     """
     tagging = any(p.tags is not None for p in predictions)
     known = [".jsonl", ".tsv", *(COLUMNS if tagging else ())]
+    if spans := [p.span for p in predictions if p.span]:
+        known = [".json", ".jsonl"]
     if any(e.choices for e in examples):
         known = [".jsonl"]
     if path.suffix not in known:
         raise UserError(f"{path}: predictions are written as {', '.join(known)}, not {path.suffix!r}")
     both = list(zip(examples, predictions, strict=True))
+    if path.suffix == ".json":  # as SQuAD's script reads it, the odds against an answer too
+        write_json(path.with_suffix(".odds.json"), {e.id: span.odds for e, span in zip(examples, spans)})
+        write_json(path, {e.id: span.text for e, span in zip(examples, spans)})
+        return
     if path.suffix == ".jsonl":
         text = "".join(json.dumps(_record(e, p), ensure_ascii=False) + "\n" for e, p in both)
     elif tagging:
@@ -141,6 +175,8 @@ def _record(example: Example, prediction: Prediction) -> dict[str, object]:
         "tags": prediction.tags,
         "tag_probabilities": prediction.tag_probabilities,
     }
+    if prediction.span:
+        fields = {"id": example.id, "question": example.pair, **asdict(prediction.span)}
     if example.choices and prediction.label is not None:
         fields["label"] = int(prediction.label)
     return {key: value for key, value in fields.items() if value is not None}
@@ -158,17 +194,16 @@ def _encode(
     max_len: int | None,
     truncate: bool | None,
     labelled: bool,
-) -> list[Encoded]:
+) -> Iterable[Encoded]:
     settings = folder.notes.get("settings", {}) if "task" in folder.notes else {}
     limit = folder.model.spec.trunk.embeddings.max_len
     wanted = max_len or settings.get("max_len") or limit
     if wanted > limit:
         raise UserError(f"max_len {wanted} is longer than the model reads ({limit})")
     cut = settings.get("truncate", False) if truncate is None else truncate
-    return task.encode(examples, folder.tokenizer, wanted, cut, labelled)
-
-
-def _predictions(
-    folder: ModelFolder, task: Task, examples: Sequence[Example], encoded: Sequence[Encoded]
-) -> list[Prediction]:
-    return [task.decode(part, e) for part, e in zip(logits(folder.model, task, encoded), examples)]
+    if task.kind == "span":
+        return windows(examples, folder.tokenizer, wanted, task.span, cut, labelled)
+    found = task.encode(examples, folder.tokenizer, wanted, cut, labelled)
+    if shorter := sum(e.cut for e in found):
+        print(f"{shorter} of {len(examples)} examples are cut to {wanted} tokens", file=sys.stderr)
+    return found
