@@ -68,6 +68,7 @@ def finetune(
         scratch=scratch,
         primary=named.metric if named else "",
         data_set=task if named else "",
+        extra=named.extra if named else None,
     )
     names = list(results["mean"])
     for part, (wrong, lost) in results.get("wrong_offsets", {}).items():

@@ -49,7 +49,8 @@ def evaluate(
         given = DATA_SETS[task].read(data, skip_bad)[1]
     else:
         given = read_examples(data, kind, text=text, pair=pair, label=label, header=header, skip_bad=skip_bad)
-    found = run(folder, given, truncate=truncate)
+    extra = DATA_SETS[task].extra if task in DATA_SETS else None
+    found = run(folder, given, truncate=truncate, extra=extra)
     if as_json:
         print_json({"examples": len(given), **found})
         return

@@ -42,6 +42,7 @@ class Example:
     choices: tuple[str, ...] | None = None
     answers: tuple[Answer, ...] | None = None
     id: str = ""
+    accepted: tuple[str, ...] = ()  # of a choice, all texts that are right where several are
 
     @property
     def answer(self) -> str | tuple[str, ...] | None:
@@ -114,13 +115,27 @@ def read_examples(
     list of `choices`, and the right one or its number from 0.
     Without a header, `text`, `pair` and `label` are column numbers from 1.
     """
+    units = units_of(Path(path), kind, text, pair, label, header, need_labels, encoding)
+    return read_units(Path(path), units, skip_bad)
+
+
+def units_of(
+    path: Path,
+    kind: Kind,
+    text: str = "text",
+    pair: str = "pair",
+    label: str = "label",
+    header: bool = True,
+    need_labels: bool = True,
+    encoding: str = "utf-8",
+) -> Iterator[Unit]:
+    """Each row or sentence of a file, not yet read."""
     if kind not in KINDS:
         raise UserError(f"no task kind {kind!r}; {nearest(kind, KINDS)}")
-    path = Path(path)
     if kind == "span":
         from polyseme.tasks.squad import squad_units
 
-        return read_units(path, squad_units(path, need_labels), skip_bad)
+        return squad_units(path, need_labels)
     suffix = (path.with_suffix("") if path.suffix.lower() in PACKED else path).suffix
     names = {"text": text, "pair": pair, "label": label}
     if kind not in ("pair", "regression"):
@@ -138,7 +153,7 @@ def read_examples(
     else:
         known = ", ".join(LINES if kind == "choice" else TABLES + LINES)
         raise UserError(f"{path}: {kind} reads {known} (or these with {' '.join(PACKED)}), not {suffix!r}")
-    return read_units(path, units, skip_bad)
+    return units
 
 
 def read_units(path: Path, units: Iterable[Unit], skip_bad: bool) -> list[Example]:

@@ -25,10 +25,11 @@ from polyseme.parts.model import Model
 from polyseme.parts.spec import Spec
 from polyseme.progress import progress
 from polyseme.report import write_report
+from polyseme.tasks.baselines import majority
 from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import Example, Kind
 from polyseme.tasks.metrics import PRIMARY, require, score
-from polyseme.tasks.predict import measure, predictions
+from polyseme.tasks.predict import Extra, measure, predictions
 from polyseme.tasks.spans import SpanSpec, best_threshold, decided
 from polyseme.tasks.squad import trainable, wrong_offsets
 from polyseme.tasks.task import HEADS, Prediction, Task
@@ -43,8 +44,10 @@ from polyseme.weights.folder import ModelFolder, load_model, read_spec, save_mod
 class FinetuneSpec(Spec):
     """One fine-tuning run. The defaults are those of BERT (§A.3), which has 5e-5, 16 and 3 among its best.
 
-    `steps` overrides `epochs`; `max_len` 0 is the model's; `freeze` parameter groups, counted from the input
-    (the embeddings are the first), stay as they are. A step is read in micro-batches of at most `bin_tokens`.
+    `steps` overrides `epochs`; with `patience` the dev examples are measured after every epoch, a run ends when that
+    many in a row were no better than the best before, and the best is what is kept. `max_len` 0 is the model's;
+    `freeze` parameter groups, counted from the input (the embeddings are the first), stay as they are. A step is read
+    in micro-batches of at most `bin_tokens`.
 
     `auxiliary` is the weight of the language model's own loss on the same texts, and `both_orders` reads a pair twice,
     as GPT does (Radford et al. 2018, §3.2 and 3.3; its settings: auxiliary 0.5, rate 6.25e-5, batches of 32).
@@ -63,6 +66,7 @@ class FinetuneSpec(Spec):
     auxiliary: float = 0.0
     both_orders: bool = False
     span: SpanSpec = field(default_factory=SpanSpec)
+    patience: int = 0
 
     def check(self) -> FinetuneSpec:
         for name in ("batch_size", "bin_tokens"):
@@ -70,8 +74,8 @@ class FinetuneSpec(Spec):
                 raise UserError(f"{name} is {getattr(self, name)}, which is less than 1")
         if self.steps < 0 or (not self.steps and self.epochs <= 0):
             raise UserError(f"there is nothing to do in {self.steps} steps or {self.epochs:g} epochs")
-        if self.freeze < 0 or self.max_len < 0 or self.auxiliary < 0:
-            raise UserError("freeze, max_len and auxiliary cannot be negative")
+        if min(self.freeze, self.max_len, self.auxiliary, self.patience) < 0:
+            raise UserError("freeze, max_len, auxiliary and patience cannot be negative")
         return self
 
     def total(self, num_examples: int) -> int:
@@ -91,15 +95,17 @@ def finetune(
     scratch: bool = False,
     primary: str = "",
     data_set: str = "",
+    extra: Extra | None = None,
 ) -> dict[str, Any]:
     """Fine-tune once for each seed, measure on the dev examples; report all seeds, mean and deviation.
 
     `primary` is the metric that counts, if it is not the one the kind has; it stands first. `data_set` is the name
-    that is noted.
+    that is noted, `extra` its own metrics. A seed has failed if it is no better than a blind guess (as runs on small
+    sets may be; Mosbach et al. 2021, §3).
 
     The seed draws the new head, the order of the examples and the dropout. `out` gets `results.json`,
-    `log.jsonl` and the model of the seed that did best on the dev examples (that choice flatters its own
-    number, but not the mean). With `scratch` the same model starts from fresh weights: the row that says what
+    `log.jsonl`, `predictions.json` and the model of the seed that did best on the dev examples (that choice flatters
+    its own number, but not the mean). With `scratch` the same model starts from fresh weights: the row that says what
     pre-training was worth.
     """
     settings = (settings or FinetuneSpec()).check()
@@ -115,8 +121,9 @@ def finetune(
     loaded = _open(Path(model_folder), task, settings, first_seed, scratch)
     data, dev = (_encode(task, examples, loaded, settings) for examples in (train_examples, dev_examples))
     gold = [e.answer for e in dev_examples]
-    said = [answer[0] if answer else "" for answer in gold] if kind == "span" else gold
-    known = score(kind, gold, said, task.labels)
+    right: Sequence[Any] = [answer[0] if answer else "" for answer in gold] if kind == "span" else gold
+    known = score(kind, gold, right, task.labels) | (extra(dev_examples, right) if extra else {})
+    blind = majority(train_examples, dev_examples, kind).get(primary, -math.inf)
     if primary not in known:
         raise UserError(f"there is no metric {primary!r} here; {nearest(primary, known)}")
 
@@ -124,22 +131,35 @@ def finetune(
     runs: list[dict[str, Any]] = []
     best: tuple[float, int, Model, Task] | None = None
     spent = {"tokens": 0, "flops": 0, "seconds": 0.0}
+    kept: dict[int, list[Any]] = {}
     for seed in range(first_seed, first_seed + seeds):
         folder = loaded if seed == first_seed else _open(Path(model_folder), task, settings, seed, scratch)
         run = _training(folder.model, settings, len(data), seed)
         began = time.perf_counter()
+        best_epoch = Best(settings.patience)
+        epoch = math.ceil(len(data) / settings.batch_size)
+
+        def answers(model: Model = run.model) -> tuple[Task, list[Prediction], dict[str, float]]:
+            fitted, said = fit_threshold(task, settings, dev_examples, predictions(model, task, dev_examples, dev))
+            return fitted, said, measure(task, dev_examples, said, extra)
+
         with progress(f"finetune, seed {seed}", run.total, "steps") as bar:
             done: list[Report] = []
             for report in train(run, steps(task, data, settings, seed, run)):
                 shown = run.device.type == "cpu" or report.step % CHECKED == 0  # when the loop has asked the GPU
                 bar.advance(1, f"loss {report.loss[task.head_name]:.3f}" if shown else "")
                 done.append(report)
+                if settings.patience and report.step % epoch == 0:
+                    best_epoch.note(report.step, answers()[2][primary], run.model)
+                    if best_epoch.over:
+                        break
+            best_epoch.restore(run.model)
             rows += _rows(seed, done)
         spent["tokens"] += sum(report.tokens for report in done)
         spent["flops"] += sum(report.flops for report in done)
         spent["seconds"] += time.perf_counter() - began
-        fitted, answers = fit_threshold(task, settings, dev_examples, predictions(run.model, task, dev_examples, dev))
-        found = measure(task, dev_examples, answers)
+        fitted, said, found = answers()
+        kept[seed] = [p.answer for p in said]
         runs.append({"seed": seed, primary: found[primary], **found})
         if best is None or runs[-1][primary] > best[0]:
             best = (runs[-1][primary], seed, run.model, fitted)
@@ -152,6 +172,8 @@ def finetune(
         "primary": primary,
         **_summary(runs),
         "best_seed": best[1],
+        "blind": blind if math.isfinite(blind) else None,
+        "failed": [run["seed"] for run in runs if run[primary] <= blind],
         "steps": settings.total(len(data)),
         "train_examples": len(train_examples),
         "dev_examples": len(dev_examples),
@@ -163,13 +185,17 @@ def finetune(
     if out is not None:
         notes = {
             "task": kind,
+            "data": data_set,
             "labels": list(task.labels),
             "settings": settings.replace(span=best[3].span).to_json(),
             "results": results,
             "chosen": f"seed {best[1]}: the best {primary} on the dev examples of {seeds} seed(s)",
         }
+        if loaded.notes.get("task"):
+            notes["chain"] = [*loaded.notes.get("chain", []), loaded.notes.get("data") or loaded.notes["task"]]
         write_text(out / "log.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         save_model(out / "model", best[2], loaded.tokenizer, notes)
+        write_json(out / "predictions.json", {"gold": gold, "said": kept, "labels": task.labels})
         write_json(out / "results.json", results)
         write_report(out)
     return results
@@ -186,6 +212,28 @@ def _encode(task: Task, examples: Sequence[Example], folder: ModelFolder, settin
         if example.answer is None:
             raise UserError(f"{example.where}: there is no label")
     return found
+
+
+class Best:
+    """The best of several states of a model; without patience there is but the last."""
+
+    def __init__(self, patience: int):
+        self.patience, self.value, self.step, self.worse = patience, -math.inf, 0, 0
+        self.state: dict[str, torch.Tensor] = {}
+
+    def note(self, step: int, value: float, model: Model) -> None:
+        self.worse += 1
+        if value > self.value:
+            self.value, self.step, self.worse = value, step, 0
+            self.state = {name: t.detach().to("cpu", copy=True) for name, t in model.state_dict().items()}
+
+    @property
+    def over(self) -> bool:
+        return self.worse >= self.patience > 0
+
+    def restore(self, model: Model) -> None:
+        if self.state:
+            model.load_state_dict(self.state)
 
 
 def fit_threshold(

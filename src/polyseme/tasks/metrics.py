@@ -76,17 +76,17 @@ def regression(gold: Sequence[str | float], predicted: Sequence[float]) -> dict[
     }
 
 
-def tagging(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Word accuracy; precision, recall and F1 of what was found.
+def tagging(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str | None]]) -> dict[str, float]:
+    """Word accuracy; precision, recall and F1 of what was found. A word without a tag, None, is wrong.
 
     Found are entities, as conlleval counts them, where tags look like `B-X` and `I-X`: type and both borders
     must be right. With other tags they are the words with any tag but O.
     """
-    names = {tag for tags in (*gold, *predicted) for tag in tags}
+    names = {tag for tags in (*gold, *predicted) for tag in tags if tag is not None}
     marked = chunks if names != {"O"} and all(map(CHUNK.fullmatch, names)) else _marked
     right = found = wanted = equal = words = 0
     for true, guess in zip(gold, predicted, strict=True):
-        of_true, of_guess = marked(true), marked(guess)
+        of_true, of_guess = marked(true), marked([tag or "O" for tag in guess])
         right += len(of_true & of_guess)
         wanted += len(of_true)
         found += len(of_guess)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -29,16 +29,23 @@ from polyseme.weights.folder import ModelFolder
 WINDOWS = 512  # how many are read before only their answers are kept
 
 
+Extra = Callable[[Sequence[Example], Sequence[Any]], dict[str, float]]  # more metrics, of examples and answers
+
+
 def evaluate(
-    folder: ModelFolder, examples: Sequence[Example], max_len: int | None = None, truncate: bool | None = None
+    folder: ModelFolder,
+    examples: Sequence[Example],
+    max_len: int | None = None,
+    truncate: bool | None = None,
+    extra: Extra | None = None,
 ) -> dict[str, float]:
     """The metrics of the folder's task on labelled examples; a label it was not trained on is an error."""
     task = Task.from_model(folder.model, folder.notes)
     for example in examples:
         if example.answer is None:
             raise UserError(f"{example.where}: there is no label to compare with")
-    encoded = _encode(folder, task, examples, max_len, truncate, labelled=True)
-    return measure(task, examples, predictions(folder.model, task, examples, encoded))
+    encoded = encode_for(folder, task, examples, max_len, truncate, labelled=True)
+    return measure(task, examples, predictions(folder.model, task, examples, encoded), extra)
 
 
 def predict(
@@ -46,7 +53,7 @@ def predict(
 ) -> list[Prediction]:
     """One prediction for each example. Length and cutting are those of fine-tuning unless they are given."""
     task = Task.from_model(folder.model, folder.notes)
-    encoded = _encode(folder, task, examples, max_len, truncate, labelled=False)
+    encoded = encode_for(folder, task, examples, max_len, truncate, labelled=False)
     return predictions(folder.model, task, examples, encoded)
 
 
@@ -100,8 +107,16 @@ def as_examples(given: Sequence[Any], model: Model) -> list[Example]:
     return found
 
 
-def measure(task: Task, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
-    return score(task.kind, [e.answer for e in examples], [p.answer for p in predictions], task.labels)
+def measure(
+    task: Task, examples: Sequence[Example], predictions: Sequence[Prediction], extra: Extra | None = None
+) -> dict[str, float]:
+    """All metrics. A word that was cut off has no tag here, so that what it should have been counts as wrong."""
+    said: list[Any] = [p.answer for p in predictions]
+    if task.kind == "tagging":
+        pairs = [zip(p.tags or (), p.tag_probabilities or ()) for p in predictions]
+        said = [tuple(None if share is None else tag for tag, share in pair) for pair in pairs]
+    found = score(task.kind, [e.answer for e in examples], said, task.labels)
+    return found | (extra(examples, said) if extra else {})
 
 
 def logits(model: Model, task: Task, encoded: Sequence[Encoded], bin_tokens: int = 16384) -> list[np.ndarray]:
@@ -187,7 +202,7 @@ def _flat(text: str) -> str:
     return re.sub(r"[\t\r\n]+", " ", text)
 
 
-def _encode(
+def encode_for(
     folder: ModelFolder,
     task: Task,
     examples: Sequence[Example],
