@@ -43,8 +43,9 @@ def test_regression_by_hand():
 
 def test_without_scikit_learn_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
+    assert classification(["a"], ["a"])["accuracy"] == 1
     with pytest.raises(UserError, match=r"scikit-learn is needed"):
-        classification(["a"], ["a"])
+        linear([Example("1", "x", label="a")], [Example("1", "x", label="a")], "classification")
 
 
 def test_chunks():

@@ -25,6 +25,10 @@ def finetune(
     data: Annotated[Path | None, typer.Option(help="the folder of a named data set, as it is distributed")] = None,
     seeds: Annotated[int, typer.Option(help="how many runs; mean and standard deviation are reported", min=1)] = 1,
     set_: Annotated[list[str], typer.Option("--set", help="path=value, e.g. epochs=4, optim.rate=3e-5")] = [],  # noqa: B006
+    grid: Annotated[
+        list[str],
+        typer.Option(help="name=value,value… (lr, epochs, batch, any path of --set); the best on dev is kept"),
+    ] = [],  # noqa: B006
     scratch: Annotated[bool, typer.Option(help="fresh weights: what is pre-training worth?")] = False,
     baselines: Annotated[bool, typer.Option(help="majority (or mean) and linear rows beside the result")] = False,
     text: Annotated[str, typer.Option(help="the column or key of the text")] = "text",
@@ -41,6 +45,7 @@ def finetune(
     from polyseme.tasks.examples import read_examples
     from polyseme.tasks.finetune import FinetuneSpec
     from polyseme.tasks.finetune import finetune as run
+    from polyseme.tasks.grid import points, search
 
     kind = kind_of(task)
     settings = set_values(FinetuneSpec(), set_)
@@ -57,19 +62,34 @@ def finetune(
             raise UserError(f"{wrong}: {kind} reads two files, --train and --dev")
         columns: dict[str, Any] = {"text": text, "pair": pair, "label": label, "header": header, "skip_bad": skip_bad}
         to_learn, to_measure = (read_examples(path, kind, **columns) for path in (train, dev))
-    results = run(
-        model,
-        kind,
-        to_learn,
-        to_measure,
-        out,
-        settings,
-        seeds=seeds,
-        scratch=scratch,
-        primary=named.metric if named else "",
-        data_set=task if named else "",
-        extra=named.extra if named else None,
-    )
+
+    def once(chosen: FinetuneSpec, folder: Path) -> dict[str, Any]:
+        return run(
+            model,
+            kind,
+            to_learn,
+            to_measure,
+            folder,
+            chosen,
+            seeds=seeds,
+            scratch=scratch,
+            primary=named.metric if named else "",
+            data_set=task if named else "",
+            extra=named.extra if named else None,
+        )
+
+    if grid:
+        results, searched = search(once, out, points(settings, grid))
+        first = results["primary"]
+        print_table([first, "settings"], [[f"{r['mean'][first]:.4f}", name] for name, r in searched])
+    else:
+        results = once(settings, out)
+    if results["failed"]:
+        said = f"no better than a blind guess ({results['blind']:.4f})"
+        print(f"failed seeds, {said}: {', '.join(map(str, results['failed']))}; try another rate", file=sys.stderr)
+    if named and named.warn:
+        for line in named.warn(to_learn, to_measure, results["mean"]["accuracy"]):
+            print(f"{task}: {line}", file=sys.stderr)
     names = list(results["mean"])
     for part, (wrong, lost) in results.get("wrong_offsets", {}).items():
         if wrong:

@@ -9,6 +9,7 @@ import typer
 
 from polyseme.cli import (
     ask,
+    compare,
     corpus,
     demo,
     describe,
@@ -49,6 +50,8 @@ app.command("tasks")(tasks.tasks)
 app.command("finetune")(finetune.finetune)
 app.command("evaluate")(predict.evaluate)
 app.command("predict")(predict.predict)
+app.command("compare")(compare.compare)
+app.command("benchmark")(compare.benchmark)
 app.command("ask")(ask.ask)
 app.command("fill")(fill.fill)
 app.command("next")(next_sentence.next_sentence)

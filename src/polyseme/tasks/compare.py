@@ -67,6 +67,15 @@ def read_run(folder: Path) -> Run:
     )
 
 
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """The runs of these folders; one that is a benchmark's holds several."""
+    found = []
+    for folder in folders:
+        inner = sorted(path.parent for path in folder.glob("*/results.json"))
+        found += [read_run(one) for one in ([folder] if (folder / "results.json").is_file() or not inner else inner)]
+    return found
+
+
 def bootstrap(a: Run, b: Run, samples: int = 1000, seed: int = 0) -> dict[str, float]:
     """Paired bootstrap (Koehn 2004; Berg-Kirkpatrick et al. 2012): the same dev examples are drawn again and again for
     both runs, and each time also a seed of each. `p` is how often the better one is not the better one.

@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -96,12 +96,13 @@ def finetune(
     primary: str = "",
     data_set: str = "",
     extra: Extra | None = None,
+    others: Mapping[str, Sequence[Example]] | None = None,
 ) -> dict[str, Any]:
     """Fine-tune once for each seed, measure on the dev examples; report all seeds, mean and deviation.
 
     `primary` is the metric that counts, if it is not the one the kind has; it stands first. `data_set` is the name
-    that is noted, `extra` its own metrics. A seed has failed if it is no better than a blind guess (as runs on small
-    sets may be; Mosbach et al. 2021, §3).
+    that is noted, `extra` its own metrics; `others` are more examples to measure every seed on. A seed has failed if it
+    is no better than a blind guess (as runs on small sets may be; Mosbach et al. 2021, §3).
 
     The seed draws the new head, the order of the examples and the dropout. `out` gets `results.json`,
     `log.jsonl`, `predictions.json` and the model of the seed that did best on the dev examples (that choice flatters
@@ -132,6 +133,8 @@ def finetune(
     best: tuple[float, int, Model, Task] | None = None
     spent = {"tokens": 0, "flops": 0, "seconds": 0.0}
     kept: dict[int, list[Any]] = {}
+    more = {name: (examples, _encode(task, examples, loaded, settings)) for name, examples in (others or {}).items()}
+    besides: dict[str, list[float]] = {name: [] for name in more}
     for seed in range(first_seed, first_seed + seeds):
         folder = loaded if seed == first_seed else _open(Path(model_folder), task, settings, seed, scratch)
         run = _training(folder.model, settings, len(data), seed)
@@ -160,6 +163,9 @@ def finetune(
         spent["seconds"] += time.perf_counter() - began
         fitted, said, found = answers()
         kept[seed] = [p.answer for p in said]
+        for name, (examples, encoded) in more.items():
+            seen = measure(fitted, examples, predictions(run.model, fitted, examples, encoded), extra)
+            besides[name].append(seen[primary])
         runs.append({"seed": seed, primary: found[primary], **found})
         if best is None or runs[-1][primary] > best[0]:
             best = (runs[-1][primary], seed, run.model, fitted)
@@ -171,6 +177,7 @@ def finetune(
         "from_scratch": scratch,
         "primary": primary,
         **_summary(runs),
+        **({"others": besides} if besides else {}),
         "best_seed": best[1],
         "blind": blind if math.isfinite(blind) else None,
         "failed": [run["seed"] for run in runs if run[primary] <= blind],

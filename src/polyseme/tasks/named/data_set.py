@@ -64,13 +64,18 @@ def two(ending: str = "tsv", test: bool = True) -> dict[str, str]:
 
 
 def table(
-    kind: Kind, text: str, pair: str = "pair", label: str = "label", header: bool = True, bare: str = ""
+    kind: Kind,
+    text: str,
+    pair: str = "pair",
+    label: str = "label",
+    header: bool = True,
+    bare: tuple[str, str] | None = None,
 ) -> Units:
-    """Rows of a table by the names of its columns; `bare` is the text's column in unlabelled files with a header."""
+    """Rows of a table by the names of its columns; `bare` are those of unlabelled files, where they differ."""
 
     def units(path: Path, need_labels: bool) -> Iterator[Unit]:
         if bare and not need_labels:
-            return units_of(path, kind, bare, need_labels=False)
+            return units_of(path, kind, bare[0], bare[1], need_labels=False)
         return units_of(path, kind, text, pair, label, header, need_labels)
 
     return units

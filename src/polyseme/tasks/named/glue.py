@@ -84,7 +84,7 @@ SETS: dict[str, DataSet] = {
         "matthews",
         "is the sentence acceptable English?",
         "CoLA",
-        table("classification", "4", label="2", header=False, bare="sentence"),
+        table("classification", "4", label="2", header=False, bare=("sentence", "pair")),
         two(),
     ),
     "glue/sst-2": DataSet(
@@ -133,8 +133,8 @@ SETS: dict[str, DataSet] = {
         "matthews",
         f"by phenomenon, to measure MNLI models on: {NLI}",
         "diagnostic",
-        table("pair", "Premise", "Hypothesis", "Label"),
-        {"dev": "diagnostic-full.tsv"},
+        table("pair", "Premise", "Hypothesis", "Label", bare=("sentence1", "sentence2")),
+        {"dev": "diagnostic-full.tsv", "test": "diagnostic.tsv"},
     ),
     "snli": DataSet(
         "pair",
