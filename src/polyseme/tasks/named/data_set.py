@@ -97,13 +97,16 @@ def json_lines(make: Callable[[Row], Iterable[Example]]) -> Units:
         for number, line in enumerate(read_lines(path), 1):
             if line.strip():
                 where = f"{path}:{number}"
-                try:
-                    record = json.loads(line)
-                except (json.JSONDecodeError, RecursionError) as error:
-                    raise UserError(f"{where}: malformed JSON: {error}") from None
-                yield from each(make, Row(where, record, need_labels))
+                yield from each(make, Row(where, parsed(line, where), need_labels))
 
     return units
+
+
+def parsed(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{where}: malformed JSON: {error}") from None
 
 
 def each(make: Callable[[Row], Iterable[Example]], row: Row) -> Iterator[Unit]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from polyseme.errors import UserError
 from polyseme.tasks.examples import Example, Unit, read_lines, units_of
-from polyseme.tasks.named.data_set import DataSet, Row, each, table, two
+from polyseme.tasks.named.data_set import DataSet, Row, each, parsed, table, two
 
 NLI = "does the second sentence follow, not follow, or contradict?"
 
@@ -37,10 +36,7 @@ def _snli_units(path: Path, need_labels: bool) -> Iterator[Unit]:
     """The Stanford files, JSON lines; pairs on which no three annotators agreed (`-`) are left out, as they ask."""
     for number, line in enumerate(read_lines(path), 1):
         where = f"{path}:{number}"
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{where}: malformed JSON: {error}") from None
+        record = parsed(line, where)
         if isinstance(record, dict) and record.get("gold_label") == "-":
             continue
         yield from each(_snli, Row(where, record, need_labels))
