@@ -148,7 +148,8 @@ def test_texts_pairs_and_choices(name, tmp_path):
     first = found[0]
     assert (first.text, first.pair, first.choices, first.label) == expected
     assert data.part(tmp_path / data.folder) == found
-    assert data.metric in score(data.kind, ["0", "1"], ["0", "1"], ("0", "1"))
+    own = data.extra(found, [e.label for e in found]) if data.extra else {}
+    assert data.metric in score(data.kind, ["0", "1"], ["0", "1"], ("0", "1")) | own
     packed = path.with_name(path.name + ".gz")
     packed.write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()

@@ -135,7 +135,7 @@ SETS: dict[str, DataSet] = {
         "pair", "f1", "is this one of the right answers, by the passage?", "MultiRC", _multirc, _multirc_extra
     ),
     "superglue/record": _set(
-        "choice", "accuracy", "which of the passage's entities is missing?", "ReCoRD", _record, _record_extra
+        "choice", "f1", "which of the passage's entities is missing?", "ReCoRD", _record, _record_extra
     ),
     "superglue/rte": _set("pair", "accuracy", FOLLOWS, "RTE", _pair("premise", "hypothesis")),
     "superglue/wic": _set("pair", "accuracy", "does the word mean the same in both sentences?", "WiC", _wic),
