@@ -74,8 +74,12 @@ SPECS = [
     *(MaskedLM(), MaskedLM(unit="word", rate=0.3), MaskedPairs(), MaskedPairs(unit="word"), CausalLM()),
     *(MaskedLM(across=True), MaskedLM(across=True, unit="word")),
     *(MaskedPairs(unit="ngram", question="order"), MaskedSpans()),
+    *(CausalLM(direction="backward"), CausalLM(direction="both")),
 ]
-NAMES = [f"{type(s).__name__}-{getattr(s, 'unit', '')}{'-across' * getattr(s, 'across', False)}" for s in SPECS]
+NAMES = [
+    f"{type(s).__name__}-{getattr(s, 'unit', '')}{'-across' * getattr(s, 'across', False)}{getattr(s, 'direction', '')}"
+    for s in SPECS
+]
 MASKED = [spec for spec in SPECS if not isinstance(spec, CausalLM)]
 
 
@@ -299,6 +303,24 @@ def test_causal_lm_predicts_everything_once():
     assert batch.layout.lengths == (64, 37, 2, 64, 64, 1, 64, 2)
     inside = batch.layout.positions.numpy()[1:] > 0
     assert (batch.tokens.numpy()[1:][inside] == target.values.numpy()[:-1][inside]).all()
+
+
+def test_backward_and_both_predict_what_forward_does_from_the_other_side():
+    """Backward, tokens and predictions change places; both ways, every token of a slice but one end is predicted."""
+    corpus = pages()
+    forward, backward = (bind(CausalLM(direction=way), corpus) for way in ("forward", "backward"))
+    ahead, behind = (bound.batch(all_of(bound), 0) for bound in (forward, backward))
+    assert torch.equal(ahead.tokens, behind.targets["previous"].values)
+    assert torch.equal(behind.tokens, ahead.targets["next"].values)
+    found = bind(CausalLM(direction="both"), corpus)
+    batch = found.batch(all_of(found), 0)
+    later, earlier = batch.targets["next"], batch.targets["previous"]
+    assert torch.equal(batch.tokens[later.rows + 1], later.values)
+    assert torch.equal(batch.tokens[earlier.rows - 1], earlier.values)
+    firsts, lasts = batch.layout.first, batch.layout.last
+    assert set(later.rows.tolist()) == set(range(len(batch.tokens))) - set(lasts.tolist())
+    assert set(earlier.rows.tolist()) == set(range(len(batch.tokens))) - set(firsts.tolist())
+    assert later.count == earlier.count == ahead.targets["next"].count
 
 
 def test_causal_lm_without_marks():

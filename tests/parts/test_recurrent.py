@@ -210,12 +210,12 @@ def test_what_does_not_fit_is_told(changes, says):
         spec(**changes)
 
 
-def test_no_layers_and_no_memory_both_ways():
+def test_no_layers_and_no_memory_of_crossed_ways():
     with pytest.raises(UserError, match="one layer or more"):
         spec(sizes=()).build()
     tokens, layout = text((3, 3))
     with pytest.raises(UserError, match="no memory"):
-        built(spec(direction="both"))(tokens, layout, remember=True)
+        built(spec(direction="crossed"))(tokens, layout, remember=True)
 
 
 def test_per_layer_sizes_have_the_counts_of_the_lecture():

@@ -69,7 +69,15 @@ def recipe(family: str, compile: bool = False) -> Recipe:
     usual = RECIPES[f"{family}-tiny"]()
     objective = usual.objective
     longest = 32 + 32 * bool(getattr(objective, "spread", 0))  # some segments are longer than most
-    model = {"num_layers": 2, "dim": 16, "num_heads": 2, "max_len": longest, "dropout": 0.1, "attention_dropout": 0.1}
+    model = {
+        "num_layers": 2,
+        "dim": 16,
+        "num_heads": 2,
+        "max_len": longest,
+        "hidden_dim": 24,
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+    }
     return Recipe(
         name="test",
         family=family,

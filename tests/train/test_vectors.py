@@ -112,7 +112,7 @@ def test_as_a_trunk_it_serves_every_task(corpus: Path, tmp_path: Path, monkeypat
     assert not app(["similarity", "again", "--data", "pairs.txt"], standalone_mode=False)
     assert not app(["analogy", "again", "--data", "questions.txt", "--multiply"], standalone_mode=False)
     assert "total" in capsys.readouterr().out
-    with pytest.raises(UserError, match="no layers, so no token looks at another"):
+    with pytest.raises(UserError, match="has no blocks and no attention"):
         from polyseme.explain.attention import attention_maps
 
         attention_maps(model, "the cat")

@@ -21,7 +21,7 @@ DROPOUTS = ("word_dropout", "input_dropout", "weight_dropout", "hidden_dropout",
 def trunk(
     num_layers: int = 3,
     dim: int = 400,
-    hidden_dim: int = 1150,
+    hidden_dim: int = 0,
     vocab_size: int = VOCABULARY,
     max_len: int = ENDLESS,
     dropout: float = 1.0,
@@ -32,7 +32,7 @@ def trunk(
     output_dropout: float = 0.4,
     direction: Literal["forward", "backward"] = "forward",
 ) -> RecurrentSpec:
-    """Layers of `hidden_dim` units, the last of `dim` as the token vectors are: these are the last matrix too.
+    """Layers of `hidden_dim` units (0 is `dim`), the last of `dim` as the token vectors: these are the last matrix too.
 
     `dropout` is a factor on the five dropouts, as in the released code; their values are the paper's (§4.1).
     """
@@ -116,8 +116,8 @@ ULMFIT = Family(
     sizes={
         "tiny": {"num_layers": 2, "dim": 64, "hidden_dim": 128, "dropout": 0.3},
         "mini": {"num_layers": 3, "dim": 200, "hidden_dim": 400, "dropout": 0.5},
-        "lecture": {"dim": 300, "vocab_size": 60_003},
-        "paper": {"dim": 400},
+        "lecture": {"dim": 300, "hidden_dim": 1150, "vocab_size": 60_003},
+        "paper": {"dim": 400, "hidden_dim": 1150},
     },
     published={"lecture": 37_011_700, "paper": 33_522_800},
     printed={"paper": "33M"},
