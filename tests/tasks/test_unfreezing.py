@@ -28,6 +28,7 @@ def make(family, path):
     words = "cat dog fish bird hare newt swan seal"
     tokenizer = Tokenizer.train(kind, iter([words, *words.split()] * 30), 300).marked(FAMILIES[family].marks)
     sizes = {"num_layers": 2, "dim": 16, "num_heads": 2, "max_len": 32, "dropout": 0.0, "attention_dropout": 0.0}
+    sizes |= {"buckets": 50, "hidden_dim": 24}
     spec = FAMILIES[family].spec(**fitting(FAMILIES[family], **sizes), vocab_size=tokenizer.vocab_size)
     save_model(path, spec.build(seed=0), tokenizer)
     return path
