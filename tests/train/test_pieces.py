@@ -23,6 +23,7 @@ from polyseme.train.optim import OptimSpec, load_optimiser_state, optimiser_stat
 from polyseme.train.pretrain import compiled, pretrain, steps_in
 from polyseme.train.recipe import BudgetSpec, Recipe
 from polyseme.train.schedule import ScheduleSpec
+from tests.contracts.cases import fitting
 
 # --- schedules -------------------------------------------------------------------------------------------------------
 
@@ -85,10 +86,12 @@ def test_the_shortest_runs_have_a_rate():
 
 
 def tiny(family="bert", **changes):
-    spec = FAMILIES[family].spec(
+    sizes = fitting(
+        FAMILIES[family],
         num_layers=2, dim=8, num_heads=2, ffn_dim=16, vocab_size=11, max_len=16, dropout=0.0, attention_dropout=0.0,
         **changes,
     )  # fmt: skip
+    spec = FAMILIES[family].spec(**sizes)
     return spec.build(seed=0)
 
 
@@ -100,7 +103,7 @@ def test_decay_touches_matrices_only(family, layer_decay):
     decays = {id(p): g["weight_decay"] for g in optimiser.param_groups for p in g["params"]}
     assert sum(len(g["params"]) for g in optimiser.param_groups) == len(list(model.parameters()))
     for name, p in model.named_parameters():
-        plain = name.endswith("bias") or re.search(r"norm|before|after|biases", name)
+        plain = name.endswith("bias") or re.search(r"norm|before|after|biases|bias_", name)
         assert decays[id(p)] == (0.0 if plain else 0.01), name
 
 
