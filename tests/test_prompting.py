@@ -206,7 +206,7 @@ def test_score_choices(files, ours, tiny_folders, done):
 
 def test_bad_commands(files, tiny_folders, refused):
     model, questions, shots = tiny_folders["gpt2"], files / "q.jsonl", files / "shots.jsonl"
-    refused("score", model, says="give --data with texts to score, or --choices")
+    refused("score", model, says="give --data with texts to score, --choices")
     refused("score", model, "--data", questions, "--choices", questions, says="give --data")
     refused("score", model, "--data", questions, "--shots", 1, says="go with --choices")
     refused("score", model, "--choices", questions, "--shots", 1, says="go together")

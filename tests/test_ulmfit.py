@@ -3,6 +3,7 @@
 import json
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,10 +13,11 @@ from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.recipes import RECIPES
 from polyseme.recipes.ulmfit import backward, target
+from polyseme.tasks.ensemble import joined
 from polyseme.tasks.examples import Example, read_examples
 from polyseme.tasks.finetune import FinetuneSpec, finetune
-from polyseme.tasks.predict import average, predict
-from polyseme.tasks.task import Prediction
+from polyseme.tasks.predict import predict
+from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.begin import begin_from
 from polyseme.train.optim import OptimSpec
@@ -79,14 +81,15 @@ def test_three_stages_both_ways_and_the_curve(files, tmp_path, monkeypatch, caps
     assert begun["recipe"]["optim"]["layer_decay"] == pytest.approx(1 / 2.6)
 
     both = [str(out / f"classifier-{direction}" / "model") for direction in ("forward", "backward")]
-    monkeypatch.setattr("sys.argv", ["polyseme", "evaluate", both[0], "--with", both[1], "--data",
+    monkeypatch.setattr("sys.argv", ["polyseme", "evaluate", *both, "--ensemble", "--data",
                                      str(files / "dev.tsv"), "--json"])  # fmt: skip
     with pytest.raises(SystemExit):
         main()
-    joined, folders = json.loads(capsys.readouterr().out), [load_model(path) for path in both]
+    together, folders = json.loads(capsys.readouterr().out), [load_model(path) for path in both]
     dev = read_examples(files / "dev.tsv", "classification")
-    means = average([predict(folder, dev) for folder in folders])
-    assert joined["accuracy"] == sum(p.label == e.label for p, e in zip(means, dev)) / len(dev)
+    said = zip(*(predict(folder, dev) for folder in folders))
+    sums = [{label: a.probabilities[label] + b.probabilities[label] for label in a.probabilities} for a, b in said]
+    assert together["accuracy"] == sum(max(s, key=s.get) == e.label for s, e in zip(sums, dev)) / len(dev)
 
     # the curve goes on from the same general models, and from what was drawn of it before
     kept = (out / "general-forward" / "results.json").stat().st_mtime_ns
@@ -144,14 +147,13 @@ def test_few_examples_have_every_label():
 
 
 def test_the_mean_of_several_models():
-    first = [Prediction("a", {"a": 0.6, "b": 0.4}), Prediction("a", {"a": 0.9, "b": 0.1})]
-    second = [Prediction("b", {"a": 0.1, "b": 0.9}), Prediction("b", {"a": 0.3, "b": 0.7})]
-    found = average([first, second])
+    examples = [Example("d:1", "x"), Example("d:2", "y")]
+    first, second = ([np.array([row]) for row in rows] for rows in (([0.6, 0.4], [0.9, 0.1]), ([0.1, 0.9], [0.3, 0.7])))
+    found = joined(Task("classification", ("a", "b")), [first, second], examples)
     assert [p.label for p in found] == ["b", "a"]
     assert found[0].probabilities == pytest.approx({"a": 0.35, "b": 0.65})
-    assert average([[Prediction(number=1.0)], [Prediction(number=4.0)]])[0].number == 2.5
-    with pytest.raises(UserError, match="same labels"):
-        average([first[:1], [Prediction("c", {"c": 1.0})]])
+    (number,) = joined(Task("regression", ()), [[np.array([[1.0]])], [np.array([[4.0]])]], examples[:1])
+    assert number.number == 2.5
 
 
 def test_a_run_that_begins_from_a_folder(files, tmp_path):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from polyseme.reading import Packed, fetched, in_bins, means
 from polyseme.scores import Score
 from polyseme.weights.folder import ModelFolder, load_model
 
+if TYPE_CHECKING:
+    from polyseme.tasks.spans import SpanAnswer
+
 NORMALISE = ("none", "length", "unconditional")
 LAYERS = ("embeddings", "last", "second-to-last", "sum-last-4", "concat-last-4", "sum-all", "all")
 Per = Literal["token", "word", "text"]
@@ -43,6 +46,18 @@ class Guess:
 
     piece: str
     probability: float
+
+
+@dataclass(frozen=True)
+class LastWord:
+    """How likely a text's last word is, and whether each token of it was the likeliest (what greedy decoding says).
+
+    `cut` tokens of the context were left out, from its beginning, because the model reads no more.
+    """
+
+    score: Score
+    right: bool
+    cut: int
 
 
 @dataclass(frozen=True)
@@ -193,6 +208,37 @@ class LanguageModel:
             total += float(chances.gather(1, targets[:, None]).double().sum())
         return Score(total, len(places))
 
+    @torch.inference_mode()
+    def last_words(self, texts: Sequence[tuple[str, str]]) -> list[LastWord]:
+        """The last word of each text after the rest of it, as LAMBADA asks (Paperno et al. 2016)."""
+        self._need("next", "guess last words")
+        ids, begins, cuts = [], [], []
+        for context, word in texts:
+            answers = self._answers(context.rstrip() + " ", [word], check=False)
+            row, begin = answers.sequences[0], answers.begins[0]
+            cut = max(len(row) - 1 - self.max_len, 0)
+            if begin - cut < 1 + len(self.opening):
+                raise UserError(f"{word!r} alone is longer than the model reads")
+            opening = row[: len(self.opening)]
+            ids.append(np.concatenate([opening, row[len(opening) + cut :]]) if cut else row)
+            begins.append(begin - cut)
+            cuts.append(cut)
+        found: list[LastWord | None] = [None] * len(texts)
+        for packed in self._packed([row[:-1] for row in ids]):
+            last = self.model.trunk(packed.tokens, packed.layout).last
+            starts = packed.layout.starts.tolist()
+            rows = [
+                torch.arange(starts[k] + begins[i] - 1, starts[k] + len(ids[i]) - 1) for k, i in enumerate(packed.index)
+            ]
+            sizes = [len(part) for part in rows]
+            chances = self._log_probabilities("next", (packed, last), torch.cat(rows))
+            truth = torch.from_numpy(np.concatenate([ids[i][begins[i] :] for i in packed.index])).to(self.device)
+            worth = chances.gather(1, truth[:, None])[:, 0].double().cpu().split(sizes)
+            right = (chances.argmax(-1) == truth).cpu().split(sizes)
+            for i, part, best in zip(packed.index, worth, right):
+                found[i] = LastWord(Score(float(part.sum()), len(part)), bool(best.all()), cuts[i])
+        return [one for one in found if one is not None]
+
     def choose(
         self,
         prompt: str,
@@ -235,7 +281,7 @@ class LanguageModel:
             found.append(Choice(int(np.argmax(values)), tuple(values), scores))
         return found
 
-    def _answers(self, prompt: str, choices: Sequence[str]) -> Answers:
+    def _answers(self, prompt: str, choices: Sequence[str], check: bool = True) -> Answers:
         """Each choice behind the prompt. A space between them is the answer's: in most vocabularies it is part of the
         answer's first token."""
         if isinstance(choices, str) or not choices:
@@ -249,7 +295,8 @@ class LanguageModel:
                 raise UserError(f"there is nothing to read in the choice {choice!r}")
             if not begin and not self.opening:
                 raise UserError(f"{choice!r} follows nothing: without a mark that opens texts a prompt is needed")
-            self._check_length(len(self.opening) + len(ids) - 1, text)
+            if check:
+                self._check_length(len(self.opening) + len(ids) - 1, text)
             sequences.append(np.array([*self.opening, *ids]))
             begins.append(len(self.opening) + begin)
         return Answers(sequences, begins)
@@ -338,6 +385,18 @@ class LanguageModel:
         from polyseme.tasks.predict import as_examples, predict
 
         return predict(self.folder, as_examples(examples, self.model))
+
+    def answer(self, context: str, question: str) -> SpanAnswer:
+        """The stretch of the context that answers the question; its text is empty where the model finds none.
+
+        The context may be of any length: it is read in windows, of which only the best answer is kept.
+        """
+        from polyseme.tasks.predict import as_examples, predict
+
+        self._need("span", "find answers in a text")
+        (found,) = predict(self.folder, as_examples([(context, question)], self.model))
+        assert found.span is not None
+        return found.span
 
     def _need(self, head: str, what: str) -> None:
         if head not in self.model.heads:

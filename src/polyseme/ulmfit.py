@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from polyseme import report
 from polyseme.corpus.prepare import prepare
 from polyseme.corpus.sources import open_sources
@@ -23,11 +25,11 @@ from polyseme.families.ulmfit import to_config
 from polyseme.files import read_json, write_json, write_text
 from polyseme.parts.spec import Spec, in_range
 from polyseme.recipes import ulmfit as recipes
+from polyseme.tasks.ensemble import joined
 from polyseme.tasks.examples import Example
 from polyseme.tasks.finetune import FinetuneSpec, finetune
 from polyseme.tasks.metrics import PRIMARY, score
-from polyseme.tasks.predict import average
-from polyseme.tasks.task import Prediction
+from polyseme.tasks.task import Prediction, Task
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.begin import begin_from
 from polyseme.train.pretrain import pretrain
@@ -212,12 +214,12 @@ def classify(
         )
         found[direction] = results["seeds"]
     if len(folders) > 1:
-        gold, labels = [e.answer for e in dev], tuple(sorted({e.label or "" for e in train}))
-        both = {seed: average([own[seed] for own in said.values()]) for seed in seeds}
-        found["both"] = [
-            {"seed": seed, **score("classification", gold, [p.answer for p in answers], labels)}
-            for seed, answers in both.items()
-        ]
+        task, gold = Task.of("classification", train), [e.answer for e in dev]
+        for seed in seeds:
+            parts = [[np.array([[*(p.probabilities or {}).values()]]) for p in own[seed]] for own in said.values()]
+            answers = [p.answer for p in joined(task, parts, dev)]
+            both = {"seed": seed, **score("classification", gold, answers, task.labels)}
+            found.setdefault("both", []).append(both)
     return found
 
 

@@ -10,8 +10,9 @@ import torch
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.tasks.examples import Example, read_examples
-from polyseme.tasks.finetune import FinetuneSpec, finetune, steps
+from polyseme.tasks.finetune import FinetuneSpec, finetune
 from polyseme.tasks.predict import evaluate, logits, predict, write_predictions
+from polyseme.tasks.seeds import steps
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optim import OptimSpec

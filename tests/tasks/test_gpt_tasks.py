@@ -14,8 +14,9 @@ from polyseme.objectives.terms import losses
 from polyseme.parts.heads import LabelHeadSpec
 from polyseme.tasks.baselines import linear, majority
 from polyseme.tasks.examples import Example, read_examples
-from polyseme.tasks.finetune import FinetuneSpec, finetune, steps
+from polyseme.tasks.finetune import FinetuneSpec, finetune
 from polyseme.tasks.predict import as_examples, evaluate, logits, predict, write_predictions
+from polyseme.tasks.seeds import steps
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import Training, train

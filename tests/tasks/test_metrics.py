@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from polyseme.errors import UserError
+from polyseme.parts.tags import chunks
 from polyseme.tasks.baselines import linear, majority
 from polyseme.tasks.examples import Example
-from polyseme.tasks.metrics import PRIMARY, chunks, classification, regression, score, tagging
+from polyseme.tasks.metrics import PRIMARY, classification, regression, score, tagging
 
 
 def test_classification_by_hand():
@@ -43,8 +44,9 @@ def test_regression_by_hand():
 
 def test_without_scikit_learn_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
+    assert classification(["a"], ["a"])["accuracy"] == 1
     with pytest.raises(UserError, match=r"scikit-learn is needed"):
-        classification(["a"], ["a"])
+        linear([Example("1", "x", label="a")], [Example("1", "x", label="a")], "classification")
 
 
 def test_chunks():

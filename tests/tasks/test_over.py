@@ -233,7 +233,7 @@ def test_by_command(folders, tmp_path, done):
         (["M", "--features", "F"], "give a model folder to fine-tune, or --features with one to freeze"),
         ([], "give a model folder to fine-tune, or --features with one to freeze"),
         (["M", "--layers", "last"], "--layers, --network and --cache go with --features"),
-        (["--features", "F", "--scratch"], "are for fine-tuning"),
+        (["--features", "F", "--scratch"], "--scratch, --layer-decay and --unfreeze are for fine-tuning"),
         (["--features", "F", "--layers", "lst"], "there is no choice of layers 'lst'; did you mean 'last'"),
         (["--features", "F", "--network", "esim"], "esim compares two texts, which tagging has not"),
         (["--features", "F", "--network", "biattentive"], "biattentive says one thing of a text"),
@@ -246,6 +246,23 @@ def test_mistakes_are_told(folders, tmp_path, refused, args, says):
     given = [str(folders["bert"]) if a in "MF" and len(a) == 1 else a for a in args]
     files = ("--train", tmp_path / "t.conll", "--dev", tmp_path / "t.conll", "--out", tmp_path / "x")
     refused("finetune", *given, "--task", "tagging", *files, says=says)
+
+
+def test_seeds_are_run_as_in_fine_tuning(folders, tmp_path):
+    """Early stopping, other examples, further metrics, what was said, and which seeds failed."""
+    data, out = examples("classification", 60), tmp_path / "run"
+    settings = USUAL.replace(epochs=30.0, patience=1, network=SMALL.replace(name="linear"))
+    given = {"extra": lambda examples, said: {"number": float(len(said))}, "others": {"more": data[50:]}}
+    found = finetune_over(folders["bert"], "classification", data[:40], data[40:50], out, settings, seeds=2, **given)
+    assert found["mean"]["number"] == 10 and len(found["others"]["more"]) == 2
+    assert found["cut"] == {"train": 0, "dev": 0} and 0 < found["blind"] <= 1 and set(found["failed"]) <= {0, 1}
+    said = json.loads((out / "predictions.json").read_text())
+    best = found["best_seed"]
+    assert said["said"][str(best)] == [p.label for p in open_over(out / "model").predict(data[40:50])]
+    steps = [json.loads(line)["seed"] for line in (out / "log.jsonl").read_text().splitlines()]
+    assert len(steps) < 2 * found["steps"], "neither seed stopped before its last epoch"
+    with pytest.raises(UserError, match="no network over features finds answers in a text"):
+        finetune_over(folders["bert"], "span", data, data, None)
 
 
 def test_words_and_layers_that_are_not_there(folders, tmp_path):

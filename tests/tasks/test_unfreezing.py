@@ -9,7 +9,9 @@ import torch
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.tasks.examples import Example
-from polyseme.tasks.finetune import FinetuneSpec, _encode, _groups, _open, _phased, _training, finetune, steps
+from polyseme.tasks.finetune import FinetuneSpec, _encode, _open, finetune
+from polyseme.tasks.seeds import groups as groups_of
+from polyseme.tasks.seeds import phased, steps, training
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optim import OptimSpec
@@ -26,6 +28,7 @@ def make(family, path):
     words = "cat dog fish bird hare newt swan seal"
     tokenizer = Tokenizer.train(kind, iter([words, *words.split()] * 30), 300).marked(FAMILIES[family].marks)
     sizes = {"num_layers": 2, "dim": 16, "num_heads": 2, "max_len": 32, "dropout": 0.0, "attention_dropout": 0.0}
+    sizes |= {"buckets": 50, "hidden_dim": 24}
     spec = FAMILIES[family].spec(**fitting(FAMILIES[family], **sizes), vocab_size=tokenizer.vocab_size)
     save_model(path, spec.build(seed=0), tokenizer)
     return path
@@ -35,7 +38,7 @@ def begun(path, settings, seed=0):
     task = Task.of("classification", EXAMPLES)
     folder = _open(path, task, settings, seed, False)
     data = _encode(task, EXAMPLES, folder, settings)
-    return task, data, _training(folder.model, settings, len(data), seed)
+    return task, data, training(folder.model, settings, len(data), seed)
 
 
 @pytest.mark.parametrize("family", READS_TEXT)
@@ -45,12 +48,12 @@ def test_groups_join_one_by_one(family, tmp_path):
     rates = OptimSpec(rate=0.01, layer_decay=0.5)
     settings = FinetuneSpec(epochs=20, batch_size=5, unfreeze=1, optim=rates, schedule=ScheduleSpec("slanted"))
     task, data, run = begun(path, settings)
-    groups = _groups(run.model)
+    groups = groups_of(run.model)
     before = [[p.detach().clone() for p in group] for group in groups]
     head = [p.detach().clone() for p in run.model.heads.parameters()]
     phases = settings.phases(len(data), len(groups))
     assert [frozen for *_, frozen in phases] == list(range(len(groups), -1, -1))
-    for report in _phased(run, task, data, settings, seed=0):
+    for report in phased(run, task, data, settings, seed=0):
         if report.step not in [end for _, end, _ in phases]:
             continue
         frozen = phases[[end for _, end, _ in phases].index(report.step)][2]
@@ -69,8 +72,8 @@ def test_each_phase_has_a_triangle_of_its_own_and_each_group_its_rate(tmp_path):
         epochs=12, batch_size=5, unfreeze=2, optim=OptimSpec(rate=0.1, layer_decay=1 / 2.6), schedule=schedule
     )
     task, data, run = begun(path, settings)
-    groups = _groups(run.model)
-    rates = [report.rate for report in _phased(run, task, data, settings, seed=0)]
+    groups = groups_of(run.model)
+    rates = [report.rate for report in phased(run, task, data, settings, seed=0)]
     for first, end, _ in settings.phases(len(data), len(groups)):
         assert rates[first:end] == [pytest.approx(0.1 * schedule.scale(i, end - first)) for i in range(end - first)]
         assert rates[first] == pytest.approx(0.1 / 8) and max(rates[first:end]) == pytest.approx(0.1)

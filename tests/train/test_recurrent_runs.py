@@ -72,7 +72,8 @@ def test_commands_read_it(name, runs, done, tmp_path):
     rows = [json.loads(row) for row in done("score", model, "--data", tmp_path / "texts.txt", "--json").splitlines()]
     assert rows[0]["perplexity"] < rows[1]["perplexity"]
     done("embed", model, "--data", tmp_path / "texts.txt", "--out", tmp_path / "v.npz", "--layers", "embeddings")
-    assert np.load(tmp_path / "v.npz")["vectors"].shape == (2, 16 if name == "nnlm" else 32)
+    sizes = {"nnlm": 16, "both": 64}  # in both directions, the tokens' vectors once for each
+    assert np.load(tmp_path / "v.npz")["vectors"].shape == (2, sizes.get(name, 32))
     files = [runs / f"{part}.tsv" for part in ("train", "dev")]
     done("finetune", model, "--task", "classification", "--train", files[0], "--dev", files[1], "--out",
          tmp_path / "task", "--set", "epochs=1")  # fmt: skip

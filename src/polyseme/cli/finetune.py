@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +13,15 @@ def finetune(
     model: Annotated[Path | None, typer.Argument(help="a pre-trained model folder; none with --features")] = None,
     *,
     task: Annotated[
-        str, typer.Option(help="classification, pair, regression, choice or tagging; or a data set of `polyseme tasks`")
+        str,
+        typer.Option(
+            help="classification, pair, regression, choice, tagging or span; or a data set of `polyseme tasks`"
+        ),
     ],
     out: Annotated[Path, typer.Option(help="the run folder to write")],
-    train: Annotated[Path | None, typer.Option(help="TSV, JSON lines or CoNLL columns; plain, .gz or .xz")] = None,
+    train: Annotated[
+        Path | None, typer.Option(help="TSV, JSON lines, CoNLL columns or SQuAD's JSON; plain, .gz or .xz")
+    ] = None,
     dev: Annotated[Path | None, typer.Option(help="the examples to measure on")] = None,
     data: Annotated[Path | None, typer.Option(help="the folder of a named data set, as it is distributed")] = None,
     seeds: Annotated[int, typer.Option(help="how many runs; mean and standard deviation are reported", min=1)] = 1,
@@ -26,6 +32,10 @@ def finetune(
     unfreeze: Annotated[
         float | None, typer.Option(help="train the head alone; after so many epochs each, the layers join from the top")
     ] = None,
+    grid: Annotated[
+        list[str],
+        typer.Option(help="name=value,value… (lr, epochs, batch, any path of --set); the best on dev is kept"),
+    ] = [],  # noqa: B006
     scratch: Annotated[bool, typer.Option(help="fresh weights: what is pre-training worth?")] = False,
     baselines: Annotated[bool, typer.Option(help="majority (or mean) and linear rows beside the result")] = False,
     text: Annotated[str, typer.Option(help="the column or key of the text")] = "text",
@@ -58,6 +68,7 @@ def finetune(
     from polyseme.tasks.examples import read_examples
     from polyseme.tasks.finetune import FinetuneSpec
     from polyseme.tasks.finetune import finetune as run
+    from polyseme.tasks.grid import points, search
     from polyseme.tasks.over import USUAL, finetune_over
 
     kind = kind_of(task)
@@ -78,7 +89,7 @@ def finetune(
             raise UserError(f"{task} has its own files and columns: give --data FOLDER alone")
         if data is None:
             raise UserError(f"--data is missing: the folder that holds {named.folder}, or that folder itself")
-        to_learn, to_measure = named.read(data, skip_bad)
+        to_learn, to_measure = named.read(data, skip_bad, strict)
     else:
         if train is None or dev is None or data is not None:
             wrong = "--data is for named data sets" if data else f"--{'dev' if train else 'train'} is missing"
@@ -86,14 +97,36 @@ def finetune(
         columns: dict[str, Any] = {"text": text, "pair": pair, "label": label, "header": header, "skip_bad": skip_bad}
         columns |= {"strict": strict}
         to_learn, to_measure = (read_examples(path, kind, **columns) for path in (train, dev))
-    measured: dict[str, Any] = {"primary": named.metric if named else "", "data_set": task if named else ""}
-    if model is None:
-        source = None if features == "none" else Path(features)
-        where = cache or out.parent / "features"
-        results = finetune_over(source, kind, to_learn, to_measure, out, settings, seeds=seeds, cache=where, **measured)
+    measured: dict[str, Any] = {"seeds": seeds}
+    if named:
+        measured |= {"primary": named.metric, "data_set": task, "extra": named.extra}
+
+    def once(chosen: FinetuneSpec, folder: Path) -> dict[str, Any]:
+        if model is not None:
+            return run(model, kind, to_learn, to_measure, folder, chosen, scratch=scratch, **measured)
+        source, kept = None if features == "none" else Path(features), cache or out.parent / "features"
+        return finetune_over(source, kind, to_learn, to_measure, folder, chosen, cache=kept, **measured)
+
+    if grid:
+        results, searched = search(once, out, points(settings, grid))
+        first = results["primary"]
+        print_table([first, "settings"], [[f"{r['mean'][first]:.4f}", name] for name, r in searched])
     else:
-        results = run(model, kind, to_learn, to_measure, out, settings, seeds=seeds, scratch=scratch, **measured)
+        results = once(settings, out)
+    if results["failed"]:
+        said = f"no better than a blind guess ({results['blind']:.4f})"
+        print(f"failed seeds, {said}: {', '.join(map(str, results['failed']))}; try another rate", file=sys.stderr)
+    if named and named.warn:
+        for line in named.warn(to_learn, to_measure, results["mean"]["accuracy"]):
+            print(f"{task}: {line}", file=sys.stderr)
     names = list(results["mean"])
+    for part, (wrong, lost) in results.get("wrong_offsets", {}).items():
+        if wrong:
+            left = f", so {lost} questions were not trained on" if part == "train" else ""
+            print(f"{part}: {wrong} answers do not stand where they are said to stand{left}", file=sys.stderr)
+    for part, cut in results["cut"].items():
+        if cut:
+            print(f"{part}: {cut} examples were cut", file=sys.stderr)
     rows = []
     if baselines:
         for name, baseline in (("mean" if kind == "regression" else "majority", majority), ("linear", linear)):

@@ -9,6 +9,8 @@ import typer
 
 from polyseme.cli import (
     arpa,
+    ask,
+    compare,
     corpus,
     demo,
     describe,
@@ -61,6 +63,9 @@ app.command("finetune")(finetune.finetune)
 app.command("ulmfit")(ulmfit.ulmfit)
 app.command("evaluate")(predict.evaluate)
 app.command("predict")(predict.predict)
+app.command("compare")(compare.compare)
+app.command("benchmark")(compare.benchmark)
+app.command("ask")(ask.ask)
 app.command("fill")(fill.fill)
 app.command("next")(next_sentence.next_sentence)
 app.command("score")(score.score)

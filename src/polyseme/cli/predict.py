@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-Model = Annotated[Path, typer.Argument(help="a fine-tuned model folder")]
+if TYPE_CHECKING:
+    from polyseme.tasks.examples import Kind
+    from polyseme.tasks.task import Prediction
+
+Models = Annotated[list[Path], typer.Argument(help="a fine-tuned model folder; several with --ensemble")]
+Ensemble = Annotated[bool, typer.Option(help="several models as one: their probabilities are averaged")]
 Text = Annotated[str, typer.Option(help="the column or key of the text")]
 Pair = Annotated[str, typer.Option(help="the column or key of the second text")]
 Label = Annotated[str, typer.Option(help="the column or key of the label")]
 Header = Annotated[bool, typer.Option(help="TSV has a header; without, columns are numbers from 1")]
 Truncate = Annotated[bool | None, typer.Option(help="cut what is longer than the model reads; default: as fine-tuned")]
 
-TaskKind = Annotated[str, typer.Option("--task", help="how to read the data if the folder does not say: pair, …")]
 KindOrData = Annotated[
-    str, typer.Option("--task", help="the same; or a named data set, to measure on its dev examples")
-]
-With = Annotated[
-    list[Path], typer.Option("--with", help="more models of the same labels: the mean of what all of them say")
+    str,
+    typer.Option("--task", help="how to read the data if the folder does not say; or a named data set, for its dev"),
 ]
 SkipBad = Annotated[bool, typer.Option(help="go on past bad rows and count them")]
 
 
 def evaluate(
-    model: Model,
-    data: Annotated[Path, typer.Option(help="labelled examples: TSV, JSON lines, CoNLL columns; a data set's folder")],
+    models: Models,
+    data: Annotated[
+        Path, typer.Option(help="labelled examples: TSV, JSON lines, CoNLL columns, SQuAD's JSON; a data set's folder")
+    ],
     text: Text = "text",
     pair: Pair = "pair",
     label: Label = "label",
@@ -35,35 +41,21 @@ def evaluate(
     truncate: Truncate = None,
     task: KindOrData = "",
     skip_bad: SkipBad = False,
-    with_: With = [],  # noqa: B006
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    ensemble: Ensemble = False,
 ) -> None:
-    """Measure a fine-tuned model on labelled examples."""
-    import polyseme
+    """Measure a fine-tuned model, or several as one, on labelled examples."""
     from polyseme.cli.output import kind_of, print_json
-    from polyseme.errors import UserError
     from polyseme.tasks.catalogue import DATA_SETS
     from polyseme.tasks.examples import read_examples
-    from polyseme.tasks.over import is_over, open_over
-    from polyseme.tasks.predict import evaluate as run
-    from polyseme.tasks.task import Task
 
-    if is_over(model):
-        if with_:
-            raise UserError("--with is for fine-tuned models: this one is laid over features")
-        over = open_over(model)
-        own, answer = over.task.kind, over.evaluate
-    else:
-        folder = polyseme.load(model).folder
-        also = [polyseme.load(other).folder for other in with_]
-        own = Task.from_model(folder.model, folder.notes).kind
-        answer = partial(run, folder, truncate=truncate, also=also)
-    kind = kind_of(task) if task else own
+    opened = _open(models, ensemble, truncate)
+    kind = kind_of(task) if task else opened.kind
     if task in DATA_SETS:
         given = DATA_SETS[task].read(data, skip_bad)[1]
     else:
         given = read_examples(data, kind, text=text, pair=pair, label=label, header=header, skip_bad=skip_bad)
-    found = answer(given)
+    found = opened.evaluate(given, extra=DATA_SETS[task].extra if task in DATA_SETS else None)
     if as_json:
         print_json({"examples": len(given), **found})
         return
@@ -73,41 +65,74 @@ def evaluate(
 
 
 def predict(
-    model: Model,
+    models: Models,
     data: Annotated[Path, typer.Option(help="examples, labelled or not")],
-    out: Annotated[Path, typer.Option(help="the file to write: .jsonl, .tsv or .conll")],
+    out: Annotated[Path, typer.Option(help="the file to write: .jsonl, .tsv, .conll, or .json for SQuAD's script")],
     text: Text = "text",
     pair: Pair = "pair",
     label: Label = "label",
     header: Header = True,
     truncate: Truncate = None,
-    task: TaskKind = "",
+    task: Annotated[
+        str,
+        typer.Option(
+            "--task",
+            help="how to read the data if the folder does not say; or a named data set, whose "
+            "test examples are answered, for GLUE as its server wants them",
+        ),
+    ] = "",
     skip_bad: SkipBad = False,
-    with_: With = [],  # noqa: B006
+    ensemble: Ensemble = False,
 ) -> None:
     """Write a label and its probability, or a number, for each example, in the order of the input."""
-    import polyseme
     from polyseme.cli.output import kind_of
-    from polyseme.errors import UserError
+    from polyseme.tasks.catalogue import DATA_SETS
     from polyseme.tasks.examples import read_examples
-    from polyseme.tasks.over import is_over, open_over
-    from polyseme.tasks.predict import predict as run
     from polyseme.tasks.predict import write_predictions
+    from polyseme.tasks.submission import GLUE_FILES, write_submission
+
+    opened = _open(models, ensemble, truncate)
+    kind = kind_of(task) if task else opened.kind
+    if task in DATA_SETS:
+        given = DATA_SETS[task].part(data, "test", skip_bad, need_labels=False)
+    else:
+        given = read_examples(
+            data, kind, text=text, pair=pair, label=label, header=header, need_labels=False, skip_bad=skip_bad
+        )
+    write = partial(write_submission, out, task) if task in GLUE_FILES else partial(write_predictions, out, given)
+    write(opened.predict(given))
+    print(f"{out}: {len(given)} predictions")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """One model or several as one: what they answer, and how they are asked."""
+
+    kind: Kind
+    evaluate: Callable[..., dict[str, float]]
+    predict: Callable[[Any], list[Prediction]]
+
+
+def _open(models: list[Path], ensemble: bool, truncate: bool | None) -> Opened:
+    import polyseme
+    from polyseme.errors import UserError
+    from polyseme.tasks import predict as alone
+    from polyseme.tasks.ensemble import ensemble as together
+    from polyseme.tasks.ensemble import evaluate_ensemble
+    from polyseme.tasks.over import is_over, open_over
     from polyseme.tasks.task import Task
 
-    if is_over(model):
-        if with_:
-            raise UserError("--with is for fine-tuned models: this one is laid over features")
-        over = open_over(model)
-        own, answer = over.task.kind, over.predict
-    else:
-        folder = polyseme.load(model).folder
-        also = [polyseme.load(other).folder for other in with_]
-        own = Task.from_model(folder.model, folder.notes).kind
-        answer = partial(run, folder, truncate=truncate, also=also)
-    kind = kind_of(task) if task else own
-    given = read_examples(
-        data, kind, text=text, pair=pair, label=label, header=header, need_labels=False, skip_bad=skip_bad
-    )
-    write_predictions(out, given, answer(given))
-    print(f"{out}: {len(given)} predictions")
+    if ensemble != (len(models) > 1):
+        raise UserError("--ensemble is for several models" if ensemble else "several models: say --ensemble")
+    if laid := [model for model in models if is_over(model)]:
+        if ensemble:
+            raise UserError(f"{laid[0]} is laid over features: --ensemble is for fine-tuned models")
+        over = open_over(laid[0])
+        return Opened(over.task.kind, over.evaluate, over.predict)
+    folders = [polyseme.load(model).folder for model in models]
+    kind = Task.from_model(folders[0].model, folders[0].notes).kind
+    if ensemble:
+        evaluate = partial(evaluate_ensemble, folders, truncate=truncate)
+        return Opened(kind, evaluate, lambda given: together(folders, given, truncate=truncate)[1])
+    asked = partial(alone.predict, folders[0], truncate=truncate)
+    return Opened(kind, partial(alone.evaluate, folders[0], truncate=truncate), asked)

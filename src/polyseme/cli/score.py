@@ -19,6 +19,9 @@ def score(
     choices: Annotated[
         Path | None, typer.Option(help="JSON lines with text (or prompt), choices and, if known, label")
     ] = None,
+    last_words: Annotated[
+        Path | None, typer.Option(help="LAMBADA: JSON lines with context and continuation (or text), or a text a line")
+    ] = None,
     shots: Annotated[int, typer.Option(help="how many examples stand before each prompt", min=0)] = 0,
     examples: Annotated[Path | None, typer.Option(help="labelled choices to draw the shots from")] = None,
     template: Annotated[
@@ -33,8 +36,8 @@ def score(
     import polyseme
     from polyseme.errors import UserError
 
-    if (data is None) == (choices is None):
-        raise UserError("give --data with texts to score, or --choices with questions to answer")
+    if sum(given is not None for given in (data, choices, last_words)) != 1:
+        raise UserError("give --data with texts to score, --choices with questions to answer, or --last-words")
     if choices is None and (shots or examples):
         raise UserError("--shots and --examples go with --choices")
     if (shots > 0) != (examples is not None):
@@ -42,6 +45,8 @@ def score(
     opened = polyseme.load(model)
     if data is not None:
         _score_texts(opened, data, as_json)
+    elif last_words is not None:
+        _last_words(opened, last_words, as_json)
     elif choices is not None:
         from polyseme.tasks.examples import read_examples
 
@@ -71,6 +76,22 @@ def _score_texts(opened: LanguageModel, data: Path, as_json: bool) -> None:
     total, tokens = sum(s.log_probability for s in found), sum(s.tokens for s in found)
     if not as_json:
         print(f"{total:12.4f}  {tokens:5d} tokens  {math.exp(-total / max(tokens, 1)):12.4f}  (all)")
+
+
+def _last_words(opened: LanguageModel, path: Path, as_json: bool) -> None:
+    """Accuracy and perplexity of last words; a word's perplexity is over all of its tokens, as LAMBADA's is."""
+    import json
+
+    from polyseme.tasks.named.last_words import read_last_words
+
+    found = opened.last_words(read_last_words(path))
+    total = {
+        "texts": len(found),
+        "accuracy": sum(one.right for one in found) / len(found),
+        "perplexity": math.exp(-sum(one.score.log_probability for one in found) / len(found)),
+        "cut": sum(one.cut > 0 for one in found),
+    }
+    print(json.dumps(total) if as_json else "\n".join(f"{name}: {value:.4g}" for name, value in total.items()))
 
 
 def _draw(path: Path, shots: int, seed: int, asked: list[Example]) -> list[tuple[str, str]]:

@@ -25,7 +25,7 @@ FORMAT = 1
 _TOGETHER = 1 << 20  # tokens scored at once
 _CHANCES = 1 << 24  # probabilities held at once when sampling
 _LACKS = (
-    *("fill", "next_sentence", "choose", "choose_each", "embed", "predict"),
+    *("fill", "next_sentence", "choose", "choose_each", "embed", "predict", "answer", "last_words"),
     *("model", "folder", "device", "max_len", "opening", "bin_tokens"),
 )  # what a neural model has
 

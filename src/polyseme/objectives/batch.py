@@ -28,7 +28,7 @@ class Targets:
     """
 
     rows: Tensor  # int64 [n] or [n, columns]
-    values: Tensor  # int64 [n], IGNORED where it fills; float32 for numbers, there NaN fills
+    values: Tensor  # int64 [n] or [n, 2], IGNORED where it fills; float32 for numbers, there NaN fills
     count: int
     weight: float = 1.0
     smoothing: float = 0.0

@@ -275,7 +275,7 @@ def rounded(batch: Batch, max_len: int) -> Batch:
 
 def _filled(targets: Targets, more: int) -> Targets:
     ignored = float("nan") if targets.values.is_floating_point() else IGNORED
-    values = F.pad(targets.values, (0, more), value=ignored)
+    values = F.pad(targets.values, (0, 0) * (targets.values.ndim - 1) + (0, more), value=ignored)
     return replace(targets, rows=F.pad(targets.rows, (0, more)), values=values)
 
 

@@ -187,7 +187,14 @@ class LabelHead(Head):
         return self.linear(self.dropout(self.norm(states)))
 
     def loss(self, states: Tensor, table: Tensor, values: Tensor, ignored: int, smoothing: float = 0.0) -> Tensor:
-        """The summed cross entropy; for a number the summed squared error, where NaN is a value to ignore."""
+        """The summed cross entropy; for a number the summed squared error, where NaN is a value to ignore.
+
+        Values of two columns are where something starts and ends: each of the two outputs is a choice among rows, and
+        the loss is their mean (Devlin et al. 2019, §4.2).
+        """
+        if values.ndim == 2:
+            both = zip(self(states, table).float().unbind(1), values.unbind(1))
+            return torch.stack([_choice_loss(scores, right, ignored) for scores, right in both]).mean()
         if len(self.spec.labels) == 1:
             return _choice_loss(self(states, table).float().squeeze(-1), values, ignored)
         if self.spec.labels:

@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import string
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from polyseme.errors import UserError, nearest
 from polyseme.files import read_json
 from polyseme.parts.spec import Spec
 from polyseme.tasks.examples import read_lines
+from polyseme.tasks.metrics import bare, word_f1
 
 FOLDER = Path(__file__).parents[1] / "prompts"
 ANSWER = "{answer}"
@@ -132,21 +131,14 @@ def measure(prompt: PromptSpec, found: Sequence[str], questions: Sequence[Questi
     return results
 
 
-def words(text: str) -> list[str]:
-    """As SQuAD compares answers (Rajpurkar et al. 2016, §6.1): no case, no punctuation, no articles."""
-    plain = text.lower().translate(str.maketrans("", "", string.punctuation))
-    return [word for word in plain.split() if word not in ("a", "an", "the")]
-
-
 def match(found: str, right: str) -> float:
-    return float(words(found) == words(right))
+    """Whether two answers are the same as SQuAD compares them (Rajpurkar et al. 2016, §6.1)."""
+    return float(bare(found) == bare(right))
 
 
 def overlap(found: str, right: str) -> float:
-    """F1 of the words, each as often as it stands."""
-    a, b = words(found), words(right)
-    common = sum((Counter(a) & Counter(b)).values())
-    return 2 * common / (len(a) + len(b)) if common else float(a == b)
+    """F1 of their words, each as often as it stands."""
+    return word_f1(bare(right), bare(found), second=True)
 
 
 def rouge(found: str, right: str) -> float:

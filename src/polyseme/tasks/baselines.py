@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections import Counter
@@ -14,10 +15,13 @@ from polyseme.tasks.metrics import score
 
 
 def majority(train: Sequence[Example], dev: Sequence[Example], kind: Kind) -> dict[str, float]:
-    """The metrics of always saying what is most frequent in training; of numbers, their mean."""
+    """The metrics of always saying what is most frequent in training; of numbers, their mean; the first words of a
+    context, or no answer if most questions have none."""
     labels, gold = _labels(train, kind), _gold(dev, kind)
     if kind == "regression":
         return score(kind, gold, [statistics.fmean(map(float, labels))] * len(gold))
+    if kind == "span":
+        return score(kind, gold, [" ".join((e.text or "").split()[: _usual_length(train)]) for e in dev])
     best = min((-n, label) for label, n in Counter(labels).items())[1]
     guess = [(best,) * len(tags) for tags in gold] if kind == "tagging" else [best] * len(gold)
     return score(kind, gold, guess, sorted(set(labels)))
@@ -26,12 +30,15 @@ def majority(train: Sequence[Example], dev: Sequence[Example], kind: Kind) -> di
 def linear(train: Sequence[Example], dev: Sequence[Example], kind: Kind) -> dict[str, float]:
     """The metrics of a linear model: TF-IDF of words and bigrams, or a window over each word for tagging.
 
-    Labels and choices come of logistic regression, numbers of ridge regression, tags of a support vector machine.
+    Labels and choices come of logistic regression, numbers of ridge regression, tags of a support vector machine. An
+    answer in a text comes of no learning: it stands where most of the question's words are near.
     """
     try:
         import sklearn  # noqa: F401
     except ImportError:
         raise UserError("scikit-learn is needed for this: pip install 'polyseme[tasks]'") from None
+    if kind == "span":
+        return score(kind, _gold(dev, kind), [_like_question(e, _usual_length(train)) for e in dev])
     labels = sorted(set(_labels(train, kind)))
     if len(labels) < 2 and kind != "choice":
         return majority(train, dev, kind)
@@ -103,6 +110,29 @@ def _overlap(first: str, second: str) -> list[float]:
     sizes = sorted((len(a), len(b)))
     parts = ((both, len(a)), (both, len(b)), (both, len(a | b)), (sizes[0], sizes[1]))
     return [part / max(whole, 1) for part, whole in parts]
+
+
+def _usual_length(train: Sequence[Example]) -> int:
+    """Words of the answer in the middle of all answers, 0 if most questions have none."""
+    sizes = sorted(len(e.answer[0].split()) if e.answer else 0 for e in train)
+    return sizes[len(sizes) // 2]
+
+
+def _like_question(example: Example, length: int, near: int = 8) -> str:
+    """The words around which most words of the question stand, rare ones counting for more (Richardson et al. 2013's
+    sliding window, §5.1), but none of the question's own."""
+    words = (example.text or "").split()
+    plain = [re.sub(r"\W", "", word).lower() for word in words]
+    counts, asked = Counter(plain), set(re.findall(r"\w+", (example.pair or "").lower()))
+    worth = [math.log(1 + 1 / counts[word]) if word in asked else 0.0 for word in plain]
+
+    def value(i: int) -> float:
+        before, behind = worth[max(i - near, 0) : i], worth[i + length : i + length + near]
+        around = sum(w / d for side in (before[::-1], behind) for d, w in enumerate(side, 1))
+        return around - 3 * sum(worth[i : i + length])
+
+    best = max(range(max(len(words) - length + 1, 1)), key=value)
+    return " ".join(words[best : best + length])
 
 
 def _tags(train: Sequence[Example], dev: Sequence[Example]) -> list[tuple[str, ...]]:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,8 @@ from polyseme.errors import UserError, nearest
 from polyseme.files import PACKED, unpacked
 from polyseme.parts.tags import broken, mended
 
-Kind = Literal["classification", "pair", "regression", "choice", "tagging"]
+Kind = Literal["classification", "pair", "regression", "choice", "tagging", "span"]
+Answer = tuple[str, int]  # a text, and the character where it stands in its context; -1 if nobody said
 KINDS: tuple[str, ...] = get_args(Kind)
 TABLES, LINES, COLUMNS = (".tsv", ".txt", ".csv"), (".jsonl", ".ndjson"), (".conll", ".iob", ".bio")
 
@@ -29,7 +30,8 @@ TABLES, LINES, COLUMNS = (".tsv", ".txt", ".csv"), (".jsonl", ".ndjson"), (".con
 class Example:
     """One row of a data file, and where it stands: words and tags for tagging, else a text, a pair or choices.
 
-    A label is kept as it is written, a number too; of a choice it is the number of the right one, from 0.
+    A label is kept as it is written, a number too; of a choice it is the number of the right one, from 0. For spans the
+    text is the context and the pair is the question; no answers at all, (), say that there is none to find.
     """
 
     where: str
@@ -39,10 +41,15 @@ class Example:
     label: str | None = None
     tags: tuple[str, ...] | None = None
     choices: tuple[str, ...] | None = None
+    answers: tuple[Answer, ...] | None = None
+    id: str = ""
+    accepted: tuple[str, ...] = ()  # of a choice, all texts that are right where several are
 
     @property
     def answer(self) -> str | tuple[str, ...] | None:
         """What is to be predicted, if it is known."""
+        if self.answers is not None:
+            return tuple(text for text, _ in self.answers)
         return self.label if self.tags is None else self.tags
 
 
@@ -106,13 +113,32 @@ def read_examples(
 ) -> list[Example]:
     """Every example of a file, in its order. For regression a second text is read where the file has one.
 
-    Choices are JSON lines: a text (or `prompt`), a list of `choices`, and the right one or its number from 0.
+    Questions with their answers in a text (span) are SQuAD's JSON. Choices are JSON lines: a text (or `prompt`), a
+    list of `choices`, and the right one or its number from 0.
     Without a header, `text`, `pair` and `label` are column numbers from 1. Tags of entities that cannot follow each
     other (I-X behind O, in IOB2) are mended and counted, or with `strict` an error.
     """
+    units = units_of(Path(path), kind, text, pair, label, header, need_labels, encoding)
+    return read_units(Path(path), units, skip_bad, strict)
+
+
+def units_of(
+    path: Path,
+    kind: Kind,
+    text: str = "text",
+    pair: str = "pair",
+    label: str = "label",
+    header: bool = True,
+    need_labels: bool = True,
+    encoding: str = "utf-8",
+) -> Iterator[Unit]:
+    """Each row or sentence of a file, not yet read."""
     if kind not in KINDS:
         raise UserError(f"no task kind {kind!r}; {nearest(kind, KINDS)}")
-    path = Path(path)
+    if kind == "span":
+        from polyseme.tasks.squad import squad_units
+
+        return squad_units(path, need_labels)
     suffix = (path.with_suffix("") if path.suffix.lower() in PACKED else path).suffix
     names = {"text": text, "pair": pair, "label": label}
     if kind not in ("pair", "regression"):
@@ -130,6 +156,14 @@ def read_examples(
     else:
         known = ", ".join(LINES if kind == "choice" else TABLES + LINES)
         raise UserError(f"{path}: {kind} reads {known} (or these with {' '.join(PACKED)}), not {suffix!r}")
+    return units
+
+
+def read_units(path: Path, units: Iterable[Unit], skip_bad: bool, strict: bool = False) -> list[Example]:
+    """Every example that can be read; the first that cannot is an error, or all such are counted and passed over.
+
+    Broken tags are mended and counted, or with `strict` an error.
+    """
     found, bad = [], []
     for read in units:
         try:
@@ -143,7 +177,7 @@ def read_examples(
         print(f"{path}: skipped {len(bad)} bad of {total} rows, the first: {bad[0]}", file=sys.stderr)
     if not found:
         raise UserError(f"{path} holds no examples" + (f" but {len(bad)} bad rows" if bad else ""))
-    return _mend(path, found, strict) if kind == "tagging" else found
+    return _mend(path, found, strict)
 
 
 def _mend(path: Path, examples: list[Example], strict: bool) -> list[Example]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import string
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,7 +20,9 @@ PRIMARY: dict[Kind, str] = {  # the headline
     "regression": "spearman",
     "choice": "accuracy",
     "tagging": "f1",
+    "span": "f1",
 }
+PUNCTUATION = frozenset(string.punctuation)
 
 
 def score(kind: Kind, gold: Sequence, predicted: Sequence, labels: Sequence[str] = ()) -> dict[str, float]:
@@ -27,6 +32,8 @@ def score(kind: Kind, gold: Sequence, predicted: Sequence, labels: Sequence[str]
     """
     if kind == "regression":
         return regression(gold, predicted)
+    if kind == "span":
+        return spans(gold, predicted)
     if kind == "choice":
         return {"accuracy": sum(a == b for a, b in zip(gold, predicted, strict=True)) / max(len(gold), 1)}
     return tagging(gold, predicted) if kind == "tagging" else classification(gold, predicted, labels)
@@ -34,24 +41,29 @@ def score(kind: Kind, gold: Sequence, predicted: Sequence, labels: Sequence[str]
 
 def require(kind: Kind) -> None:
     """Say at once, and not after an hour of training, that the library a metric needs is not here."""
-    module, package = ("scipy", "scipy") if kind == "regression" else ("sklearn", "scikit-learn")
-    if kind not in ("tagging", "choice") and importlib.util.find_spec(module) is None:
-        raise UserError(f"{package} is needed for this: pip install 'polyseme[tasks]'")
+    if kind == "regression" and importlib.util.find_spec("scipy") is None:
+        raise UserError("scipy is needed for this: pip install 'polyseme[tasks]'")
 
 
 def classification(gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str] = ()) -> dict[str, float]:
-    """Accuracy, the mean F1 of all labels that occur, Matthews' correlation; of two labels, the F1 of the second."""
-    require("classification")
-    from sklearn import metrics
+    """Accuracy, the mean F1 of all labels that occur, Matthews' correlation; of two labels, the F1 of the second.
 
+    All come from the table of true against predicted labels; a share of nothing is 0.
+    """
+    names = {name: i for i, name in enumerate(sorted({*gold, *predicted}))}
+    pairs = [names[a] * len(names) + names[b] for a, b in zip(gold, predicted, strict=True)]
+    counts = np.bincount(pairs, minlength=len(names) ** 2).reshape(len(names), -1).astype(np.float64)
+    right, true, said, total = counts.diagonal(), counts.sum(1), counts.sum(0), max(counts.sum(), 1.0)
+    f1 = 2 * right / np.maximum(true + said, 1)
+    spread = (total**2 - (true**2).sum()) * (total**2 - (said**2).sum())
     found = {
-        "accuracy": float(metrics.accuracy_score(gold, predicted)),
-        "macro_f1": float(metrics.f1_score(gold, predicted, average="macro", zero_division=0)),
-        "matthews": float(metrics.matthews_corrcoef(gold, predicted)),
+        "accuracy": float(right.sum() / total),
+        "macro_f1": float(f1.mean()) if len(f1) else 0.0,
+        "matthews": float((right.sum() * total - true @ said) / np.sqrt(spread)) if spread > 0 else 0.0,
     }
-    known = labels or sorted({*gold, *predicted})
+    known = list(labels) or list(names)
     if len(known) == 2:
-        found["f1"] = float(metrics.f1_score(gold, predicted, labels=known[1:], average="macro", zero_division=0))
+        found["f1"] = float(f1[names[known[1]]]) if known[1] in names else 0.0
     return found
 
 
@@ -69,17 +81,17 @@ def regression(gold: Sequence[str | float], predicted: Sequence[float]) -> dict[
     }
 
 
-def tagging(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Word accuracy; precision, recall and F1 of what was found.
+def tagging(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str | None]]) -> dict[str, float]:
+    """Word accuracy; precision, recall and F1 of what was found. A word without a tag, None, is wrong.
 
     Found are entities, as conlleval counts them, where tags look like `B-X` and `I-X`: type and both borders
     must be right. With other tags they are the words with any tag but O.
     """
-    names = {tag for tags in (*gold, *predicted) for tag in tags}
+    names = {tag for tags in (*gold, *predicted) for tag in tags if tag is not None}
     marked = chunks if names != {"O"} and all(map(CHUNK.fullmatch, names)) else _marked
     right = found = wanted = equal = words = 0
     for true, guess in zip(gold, predicted, strict=True):
-        of_true, of_guess = marked(true), marked(guess)
+        of_true, of_guess = marked(true), marked([tag or "O" for tag in guess])
         right += len(of_true & of_guess)
         wanted += len(of_true)
         found += len(of_guess)
@@ -91,6 +103,51 @@ def tagging(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -
         "recall": right / max(wanted, 1),
         "f1": 2 * right / max(found + wanted, 1),
     }
+
+
+def spans(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> dict[str, float]:
+    """Exact matches and F1 over words, each the best over a question's true answers, as SQuAD's scripts count them.
+
+    Where some questions have no answer, those with one and those without are shown apart too.
+    """
+    exact, f1 = question_scores(gold, predicted)
+    found = {"exact": float(exact.mean()), "f1": float(f1.mean())}
+    some = np.array([bool(answers) for answers in gold])
+    if not some.all():
+        found |= {"no_answer_accuracy": float(exact[~some].mean())}
+        if some.any():
+            found |= {"has_answer_exact": float(exact[some].mean()), "has_answer_f1": float(f1[some].mean())}
+    return found
+
+
+def question_scores(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Exact and F1 of each question. Where some have no answer the rules are those of SQuAD 2.0, else of 1.1; they
+    differ in what texts are worth that are nothing but articles and punctuation."""
+    second = not all(gold)
+    rows = []
+    for answers, text in zip(gold, predicted, strict=True):
+        said = bare(text)
+        truths = [bare(answer) for answer in answers]
+        if second:
+            truths = [truth for truth in truths if truth] or [""]
+        rows.append([max(truth == said for truth in truths), max(word_f1(truth, said, second) for truth in truths)])
+    exact, f1 = np.array(rows, dtype=np.float64).reshape(-1, 2).T
+    return exact, f1
+
+
+def bare(text: str) -> str:
+    """A text without case, punctuation and articles, single spaces between its words."""
+    text = "".join(c for c in text.lower() if c not in PUNCTUATION)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def word_f1(truth: str, said: str, second: bool) -> float:
+    """F1 of the words of two bare texts; by the rules of SQuAD 2.0 two without any are equal."""
+    a, b = truth.split(), said.split()
+    if second and not (a and b):
+        return float(a == b)
+    shared = (Counter(a) & Counter(b)).total()
+    return 2 * shared / (len(a) + len(b)) if shared else 0.0
 
 
 def _marked(tags: Sequence[str]) -> set[tuple[str, int, int]]:

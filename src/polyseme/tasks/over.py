@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,13 @@ from polyseme.parts.features import FeaturesSpec, Store
 from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.parts.over import Over, OverSpec
+from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import Example, Kind
 from polyseme.tasks.features import LAYERS, Encoder, NetworkSpec, Sentence, features, words_of
-from polyseme.tasks.finetune import FinetuneSpec, check_run, crf_of, run_seeds
-from polyseme.tasks.predict import measure, predictions
-from polyseme.tasks.task import Encoded, Prediction, Task
+from polyseme.tasks.finetune import FinetuneSpec, check_run, crf_of
+from polyseme.tasks.predict import Extra, measure, predictions
+from polyseme.tasks.seeds import Part, Work, run_seeds
+from polyseme.tasks.task import Prediction, Task
 from polyseme.train.optim import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 
@@ -144,6 +146,8 @@ def finetune_over(
     first_seed: int = 0,
     primary: str = "",
     data_set: str = "",
+    extra: Extra | None = None,
+    others: Mapping[str, Sequence[Example]] | None = None,
     cache: Path | None = None,
 ) -> dict[str, Any]:
     """As `finetune`, with the model at `source` frozen and a network over its features; without one, over words alone.
@@ -152,6 +156,8 @@ def finetune_over(
     """
     settings = settings.check()
     network = settings.network or NetworkSpec()
+    if kind == "span":
+        raise UserError("no network over features finds answers in a text: fine-tune the model instead")
     check_run(kind, out, settings, seeds)
     task = Task.of(kind, train_examples, settings.both_orders)
     counts = Counter(w.lower() for e in train_examples for seq in sequences_of(task, e) for t in seq for w in t)
@@ -159,7 +165,9 @@ def finetune_over(
     vocabulary = {word: i for i, word in enumerate(frequent if network.word_dim else [], 1)}
     reader = Reader(Encoder.open(source) if source else None, network.layers, vocabulary, cache)
     spec = spec_of(task, reader, network, crf_of(settings, train_examples))
-    (data, dev), store = reader.lay(task, (train_examples, dev_examples), labelled=True)
+    sets = [train_examples, dev_examples, *(others or {}).values()]
+    encoded, store = reader.lay(task, sets, labelled=True)
+    train, dev, *rest = (Part(examples, laid) for examples, laid in zip(sets, encoded))
     if network.name == "linear" and source is None:
         raise UserError("a linear model needs features to stand on: name a model")
 
@@ -180,11 +188,12 @@ def finetune_over(
     chosen = range(first_seed, first_seed + seeds)
     penalised = network.penalty > 0 and reader.encoder is not None and LAYERS[network.layers][1] == "mix"
     none = torch.zeros(0, dtype=torch.long)
-    return run_seeds(
-        task, data, dev, dev_examples, build, save, out, settings, chosen, primary, about,
-        with_penalty(network.penalty) if penalised else None,
-        {TERM: Targets(none, none, 1)} if penalised else None,
-    )  # fmt: skip
+    work = Work(
+        *(task, train, dev, settings, primary, extra, dict(zip(others or {}, rest))),
+        terms=with_penalty(network.penalty) if penalised else None,
+        further={TERM: Targets(none, none, 1)} if penalised else {},
+    )
+    return run_seeds(work, build, save, out, chosen, about)
 
 
 def with_penalty(rate: float) -> Callable[[Model, Batch], dict[str, Tensor]]:
@@ -242,8 +251,8 @@ class OverFolder:
         self.model.trunk.features.store = store
         return predictions(self.model, self.task, examples, encoded)
 
-    def evaluate(self, examples: Sequence[Example]) -> dict[str, float]:
-        return measure(self.task, examples, self.predict(examples, labelled=True))
+    def evaluate(self, examples: Sequence[Example], extra: Extra | None = None) -> dict[str, float]:
+        return measure(self.task, examples, self.predict(examples, labelled=True), extra)
 
 
 def open_over(path: Path, cache: Path | None = None) -> OverFolder:

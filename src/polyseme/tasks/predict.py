@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +15,21 @@ import numpy as np
 import torch
 
 from polyseme.errors import UserError
-from polyseme.files import write_text
+from polyseme.files import write_json, write_text
 from polyseme.parts.layout import bins
 from polyseme.parts.model import Model
 from polyseme.progress import progress
+from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import COLUMNS, Example
 from polyseme.tasks.metrics import score
-from polyseme.tasks.task import Encoded, Prediction, Task
+from polyseme.tasks.spans import best_spans, windows
+from polyseme.tasks.task import Prediction, Task
 from polyseme.weights.folder import ModelFolder
+
+WINDOWS = 512  # how many are read before only their answers are kept
+
+
+Extra = Callable[[Sequence[Example], Sequence[Any]], dict[str, float]]  # more metrics, of examples and answers
 
 
 def evaluate(
@@ -27,18 +37,15 @@ def evaluate(
     examples: Sequence[Example],
     max_len: int | None = None,
     truncate: bool | None = None,
-    also: Sequence[ModelFolder] = (),
+    extra: Extra | None = None,
 ) -> dict[str, float]:
-    """The metrics of the folder's task on labelled examples; a label it was not trained on is an error.
-
-    With others `also`, of the mean of what they all say.
-    """
+    """The metrics of the folder's task on labelled examples; a label it was not trained on is an error."""
     task = Task.from_model(folder.model, folder.notes)
     for example in examples:
         if example.answer is None:
             raise UserError(f"{example.where}: there is no label to compare with")
-    _encode(folder, task, examples, max_len, truncate, labelled=True)
-    return measure(task, examples, predict(folder, examples, max_len, truncate, also))
+    encoded = encode_for(folder, task, examples, max_len, truncate, labelled=True)
+    return measure(task, examples, predictions(folder.model, task, examples, encoded), extra)
 
 
 def predict(
@@ -46,16 +53,26 @@ def predict(
     examples: Sequence[Example],
     max_len: int | None = None,
     truncate: bool | None = None,
-    also: Sequence[ModelFolder] = (),
 ) -> list[Prediction]:
-    """One prediction for each example. Length and cutting are those of fine-tuning unless they are given.
-
-    With others `also`, the mean of what they all say.
-    """
+    """One prediction for each example. Length and cutting are those of fine-tuning unless they are given."""
     task = Task.from_model(folder.model, folder.notes)
-    encoded = _encode(folder, task, examples, max_len, truncate, labelled=False)
-    found = predictions(folder.model, task, examples, encoded)
-    return average([found, *(predict(o, examples, max_len, truncate) for o in also)]) if also else found
+    encoded = encode_for(folder, task, examples, max_len, truncate, labelled=False)
+    return predictions(folder.model, task, examples, encoded)
+
+
+def predictions(model: Model, task: Task, examples: Sequence[Example], encoded: Iterable[Encoded]) -> list[Prediction]:
+    """What the model says of each example. Of windows a few hundred are read at a time, and only answers are kept."""
+    if task.kind != "span":
+        found = answers(model, task, list(encoded))
+        return [task.decode(scores, e, best) for (scores, best), e in zip(found, examples)]
+
+    def scored() -> Iterator[tuple[Encoded, np.ndarray]]:
+        todo = iter(encoded)
+        while some := list(islice(todo, WINDOWS)):
+            yield from zip(some, logits(model, task, some))
+
+    with progress("answer", len(examples), "questions"):
+        return [Prediction(span=answer) for answer in best_spans(scored(), examples, task.span)]
 
 
 def as_examples(given: Sequence[Any], model: Model) -> list[Example]:
@@ -67,6 +84,12 @@ def as_examples(given: Sequence[Any], model: Model) -> list[Example]:
             found.append(value)
             continue
         where = f"example {i}"
+        if task.kind == "span":
+            if not isinstance(value, list | tuple) or [type(part) for part in value] != [str, str] or not all(value):
+                raise UserError(f"{where} is {str(value)[:40]!r}: a context and a question is needed")
+            context, question = value
+            found.append(Example(where, context, question, id=str(i)))
+            continue
         if task.kind == "choice" and isinstance(value, list | tuple) and len(value) == 2:
             text, choices = value
             if isinstance(choices, list | tuple) and len(choices) > 1:
@@ -87,18 +110,21 @@ def as_examples(given: Sequence[Any], model: Model) -> list[Example]:
     return found
 
 
-def measure(task: Task, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
-    return score(task.kind, [e.answer for e in examples], [p.answer for p in predictions], task.labels)
+def measure(
+    task: Task, examples: Sequence[Example], predictions: Sequence[Prediction], extra: Extra | None = None
+) -> dict[str, float]:
+    """All metrics. A word that was cut off has no tag here, so that what it should have been counts as wrong."""
+    said: list[Any] = [p.answer for p in predictions]
+    if task.kind == "tagging":
+        pairs = [zip(p.tags or (), p.tag_probabilities or ()) for p in predictions]
+        said = [tuple(None if share is None else tag for tag, share in pair) for pair in pairs]
+    found = score(task.kind, [e.answer for e in examples], said, task.labels)
+    return found | (extra(examples, said) if extra else {})
 
 
 def logits(model: Model, task: Task, encoded: Sequence[Encoded], bin_tokens: int = 16384) -> list[np.ndarray]:
     """The head's scores of each example, [num_rows, labels]."""
     return [scores for scores, _ in answers(model, task, encoded, bin_tokens)]
-
-
-def predictions(model: Model, task: Task, examples: Sequence[Example], encoded: Sequence[Encoded]) -> list[Prediction]:
-    found = answers(model, task, encoded)
-    return [task.decode(scores, e, best) for (scores, best), e in zip(found, examples)]
 
 
 def answers(
@@ -129,24 +155,6 @@ def answers(
     return found
 
 
-def average(parts: Sequence[Sequence[Prediction]]) -> list[Prediction]:
-    """What several models say of the same examples as one answer: the mean of their probabilities, or of their numbers.
-
-    ULMFiT does so with one that reads forwards and one that reads backwards (Howard and Ruder 2018, §3.4).
-    """
-    found = []
-    for each in zip(*parts, strict=True):
-        if each[0].number is not None:
-            found.append(Prediction(number=sum(p.number or 0.0 for p in each) / len(each)))
-            continue
-        shares = [p.probabilities or {} for p in each]
-        if not shares[0] or any(share.keys() != shares[0].keys() for share in shares):
-            raise UserError("only models with the same labels of texts can be averaged")
-        mean = {label: sum(share[label] for share in shares) / len(shares) for label in shares[0]}
-        found.append(Prediction(max(mean, key=lambda label: mean[label]), mean))
-    return found
-
-
 def write_predictions(path: Path, examples: Sequence[Example], predictions: Sequence[Prediction]) -> None:
     """Write a whole file or none: JSON lines, a table, or CoNLL columns, as the file's ending says.
 
@@ -154,11 +162,17 @@ def write_predictions(path: Path, examples: Sequence[Example], predictions: Sequ
     """
     tagging = any(p.tags is not None for p in predictions)
     known = [".jsonl", ".tsv", *(COLUMNS if tagging else ())]
+    if spans := [p.span for p in predictions if p.span]:
+        known = [".json", ".jsonl"]
     if any(e.choices for e in examples):
         known = [".jsonl"]
     if path.suffix not in known:
         raise UserError(f"{path}: predictions are written as {', '.join(known)}, not {path.suffix!r}")
     both = list(zip(examples, predictions, strict=True))
+    if path.suffix == ".json":  # as SQuAD's script reads it, the odds against an answer too
+        write_json(path.with_suffix(".odds.json"), {e.id: span.odds for e, span in zip(examples, spans)})
+        write_json(path, {e.id: span.text for e, span in zip(examples, spans)})
+        return
     if path.suffix == ".jsonl":
         text = "".join(json.dumps(_record(e, p), ensure_ascii=False) + "\n" for e, p in both)
     elif tagging:
@@ -187,6 +201,8 @@ def _record(example: Example, prediction: Prediction) -> dict[str, object]:
         "tags": prediction.tags,
         "tag_probabilities": prediction.tag_probabilities,
     }
+    if prediction.span:
+        fields = {"id": example.id, "question": example.pair, **asdict(prediction.span)}
     if example.choices and prediction.label is not None:
         fields["label"] = int(prediction.label)
     return {key: value for key, value in fields.items() if value is not None}
@@ -197,18 +213,23 @@ def _flat(text: str) -> str:
     return re.sub(r"[\t\r\n]+", " ", text)
 
 
-def _encode(
+def encode_for(
     folder: ModelFolder,
     task: Task,
     examples: Sequence[Example],
     max_len: int | None,
     truncate: bool | None,
     labelled: bool,
-) -> list[Encoded]:
+) -> Iterable[Encoded]:
     settings = folder.notes.get("settings", {}) if "task" in folder.notes else {}
     limit = folder.model.spec.trunk.embeddings.max_len
     wanted = max_len or settings.get("max_len") or limit
     if wanted > limit:
         raise UserError(f"max_len {wanted} is longer than the model reads ({limit})")
     cut = settings.get("truncate", False) if truncate is None else truncate
-    return task.encode(examples, folder.tokenizer, wanted, cut, labelled)
+    if task.kind == "span":
+        return windows(examples, folder.tokenizer, wanted, task.span, cut, labelled)
+    found = task.encode(examples, folder.tokenizer, wanted, cut, labelled)
+    if shorter := sum(e.cut for e in found):
+        print(f"{shorter} of {len(examples)} examples are cut to {wanted} tokens", file=sys.stderr)
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -17,50 +17,37 @@ from polyseme.objectives.batch import IGNORED, Batch, Targets
 from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.model import Model
+from polyseme.tasks.encoded import Encoded, Target, first_of, wrap
 from polyseme.tasks.examples import Example, Kind, as_number
+from polyseme.tasks.spans import SpanAnswer, SpanSpec, windows
 from polyseme.text.tokenizer import Tokenizer
 
-Target = np.ndarray | int | float | None  # the numbers of an example's labels, or the number to predict
 HEADS: dict[Kind, str] = {
     "classification": "classify",
     "pair": "classify",
     "regression": "classify",  # without labels
     "choice": "choice",
     "tagging": "tag",
+    "span": "span",
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Encoded:
-    """An example as the model reads it. For tagging, `rows` are the first pieces of the words not cut off.
-
-    An example may be several sequences, end to end: `lengths` has theirs.
-    """
-
-    ids: np.ndarray  # int64 [n]
-    segments: np.ndarray  # int64 [n]
-    rows: np.ndarray  # int64, places in this sequence
-    target: Target
-    lengths: tuple[int, ...] = ()
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return self.lengths or (len(self.ids),)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A label and the probability of each; a number; or each word's tag and its probability, None where cut off."""
+    """A label and the probability of each; a number; a stretch of a text; or each word's tag and its probability, None
+    where cut off."""
 
     label: str | None = None
     probabilities: dict[str, float] | None = None
     number: float | None = None
     tags: tuple[str, ...] | None = None
     tag_probabilities: tuple[float | None, ...] | None = None
+    span: SpanAnswer | None = None
 
     @property
     def answer(self) -> str | float | tuple[str, ...] | None:
-        return next((a for a in (self.label, self.number, self.tags) if a is not None), None)
+        text = None if self.span is None else self.span.text
+        return next((a for a in (self.label, self.number, self.tags, text) if a is not None), None)
 
 
 @dataclass(frozen=True)
@@ -74,12 +61,25 @@ class Task:
     kind: Kind
     labels: tuple[str, ...]
     both_orders: bool = False
+    span: SpanSpec = field(default_factory=SpanSpec)
 
     @classmethod
-    def of(cls, kind: Kind, examples: Sequence[Example], both_orders: bool = False) -> Task:
-        """The task of a training set. Tags are in order of frequency: the first is the best blind guess."""
+    def of(
+        cls, kind: Kind, examples: Sequence[Example], both_orders: bool = False, span: SpanSpec | None = None
+    ) -> Task:
+        """The task of a training set. Tags are in order of frequency: the first is the best blind guess.
+
+        Where some questions have no answer, "no answer" can be said.
+        """
         if both_orders and kind not in ("pair", "regression"):
             raise UserError(f"both_orders is for pairs of texts, not for {kind}")
+        if kind == "span":
+            span = span or SpanSpec()
+            if not any(e.answers for e in examples):
+                raise UserError(f"the training data has no answers ({examples[0].where} …): there is nothing to learn")
+            if span.threshold is None and any(e.answers == () for e in examples):
+                span = span.replace(threshold=0.0)
+            return cls(kind, FIXED_LABELS["span"], span=span)
         if kind == "tagging":
             counts = Counter(tag for e in examples for tag in e.tags or ())
             labels = sorted(counts, key=lambda tag: (-counts[tag], tag))
@@ -95,13 +95,15 @@ class Task:
     def from_model(cls, model: Model, notes: Mapping[str, Any] | None = None) -> Task:
         """The task a model's head was trained for; the notes of its folder tell a pair from a single text."""
         notes = notes or {}
-        for name in ("classify", "tag", "choice"):
+        settings = notes.get("settings", {})
+        for name in ("classify", "tag", "choice", "span"):
             head = model.spec.heads.get(name)
             if isinstance(head, LabelHeadSpec):
                 single: Kind = "pair" if notes.get("task") == "pair" else "classification"
-                others: dict[str, Kind] = {"tag": "tagging", "choice": "choice"}
+                others: dict[str, Kind] = {"tag": "tagging", "choice": "choice", "span": "span"}
                 kind: Kind = others.get(name, single if head.labels else "regression")
-                return cls(kind, head.labels, notes.get("settings", {}).get("both_orders", False))
+                span = SpanSpec.from_json(settings.get("span", {}), "settings.span")
+                return cls(kind, head.labels, settings.get("both_orders", False), span)
         has = ", ".join(model.spec.heads) or "none"
         raise UserError(f"the model has no task head (its heads: {has}): fine-tune it first")
 
@@ -117,10 +119,13 @@ class Task:
         truncate: bool = False,
         labelled: bool = True,
     ) -> list[Encoded]:
-        """Examples as ids. One that is longer than `max_len` is an error, or is cut if `truncate` is set.
+        """Examples as ids. One that is longer than `max_len` is an error, or is cut if `truncate` is set. For spans
+        these are windows, each with the number of its example.
 
         Without `labelled` there are no targets, and labels that are present are not looked at.
         """
+        if self.kind == "span":
+            return list(windows(examples, tokenizer, max_len, self.span, truncate, labelled))
         numbers = {label: i for i, label in enumerate(self.labels)}
         targets = [self._target(e, numbers) if labelled else None for e in examples]
         if max_len - tokenizer.num_added(pair=True) < 2:
@@ -136,7 +141,7 @@ class Task:
                 f"{len(long)} of {len(examples)} examples are longer than {max_len} tokens, the first at "
                 f"{first.where} with {size}: truncate them, or use a model that reads more"
             )
-        return [encoded for encoded, _ in found]
+        return [replace(encoded, cut=True) if size > max_len else encoded for encoded, size in found]
 
     def batch(self, encoded: Sequence[Encoded]) -> tuple[Batch, list[int]]:
         """One packed batch, equal lengths side by side; and which example stands at each place."""
@@ -155,6 +160,10 @@ class Task:
             firsts = np.cumsum([0, *(len(e.sizes) for e in items)])
             right = [first + e.target if e.target is not None else IGNORED for first, e in zip(firsts, items)]
             rows, values = places, np.repeat(right, [len(e.sizes) for e in items])
+        elif self.kind == "span":  # the values of each row are the rows of the right start and end
+            begins = layout.starts.tolist()
+            right = [[IGNORED] * 2 if e.target is None else start + e.target for start, e in zip(begins, items)]
+            rows, values = np.arange(layout.total), np.repeat(np.array(right, dtype=np.int64), sizes, axis=0)
         else:
             rows, values = (places.reshape(-1, 2) if self.both_orders else places), np.array(known, dtype)
         count = sum(len(e.rows) if self.kind == "tagging" else 1 for e in items if e.target is not None)
@@ -171,6 +180,8 @@ class Task:
         """How many rows of scores an example takes."""
         if self.kind == "choice":
             return len(encoded.sizes)
+        if self.kind == "span":
+            return len(encoded.ids)
         return len(encoded.rows) if self.kind == "tagging" else 1
 
     def decode(self, logits: np.ndarray, example: Example, best: np.ndarray | None = None) -> Prediction:
@@ -216,9 +227,9 @@ class Task:
             for _, other in self._sequences(example):
                 first = next(ids).tolist()
                 second = None if other is None else next(ids).tolist()
-                size = len(_wrap(tokenizer, first, second)[0])
+                size = len(wrap(tokenizer, first, second)[0])
                 _cut_longer(first, second, size - max_len)
-                parts.append(_wrap(tokenizer, first, second))
+                parts.append(wrap(tokenizer, first, second))
                 longest = max(longest, size)
             joined, segments = (list(chain.from_iterable(part)) for part in zip(*parts))
             lengths = tuple(len(part) for part, _ in parts) if len(parts) > 1 else ()
@@ -242,7 +253,7 @@ def _encode_words(example: Example, target: Target, tokenizer: Tokenizer, max_le
     pieces, of = (np.array(a, dtype=np.int64) for a in tokenizer.encode_words(words))
     lost = np.setdiff1d(np.arange(len(words)), of)
     places = np.searchsorted(of, lost)
-    unknown = _first_of(tokenizer.specials.unk, tokenizer.specials.eos)
+    unknown = first_of(tokenizer.specials.unk, tokenizer.specials.eos)
     pieces, of = np.insert(pieces, places, unknown), np.insert(of, places, lost)
     before = tokenizer.wrap([-1])[0].index(-1)
     room = max_len - tokenizer.num_added()
@@ -257,24 +268,6 @@ def _encoded(
     ids: list[int], segments: list[int], rows: np.ndarray, target: Target, lengths: tuple[int, ...] = ()
 ) -> Encoded:
     return Encoded(np.array(ids, dtype=np.int64), np.array(segments, dtype=np.int64), rows, target, lengths)
-
-
-def _wrap(tokenizer: Tokenizer, first: list[int], second: list[int] | None) -> tuple[list[int], list[int]]:
-    """Special tokens around a text or a pair.
-
-    Tokenizers of causal models add none: there a pair would run together, so the end-of-text token parts it
-    (as GPT's delimiter does, Radford et al. 2018, §3.3), and a text without tokens would be no sequence.
-    """
-    if tokenizer.num_added(second is not None):
-        return tokenizer.wrap(first, second)
-    specials = tokenizer.specials
-    end = _first_of(specials.sep, specials.eos, specials.unk)
-    ids = first if second is None else [*first, end, *second]
-    return ids or [end], [0] * max(len(ids), 1)
-
-
-def _first_of(*ids: int | None) -> int:
-    return next((i for i in ids if i is not None), 0)
 
 
 def _cut_longer(first: list[int], second: list[int] | None, excess: int) -> None:

@@ -74,7 +74,10 @@ def save_model(
 
 
 def load_model(path: str | Path, heads: dict[str, HeadSpec] | None = None, seed: int = 0) -> ModelFolder:
-    """Open a folder written here or by `transformers`. Loading is strict; `heads` replaces the heads by new ones."""
+    """Open a folder written here or by `transformers`. Loading is strict; `heads` replaces the heads by new ones.
+
+    One that the folder has exactly so is kept: a model goes on from one task to the next with the same answers.
+    """
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"there is no model folder at {folder}")
@@ -90,8 +93,9 @@ def load_model(path: str | Path, heads: dict[str, HeadSpec] | None = None, seed:
     theirs = {name: t for file in weight_files(folder) for name, t in _load(file).items()}
     state |= to_ours(family, spec, {n: s for n, s in shapes.items() if n not in state}, theirs, str(folder))
     if heads is not None:
+        kept = tuple(f"heads.{name}." for name, head in spec.heads.items() if heads.get(name) == head)
         spec = spec.replace(heads=heads)
-        state = {name: t for name, t in state.items() if not name.startswith("heads.")}
+        state = {name: t for name, t in state.items() if not name.startswith("heads.") or name.startswith(kept)}
     with torch.device("meta"):
         model = Model(spec)
     model.to_empty(device="cpu")

@@ -1,0 +1,33 @@
+"""`polyseme ask`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def ask(
+    model: Annotated[Path, typer.Argument(help="a model folder that was fine-tuned to find answers (--task span)")],
+    question: Annotated[str, typer.Argument(help="what is asked")],
+    context: Annotated[Path, typer.Option(help="the text that holds the answer: a file; plain, .gz or .xz")],
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Find the answer to a question in a text, of any length."""
+    from dataclasses import asdict
+
+    import polyseme
+    from polyseme.cli.output import print_json
+    from polyseme.tasks.examples import read_lines
+
+    text = "\n".join(read_lines(context))
+    found = polyseme.load(model).answer(text, question)
+    if as_json:
+        print_json(asdict(found))
+    elif found.text:
+        print(
+            f"{found.text}\nprobability {found.probability:.4f}, characters {found.start} to {found.end} of {context}"
+        )
+    else:
+        print(f"no answer (odds against the best one: {found.odds:.3f})")

@@ -1,0 +1,117 @@
+"""The commands around tasks: ask, compare, ensembles, grids, benchmarks, last words."""
+
+import json
+import math
+
+import pytest
+import torch
+
+import polyseme
+from polyseme.errors import UserError
+from polyseme.tasks.named.last_words import read_last_words
+
+CONTEXT = "The old cat sees the grey dog in the river. The young wolf hears the small bird in the forest."
+
+
+@pytest.fixture(scope="module")
+def span(project, done):
+    at = CONTEXT.index("grey")
+    asked = [{"id": str(i), "question": "What does the cat see?", "answers": [{"text": "grey dog", "answer_start": at}]}
+             for i in range(4)]  # fmt: skip
+    asked.append({"id": "bad", "question": "Where?", "answers": [{"text": "river", "answer_start": 0}]})
+    file = project.path / "squad.json"
+    file.write_text(json.dumps({"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": asked}]}]}))
+    done("finetune", project.path / "run-bert/model", "--task", "span", "--train", file, "--dev", file, "--out",
+         project.path / "run-span", "--set", "steps=2")  # fmt: skip
+    return file, project.path / "run-span"
+
+
+def test_ask_evaluate_and_predict(span, done, tmp_path, refused):
+    file, run = span
+    results = json.loads((run / "results.json").read_text())
+    assert results["train_examples"] == 4 and results["wrong_offsets"]["train"] == [1, 1]
+    (tmp_path / "context.txt").write_text(CONTEXT * 20)
+    found = json.loads(done("ask", run / "model", "What?", "--context", tmp_path / "context.txt", "--json"))
+    assert found["text"] == (CONTEXT * 20)[found["start"] : found["end"]] and found["text"]
+    assert "characters" in done("ask", run / "model", "What?", "--context", tmp_path / "context.txt")
+    measured = json.loads(done("evaluate", run / "model", "--data", file, "--json"))
+    assert measured["examples"] == 5 and measured["f1"] == results["mean"]["f1"]
+    done("predict", run / "model", "--data", file, "--out", tmp_path / "p.json")
+    assert set(json.loads((tmp_path / "p.json").read_text())) == {"0", "1", "2", "3", "bad"}
+    refused("ask", run / "model", "What?", "--context", tmp_path / "none.txt", says="none.txt is missing")
+
+
+def test_grid_compare_and_ensemble(project, done, tmp_path, refused):
+    base = project.path / "run-bert/model"
+    files = [project.path / f"classification-{part}.tsv" for part in ("train", "dev")]
+    shared = ["--task", "classification", "--train", files[0], "--dev", files[1], "--set", "steps=2", "--seeds", 2]
+    said = done("finetune", base, *shared, "--out", tmp_path / "a", "--grid", "lr=1e-4,1e-3 batch=8")
+    assert "lr=1e-4_batch=8" in said and (tmp_path / "a/model").is_dir() and (tmp_path / "a/grid.json").is_file()
+    done("finetune", base, *shared, "--out", tmp_path / "b", "--scratch")
+    said = done("compare", tmp_path / "a", tmp_path / "b", "--samples", 20, "--out", tmp_path / "p.svg")
+    assert "(from scratch)" in said and "p = " in said and "<svg" in (tmp_path / "p.svg").read_text()
+    told = json.loads(done("compare", tmp_path / "a", tmp_path / "b", "--samples", 20, "--json"))
+    assert [run["seeds"] for run in told["runs"]] == [2, 2] and 0 <= told["bootstrap"]["p"] <= 1
+    models = [tmp_path / name / "model" for name in "ab"]
+    assert "2 examples" not in done("evaluate", *models, "--data", files[1], "--ensemble")
+    one, two, both = (tmp_path / f"{name}.jsonl" for name in ("one", "two", "both"))
+    for given, written in ((models[:1], one), (models[1:], two), (models, both)):
+        done("predict", *given, "--data", files[1], "--out", written, *(["--ensemble"] if written == both else []))
+    shares = [[json.loads(line)["probabilities"] for line in f.read_text().splitlines()] for f in (one, two, both)]
+    for a, b, mean in zip(*shares, strict=True):
+        assert mean == pytest.approx({label: (a[label] + b[label]) / 2 for label in a})
+    rest = ["--task", "classification", "--train", files[0], "--dev", files[1], "--set", "steps=1"]
+    done("finetune", "--features", "none", *rest, "--out", tmp_path / "over")
+    for args, says in (
+        (("evaluate", *models, "--data", files[1]), "several models: say --ensemble"),
+        (("evaluate", models[0], "--data", files[1], "--ensemble"), "--ensemble is for several models"),
+        (("evaluate", models[0], project.path / "run-tagging/model", "--data", files[1], "--ensemble"), "another task"),
+        (("predict", *models, "--data", files[1], "--out", both), "several models: say --ensemble"),
+        (("evaluate", models[0], tmp_path / "over/model", "--data", files[1], "--ensemble"), "is laid over features"),
+        (("compare", tmp_path), "is no finished run|p.svg|results.json"),
+        (("compare", tmp_path / "a", "--out", tmp_path / "p.xls"), "written as .png"),
+        (("finetune", base, *shared, "--out", tmp_path / "c", "--grid", "lr"), "is not name=value"),
+        (("benchmark", "glue", base, "--data", tmp_path, "--out", tmp_path / "d"), "holds none of the data sets"),
+    ):
+        if args[:2] != ("compare", tmp_path):
+            refused(*args, says=says)
+
+
+def test_last_words(project, done, tmp_path, refused):
+    model = polyseme.load(project.path / "run-gpt2/model")
+    texts = [("The old cat sees the", "dog"), ("The wolf hears the bird in the", "forest")]
+    found = model.last_words(texts)
+    for (context, word), one in zip(texts, found):
+        whole, part = model.score([f"{context} {word}", context])
+        assert one.score.log_probability == pytest.approx(whole.log_probability - part.log_probability, abs=1e-4)
+        assert one.score.tokens == whole.tokens - part.tokens and one.cut == 0
+    ids = model.tokenizer.encode(texts[0][0])
+    with torch.no_grad():
+        tokens = torch.tensor([*model.opening, *ids])
+        best = model.tokenizer.decode([int(_next(model, tokens))]).strip()
+    if best and " " not in best:
+        (said,) = model.last_words([(texts[0][0], best)])
+        assert said.right or said.score.tokens > 1
+    (long,) = model.last_words([("The old cat. " * 30, "dog")])
+    assert long.cut > 0
+    (tmp_path / "l.jsonl").write_text("".join(json.dumps({"context": a, "continuation": b}) + "\n" for a, b in texts))
+    (tmp_path / "l.txt").write_text("".join(f"{a} {b}\n" for a, b in texts))
+    assert read_last_words(tmp_path / "l.txt") == read_last_words(tmp_path / "l.jsonl") == texts
+    told = json.loads(done("score", project.path / "run-gpt2/model", "--last-words", tmp_path / "l.jsonl", "--json"))
+    assert told["texts"] == 2 and told["accuracy"] == sum(one.right for one in found) / 2
+    mean = sum(one.score.log_probability for one in found) / 2
+    assert told["perplexity"] == pytest.approx(math.exp(-mean), rel=1e-4)
+    (tmp_path / "bad.txt").write_text("word\n")
+    with pytest.raises(UserError, match=r"bad\.txt:1: not a passage of several words"):
+        read_last_words(tmp_path / "bad.txt")
+    refused(
+        "score", project.path / "run-bert/model", "--last-words", tmp_path / "l.txt", says="cannot guess last words"
+    )
+
+
+def _next(model, tokens):
+    from polyseme.parts.layout import Layout
+
+    layout = Layout.of([len(tokens)])
+    last = model.model.trunk(tokens.to(model.device), layout).last
+    return model.model.predict("next", last, layout, torch.tensor([len(tokens) - 1])).argmax()

@@ -1,0 +1,311 @@
+"""Runs beside runs: seeds, early stopping, grids, chains, ensembles, the bootstrap, a benchmark that goes on."""
+
+import json
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.tasks import benchmark
+from polyseme.tasks.benchmark import BENCHMARKS, rows_of, run_benchmark
+from polyseme.tasks.compare import Run, bootstrap, cells, picture, read_run, read_runs
+from polyseme.tasks.ensemble import ensemble, evaluate_ensemble
+from polyseme.tasks.examples import Example
+from polyseme.tasks.finetune import FinetuneSpec, finetune
+from polyseme.tasks.grid import points, search
+from polyseme.tasks.predict import predict
+from polyseme.tasks.published import published, table
+from polyseme.tasks.seeds import Best
+from polyseme.tasks.submission import write_submission
+from polyseme.tasks.task import Prediction, Task
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.optim import OptimSpec
+from polyseme.weights.folder import load_model, save_model
+
+WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt", "seal", "swan"]
+QUICK = FinetuneSpec(epochs=2, batch_size=16, optim=OptimSpec(rate=3e-3), truncate=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    tokenizer = Tokenizer.train("wordpiece", iter([" ".join(WORDS), *WORDS] * 30), 300)
+    spec = FAMILIES["bert"].spec(num_layers=1, dim=24, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=40)
+    path = tmp_path_factory.mktemp("base") / "m"
+    save_model(path, spec.build(0), tokenizer)
+    return path
+
+
+def texts(n, seed=0, kind="classification"):
+    draw, found = random.Random(seed), []
+    for i in range(n):
+        words = tuple(draw.choices(WORDS, k=5))
+        if kind == "tagging":
+            found.append(Example(f"d:{i}", words=words, tags=tuple("B-X" if w == "wolf" else "O" for w in words)))
+        elif kind == "choice":
+            right = draw.randrange(3)
+            choices = tuple("wolf" if j == right else draw.choice(WORDS[:4]) for j in range(3))
+            found.append(Example(f"d:{i}", " ".join(words), choices=choices, label=str(right)))
+        elif kind == "regression":
+            found.append(Example(f"d:{i}", " ".join(words), label=str(words.count("wolf"))))
+        else:
+            found.append(Example(f"d:{i}", " ".join(words), label=str(int("wolf" in words))))
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    data = texts(160)
+    for name, epochs in (("good", 6.0), ("poor", 1.0)):
+        finetune(folder, "classification", data[:120], data[120:], out / name, QUICK.replace(epochs=epochs), seeds=2)
+    return out
+
+
+def test_a_seed_that_learnt_nothing_is_named(folder):
+    data = texts(80)
+    still = QUICK.replace(steps=1, optim=OptimSpec(rate=0.0))
+    found = finetune(folder, "classification", data[:60], data[60:], None, still, seeds=2)
+    most = max(np.mean([e.label == label for e in data[60:]]) for label in "01")
+    assert found["blind"] == pytest.approx(most)
+    assert found["failed"] == [run["seed"] for run in found["seeds"] if run["accuracy"] <= most]
+    assert found["failed"]
+
+
+def test_early_stopping_keeps_the_best_epoch(folder, tmp_path):
+    best, model = Best(2), torch.nn.Linear(1, 1)
+    for step, value in enumerate([0.1, 0.5, 0.5, 0.4], 1):
+        assert not best.over
+        with torch.no_grad():
+            model.weight.fill_(step)
+        best.note(step, value, model)
+    assert best.over and (best.step, best.value) == (2, 0.5)
+    best.restore(model)
+    assert model.weight.item() == 2
+    data = texts(120)
+    found = finetune(
+        folder, "classification", data[:80], data[80:], tmp_path / "r", QUICK.replace(epochs=40.0, patience=2)
+    )
+    steps = [json.loads(line)["step"] for line in (tmp_path / "r/log.jsonl").read_text().splitlines()]
+    assert len(steps) < found["steps"] == 200 and len(steps) % 5 == 0 and len(steps) >= 15
+    with pytest.raises(UserError, match="patience is -1, which is negative"):
+        QUICK.replace(patience=-1).check()
+
+
+def test_a_grid_keeps_its_best_and_goes_on(folder, tmp_path):
+    data = texts(80)
+    asked = []
+
+    def run(spec, out):
+        asked.append(spec.optim.rate)
+        return finetune(folder, "classification", data[:60], data[60:], out, spec)
+
+    grid = points(QUICK.replace(steps=6), ["lr=1e-9,3e-3 batch=8"])
+    assert [name for name, _ in grid] == ["lr=1e-9_batch=8", "lr=3e-3_batch=8"]
+    assert grid[1][1].optim.rate == 3e-3 and grid[1][1].batch_size == 8
+    first = tmp_path / "r/grid/lr=1e-9_batch=8"
+    finetune(folder, "classification", data[:60], data[60:], first, grid[0][1])
+    found, rows = search(run, tmp_path / "r", grid)
+    assert asked == [3e-3], "what was done is not done again"
+    values = {name: r["mean"]["accuracy"] for name, r in rows}
+    assert found["mean"]["accuracy"] == max(values.values())
+    assert load_model(tmp_path / "r/model").notes["task"] == "classification"
+    assert json.loads((tmp_path / "r/results.json").read_text())["mean"] == found["mean"]
+    assert not list((tmp_path / "r/grid").glob("*/model"))
+    with pytest.raises(UserError, match="already holds"):
+        search(run, tmp_path / "r", grid)
+    for bad, message in (("lr", "is not name=value"), ("lr=", "is not name=value"), ("ls=3", "unknown key 'ls'")):
+        with pytest.raises(UserError, match=message):
+            points(QUICK, [bad])
+
+
+def test_a_chain_keeps_the_head_of_the_same_answers(folder, tmp_path):
+    data = texts(60)
+    still = QUICK.replace(steps=1, optim=OptimSpec(rate=0.0))
+    finetune(folder, "classification", data, data, tmp_path / "a", QUICK, first_seed=1, data_set="first")
+    finetune(tmp_path / "a/model", "classification", data, data, tmp_path / "b", still, first_seed=2)
+    a, b = (load_model(tmp_path / name / "model") for name in "ab")
+    assert torch.equal(a.model.heads["classify"].linear.weight, b.model.heads["classify"].linear.weight)
+    assert b.notes["chain"] == ["first"]
+    other = [Example(e.where, e.text, label="yes" if e.label == "1" else "no") for e in data]
+    finetune(tmp_path / "a/model", "classification", other, other, tmp_path / "c", still)
+    c = load_model(tmp_path / "c/model").model
+    assert not torch.equal(a.model.heads["classify"].linear.weight, c.heads["classify"].linear.weight)
+
+
+@pytest.mark.parametrize("kind", ["classification", "tagging", "choice", "regression"])
+def test_an_ensemble_is_the_mean_of_its_members(folder, kind, tmp_path):
+    data = texts(60, kind=kind)
+    for seed in (0, 1):
+        finetune(folder, kind, data[:40], data[40:], tmp_path / str(seed), QUICK, first_seed=seed)
+    members = [load_model(tmp_path / str(seed) / "model") for seed in (0, 1)]
+    task, found = ensemble(members, data[40:])
+    alone = [predict(member, data[40:]) for member in members]
+    for one, *each in zip(found, *alone):
+        if kind == "regression":
+            assert one.number == pytest.approx(np.mean([p.number for p in each]))
+        elif kind == "tagging":
+            assert len(one.tags) == 5
+        else:
+            for label, share in one.probabilities.items():
+                assert share == pytest.approx(np.mean([p.probabilities[label] for p in each]))
+    assert set(evaluate_ensemble(members, data[40:])) and task.kind == kind
+    with pytest.raises(UserError, match="two models or more"):
+        ensemble(members[:1], data)
+
+
+def test_runs_in_a_table_and_a_picture(runs, tmp_path):
+    pytest.importorskip("matplotlib")
+    good, poor = read_run(runs / "good"), read_run(runs / "poor")
+    header, rows = cells([good, poor])
+    assert header == ["model", "parameters", "classification (accuracy)", "mean", "seconds"] and len(rows) == 1
+    assert rows[0][2].startswith(f"{100 * poor.mean:.1f} ± ")
+    picture([good, poor], tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert [run.path.name for run in read_runs([runs])] == ["good", "poor"]
+    with pytest.raises(UserError, match=r"is no finished run"):
+        read_run(tmp_path)
+
+
+def test_the_bootstrap_tells_a_difference_from_chance(runs):
+    good, poor = read_run(runs / "good"), read_run(runs / "poor")
+    found = bootstrap(good, poor, 300)
+    assert found["difference"] == pytest.approx(good.mean - poor.mean) and found["low"] <= found["high"]
+    draw = random.Random(0)
+    gold = tuple(draw.choice("ab") for _ in range(400))
+
+    def run(right):
+        said = tuple(g if draw.random() < right else "ab".replace(g, "") for g in gold)
+        value = sum(a == b for a, b in zip(gold, said)) / len(gold)
+        return Run(runs, "m", "t", "choice", "accuracy", (value,), 1, 1.0, (), gold, (said,))
+
+    a, b, c = run(0.9), run(0.7), run(0.9)
+    assert bootstrap(a, b, 400)["p"] < 0.01 < 0.05 < bootstrap(a, c, 400)["p"]
+    assert bootstrap(b, a, 400)["difference"] < 0
+    # of a difference of proportions the interval is known: 1.96 standard errors of the paired difference
+    both = np.array([(x == g) - (y == g) for x, y, g in zip(a.said[0], b.said[0], gold)], float)
+    wide = 1.96 * both.std() / np.sqrt(len(both))
+    found = bootstrap(a, b, 2000)
+    assert found["high"] - found["low"] == pytest.approx(2 * wide, rel=0.1)
+    with pytest.raises(UserError, match="not measured on the same examples"):
+        bootstrap(a, good)
+
+
+GLUE = {  # small files of every data set that is in the table
+    "MNLI": ("train dev_matched dev_mismatched test_matched test_mismatched",
+             "index sentence1 sentence2 gold_label", ("neutral", "entailment", "contradiction")),
+    "QQP": ("train dev test", "id question1 question2 is_duplicate", "01"),
+    "QNLI": ("train dev test", "index question sentence label", ("entailment", "not_entailment")),
+    "SST-2": ("train dev", "sentence label", "01"),
+    "STS-B": ("train dev test", "index sentence1 sentence2 score", ("0.5", "2.0", "4.5")),
+    "MRPC": ("train dev test", "Quality #1_String #2_String", "01"),
+    "RTE": ("train dev test", "index sentence1 sentence2 label", ("entailment", "not_entailment")),
+    "WNLI": ("train dev", "index sentence1 sentence2 label", "01"),
+}  # fmt: skip
+
+
+def lay(path):
+    draw = random.Random(0)
+    for folder, (parts, names, labels) in GLUE.items():
+        for part in parts.split():
+            bare = part.startswith("test")
+            header = [n.replace("_String", " String") for n in names.split()]
+            header = [n for n in header if not (bare and n in ("gold_label", "is_duplicate", "label", "score"))]
+            rows = [header]
+            for i in range(12):
+                words = [" ".join(draw.choices(WORDS, k=4)) for _ in header]
+                cells = dict(zip(header, words)) | {"index": str(i), "id": str(i)}
+                cells |= {
+                    n: labels[i % len(labels)] for n in ("gold_label", "is_duplicate", "label", "score", "Quality")
+                }
+                rows.append([cells[n] for n in header])
+            target = path / folder / f"{part}.tsv"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text("".join("\t".join(row) + "\n" for row in rows))
+    for part in ("train", "dev"):
+        (path / "CoLA").mkdir(exist_ok=True)
+        (path / "CoLA" / f"{part}.tsv").write_text("".join(f"s\t{i % 2}\t\tcat dog {WORDS[i]}\n" for i in range(12)))
+
+
+def test_a_benchmark_runs_all_goes_on_and_shows_the_lectures_table(folder, tmp_path, monkeypatch):
+    lay(tmp_path / "glue")
+    settings = QUICK.replace(steps=1, max_len=32)
+    asked = []
+    real = benchmark.finetune
+
+    def told(*args, **options):
+        asked.append(options["data_set"])
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return real(*args, **options)
+
+    monkeypatch.setattr(benchmark, "finetune", told)
+    with pytest.raises(KeyboardInterrupt):
+        run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "out", settings)
+    found = run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "out", settings)
+    assert len(asked) == 10 and asked.count("glue/mnli") == 1 and "glue/mnli-mm" not in asked
+    nine = BENCHMARKS["glue"].columns
+    assert found["average"] == pytest.approx(np.mean([found["mean"][column] for column in nine]))
+    assert len(nine) == 9 and "wnli" in found["mean"] and not found["missing"]
+    assert all(len(values) == 1 for values in found["scores"].values())
+    header, rows = rows_of("glue", "mine", found)
+    assert header[1:3] == ["mnli", "mnli-mm"] and rows[-1][0] == "mine" and rows[4][-2] == "82.1"
+    lines = (tmp_path / "out/submission/MNLI-mm.tsv").read_text().splitlines()
+    assert lines[0] == "index\tprediction" and len(lines) == 13 and lines[1].split("\t")[1] in GLUE["MNLI"][2]
+    assert (tmp_path / "out/submission/STS-B.tsv").is_file() and not (tmp_path / "out/submission/SST-2.tsv").exists()
+    with pytest.raises(UserError, match="with other settings"):
+        run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "out", settings, 2)
+    shutil.rmtree(tmp_path / "glue/RTE")
+    shutil.rmtree(tmp_path / "out")
+    for name in GLUE:
+        if name not in ("SST-2", "RTE"):
+            shutil.rmtree(tmp_path / "glue" / name)
+    found = run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "out", settings, 1)
+    assert found["average"] is None and set(found["mean"]) == {"sst-2", "cola"} and "rte" in found["missing"]
+    with pytest.raises(UserError, match="holds none of the data sets"):
+        run_benchmark("superglue", folder, tmp_path / "glue", tmp_path / "x", settings)
+    with pytest.raises(UserError, match="no benchmark 'glu'; did you mean 'glue'"):
+        run_benchmark("glu", folder, tmp_path, tmp_path / "x")
+
+
+def test_published_figures_keep_what_disagrees():
+    averages = {row.values["average"] for row in table("glue").rows if row.system == "BERT-large"}
+    assert averages == {82.1, 81.9}
+    for row in table("glue").rows:  # the printed average is that of the nine, as far as the slides' rounding goes
+        nine = [row.values[column] for column in BENCHMARKS["glue"].columns]
+        assert row.values["average"] == pytest.approx(np.mean(nine), abs=0.06), row
+    assert len(table("conll-2003").rows) == 12 and {r.values["en-fr"] for r in table("bleu").rows[-2:]} == {41.0, 41.8}
+    for row in table("albert").rows:
+        v = row.values
+        five = [(v["squad-1.1_f1"] + v["squad-1.1_exact"]) / 2, (v["squad-2.0_f1"] + v["squad-2.0_exact"]) / 2]
+        assert v["average"] == pytest.approx(np.mean([*five, v["mnli"], v["sst-2"], v["race"]]), abs=0.11), row
+    assert all(row.source for given in published().values() for row in given.rows)
+    with pytest.raises(UserError, match="did you mean 'glue'"):
+        table("glu")
+
+
+def test_submissions(tmp_path):
+    write_submission(
+        tmp_path / "a.tsv", "glue/sts-b", [Prediction(number=9.0), Prediction(number=-1), Prediction(number=2.5)]
+    )
+    assert (tmp_path / "a.tsv").read_text() == "index\tprediction\n0\t5.000\n1\t0.000\n2\t2.500\n"
+    with pytest.raises(UserError, match="not scored by the GLUE server"):
+        write_submission(tmp_path / "b.tsv", "swag", [])
+
+
+def test_words_cut_off_count_as_wrong(folder, tmp_path):
+    data = [Example(f"d:{i}", words=("cat",) * 40, tags=("O",) * 39 + ("B-X",)) for i in range(8)]
+    found = finetune(folder, "tagging", data, data, None, QUICK.replace(steps=1, max_len=12))
+    assert found["cut"] == {"train": 8, "dev": 8}
+    assert found["mean"]["accuracy"] <= 10 / 40 and Task.of("tagging", data).labels == ("O", "B-X")

@@ -1,0 +1,312 @@
+"""Named data sets beside the first of GLUE: small files in the published formats, oddities and mistakes included."""
+
+# ruff: noqa: E501  # rows of tables as they are distributed
+
+import csv
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from polyseme.errors import UserError
+from polyseme.tasks.catalogue import DATA_SETS
+from polyseme.tasks.metrics import score
+from polyseme.tasks.named.glue import wnli_trap
+
+REAL = Path(__file__).parents[2].parent / "shared/data"
+MNLI = ["index", "promptID", "pairID", "genre", "sentence1_binary_parse", "sentence2_binary_parse", "sentence1_parse",
+        "sentence2_parse", "sentence1", "sentence2", "label1", "gold_label"]  # fmt: skip
+
+
+def tsv(*rows):
+    return "".join("\t".join(row) + "\n" for row in rows)
+
+
+def lines(*records):
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def commas(*rows):
+    out = io.StringIO()
+    csv.writer(out).writerows(rows)
+    return out.getvalue()
+
+
+def mnli(label, i=0):
+    cells = [
+        str(i),
+        "1",
+        "1n",
+        "fiction",
+        "( a )",
+        "( b )",
+        "(ROOT a)",
+        "(ROOT b)",
+        'He said "go',
+        "He spoke",
+        label,
+        label,
+    ]
+    return tsv(MNLI, cells)
+
+
+RECORD = {
+    "source": "Daily mail", "idx": 3,
+    "passage": {"text": "Ann met Bob in Paris.\n@highlight\nBob left", "entities": [{"start": 0, "end": 2},
+                {"start": 8, "end": 10}, {"start": 15, "end": 19}, {"start": 33, "end": 35}]},
+    "qas": [{"query": "It was @placeholder who left", "idx": 7, "answers": [{"start": 33, "end": 35, "text": "Bob"}]}],
+}  # fmt: skip
+MULTIRC = {
+    "idx": 2,
+    "passage": {"text": "A day.", "questions": [
+        {"question": "When?", "idx": 0, "answers": [{"text": "day", "idx": 0, "label": 1}, {"text": "night", "idx": 1, "label": 0}]},
+        {"question": "Who?", "idx": 1, "answers": [{"text": "me", "idx": 2, "label": 0}]}]},
+}  # fmt: skip
+ARTICLE = {"article": "Tom ran.", "id": "high1.txt", "answers": ["B", "A"], "questions": ["Tom  _  .", "Who ran?"],
+           "options": [["sat", "ran", "ate", "hid"], ["Tom", "Tim", "Ann", "Bob"]]}  # fmt: skip
+SWAG = [
+    "",
+    "video-id",
+    "fold-ind",
+    "startphrase",
+    "sent1",
+    "sent2",
+    "gold-source",
+    "ending0",
+    "ending1",
+    "ending2",
+    "ending3",
+    "label",
+]
+CASES = {  # the file of one part, its content, and what its first and last example must be: text, pair, choices, label
+    "glue/qqp": ("dev.tsv", tsv(["id", "qid1", "qid2", "question1", "question2", "is_duplicate"],
+                 ["1", "2", "3", 'Is "x" so?', "Is x so?", "1"]), ('Is "x" so?', "Is x so?", None, "1")),
+    "glue/mnli": ("dev_matched.tsv", mnli("neutral"), ('He said "go', "He spoke", None, "neutral")),
+    "glue/mnli-mm": ("dev_mismatched.tsv", mnli("contradiction"), ('He said "go', "He spoke", None, "contradiction")),
+    "glue/qnli": ("dev.tsv", tsv(["index", "question", "sentence", "label"], ["0", "Who?", "Me.", "entailment"]),
+                  ("Who?", "Me.", None, "entailment")),
+    "glue/rte": ("dev.tsv", tsv(["index", "sentence1", "sentence2", "label"], ["0", "A.", "B.", "not_entailment"]),
+                 ("A.", "B.", None, "not_entailment")),
+    "glue/diagnostic": ("diagnostic-full.tsv", tsv(
+        ["Lexical Semantics", "Predicate-Argument Structure", "Logic", "Knowledge", "Domain", "Premise", "Hypothesis", "Label"],
+        ["", "", "Negation", "", "", "It is.", "It is not.", "contradiction"]), ("It is.", "It is not.", None, "contradiction")),
+    "snli": ("snli_1.0_dev.jsonl", lines({"gold_label": "-", "sentence1": "x", "sentence2": "y"},
+             {"gold_label": "entailment", "sentence1": "A man.", "sentence2": "A person.", "pairID": "1"}),
+             ("A man.", "A person.", None, "entailment")),
+    "sick": ("dev.txt", tsv(["A man", "A dog", "2"]), ("A man", "A dog", None, "2")),
+    "superglue/boolq": ("val.jsonl", lines({"question": "is it", "passage": "It is.", "idx": 0, "label": True}),
+                        ("It is.", "is it", None, "true")),
+    "superglue/cb": ("val.jsonl", lines({"premise": "p", "hypothesis": "h", "label": "neutral", "idx": 1}),
+                     ("p", "h", None, "neutral")),
+    "superglue/copa": ("val.jsonl", lines({"premise": "It fell.", "choice1": "a", "choice2": "b", "question": "cause",
+                       "label": 1, "idx": 0}), ("It fell. What was the cause of this?", None, ("a", "b"), "1")),
+    "superglue/multirc": ("val.jsonl", lines(MULTIRC), ("A day.", "When? day", None, "1")),
+    "superglue/record": ("val.jsonl", lines(RECORD), ("Ann met Bob in Paris.\n\nBob left It was @placeholder who left",
+                         None, ("Ann", "Bob", "Paris"), "1")),
+    "superglue/rte": ("val.jsonl", lines({"premise": "p", "hypothesis": "h", "label": "entailment", "idx": 1}),
+                      ("p", "h", None, "entailment")),
+    "superglue/wic": ("val.jsonl", lines({"word": "bed", "sentence1": "a bed", "sentence2": "bed of roses", "start1": 2,
+                      "end1": 5, "start2": 0, "end2": 3, "label": False, "idx": 0}), ("bed: a bed", "bed of roses", None, "false")),
+    "superglue/wsc": ("val.jsonl", lines({"text": "Mark told Pete he lied", "idx": 0, "label": True, "target": {
+                      "span1_index": 0, "span1_text": "Mark", "span2_index": 3, "span2_text": "he"}}),
+                      ("Mark told Pete * he * lied", "Mark", None, "true")),
+    "swag": ("val.csv", commas(SWAG, ["0", "v1", "2", "s", "He runs.", "She", "gold", "sits, calmly", 'says "no"', "c", "d", "2"]),
+             ("He runs.", None, ("She sits, calmly", 'She says "no"', "She c", "She d"), "2")),
+    "arct": ("dev-full.txt", tsv(["#id", "warrant0", "warrant1", "correctLabelW0orW1", "reason", "claim", "debateTitle", "debateInfo"],
+             ["1_2", "w0", "w1", "1", "Because.", "So.", "t", "i"]), ("Because. So.", None, ("w0", "w1"), "1")),
+    "story-cloze": ("cloze_test_test__spring2016 - cloze_test_ALL_test.csv", commas(
+        ["InputStoryid", "InputSentence1", "InputSentence2", "InputSentence3", "InputSentence4", "RandomFifthSentenceQuiz1",
+         "RandomFifthSentenceQuiz2", "AnswerRightEnding"], ["x", "A.", "B.", "C.", "D.", "E.", "F.", "2"]),
+        ("A. B. C. D.", None, ("E.", "F."), "1")),
+    "sst-5": ("dev.txt", "(3 (2 It) (4 (3 -LRB-) (2 1\\/2)))\n", ("It ( 1/2", None, None, "3")),
+    "yelp-full": ("test.csv", '"4","Good\\n\\nbut ""dear"""\n', ('Good\n\nbut "dear"', None, None, "4")),
+    "yelp-2": ("test.csv", '"1","Bad"\n', ("Bad", None, None, "1")),
+    "trec-6": ("TREC_10.label", "NUM:dist How far is Malm\u00f6 ?\n", ("How far is Malm\u00f6 ?", None, None, "NUM")),
+    "trec-50": ("TREC_10.label", "NUM:dist How far ?\n", ("How far ?", None, None, "NUM:dist")),
+}  # fmt: skip
+TAGS = {
+    "conll-2003": ("eng.testa", "-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\n. . O O\n\n", [(("EU", "."), ("I-ORG", "O"))]),
+    "wnut-17": ("emerging.dev.conll", "Ann\tB-person\n#x\tO\n\t\nHi\tO\n", [(("Ann", "#x"), ("B-person", "O")), (("Hi",), ("O",))]),
+    "ner": ("dev.conll", "Ann B-PER\n", [(("Ann",), ("B-PER",))]),
+    "conll-2000": ("test.txt", "He PRP B-NP\nran VBD B-VP\n\n", [(("He", "ran"), ("B-NP", "B-VP"))]),
+    "ud-pos": ("en_ewt-ud-dev.conllu", "# text = don't\n1-2\tdon't\t_\t_\t_\t_\t_\t_\t_\t_\n1\tdo\tdo\tAUX\tV\t_\t0\troot\t_\t_\n"
+               "2\tn't\tnot\tPART\tR\t_\t1\tadv\t_\t_\n2.1\tgo\tgo\tVERB\t_\t_\t_\t_\t_\t_\n\n", [(("do", "n't"), ("AUX", "PART"))]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_texts_pairs_and_choices(name, tmp_path):
+    data = DATA_SETS[name]
+    file, content, expected = CASES[name]
+    path = tmp_path / data.folder / file
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content.encode("latin-1" if name.startswith("trec") else "utf-8"))
+    found = data.part(tmp_path)
+    first = found[0]
+    assert (first.text, first.pair, first.choices, first.label) == expected
+    assert data.part(tmp_path / data.folder) == found
+    own = data.extra(found, [e.label for e in found]) if data.extra else {}
+    assert data.metric in score(data.kind, ["0", "1"], ["0", "1"], ("0", "1")) | own
+    packed = path.with_name(path.name + ".gz")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    assert [e.text for e in data.part(tmp_path)] == [e.text for e in found]
+
+
+@pytest.mark.parametrize("name", TAGS)
+def test_tags(name, tmp_path):
+    data = DATA_SETS[name]
+    file, content, expected = TAGS[name]
+    (tmp_path / file).write_text(content)
+    assert [(e.words, e.tags) for e in data.part(tmp_path)] == expected
+
+
+def test_broken_tags_of_a_named_set_are_mended(tmp_path, capsys):
+    (tmp_path / "dev.conll").write_text("Ann O\nLee I-PER\n\nBo B-PER\n")
+    assert [e.tags for e in DATA_SETS["ner"].part(tmp_path)] == [("O", "B-PER"), ("B-PER",)]
+    assert "mended 1 tags in 1 of 2 sentences" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"dev\.conll:1: 'I-PER' at word 2 cannot stand there"):
+        DATA_SETS["ner"].part(tmp_path, strict=True)
+
+
+def test_every_set_is_read_somewhere():
+    other = {"glue/cola", "glue/sst-2", "glue/mrpc", "glue/sts-b", "glue/wnli"}  # in test_catalogue
+    here = {"squad/1.1", "squad/2.0", "squad-shifts", "triviaqa", "imdb", "race", "wic"}
+    assert {*CASES, *TAGS, *other, *here} == set(DATA_SETS)
+
+
+def test_folders_of_texts(tmp_path):
+    for part, label, name, text in (("train", "pos", "1_9.txt", "Good.<br /><br />Yes"), ("train", "unsup", "2_0.txt", "?"),
+                                    ("train", "neg", "0_1.txt", "Bad"), ("test", "pos", "0_8.txt", "Fine")):  # fmt: skip
+        path = tmp_path / "aclImdb" / part / label / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    train, dev = DATA_SETS["imdb"].read(tmp_path)
+    assert [(e.label, e.text) for e in train] == [("neg", "Bad"), ("pos", "Good.\n\nYes")] and len(dev) == 1
+    assert DATA_SETS["imdb"].extra(train, ["neg", "neg"]) == {"error": 0.5}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_race(tmp_path, packed):
+    path = tmp_path / "RACE/dev/high/1.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(ARTICLE))
+    if packed:
+        with tarfile.open(tmp_path / "RACE.tar.gz", "w:gz") as archive:
+            archive.add(tmp_path / "RACE", "RACE")
+        path.unlink()
+        path.parent.rmdir()
+        path.parent.parent.rmdir()
+        path.parent.parent.parent.rmdir()
+    first, second = DATA_SETS["race"].part(tmp_path)
+    assert first.choices[1] == "Tom  ran  ." and first.label == "1" and first.text == "Tom ran."
+    assert second.choices[0] == "Who ran? Tom" and second.label == "0"
+
+
+def test_official_metrics_of_superglue(tmp_path):
+    for name, record in (("MultiRC", MULTIRC), ("ReCoRD", RECORD)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "val.jsonl").write_text(lines(record))
+    many = DATA_SETS["superglue/multirc"]
+    found = many.part(tmp_path)
+    assert many.extra(found, ["1", "0", "0"]) == {"exact": 1.0}
+    assert many.extra(found, ["1", "1", "0"]) == {"exact": 0.5}
+    record = DATA_SETS["superglue/record"]
+    asked = record.part(tmp_path)
+    assert record.extra(asked, ["1"]) == {"exact": 1.0, "f1": 1.0} and record.extra(asked, ["0"])["f1"] == 0
+    assert record.part(tmp_path, need_labels=False)[0].accepted == ("Bob",)
+
+
+def test_wic_as_it_was_first_distributed(tmp_path):
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/dev.data.txt").write_text("bed\tN\t1-0\tA bed\tBed of roses\n")
+    (tmp_path / "dev/dev.gold.txt").write_text("F\n")
+    (found,) = DATA_SETS["wic"].part(tmp_path)
+    assert (found.text, found.pair, found.label) == ("bed: A bed", "Bed of roses", "F")
+    (tmp_path / "dev/dev.gold.txt").write_text("F\nT\n")
+    with pytest.raises(UserError, match=r"has 1 lines, but .*dev\.gold\.txt has 2"):
+        DATA_SETS["wic"].part(tmp_path)
+
+
+def test_mistakes_name_file_and_line(tmp_path, capsys):
+    cases = {
+        "swag": ("val.csv", commas(SWAG, ["0"] * 12, ["1"]), r"val\.csv:3: another number of columns"),
+        "superglue/copa": ("val.jsonl", lines({"premise": "x", "question": "why", "choice1": "a", "choice2": "b"}),
+                           r"val\.jsonl:1: question is 'why', neither cause nor effect"),
+        "superglue/boolq": ("val.jsonl", lines({"passage": "x", "qestion": "y"}),
+                            r"val\.jsonl:1: there is no key 'question'; did you mean 'qestion'\?"),
+        "superglue/wsc": ("val.jsonl", "[]\n", r"val\.jsonl:1: expected a JSON object"),
+        "snli": ("snli_1.0_dev.jsonl", "{\n", r"snli_1\.0_dev\.jsonl:1: malformed JSON"),
+        "arct": ("dev-full.txt", tsv(["#id", "warrant0"], ["1", "2"]), r"dev-full\.txt:1: there is no column 'warrant1'"),
+        "sst-5": ("dev.txt", "(9 (2 x))\n", r"dev\.txt:1: not a tree"),
+        "trec-6": ("TREC_10.label", "NUM How\n", r"TREC_10\.label:1: not a class with a colon"),
+        "yelp-2": ("test.csv", '"x","y"\n', r"test\.csv:1: not a label and a text"),
+        "ud-pos": ("en_ewt-ud-dev.conllu", "1\tdo\n\n", r"conllu:1: 2 columns, not 10"),
+        "imdb": ("x", "", r"there is no folder .*test$"),
+        "race": ("x", "", r"there is neither a folder .*dev nor race\.tar\.gz"),
+        "triviaqa": ("x", "", r"squad-wikipedia-dev-4096\.json is missing"),
+    }  # fmt: skip
+    for name, (file, content, message) in cases.items():
+        folder = tmp_path / name.replace("/", "-")
+        folder.mkdir()
+        (folder / file).write_text(content)
+        with pytest.raises(UserError, match=message):
+            DATA_SETS[name].part(folder)
+    with pytest.raises(UserError, match="there is no part 'dve' of swag; did you mean 'dev'"):
+        DATA_SETS["swag"].part(tmp_path, "dve")
+    (tmp_path / "swag/val.csv").write_text(commas(SWAG, ["1"], ["0", *"bcdefghijk", "1"]))
+    assert len(DATA_SETS["swag"].part(tmp_path / "swag", skip_bad=True)) == 1
+    assert "skipped 1 bad of 2 rows" in capsys.readouterr().err
+
+
+def test_test_files_have_no_labels(tmp_path):
+    for folder, header in (("CoLA", ["index", "sentence"]), ("SST-2", ["index", "sentence"]), ("QNLI", ["index", "question", "sentence"]),
+                           ("STS-B", ["index", "genre", "sentence1", "sentence2"])):  # fmt: skip
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "test.tsv").write_text(tsv(header, [f"c{i}" for i in range(len(header))]))
+        (found,) = DATA_SETS[f"glue/{folder.lower()}"].part(tmp_path, "test", need_labels=False)
+        assert found.label is None and found.text in ("c1", "c2")
+
+
+def test_the_trap_of_wnli():
+    if not (REAL / "glue/WNLI").is_dir():
+        pytest.skip("the real files are not here")
+    train, dev = DATA_SETS["glue/wnli"].read(REAL / "glue")
+    shared, below = wnli_trap(train, dev, 0.3)
+    assert shared.startswith("48 of 71") or "of 71 dev examples have their first sentence in train" in shared
+    assert below == "accuracy 0.300 is below 0.563, which the more frequent label alone has"
+    assert len(wnli_trap(train, dev, 0.9)) == 1
+
+
+ROWS = {  # from the README beside the files; the published count of WNUT's training sentences is 3,394
+    "sick": {"train": 4439, "dev": 495, "test": 4906},
+    "wic": {"train": 5428, "dev": 638},
+    "trec-6": {"train": 5452},
+    "wnut-17": {"train": 3394, "dev": 1009, "test": 1287},
+    "ud-pos": {"dev": 2001, "test": 2077},
+    "squad-shifts": {"train": 7936, "dev": 10056, "test": 9877},
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_real_rows(name):
+    if not REAL.is_dir():
+        pytest.skip("the real files are not here")
+    assert {part: len(DATA_SETS[name].part(REAL, part)) for part in ROWS[name]} == ROWS[name]
+
+
+def test_real_articles():
+    if not (REAL / "race.tar.xz").is_file():
+        pytest.skip("the real files are not here")
+    found = DATA_SETS["race"].part(REAL, "dev")
+    assert len({e.where.rpartition(",")[0] for e in found}) == 700 and len(found) == 1383
+
+
+def test_real_trees():
+    path = REAL / "ud-ewt/en_ewt-ud-train.rebuilt.conllu.gz"
+    if not path.is_file():
+        pytest.skip("the real files are not here")
+    assert sum(1 for _ in DATA_SETS["ud-pos"].units(path, True)) == 12544

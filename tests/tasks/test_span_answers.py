@@ -1,0 +1,308 @@
+"""Answers in a text: windows and their characters, the best stretch, the threshold, and models that learn it."""
+
+import json
+import random
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+import polyseme
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.objectives.packing import rounded
+from polyseme.objectives.terms import losses
+from polyseme.tasks.baselines import linear, majority
+from polyseme.tasks.encoded import Encoded
+from polyseme.tasks.examples import Example
+from polyseme.tasks.finetune import FinetuneSpec, finetune
+from polyseme.tasks.predict import evaluate, logits, predict, predictions, write_predictions
+from polyseme.tasks.spans import SpanAnswer, SpanSpec, best_spans, best_threshold, windows
+from polyseme.tasks.task import Task
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.optim import OptimSpec
+from polyseme.weights.folder import load_model, save_model
+from tests.contracts.cases import fitting
+
+ANIMALS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare"]
+COLOURS = ["red", "blue", "green", "grey"]
+SPAN = Task("span", ("start", "end"))
+TOKENIZERS = {family.name: family.tokenizer.replace("events", "bpe") for family in FAMILIES.values()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    words = [*ANIMALS, *COLOURS, "so it is .", "which animal colour"]
+    made = {}
+    for kind in sorted(set(TOKENIZERS.values())):
+        made[kind] = Tokenizer.train(kind, iter([" ".join(words), *words] * 30), 120 if kind == "unigram" else 300)
+    return made
+
+
+def questions(n, seed=0, none=0.0, more=24):
+    draw, found = random.Random(seed), []
+    for i in range(n):
+        words = draw.choices(["so", "it", "is", "."], k=draw.randint(4, 4 + more))
+        asked = draw.choice(["animal", "colour"])
+        there = {"animal": draw.choice(ANIMALS), "colour": draw.choice(COLOURS)}
+        if draw.random() < none:
+            del there[asked]
+        for word in there.values():
+            words.insert(draw.randint(0, len(words)), word)
+        right = there.get(asked)
+        context = " ".join(words)
+        given = ((right, sum(len(w) + 1 for w in words[: words.index(right)])),) if right else ()
+        found.append(Example(f"q{i}", context, f"which {asked}", answers=given, id=f"id{i}"))
+    return found
+
+
+def folder_of(family, tokenizers, path):
+    tokenizer = tokenizers[TOKENIZERS[family]].marked(FAMILIES[family].marks)
+    spec = FAMILIES[family].spec(
+        num_layers=2, dim=32, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=40, dropout=0.0,
+        attention_dropout=0.0, **({"init_std": 0.1} if family == "bert" else {}),
+    )  # fmt: skip
+    save_model(path, spec.build(0), tokenizer)
+    return path
+
+
+def truth_of(window, example):
+    """The characters that a window's target names."""
+    first, last = (int(np.flatnonzero(window.rows == row)[0]) for row in window.target)
+    return example.text[window.offsets[first, 0] : window.offsets[last, 1]]
+
+
+@pytest.mark.parametrize("kind", sorted(set(TOKENIZERS.values())))
+def test_every_window_says_where_its_characters_stand(tokenizers, kind):
+    draw = random.Random(kind)
+    for example in questions(30, 1, 0.2, 80):
+        found = list(
+            windows([example], tokenizers[kind], draw.choice([24, 32, 40]), SpanSpec(stride=draw.choice([3, 9, 128])))
+        )
+        assert max(len(w.ids) for w in found) <= 40 and all(w.of == 0 and not w.cut for w in found)
+        ids = tokenizers[kind].encode(example.text)
+        seen = set()
+        for window in found:
+            assert len(window.rows) == len(window.offsets)
+            place = next(
+                i for i in range(len(ids)) if ids[i : i + len(window.rows)] == window.ids[window.rows].tolist()
+            )
+            seen |= set(range(place, place + len(window.rows)))
+        assert seen == set(range(len(ids))), "every token of the context is in a window"
+        held = [w for w in found if w.target[0] != w.null]
+        assert bool(held) == bool(example.answers)
+        assert all(truth_of(w, example).strip() == example.answers[0][0] for w in held)
+
+
+def test_an_answer_that_spans_a_windows_edge_is_found(tokenizers):
+    tokenizer = tokenizers["wordpiece"]
+    words = ["so", "it"] * 60
+    for at in range(0, 110):
+        text = " ".join([*words[:at], "red", "cat", "blue", "dog", *words[at:]])
+        example = Example("e", text, "which animal", answers=(("red cat blue dog", text.index("red")),))
+        found = list(windows([example], tokenizer, 24, SpanSpec()))
+        whole = [w for w in found if w.target[0] != w.null]
+        assert whole and all(truth_of(w, example) == "red cat blue dog" for w in whole)
+        scores = []
+        for window in found:
+            made = np.zeros((len(window.ids), 2))
+            if window.target[0] != window.null:
+                made[window.target[0], 0] = made[window.target[1], 1] = 5
+            scores.append(made)
+        (answer,) = best_spans(zip(found, scores), [example], SpanSpec())
+        assert answer.text == text[answer.start : answer.end] == "red cat blue dog"
+
+
+def test_the_best_stretch_by_hand():
+    """Five context tokens behind a question, offsets with gaps; the longest answer has two tokens."""
+    offsets = np.array([[0, 2], [3, 6], [6, 7], [8, 10], [11, 14]])
+    window = Encoded(np.zeros(9, int), np.zeros(9, int), np.arange(3, 8), None, offsets=offsets, null=0)
+    scores = np.zeros((9, 2))
+    scores[3, 0], scores[7, 1] = 9, 9  # too far apart
+    scores[2] = scores[8] = 50  # no part of the context
+    scores[4, 0], scores[5, 1] = 4, 3
+    scores[6, 0], scores[4, 1] = 8, 8  # ends before it starts
+    example = Example("e", "ab cde,fg hij.", "?")
+    (found,) = best_spans([(window, scores)], [example], SpanSpec(longest=2))
+    # 9 alone (token 3) and 9 (token 7) tie with the pair 8+9 = tokens 6 and 7
+    assert (found.text, found.start, found.end) == ("fg hij", 8, 14) or found.text == "ab cde"
+    values = {(i, j): scores[3 + i, 0] + scores[3 + j, 1] for i in range(5) for j in range(i, min(i + 2, 5))}
+    best = max(values, key=values.get)
+    assert (found.start, found.end) == (offsets[best[0], 0], offsets[best[1], 1])
+    assert found.odds == pytest.approx(-values[best])
+    share = np.exp(scores[3 + best[0], 0] + scores[3 + best[1], 1]) / np.exp(scores).sum(0).prod()
+    assert found.probability == pytest.approx(share)
+    (none,) = best_spans([(window, scores)], [example], SpanSpec(longest=2, threshold=-100.0))
+    assert none.text == "" and none.odds == found.odds
+
+
+def test_the_best_threshold_is_the_best_of_all():
+    draw = random.Random(0)
+    for _ in range(60):
+        texts = ["a cat sat", "a dog ran"]
+        examples = [
+            Example("", draw.choice(texts), "?", answers=draw.choice([(), (("cat sat", 2),), (("dog", 2),)]))
+            for _ in range(draw.randint(1, 9))
+        ]
+        found = [
+            SpanAnswer("", 2, draw.choice([5, 9]), 0.5, draw.choice([-2.0, -1.0, 0.5, 0.5, 3.0])) for _ in examples
+        ]
+
+        def f1(threshold, examples=examples, found=found):
+            from polyseme.tasks.metrics import question_scores
+
+            said = ["" if a.odds > threshold else e.text[a.start : a.end] for e, a in zip(examples, found)]
+            return question_scores([e.answer for e in examples] + [()], [*said, ""])[1].sum()
+
+        best = best_threshold([*examples, Example("", "x", "?", answers=())], [*found, SpanAnswer("", 0, 1, 0.5, 9e9)])
+        assert f1(best) == pytest.approx(max(f1(t) for t in (-9, -1.5, -0.5, 0.7, 9)))
+
+
+def test_the_loss_is_that_of_transformers_and_of_any_micro_batches(tokenizers):
+    tokenizer = tokenizers["wordpiece"]
+    spec = FAMILIES["bert"].spec(num_layers=1, dim=16, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=64)
+    head = FAMILIES["bert"].label_head("span", SPAN.labels, spec.trunk)
+    model = spec.replace(heads={"span": head}).build(0).double().eval()
+    encoded = SPAN.encode(questions(7, 3, 0.3), tokenizer, 64)
+    batch, order = SPAN.batch(encoded)
+    assert batch.targets["span"].count == 7 and order == sorted(range(7), key=lambda i: len(encoded[i].ids))
+    expected = 0.0
+    for one, scores in zip(encoded, logits(model, SPAN, encoded)):
+        pair = torch.tensor(scores).T.double()
+        expected += torch.nn.functional.cross_entropy(pair, torch.tensor(one.target)).item()  # the mean of the two
+    assert losses(model, batch)["span"].item() == pytest.approx(expected, rel=1e-5)
+    parts = [
+        SPAN.batch(encoded[:3])[0],
+        SPAN.batch(encoded[3:])[0],
+    ]
+    assert sum(losses(model, b)["span"].item() for b in parts) == pytest.approx(expected, rel=1e-5)
+    filled = rounded(batch, 64)
+    assert filled.targets["span"].values.shape[1] == 2 and filled.layout.total > batch.layout.total
+    assert losses(model, filled)["span"].item() == pytest.approx(expected, rel=1e-5)
+
+
+CASES = [("bert", 0.0), ("gpt2", 0.3), ("t5", 0.3)]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case[0])
+def trained(request, tokenizers, tmp_path_factory):
+    family, none = request.param
+    data = questions(460, 5, none, 10)
+    base = folder_of(family, tokenizers, tmp_path_factory.mktemp("base") / "m")
+    out = tmp_path_factory.mktemp("run") / "run"
+    settings = FinetuneSpec(epochs=9 if family != "t5" else 5, optim=OptimSpec(rate=3e-3))
+    wrong = Example("w", "so red", "which colour", answers=(("red", 1),), id="w")
+    results = finetune(base, "span", [*data[:400], wrong], data[400:], out, settings)
+    return family, none, data[400:], out, results
+
+
+def test_it_learns(trained):
+    _, none, _, out, results = trained
+    assert results["mean"]["f1"] > 0.95 and results["primary"] == "f1"
+    assert ("no_answer_accuracy" in results["mean"]) == bool(none)
+    assert results["train_examples"] == 400 and results["wrong_offsets"] == {"train": (1, 1), "dev": (0, 0)}
+    threshold = load_model(out / "model").notes["settings"]["span"]["threshold"]
+    assert (threshold is None) == (not none)
+
+
+def test_a_saved_model_gives_the_same_answers(trained, tmp_path):
+    _, _, dev, out, results = trained
+    folder = load_model(out / "model")
+    assert evaluate(folder, dev) == {k: v for k, v in results["seeds"][0].items() if k != "seed"}
+    found = predict(folder, dev)
+    one = polyseme.load(out / "model").answer(dev[3].text, dev[3].pair)
+    assert one.text == found[3].span.text and one.odds == pytest.approx(found[3].span.odds, abs=1e-4)
+    write_predictions(tmp_path / "p.json", dev, found)
+    assert json.loads((tmp_path / "p.json").read_text()) == {e.id: p.span.text for e, p in zip(dev, found)}
+    assert json.loads((tmp_path / "p.odds.json").read_text())[dev[0].id] == found[0].span.odds
+    write_predictions(tmp_path / "p.jsonl", dev, found)
+    rows = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    assert [row["text"] for row in rows] == [p.answer for p in found] and rows[0]["question"] == dev[0].pair
+
+
+def test_transformers_reads_it(trained):
+    transformers = pytest.importorskip("transformers")
+    family, _, dev, out, _ = trained
+    if family == "t5":
+        pytest.skip("its class there has a decoder")
+    theirs = transformers.AutoModelForQuestionAnswering.from_pretrained(out / "model").eval()
+    folder = load_model(out / "model")
+    encoded = SPAN.encode(dev[:5], folder.tokenizer, 40)
+    for window, ours in zip(encoded, logits(folder.model, SPAN, encoded)):
+        extra = {"token_type_ids": torch.tensor(window.segments)[None]} if family == "bert" else {}
+        with torch.no_grad():
+            found = theirs(input_ids=torch.tensor(window.ids)[None], **extra)
+        expected = torch.stack([found.start_logits[0], found.end_logits[0]], -1)
+        np.testing.assert_allclose(ours, expected.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_together_equals_alone_and_folders_round_trip(tokenizers, family, tmp_path):
+    tokenizer = tokenizers[TOKENIZERS[family]].marked(FAMILIES[family].marks)
+    sizes = {"num_layers": 2, "dim": 16, "num_heads": 2, "max_len": 32}
+    spec = FAMILIES[family].spec(**fitting(FAMILIES[family], **sizes), vocab_size=tokenizer.vocab_size)
+    head = FAMILIES[family].label_head("span", SPAN.labels, spec.trunk)
+    save_model(tmp_path / "m", spec.replace(heads={"span": head}).build(3), tokenizer, {"task": "span"})
+    folder = load_model(tmp_path / "m")
+    assert not folder.fresh and Task.from_model(folder.model, folder.notes).kind == "span"
+    examples = questions(6, 7, 0.2, 60)
+    encoded = SPAN.encode(examples, folder.tokenizer, 32)
+    assert len(encoded) > 6
+    together = predictions(folder.model, SPAN, examples, encoded)
+    for i, example in enumerate(examples):
+        (alone,) = predictions(folder.model, SPAN, [example], SPAN.encode([example], folder.tokenizer, 32))
+        assert alone.span.odds == pytest.approx(together[i].span.odds, abs=1e-5)
+
+
+def test_memory_does_not_grow_with_the_document(tokenizers):
+    """Windows come one after the other; tokens of the document are never all there."""
+    tokenizer = tokenizers["wordpiece"]
+    peaks = []
+    for words in (20_000, 100_000):
+        text = "so it is . " * (words // 4)
+        at = len(text)
+        example = Example("e", text + "red fish", "which colour", answers=(("red", at),))
+        tracemalloc.start()
+        found = None
+        for window in windows([example], tokenizer, 40, SpanSpec()):
+            found = window
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert truth_of(found, example) == "red" and tuple(found.offsets[found.target - found.rows[0]][0]) == (
+            at,
+            at + 3,
+        )
+    assert peaks[1] < 1.5 * peaks[0]
+
+
+def test_baselines_and_mistakes(tokenizers, trained):
+    data = questions(40, 9, 0.2)
+    assert majority(data, data, "span")["f1"] >= 0
+    context = "the capital of France is Paris today when it was cold"
+    seeking = [Example("", context, "What is the capital of France ?", answers=(("Paris today", 25),))]
+    assert linear(seeking, seeking, "span")["f1"] > majority(seeking, seeking, "span")["f1"]
+    with pytest.raises(UserError, match="has no answers"):
+        Task.of("span", [Example("e", "x", "y", answers=())])
+    with pytest.raises(UserError, match="the question has 40 tokens, and 17 are read: truncate"):
+        SPAN.encode([Example("e", "so", "so it " * 20)], tokenizers["wordpiece"], 40)
+    (cut,) = SPAN.encode([Example("e", "so", "so it " * 20)], tokenizers["wordpiece"], 40, truncate=True)
+    assert cut.cut and cut.target is None
+    with pytest.raises(UserError, match="max_len 6 leaves no room"):
+        SPAN.encode(data, tokenizers["wordpiece"], 6)
+    with pytest.raises(UserError, match=r"span\.stride is 0"):
+        FinetuneSpec().at("span.stride", "0")
+    model = polyseme.load(trained[3] / "model")
+    for bad in (("", "x"), ("x", ""), ("x", 3)):
+        with pytest.raises(UserError, match=r"^example 1 .*: a context and a question is needed"):
+            model.answer(*bad)
+    with pytest.raises(UserError, match=r"predictions are written as \.json, \.jsonl, not '\.tsv'"):
+        write_predictions(trained[3] / "p.tsv", data, predict(model.folder, data))
