@@ -48,7 +48,7 @@ class Report:
         *found, broken = self.values.tolist()
         if broken:
             shown = ", ".join(f"{n} {v:.4g}" for n, v in zip([*self.names, "gradient"], found))
-            raise UserError(f"step {int(broken)} is not finite ({shown}): what was saved before it is whole; try a lower rate")
+            raise UserError(f"step {int(broken)} is not finite ({shown}): what was saved is whole; try a lower rate")
         return found
 
     @property
