@@ -90,7 +90,7 @@ def train_ours(row: Row, model: Model, batch: Batch, peak: float, steps: int) ->
     optim = OptimSpec()
     run = Training(
         model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec("constant"), 10**6, DEVICE, "bf16",
-        terms=torch.compile(losses), record=not model.spec.trunk.by_lengths,
+        terms=torch.compile(losses) if model.spec.trunk.one_shape else losses, record=not model.spec.trunk.by_lengths,
     )  # fmt: skip
 
     def data() -> Iterator[tuple[list[Batch], int]]:
@@ -138,9 +138,12 @@ def measure_row(row: Row, peak: float, steps: int, compiled_peer: bool, corpus: 
     found["polyseme"].notes = notes
     flops = training_flops(model, batch)
     del model
-    found["transformers"] = train_peer(row, peer, batch, flops, peak, max(steps // 2, 5), False)
-    if compiled_peer:
-        found["transformers, compiled"] = train_peer(row, peer, batch, flops, peak, steps, True)
+    peers = {"transformers": False, "transformers, compiled": True} if compiled_peer else {"transformers": False}
+    for who, compiled in peers.items():
+        try:
+            found[who] = train_peer(row, peer, batch, flops, peak, steps if compiled else max(steps // 2, 5), compiled)
+        except torch.OutOfMemoryError:
+            print(f"{who}: out of memory", flush=True)
     return found
 
 

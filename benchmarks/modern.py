@@ -62,19 +62,19 @@ def rate_2e3(recipe: Recipe) -> Recipe:
     return recipe.replace(optim=recipe.optim.replace(rate=2e-3))
 
 
+EACH: dict[str, Callable[[Recipe], Recipe]] = {
+    "no dropout": no_dropout,
+    "30 % masked": masked_30,
+    "layout": layout,
+    "muon": muon,
+    "ramp": ramp,
+    "rate 2e-3": rate_2e3,
+}
 CHANGES: dict[str, tuple[Callable[[Recipe], Recipe], ...]] = {
     "plain": (),
-    "no dropout": (no_dropout,),
-    "30 % masked": (masked_30,),
-    "layout": (layout,),
-    "muon": (muon,),
-    "ramp": (ramp,),
-    "rate 2e-3": (rate_2e3,),
-    "all": (no_dropout, masked_30, layout, muon, ramp, rate_2e3),
-    "all but layout": (no_dropout, masked_30, muon, ramp, rate_2e3),
-    "all but 30 %": (no_dropout, layout, muon, ramp, rate_2e3),
-    "all but muon": (no_dropout, masked_30, layout, ramp, rate_2e3),
-    "all but ramp": (no_dropout, masked_30, layout, muon, rate_2e3),
+    **{name: (change,) for name, change in EACH.items()},
+    "all": tuple(EACH.values()),
+    **{f"all but {left}": tuple(c for name, c in EACH.items() if name != left) for left in EACH},
 }
 
 

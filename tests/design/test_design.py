@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import importlib
 import os
 import re
 import shlex
@@ -157,6 +158,17 @@ def test_what_only_a_type_checker_reads_is_no_arrow():
     source = "if TYPE_CHECKING:\n    from polyseme.corpus.store import Corpus\n"
     source += "from polyseme.corpus.order import Order"
     assert not forbidden("objectives", source)
+
+
+def test_benchmarks_import_what_is_there():
+    """They are not run by tests, so a name that has moved would be noticed late."""
+    for path in sorted((ROOT / "benchmarks").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("polyseme"):
+                module = importlib.import_module(node.module)
+                for name in node.names:
+                    there = hasattr(module, name.name) or find_spec(f"{node.module}.{name.name}")
+                    assert there, f"{path.name} imports {name.name} from {node.module}"
 
 
 def test_no_file_is_too_long():

@@ -257,3 +257,31 @@ def test_a_step_that_is_not_finite_changes_nothing(record: bool) -> None:
         for _ in train(run, (([batch], i) for i in range(200))):
             pass
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("rows,columns", [(5, 5), (64, 90), (130, 513)])
+def test_placed_softmax_is_softmax_of_skewed_scores(rows: int, columns: int, stream: bool) -> None:
+    from polyseme.parts.placed import placed_softmax
+    from polyseme.parts.relative import _Placed, _skewed
+
+    torch.manual_seed(0)
+    heads, n, width = 3, 2, rows + columns
+    given = torch.randn(heads * n, rows, columns), torch.randn(heads * n, rows, width), torch.randn(heads * n, rows)
+    content, far, more = (x.to("cuda", torch.bfloat16).requires_grad_() for x in given)
+    hidden = torch.rand(n, rows, columns, device="cuda") < 0.3
+    hidden[..., 0] = False
+    hidden[0, 0] = stream  # a place of the query stream may see nothing
+    apart = torch.rand(n, rows, columns, device="cuda") < 0.5
+    first = torch.randint(0, rows + 1, (n, rows), device="cuda") if stream else None
+    above = torch.randn(heads * n, rows, columns, device="cuda", dtype=torch.bfloat16)
+    found = placed_softmax(content, far, n, first, hidden, apart, more)
+    gradients = torch.autograd.grad(found, (content, far, more), above)
+
+    exact = [x.detach().double().requires_grad_() for x in (content, far, more)]
+    by_place = _skewed(exact[1], columns) if first is None else _Placed.apply(exact[1], first, columns)
+    scores = (exact[0] + by_place).view(heads, n, rows, columns) + exact[2].view(heads, n, rows, 1) * apart
+    true = scores.masked_fill(hidden, -1e300).softmax(-1).masked_fill(hidden, 0).flatten(0, 1)
+    assert error(found, true) < 5e-3
+    for mine, theirs in zip(gradients, torch.autograd.grad(true, exact, above.double())):
+        assert error(mine, theirs) < 1e-2

@@ -22,6 +22,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "tanh": torch.tanh,
 }
+# What cuBLAS can do inside a product: GELU by tanh. It differs from GELU itself by 5e-4 at most, and the vectors of a
+# text in bfloat16 lie as far from exact ones with either (0.0054 and 0.0055 for BERT-base on an H200).
+IN_PRODUCT = ("gelu", "gelu_tanh")
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,10 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         spec, up, down = self.spec, self.up, self.down
         dropout = spec.dropout if self.training else 0.0
-        if (
-            kernels.serve(up.weight)
-            and spec.bias != spec.gated
-            and not dropout
-            and spec.activation in kernels.ACTIVATIONS
-        ):
+        served = kernels.serve(up.weight) and not dropout and spec.bias != spec.gated
+        if served and spec.bias and spec.activation in IN_PRODUCT and not torch.is_grad_enabled():
+            return down(torch._addmm_activation(up.bias, x, up.weight.t(), use_gelu=True))
+        if served and spec.activation in kernels.ACTIVATIONS:
             h = F.linear(x, up.weight)
             found: Tensor = (
                 kernels.gated_linear(h, down.weight, spec.activation)

@@ -15,6 +15,7 @@ __all__ = [
     "add_norm",
     "flash",
     "gated_linear",
+    "placed_softmax",
     "serve",
     "vocabulary_loss",
 ]
@@ -25,6 +26,7 @@ vocabulary_loss: Any = None
 activated_linear: Any = None
 add_norm: Any = None
 gated_linear: Any = None
+placed_softmax: Any = None
 HEAD_DIMS: tuple[int, ...] = ()
 ACTIVATIONS: tuple[str, ...] = ()
 
@@ -33,6 +35,7 @@ if torch.cuda.is_available():
         from polyseme.parts.flash import HEAD_DIMS, flash
         from polyseme.parts.fused import NAMES as ACTIVATIONS
         from polyseme.parts.fused import activated_linear, add_norm, gated_linear
+        from polyseme.parts.placed import placed_softmax
         from polyseme.parts.vocabulary_loss import vocabulary_loss
 
         READY = True

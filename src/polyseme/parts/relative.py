@@ -11,7 +11,6 @@ one matrix: they ask, but are never asked. A `Relations` is what all depths of o
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -21,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.errors import UserError
+from polyseme.parts import kernels
 from polyseme.parts.attend import paired_runs, seen
 from polyseme.parts.layout import Layout
 from polyseme.parts.memory import Cache
@@ -50,7 +50,7 @@ class Run:
     columns: int
     hidden: Tensor | None  # bool, [rows, columns] or one for each sequence: what is not seen
     apart: Tensor | None = None  # bool [number, rows, columns]: in different segments
-    places: Tensor | None = None  # int64 [number, rows, columns], of a query stream: rows of the table of distances
+    first: Tensor | None = None  # int64 [number, rows], of a query stream: where in the table of distances keys begin
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,10 +102,10 @@ class Relations:
             sequence, first = sequence + n, sequence
             at, column = here.stop, there.stop
             hidden = self.ranks[there].view(n, 1, columns) >= order[here].view(n, rows, 1)
-            before = torch.tensor(past[first:sequence], device=starts.device).view(n, 1, 1)
-            far = starts[here].view(n, rows, 1) + before - torch.arange(columns, device=starts.device)
+            before = torch.tensor(past[first:sequence], device=starts.device).view(n, 1)
+            first_place = self.most - starts[here].view(n, rows) - before
             mine = None if self.segments is None else self.segments[0].index_select(0, rows_of[here])
-            found.append(Run(n, rows, columns, hidden, self._apart(mine, there, n), self.most - far))
+            found.append(Run(n, rows, columns, hidden, self._apart(mine, there, n), first_place))
         return found
 
     def _apart(self, mine: slice | Tensor | None, theirs: slice, number: int) -> Tensor | None:
@@ -287,26 +287,50 @@ class RelativeAttention(nn.Module):
     @torch.compiler.disable
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, relations: Relations, stream: bool = False) -> Tensor:
         runs = relations.runs(self.spec.causal, self.spec.window, stream)
-        dropout = self.spec.dropout if self.training else 0.0
+        heads, dropout = self.spec.num_heads, self.spec.dropout if self.training else 0.0
         rows, columns = [run.number * run.rows for run in runs], [run.number * run.columns for run in runs]
-        mixed = _fast_mixed() if self.training and q.is_cuda and q.dtype == torch.bfloat16 else _mixed
         outputs = []
         for run, qs, ks, vs in zip(runs, q.split(rows), k.split(columns), v.split(columns)):
             if run.rows:
-                outputs.append(mixed(vs, dropout, *self._asked(run, qs, ks, r, relations)))
+                weights = F.dropout(self._weights(run, qs, ks, r, relations), dropout)
+                values = vs.view(run.number, run.columns, heads, -1).permute(2, 0, 1, 3).flatten(0, 1)
+                found = torch.bmm(weights, values).view(heads, run.number * run.rows, -1)
+                outputs.append(found.transpose(0, 1).flatten(1))
         return torch.cat(outputs) if outputs else q.flatten(1)
 
-    def _asked(self, run: Run, q: Tensor, k: Tensor, r: Tensor, relations: Relations) -> tuple[Any, ...]:
-        """What `_weights` is told of one run: tensors and sizes alone, so that one compiled function serves all."""
+    def _weights(self, run: Run, q: Tensor, k: Tensor, r: Tensor, relations: Relations) -> Tensor:
+        """Probabilities of one run, [heads · number, rows, columns]."""
         u, v = (self.u, self.v) if self.u is not None else relations.offsets or (None, None)
-        if run.places is None:  # of all distances, those that occur
+        if run.first is None:  # of all distances, those that occur
             least = 0 if self.spec.causal else 1 - run.rows
             r = r[relations.most - run.columns : relations.most - least + 1]
-        apart = None
+        n, rows, columns = run.number, run.rows, run.columns
+        heads, head_dim = q.shape[1:]
+        q = q * head_dim**-0.5
+
+        def asked(offset: Tensor | None) -> Tensor:  # [heads, number · rows, head_dim]
+            return (q if offset is None else q + offset * head_dim**-0.5).transpose(0, 1).contiguous()
+
+        far = (asked(v) @ r.permute(1, 2, 0)).view(heads * n, rows, -1)  # (q + v)·r of all distances
+        keys = k.view(n, columns, heads, head_dim).permute(2, 0, 3, 1).reshape(heads * n, head_dim, columns)
+        content, more = asked(u).view(heads * n, rows, head_dim), None
         if self.s is not None and self.segments is not None and run.apart is not None:
             # what one segment adds is the same for all keys, and softmax does not see it: the difference counts
-            apart = run.apart, self.s, self.segments[1] - self.segments[0]
-        return q, k, r, u, v, run.number, run.rows, run.columns, run.hidden, run.places, apart
+            more = (asked(self.s) @ (self.segments[1] - self.segments[0]).unsqueeze(-1)).view(heads * n, rows)
+        if kernels.serve(q):
+            scores = torch.bmm(content, keys)
+            placed: Tensor = kernels.placed_softmax(scores, far, n, run.first, run.hidden, run.apart, more)
+            return placed
+        by_place = _skewed(far, columns) if run.first is None else _Placed.apply(far, run.first, columns)
+        scores = torch.baddbmm(by_place, content, keys).view(heads, n, rows, columns)
+        if more is not None and run.apart is not None:
+            scores = scores + more.view(heads, n, rows, 1) * run.apart
+        if run.hidden is None:
+            return scores.softmax(-1).flatten(0, 1)
+        weights = scores.masked_fill(run.hidden, torch.finfo(scores.dtype).min).softmax(-1)
+        if run.first is not None:  # a place that sees nothing gets nothing
+            weights = weights.masked_fill(run.hidden, 0)
+        return weights.flatten(0, 1)
 
     def weights(self, x: Tensor, layout: Layout, relations: Shared | None = None) -> list[Tensor]:
         """The probabilities themselves, [heads, queries, keys] for each sequence: for pictures."""
@@ -317,63 +341,9 @@ class RelativeAttention(nn.Module):
         sizes = [run.number * run.rows for run in runs]
         found: list[Tensor] = []
         for run, qs, ks in zip(runs, q.split(sizes), k.split(sizes)):
-            each = _weights(*self._asked(run, qs, ks, r, relations)).view(-1, run.number, run.rows, run.columns)
+            each = self._weights(run, qs, ks, r, relations).view(-1, run.number, run.rows, run.columns)
             found += each.unbind(1)
         return found
-
-
-def _mixed(values: Tensor, dropout: float, *asked: Any) -> Tensor:
-    """The values, mixed by the probabilities of one run: [number · rows, width]."""
-    n, rows, columns = asked[5:8]
-    weights = F.dropout(_weights(*asked), dropout)
-    heads, head_dim = values.shape[1:]
-    values = values.view(n, columns, heads, head_dim).permute(2, 0, 1, 3).reshape(heads * n, columns, head_dim)
-    found = torch.bmm(weights, values).view(heads, n, rows, head_dim).permute(1, 2, 0, 3)
-    return found.reshape(n * rows, heads * head_dim)
-
-
-@functools.cache
-def _fast_mixed() -> Any:
-    """The same in few kernels; made at first use, as the compiler takes a second to import."""
-    return torch.compile(_mixed, dynamic=True)
-
-
-def _weights(
-    q: Tensor,
-    k: Tensor,
-    r: Tensor,
-    u: Tensor | None,
-    v: Tensor | None,
-    n: int,
-    rows: int,
-    columns: int,
-    hidden: Tensor | None,
-    places: Tensor | None,
-    apart: tuple[Tensor, Tensor, Tensor] | None,
-) -> Tensor:
-    """Probabilities of one run, [heads · number, rows, columns]."""
-    heads, head_dim = q.shape[1:]
-    q = q * head_dim**-0.5
-
-    def asked(offset: Tensor | None) -> Tensor:  # [heads, number · rows, head_dim]
-        return (q if offset is None else q + offset * head_dim**-0.5).transpose(0, 1).contiguous()
-
-    far = (asked(v) @ r.permute(1, 2, 0)).view(heads * n, rows, -1)  # (q + v)·r of all distances, brought to their keys
-    by_place = _skewed(far, columns) if places is None else _Placed.apply(far, places)
-    keys = k.view(n, columns, heads, head_dim).permute(2, 0, 3, 1).reshape(heads * n, head_dim, columns)
-    scores = torch.baddbmm(by_place, asked(u).view(heads * n, rows, head_dim), keys)
-    if apart is not None:
-        more = (asked(apart[1]) @ apart[2].unsqueeze(-1)).view(heads, n, rows, 1)
-        scores = (scores.view(heads, n, rows, columns) + more * apart[0]).view(heads * n, rows, columns)
-    if hidden is None:
-        return scores.softmax(-1)
-    least = torch.finfo(scores.dtype).min
-    if hidden.dim() == 2:
-        return scores.masked_fill(hidden, least).softmax(-1)
-    weights = scores.view(heads, n, rows, columns).masked_fill(hidden, least).softmax(-1)
-    if places is not None:  # a place that sees nothing gets nothing
-        weights = weights.masked_fill(hidden, 0)
-    return weights.view(heads * n, rows, columns)
 
 
 def _skewed(far: Tensor, columns: int) -> Tensor:
@@ -384,25 +354,27 @@ def _skewed(far: Tensor, columns: int) -> Tensor:
 
 
 class _Placed(torch.autograd.Function):
-    """For each key the score at its place, [heads · number, rows, columns], where places rise by one from key to key.
+    """For each key the score at its place, [heads · number, rows, columns]: places rise by one from key to key.
 
     So the way back is a gather too: each place has at most one key, whereas adding up at random places is slow.
     """
 
     @staticmethod
-    def forward(ctx: Any, far: Tensor, places: Tensor) -> Tensor:
-        n, rows, columns = places.shape
-        ctx.save_for_backward(places)
+    def forward(ctx: Any, far: Tensor, first: Tensor, columns: int) -> Tensor:
+        n, rows = first.shape
+        ctx.save_for_backward(first)
         ctx.width = far.shape[-1]
+        places = first.unsqueeze(-1) + torch.arange(columns, device=far.device)
         found = far.view(-1, n, rows, ctx.width).gather(-1, places.expand(len(far) // n, -1, -1, -1))
         return found.view(-1, rows, columns)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (places,) = ctx.saved_tensors
-        n, rows, columns = places.shape
-        key = torch.arange(ctx.width, device=grad.device) - places[..., :1]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (first,) = ctx.saved_tensors
+        n, rows = first.shape
+        columns = grad.shape[-1]
+        key = torch.arange(ctx.width, device=grad.device) - first.unsqueeze(-1)
         outside = (key < 0) | (key >= columns)
         by_key = grad.reshape(-1, n, rows, columns)
         found = by_key.gather(-1, key.clamp(0, columns - 1).expand(len(by_key), -1, -1, -1))
-        return found.masked_fill(outside, 0).view(-1, rows, ctx.width), None
+        return found.masked_fill(outside, 0).view(-1, rows, ctx.width), None, None
