@@ -118,21 +118,23 @@ class Writer:
         with progress("write", len(beginnings), "texts", show=len(beginnings) > 50) as bar:
             for index in bins([size * rows for size in sizes], cells):
                 some = [beginnings[i] for i in index], None if sources is None else [sources[i] for i in index]
-                limited = search.replace(most=max(mosts[i] for i in index))
-                for i, found in zip(index, self._search(*some, limited)):
+                for i, found in zip(index, self._search(*some, search, [mosts[i] for i in index])):
                     results[i] = found
                 bar.advance(len(index))
         return [found for found in results if found is not None]
 
-    def _search(self, beginnings: list[list[int]], sources: list[list[int]] | None, search: Search) -> list[Found]:
-        model, most, n = self.model, search.most, search.copies
+    def _search(
+        self, beginnings: list[list[int]], sources: list[list[int]] | None, search: Search, mosts: list[int]
+    ) -> list[Found]:
+        model, n = self.model, search.copies
         if search.beams:
             numbers = search.beams, search.penalty, search.best
-            return beam(model, beginnings, most, *numbers, sources, self.eos, self.banned)
+            return beam(model, beginnings, mosts, *numbers, sources, self.eos, self.banned)
         repeated = [ids for ids in beginnings for _ in range(n)]
         again = None if sources is None else [ids for ids in sources for _ in range(n)]
         copies = list(range(n)) * len(beginnings)
-        written = sample(model, repeated, most, search.sampling, again, self.eos, self.banned, copies)
+        mosts = [most for most in mosts for _ in range(n)]
+        written = sample(model, repeated, mosts, search.sampling, again, self.eos, self.banned, copies)
         return [Found(written[i * n : (i + 1) * n], []) for i in range(len(beginnings))]
 
     def text(self, begun: Sequence[int], written: Sequence[int]) -> str:

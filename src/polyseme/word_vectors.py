@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,8 @@ def load(path: str | Path) -> WordVectors:
     path = Path(path)
     if path.is_file():
         return WordVectors(*read_vectors(path), where=str(path))
+    import torch
+
     from polyseme.parts.lookup import LookupSpec
     from polyseme.parts.subwords import SubwordEmbeddings
     from polyseme.weights.folder import load_model
@@ -58,10 +61,10 @@ def load(path: str | Path) -> WordVectors:
         raise UserError(
             f"{path} is a {folder.model.spec.family}: its vectors depend on the context; `embed` gives them"
         )
-    tokenizer, embeddings, table = folder.tokenizer, folder.model.trunk.embeddings, folder.model.trunk.table
-    assert table is not None
+    tokenizer = folder.tokenizer
+    embeddings: Any = folder.model.trunk.embeddings
     kept = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids]
-    vectors = table.detach().numpy()[kept]
+    vectors = embeddings.look_up(torch.tensor(kept)).detach().numpy()
     unseen = None
     if isinstance(embeddings, SubwordEmbeddings):
         unseen = lambda word: embeddings.vector(word).detach().numpy()  # noqa: E731

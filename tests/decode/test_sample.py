@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from polyseme.decode.beam import beam
 from polyseme.decode.sample import GREEDY, Sampling, drawn, sample, stream
 from polyseme.decode.writing import begin
+from polyseme.errors import UserError
 from tests.contracts import cases
 
 
@@ -112,3 +114,29 @@ def test_prompts_of_several_lengths_and_rows_that_move():
                 for each in (moving, afresh):
                     each.go(torch.tensor(tokens), chosen)
                 torch.testing.assert_close(moving.scores, afresh.scores, atol=1e-6, rtol=0)
+
+
+def test_what_has_ended_does_not_change_what_goes_on(monkeypatch):
+    """On a GPU rows that have ended stay for a while; a text must not depend on them."""
+    from polyseme.decode.writing import _Static
+
+    model = cases.tiny_model("gpt2")
+    prompts = [row.tolist() for row in cases.sequences((5, 2, 7, 3, 6))]
+    how = Sampling(1.5, repetition=2.0, seed=3)
+    alone = [sample(model, [p], 12, how, eos={3, 4, 5, 6})[0].tokens for p in prompts]
+    assert len(set(map(len, alone))) > 1
+    monkeypatch.setattr(_Static, "spares", lambda self, rows, alive: False)
+    for order in ([0, 1, 2, 3, 4], [3, 1, 4, 0, 2], [2, 4, 0, 1, 3], [4, 3, 1, 0, 2], [1, 0, 3, 2, 4]):
+        among = sample(model, [prompts[i] for i in order], 12, how, eos={3, 4, 5, 6})
+        assert [w.tokens for w in among] == [alone[i] for i in order]
+
+
+def test_each_sequence_may_have_a_limit_of_its_own():
+    model = cases.tiny_model("gpt2")
+    prompts = [row.tolist() for row in cases.sequences((5, 2, 7))]
+    for each in (sample(model, prompts, [3, 9, 1]), [f.texts[0] for f in beam(model, prompts, [3, 9, 1], 3)]):
+        assert [len(w.tokens) for w in each] == [3, 9, 1]
+    alone = [beam(model, [p], most, 3)[0].texts[0].tokens for p, most in zip(prompts, (3, 9, 1))]
+    assert [f.texts[0].tokens for f in beam(model, prompts, [3, 9, 1], 3)] == alone
+    with pytest.raises(UserError, match="less than 1"):
+        sample(model, prompts, [3, 0, 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,7 +55,7 @@ def ulmfit(
         "plan": plan.to_json(),
         "begun_from": [*text, *map(str, [corpus] if corpus else []), *map(str, general)],
         **{name: sha256(path) for name, path in (("train", train), ("dev", dev))},
-        "unlabelled": len(more),
+        "unlabelled": hashlib.sha256("\0".join(more).encode("utf-8", "surrogatepass")).hexdigest(),
     }
     begun_with = out / "plan.json"
     if begun_with.exists() and read_json(begun_with) != asked:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polyseme.decode.sample import Written
+from polyseme.decode.sample import Written, limits
 from polyseme.decode.writing import Ids, Writing, begin
 from polyseme.errors import UserError
 from polyseme.parts.model import Model
@@ -67,7 +67,7 @@ class _Sentence:
 def beam(
     model: Model,
     prompts: Sequence[Ids],
-    most: int,
+    most: int | Sequence[int],
     width: int = 4,
     penalty: float = 1.0,
     best: int = 1,
@@ -77,7 +77,7 @@ def beam(
     early: bool = True,
     cached: bool = True,
 ) -> list[Found]:
-    """The `best` texts of at most `most` tokens behind each prompt, of the beams of a given width.
+    """The `best` texts of at most `most` tokens (or each its own) behind each prompt, of the beams of a given width.
 
     A sentence is done as soon as no beginning that is left can come among its best: a score only falls, so none gets
     above what it has, over the length that is kindest to it. With `early` off it goes on to `most`, to the same result.
@@ -86,25 +86,26 @@ def beam(
         raise UserError(
             f"width is {width} and best is {best}: a beam has 1 text or more, and gives at most all of them"
         )
-    if most < 1:
-        raise UserError(f"the number of tokens to write is {most}, which is less than 1")
+    mosts = limits(most, len(prompts))
     if not math.isfinite(penalty):
         raise UserError(f"the length penalty is {penalty}, expected a number")
     if not prompts:
         return []
     sentences = [_Sentence(i) for i in range(len(prompts))]
-    longest = max(map(len, prompts)) + most
+    longest = max(map(len, prompts)) + max(mosts)
     writing = begin(model, prompts, sources, len(prompts) * width, longest, cached)
     alive: list[_Sentence | None] = list(sentences)
     running = torch.zeros(len(prompts), 1, dtype=torch.float64, device=writing.scores.device)
-    for step in range(most):
+    for step in range(max(mosts)):
         ranked = _ranked(writing, running, (1 + max(len(eos), 1)) * width, banned)
         rows: list[list[tuple[int, int, float]]] = []  # of each sentence: parent, token, score
         for i, sentence in enumerate(alive):
-            chosen = [] if sentence is None else _step(sentence, ranked[i], width, eos, step + 1, most, penalty)
-            rows.append(chosen)
-            if sentence is not None and _done(sentence, chosen, best, width, step + 1, most, penalty, early):
-                alive[i] = None
+            rows.append([])
+            if sentence is not None:
+                end = mosts[sentence.number]
+                rows[i] = _step(sentence, ranked[i], width, eos, step + 1, end, penalty)
+                if _done(sentence, rows[i], best, width, step + 1, end, penalty, early):
+                    alive[i] = None
         left = [i for i, sentence in enumerate(alive) if sentence is not None]
         if not left:
             break

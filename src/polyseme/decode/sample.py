@@ -67,11 +67,19 @@ class Token(NamedTuple):
     score: float
 
 
+def limits(most: int | Sequence[int], number: int) -> list[int]:
+    """How many tokens each of a number of sequences may get."""
+    found = [most] * max(number, 1) if isinstance(most, int) else list(most)
+    if min(found, default=1) < 1:
+        raise UserError(f"the number of tokens to write is {min(found)}, which is less than 1")
+    return found
+
+
 @torch.inference_mode()
 def stream(
     model: Model,
     prompts: Sequence[Ids],
-    most: int,
+    most: int | Sequence[int],
     how: Sampling = GREEDY,
     sources: Sequence[Ids] | None = None,
     eos: Collection[int] = (),
@@ -79,21 +87,20 @@ def stream(
     copies: Sequence[int] | None = None,
     cached: bool = True,
 ) -> Iterator[list[Token]]:
-    """Each step's tokens as they come, at most `most` for each prompt; the end mark is one of them.
+    """Each step's tokens as they come, at most `most` for each prompt, or each its own; the end mark is one of them.
 
     What is drawn for a sequence depends on the seed, its source and prompt, its number among `copies` of them, and the
     step: not on the batch.
     """
-    if most < 1:
-        raise UserError(f"the number of tokens to write is {most}, which is less than 1")
+    mosts = limits(most, len(prompts))
     if not prompts:
         return
-    longest = max(map(len, prompts)) + most
+    longest = max(map(len, prompts)) + max(mosts)
     writing = begin(model, prompts, sources, len(prompts), longest, cached)
     size = writing.scores.shape[-1]
     alive: list[int | None] = list(range(len(prompts)))  # which sequence is in which row; None if it has ended
     choose = _Choice(how, prompts, sources, copies or [0] * len(prompts), size, writing.scores.device)
-    for step in range(most):
+    for step in range(max(mosts)):
         scores = writing.scores
         total = scores.logsumexp(-1)
         if banned:
@@ -103,9 +110,9 @@ def stream(
         numbers, values = torch.stack([tokens.double(), chances.double()]).tolist()  # one wait for a GPU
         found = [(n, int(token), score) for n, token, score in zip(alive, numbers, values)]
         yield [Token(n, t, s) for n, t, s in found if n is not None]
-        alive = [None if token in eos else n for n, token, _ in found]
+        alive = [None if n is None or token in eos or step + 1 == mosts[n] else n for n, token, _ in found]
         left = sum(n is not None for n in alive)
-        if not left or step == most - 1:
+        if not left:
             return
         kept = None
         if writing.spares(len(alive), left):
@@ -117,7 +124,7 @@ def stream(
 def sample(
     model: Model,
     prompts: Sequence[Ids],
-    most: int,
+    most: int | Sequence[int],
     how: Sampling = GREEDY,
     sources: Sequence[Ids] | None = None,
     eos: Collection[int] = (),
@@ -152,15 +159,15 @@ class _Choice:
         self.how = how
         self.seen: Tensor | None = None
         if how.repetition != 1:
-            self.seen = torch.zeros(len(prompts), size, dtype=torch.bool, device=device)
+            self.seen = torch.zeros(len(prompts) + 1, size, dtype=torch.bool, device=device)  # the last: of those ended
             for row, ids in enumerate(prompts):
                 self.seen[row, _ids(ids, self.seen)] = True
         texts = [(*(sources[i] if sources else ()), -1, *ids) for i, ids in enumerate(prompts)]
-        self.keys = np.array([_key(how.seed, ids, copy) for ids, copy in zip(texts, copies)], dtype=np.uint64)
+        self.keys = np.array([*(_key(how.seed, ids, copy) for ids, copy in zip(texts, copies)), 0], dtype=np.uint64)
 
     def __call__(self, scores: Tensor, alive: Sequence[int | None], step: int) -> Tensor:
         how = self.how
-        numbers = [n or 0 for n in alive]
+        numbers = [len(self.keys) - 1 if n is None else n for n in alive]
         adjusted = scores
         if self.seen is not None:
             seen = self.seen[_ids(numbers, scores)]

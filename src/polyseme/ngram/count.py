@@ -8,7 +8,6 @@ number of its suffix, the n-gram without its first word, to which its probabilit
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,8 +175,8 @@ def _collect(pieces: Iterable[np.ndarray], work: Path, length: int, below: int, 
 def _counted(pieces: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Each number of an ascending sequence once, and how often it is there; equal ones may be in several pieces."""
     key, times = np.empty(0, np.uint64), np.empty(0, np.int64)  # the last number, which may go on
-    for piece in itertools.chain(pieces, [None]):
-        if piece is None or not len(piece):
+    for piece in pieces:
+        if not len(piece):
             continue
         firsts = np.flatnonzero(np.append(True, piece[1:] != piece[:-1]))
         counts = np.diff(np.append(firsts, len(piece)))

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -77,7 +77,6 @@ class Bound(ABC):
     """
 
     counts: np.ndarray | None = None  # how often each token occurs, where the model has to be told
-    goes_on: ClassVar[bool] = False  # a step's samples are those that follow the step before's
 
     def __init__(self, samples: Samples, longest: int, overhead: int | np.ndarray):
         if not len(samples):

@@ -18,6 +18,8 @@ from polyseme.parts.layout import Layout
 from polyseme.parts.model import Model
 from polyseme.parts.trunk import Reading
 
+SLICE = 1024  # rows whose scores of a whole vocabulary stand in memory at once, when measuring
+
 
 def read(model: Model, batch: Batch, keep: tuple[int, ...] = ()) -> Reading:
     """What the trunk makes of it, with the memory of the batch before where the batch carries one, without gradient."""
@@ -35,7 +37,7 @@ def read(model: Model, batch: Batch, keep: tuple[int, ...] = ()) -> Reading:
 
 
 def _activation(last: Tensor, kept: Tensor, layout: Layout) -> Tensor:
-    """The mean square of each token's last state, as dropout leaves it (Merity et al. 2018, §5, AR)."""
+    """The mean square of each token's last state, as dropout leaves it (Merity et al. 2018, §4.6, AR)."""
     return last.float().square().mean(-1).sum()
 
 
@@ -77,8 +79,10 @@ def scores(model: Model, batch: Batch) -> dict[str, tuple[float, int, int]]:
     for name, targets in batch.targets.items():
         if name not in model.heads:
             continue
-        logits = model.predict(name, last, batch.layout, targets.rows).float()
-        total = F.cross_entropy(logits, targets.values, ignore_index=IGNORED, reduction="sum")
-        right = int((logits.argmax(-1) == targets.values).sum()) if len(targets.values) else 0
-        found[name] = (total.item(), right, targets.count)
+        total, right = torch.zeros((), device=last.device), torch.zeros((), dtype=torch.int64, device=last.device)
+        for rows, values in zip(targets.rows.split(SLICE), targets.values.split(SLICE)):
+            logits = model.predict(name, last, batch.layout, rows).float()
+            total += F.cross_entropy(logits, values, ignore_index=IGNORED, reduction="sum")
+            right += (logits.argmax(-1) == values).sum()
+        found[name] = (total.item(), int(right), targets.count)
     return found

@@ -230,12 +230,12 @@ class TreeHead(Head):
         if self._tree is None or self._tree[0].device != self.own.device:
             nodes, turns = huffman(self.counts.cpu().numpy().astype(np.float64))
             self._tree = torch.from_numpy(nodes).to(self.own.device), torch.from_numpy(turns).to(self.own.device)
-        return self._tree[0], self._tree[1].to(self.own.dtype)
+        return self._tree
 
     def forward(self, states: Tensor, table: Tensor) -> Tensor:
         """The log-probability of every word."""
         nodes, turns = self.ways
-        scores = F.linear(states, self.own)
+        scores, turns = F.linear(states, self.own), turns.to(self.own.dtype)
         found = [F.logsigmoid(scores.index_select(1, way) * turn) * turn.abs() for way, turn in zip(nodes.T, turns.T)]
         return torch.stack(found).sum(0)
 
@@ -245,6 +245,7 @@ class TreeHead(Head):
         number = stream.num_blocks * stream.block
         ids = stream.tokens[margin : margin + number]
         nodes, turns = (part.index_select(0, ids) for part in self.ways)
+        turns = turns.to(inputs.dtype)
         away = torch.arange(span, dtype=torch.int16, device=ids.device) - margin
         near = (away >= -stream.left[:, None]) & (away <= stream.right[:, None]) & (away != 0)
         reach = near.to(inputs.dtype)

@@ -33,7 +33,6 @@ class LookupSpec(Spec):
     num_blocks: ClassVar[int] = 0
     num_heads: ClassVar[int] = 0
     weights: ClassVar[int] = 0
-    by_lengths: ClassVar[bool] = False
     one_shape: ClassVar[bool] = False
     stream: ClassVar[bool] = False
     remembers: ClassVar[bool] = False
@@ -42,6 +41,11 @@ class LookupSpec(Spec):
     @property
     def dim(self) -> int:
         return self.embeddings.dim
+
+    @property
+    def by_lengths(self) -> bool:
+        """Words that are made of n-grams are as many rows as they have: nothing that could be recorded."""
+        return isinstance(self.embeddings, SubwordEmbeddingsSpec)
 
     @property
     def num_segments(self) -> int:
@@ -79,8 +83,8 @@ class Lookup(nn.Module):
         return self.pooler(hidden, layout)
 
     @property
-    def table(self) -> Tensor:
-        """The token vectors, which tied heads share."""
+    def table(self) -> Tensor | None:
+        """The token vectors, which tied heads share, where there are such."""
         return self.embeddings.table
 
     def look_up(self, ids: Tensor) -> Tensor:

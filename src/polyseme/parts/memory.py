@@ -70,12 +70,15 @@ class Memory:
         found = replace(self._of(*_sequences(self.layout, chosen)), read=tuple(self.read[i] for i in chosen))
         if self.source is None:
             return found
-        index, layout = _sequences(self.source.layout, chosen)
-        return replace(found, source=Source(_rows(self.source.values, index), layout))
+        rows, layout = _sequences(self.source.layout, chosen)
+        index = torch.from_numpy(rows).to(layout.starts.device)
+        return replace(found, source=Source(self.source.values.index_select(0, index), layout))
 
-    def _of(self, index: np.ndarray, layout: Layout) -> Memory:
+    def _of(self, rows: np.ndarray, layout: Layout) -> Memory:
         """These rows of it."""
-        return replace(self, layout=layout, states=tuple(tuple(_rows(t, index) for t in part) for part in self.states))
+        index = torch.from_numpy(rows).to(layout.starts.device)
+        states = tuple(tuple(t.index_select(0, index) for t in part) for part in self.states)
+        return replace(self, layout=layout, states=states)
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it as named tensors, for a checkpoint."""
@@ -91,10 +94,6 @@ class Memory:
             states[depth] += (tensors[f"{depth}.{i}"].to(device),)
         layout = Layout.of(tensors["lengths"].tolist(), device=device)
         return cls(layout, tuple(states), tuple(tensors["read"].tolist()))
-
-
-def _rows(values: Tensor, index: np.ndarray) -> Tensor:
-    return values.index_select(0, torch.from_numpy(index).to(values.device))
 
 
 def _sequences(layout: Layout, chosen: Sequence[int]) -> tuple[np.ndarray, Layout]:

@@ -98,9 +98,8 @@ class SubwordEmbeddings(nn.Module):
         return found.sum(0) / max(len(found), 1)
 
     @property
-    def table(self) -> Tensor:
-        """The vectors of all words."""
-        return self.look_up(torch.arange(self.spec.vocab_size, device=self.tokens.weight.device))
+    def table(self) -> None:
+        """There is none: the vectors of all words would have to be made first."""
 
     def look_up(self, ids: Tensor) -> Tensor:
         distinct, back = torch.unique(ids, return_inverse=True)

@@ -81,8 +81,8 @@ class FinetuneSpec(Spec):
         for name in ("freeze", "max_len", "auxiliary", "unfreeze", "chunk", "learnt", "patience"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} is {getattr(self, name)}, which is negative")
-        if self.optim.method == "nt_asgd":
-            raise UserError("nt_asgd waits for measures on held-out text, which fine-tuning has not: adamw or muon")
+        if self.optim.method not in ("adamw", "muon"):
+            raise UserError(f"optim.method is {self.optim.method!r}: tasks are learnt by adamw or muon")
         return self
 
     def total(self, num_examples: int) -> int:

@@ -219,7 +219,8 @@ def training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int)
     for group in parts[: settings.freeze]:
         for parameter in group:
             parameter.requires_grad_(False)
-    if settings.chunk and not (model.spec.trunk.causal or model.spec.trunk.remembers):
+    trunk = model.spec.trunk
+    if settings.chunk and not (trunk.remembers or (trunk.causal and trunk.num_layers)):
         raise UserError(f"chunk is {settings.chunk}, but {model.spec.family} has no memory to read on with")
     precision = settings.precision
     if precision == "auto":

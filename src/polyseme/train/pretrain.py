@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -284,7 +284,7 @@ def evaluate(run: Training, bound: Bound, recipe: Recipe) -> dict[str, float]:
     sums: dict[str, list[float]] = {}
     tokens = 0
     run.model.eval()
-    with averaged(run.optimiser), run.autocast():
+    with averaged(run.optimiser), nullcontext() if recipe.optim.by_rows else run.autocast():
         for (first,), after in data.steps(Cursor()):
             batch = first.to(run.device)
             for name, parts in scores(run.model, batch).items():

@@ -168,6 +168,8 @@ class Recipe(Spec):
             raise UserError(f"optim.rate is {self.optim.rate}, which is not above 0")
         if self.optim.method == "nt_asgd" and not self.holdout:
             raise UserError("nt_asgd is triggered by the loss on held-out text: holdout is 0")
+        if self.optim.method == "nt_asgd" and self.average:
+            raise UserError(f"nt_asgd has a mean of its own: average is {self.average}, expected 0")
         if not any((self.budget.steps, self.budget.tokens, self.budget.minutes)):
             raise UserError("the budget is empty: set budget.steps, budget.tokens or budget.minutes")
         return self

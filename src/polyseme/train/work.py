@@ -50,8 +50,14 @@ class Work:
                 part.recordings.clear()
 
     def learn(self, batch: Batch, counts: Tensor, first: bool) -> None:
-        """Add the gradients of a micro-batch, each term divided by its count over the step."""
-        (self._first if first else self._more)(batch, counts)
+        """Add the gradients of a micro-batch, each term divided by its count over the step.
+
+        What is carried from batch to batch, or read in chunks, is for the host to see to: that is not recorded.
+        """
+        if batch.carry is not None or batch.chunk:
+            (self._learn_first if first else self._learn_more)(batch, counts)
+        else:
+            (self._first if first else self._more)(batch, counts)
 
     def _learn_first(self, batch: Batch, counts: Tensor) -> None:
         if self.half:
