@@ -11,7 +11,7 @@ import math
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,7 +147,7 @@ def _loop(
     cuda = device.type == "cuda"
     model.to(device).train()
     draw = torch.Generator().manual_seed(seed)
-    batches = _by_length(rows, settings.batch_size, seed) if by_length else None
+    batches = _ByLength(rows, settings.batch_size, seed) if by_length else None
     plain = {"batch_size": settings.batch_size, "shuffle": True, "generator": draw} if batches is None else {}
     loader = torch.utils.data.DataLoader(
         rows,  # type: ignore[arg-type]
@@ -173,7 +173,7 @@ def _loop(
         while done < total:
             for batch in loader:
                 inputs = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
-                with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
+                with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
                     loss = model(**inputs).loss
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -187,14 +187,20 @@ def _loop(
     return timed(go)
 
 
-def _by_length(rows: Sequence[dict[str, Any]], size: int, seed: int) -> list[list[int]]:
-    """Batches as the Trainer's `group_by_length` has them: sorted inside stretches of fifty, the longest first."""
-    order = np.random.default_rng(seed).permutation(len(rows)).tolist()
-    found: list[list[int]] = []
-    for start in range(0, len(order), 50 * size):
-        part = sorted(order[start : start + 50 * size], key=lambda i: -len(rows[i]["input_ids"]))
-        found += [part[i : i + size] for i in range(0, len(part), size)]
-    return found
+class _ByLength:
+    """Batches as the Trainer's `group_by_length` has them: sorted inside stretches of fifty, drawn anew each epoch."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]], size: int, seed: int):
+        self.lengths, self.size, self.draw = [len(row["input_ids"]) for row in rows], size, np.random.default_rng(seed)
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.lengths) / self.size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self.draw.permutation(len(self.lengths)).tolist()
+        for start in range(0, len(order), 50 * self.size):
+            part = sorted(order[start : start + 50 * self.size], key=lambda i: -self.lengths[i])
+            yield from (part[i : i + self.size] for i in range(0, len(part), self.size))
 
 
 def timed(function: Callable[[], object]) -> float:

@@ -97,7 +97,7 @@ def test_mistakes(ours):
         "there is nothing to read in the answer ' '": ("the _", ["b", " "], {}),
         r"choices is \[\]: a list of answers": ("the _", [], {}),
         "longer than the model reads": ("the cat _ " + "sees " * 80, ["b"], {}),
-        "normalise is 'unconditional'; expected none or length": ("_", ["b"], {"normalise": "unconditional"}),
+        "normalise is 'unconditional'; valid: length, none": ("_", ["b"], {"normalise": "unconditional"}),
     }.items():
         with pytest.raises(UserError, match=message) as caught:
             bert.choose(prompt, choices, **options)

@@ -85,24 +85,39 @@ def test_both_sides_look_for_the_same_answers(harness, tiny_folders):
     assert peer._best_texts(rows, scores, data, 30) == [e.answers[0][0] for e in data]
 
 
-@pytest.mark.parametrize("way", ["Trainer", "plain PyTorch loop"])
-def test_a_few_rows_and_no_run_twice(harness, tiny_folders, glue, tmp_path, monkeypatch, capsys, way):
+@pytest.mark.parametrize(("way", "more"), [("Trainer", []), ("plain PyTorch loop", ["--by-length"])])
+def test_a_few_rows_and_no_run_twice(harness, tiny_folders, glue, tmp_path, monkeypatch, capsys, way, more):
     if way == "Trainer":
         pytest.importorskip("accelerate")
     monkeypatch.setattr(harness[0], "way", lambda: way)
     monkeypatch.setattr(harness[1], "way", lambda: way)
     out = tmp_path / "found.json"
     given = [glue, "--out", out, "--tasks", "sts-b", "--epochs", "1", "--model", tiny_folders["bert"], "--limit", "8"]
-    monkeypatch.setattr(sys, "argv", ["finetune_cpu", *map(str, given), "--seeds", "1"])
+    monkeypatch.setattr(sys, "argv", ["finetune_cpu", *map(str, given), "--seeds", "1", *more])
     harness[0].main()
     said = capsys.readouterr().out
-    assert f"beside transformers ({way})" in said and "sts-b, seed 0, polyseme: " in said
+    assert (
+        f"beside transformers ({way}{', batches of like length' if more else ''})" in said
+        and "sts-b, seed 0, polyseme: " in said
+    )
     assert said.splitlines()[-1].startswith("| sts-b (spearman) | 1 | ")
     runs = json.loads(out.read_text())["runs"]
     assert [run["side"] for run in runs] == list(harness[0].SIDES)
     assert all(run["examples"] == 8 and run["train_s"] > 0 for run in runs)
     harness[0].main()
     assert "seed 0" not in capsys.readouterr().out and json.loads(out.read_text())["runs"] == runs
+
+
+def test_batches_of_like_length_hold_every_row_once(harness):
+    draw = random.Random(0)
+    rows = [{"input_ids": [0] * draw.randint(1, 60)} for _ in range(333)]
+    batches = harness[1]._ByLength(rows, 4, 0)
+    first, second = list(batches), list(batches)
+    assert len(first) == len(batches) == 84 and first != second
+    for epoch in (first, second):
+        assert sorted(i for batch in epoch for i in batch) == list(range(333))
+    spread = [max(lengths) - min(lengths) for b in first if (lengths := [len(rows[i]["input_ids"]) for i in b])]
+    assert sum(spread) / len(spread) < 5
 
 
 def test_a_table_of_what_both_have_done(harness):

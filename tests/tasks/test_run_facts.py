@@ -2,24 +2,30 @@
 
 import json
 import random
+import tracemalloc
 
+import numpy as np
 import pytest
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.report import cut_line, flatter
+from polyseme.tasks import predict as module
 from polyseme.tasks.ensemble import ensemble
 from polyseme.tasks.examples import Example
 from polyseme.tasks.finetune import FinetuneSpec, finetune
 from polyseme.tasks.grid import points, search
 from polyseme.tasks.over import USUAL, finetune_over
 from polyseme.tasks.predict import evaluate
+from polyseme.tasks.spans import SpanSpec, windows
 from polyseme.tasks.speed import ALONE, ms_alone
+from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.cost import num_parameters
 from polyseme.weights.folder import load_model, save_model
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear"]
+SPAN = Task("span", ("start", "end"))
 QUICK = FinetuneSpec(steps=2, truncate=True)
 
 
@@ -152,3 +158,22 @@ def test_small_sets_are_trained_longer():
     assert FinetuneSpec(steps=7, least_steps=100).total(32) == 7
     with pytest.raises(UserError, match="least_steps is -1, which is negative"):
         FinetuneSpec(least_steps=-1).check()
+
+
+def test_a_long_document_is_answered_in_bounded_memory(folder, monkeypatch):
+    """Windows are read a few hundred at a time, and of those only the best stretch is kept."""
+    tokenizer, read = load_model(folder).tokenizer, []
+
+    def scores(model, task, some):
+        read.append(len(some))
+        return [np.zeros((len(window.ids), 2), dtype=np.float32) for window in some]
+
+    monkeypatch.setattr(module, "logits", scores)
+    peaks = []
+    for words in (10_000, 50_000):
+        example = Example("e", "cat dog " * (words // 2), "wolf")
+        tracemalloc.start()
+        module.predictions(None, SPAN, [example], windows([example], tokenizer, 24, SpanSpec(), labelled=False))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert max(read) == module.WINDOWS and len(read) > 8 and peaks[1] < 1.5 * peaks[0]
