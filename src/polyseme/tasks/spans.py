@@ -168,11 +168,10 @@ def best_spans(
     found = []
     best = ((window.of, _best(window, scores, spec.longest)) for window, scores in scored)
     for number, group in groupby(best, key=lambda pair: pair[0]):
-        top = next(group)[1]
-        null = top.null
-        for _, one in group:  # not one after the other in a list: a document may have any number of windows
-            top, null = one if one.value > top.value else top, min(null, one.null)
-        odds = null - top.value
+        top, null = _Best(-np.inf, 0, 0, 0.0, 0.0), np.inf
+        for _, one in group:  # no list of them: a document may have any number of windows
+            top, null = (one if one.value > top.value else top), min(null, one.null)
+        odds = float(null - top.value)
         text = examples[number].text or ""
         begin, end = top.start, top.end
         inner = text[begin:end]
