@@ -98,6 +98,22 @@ def test_mnlis_model_answers_the_diagnostic_set(folder, tmp_path, done):
     found = run_benchmark("glue", folder, data, tmp_path / "out", settings)
     assert set(found["beside"]["diagnostic"]) > {"matthews", "logic"} and found["chosen_on_dev"] == ["the epoch"]
     assert len((tmp_path / "out/submission/AX.tsv").read_text().splitlines()) == 3
+    said = done(
+        "benchmark",
+        "glue",
+        folder,
+        "--data",
+        data,
+        "--out",
+        tmp_path / "again",
+        "--set",
+        "steps=1",
+        "--set",
+        "patience=1",
+    )
+    header, *rows = said.splitlines()
+    assert header.split()[-6:] == ["average", "parameters", "ms", "a", "text", "source"] and rows[4].split()[-1] != ""
+    assert "Scores flatter: chosen on the same dev examples: the epoch." in said and "diagnostic: accuracy" in said
     measured = json.loads(
         done("evaluate", tmp_path / "out/mnli/model", "--task", "glue/diagnostic", "--data", data, "--json")
     )
