@@ -24,9 +24,10 @@ from polyseme.objectives.terms import losses
 from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.reading import fetched, in_bins, means
+from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.finetune import FinetuneSpec
 from polyseme.tasks.seeds import steps as all_steps
-from polyseme.tasks.task import Encoded, Task
+from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.cost import training_flops
 from polyseme.train.loop import Training, train

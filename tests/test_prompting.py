@@ -153,7 +153,6 @@ def test_templates():
 
 def test_mistakes(ours):
     for message, (family, prompt, choices, options) in {
-        "cannot choose between answers": ("bert", "a", ["b", "c"], {}),
         "normalise is 'len'; did you mean 'length'": ("gpt2", "a", ["b", "c"], {"normalise": "len"}),
         "choices is 'b': a list": ("gpt2", "a", "b", {}),
         r"choices is \[\]: a list": ("gpt2", "a", [], {}),
@@ -216,6 +215,6 @@ def test_bad_commands(files, tiny_folders, refused):
     refused("score", model, "--choices", questions, "--template", "{text}", says="has to hold")
     refused("score", model, "--choices", questions, "--normalise", "no", says="normalise is 'no'")
     refused("score", model, "--choices", files / "none.jsonl", says="none.jsonl")
-    refused("score", tiny_folders["bert"], "--choices", questions, says="cannot choose")
+    refused("score", tiny_folders["t5"], "--choices", questions, says="cannot choose")
     (files / "bad.jsonl").write_text('{"text": "a", "choices": "b"}\n')
     refused("score", model, "--choices", files / "bad.jsonl", says=r"bad\.jsonl:1: choices is 'b'")

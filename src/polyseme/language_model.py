@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyseme.cloze import Gap, choice_gaps, gap_of, gap_scores
 from polyseme.errors import UserError, nearest
 from polyseme.generation import Search, Translated, Writer, generate, streamed, translate
 from polyseme.ngram.model import NgramModel, is_ngram
@@ -192,25 +193,30 @@ class LanguageModel:
         return [score for score in found if score is not None]
 
     def _score_masked(self, text: str) -> Score:
-        ids, segments = self._sequence(text)
+        ids, segments = (np.array(row) for row in self._sequence(text))
         lead = self.tokenizer.wrap([-1])[0].index(-1)
         places = range(lead, lead + len(ids) - self.tokenizer.num_added())
-        copies = []
-        for place in places:
-            copy = np.array(ids)
-            copy[place] = self.tokenizer.specials.mask
-            copies.append(copy)
-        total = 0.0
-        for packed in self._packed(copies, [np.array(segments)] * len(copies)):
-            which = torch.tensor([places[i] for i in packed.index], device=self.device)
-            chances = self._blind(packed, packed.layout.first + which)
-            targets = torch.tensor([ids[places[i]] for i in packed.index], device=self.device)
-            total += float(chances.gather(1, targets[:, None]).double().sum())
-        return Score(total, len(places))
+        found = self._gap_scores([Gap(ids, segments, range(i, i + 1)) for i in places])
+        return Score(math.fsum(score.log_probability for score, _ in found), len(places))
+
+    @torch.inference_mode()
+    def _gap_scores(self, gaps: Sequence[Gap]) -> list[tuple[Score, bool]]:
+        return gap_scores(gaps, self.tokenizer.specials.mask, self._packed, self._blind)
+
+    @property
+    def masked(self) -> bool:
+        """Whether gaps in a text are what it can fill, and not what follows a text."""
+        return "masked" in self.model.heads and "next" not in self.model.heads
 
     @torch.inference_mode()
     def last_words(self, texts: Sequence[tuple[str, str]]) -> list[LastWord]:
-        """The last word of each text after the rest of it, as LAMBADA asks (Paperno et al. 2016)."""
+        """The last word of each text after the rest of it, as LAMBADA asks (Paperno et al. 2016).
+
+        A masked model has to fill a gap at the end, whose masks give away how many tokens the word has.
+        """
+        if self.masked:
+            gaps = [gap_of(self.tokenizer, context.rstrip() + " ", word, "", self.max_len) for context, word in texts]
+            return [LastWord(*found, gap.cut) for found, gap in zip(self._gap_scores(gaps), gaps)]
         self._need("next", "guess last words")
         ids, begins, cuts = [], [], []
         for context, word in texts:
@@ -262,15 +268,22 @@ class LanguageModel:
         """`choose` for many prompts with their choices.
 
         Compared are summed log-probabilities, or these by the number of tokens (`length`), or less what the answer has
-        without its question, after the `context` alone (`unconditional`; Brown et al. 2020, §2.4).
+        without its question, after the `context` alone (`unconditional`; Brown et al. 2020, §2.4). A masked model is
+        asked for the tokens of each answer in the prompt's gap (its mask, `_`, `@placeholder`), else at its end.
         """
-        self._need("next", "choose between answers")
-        if normalise not in NORMALISE:
-            raise UserError(f"normalise is {normalise!r}; {nearest(normalise, NORMALISE)}")
-        asked = [self._answers(written(text, template, shots), choices) for text, choices in questions]
-        if normalise == "unconditional":
-            asked += [self._answers(context, choices) for _, choices in questions]
-        sums = [tuple(Score(*pair) for pair in pairs) for pairs in answer_scores(self.model, asked, self.bin_tokens)]
+        known = NORMALISE[: 2 if self.masked else 3]
+        if normalise not in known:
+            raise UserError(f"normalise is {normalise!r}; {nearest(normalise, known)}")
+        prompts = [(written(text, template, shots), choices) for text, choices in questions]
+        if self.masked:
+            gaps = [choice_gaps(self.tokenizer, *prompt, self.max_len) for prompt in prompts]
+            each = iter(self._gap_scores([gap for group in gaps for gap in group]))
+            sums = [tuple(next(each)[0] for _ in group) for group in gaps]
+        else:
+            self._need("next", "choose between answers")
+            prompts += [(context, choices) for _, choices in questions] if normalise == "unconditional" else []
+            asked = [self._answers(*prompt) for prompt in prompts]
+            sums = [tuple(Score(*pair) for pair in each) for each in answer_scores(self.model, asked, self.bin_tokens)]
         found = []
         for i, scores in enumerate(sums[: len(questions)]):
             values = [s.log_probability for s in scores]

@@ -206,6 +206,17 @@ def measured(values: dict[str, float]) -> str:
     return table(["held-out text", ""], [(name, f"{value:.4f}") for name, value in values.items()])
 
 
+def flatter(chosen: Sequence[str]) -> str:
+    """What must be said of a score, where something was chosen on the examples that it is measured on."""
+    return f"Scores flatter: chosen on the same dev examples: {', '.join(chosen)}." if chosen else ""
+
+
+def cut_line(results: dict[str, Any], part: str) -> str:
+    """How many examples of a part lost tokens, and what share that is."""
+    cut, total = results["cut"][part], results[f"{part}_examples"]
+    return f"{part}: {cut:,} of {total:,} examples ({cut / max(total, 1):.1%}) were cut" if cut else ""
+
+
 def read_log(run: Path) -> list[dict[str, Any]]:
     path = run / "log.jsonl"
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
@@ -239,13 +250,14 @@ def write_report(run: Path) -> Path:
             rows.append(["deviation", *(f"{results['deviation'][n]:.4f}" for n in names)])
         log = [row for row in read_log(run) if row.get("seed") == results["best_seed"]]
         about = {k: v for k, v in results.items() if k not in ("seeds", "mean", "deviation")}
+        said = [flatter(results.get("chosen_on_dev", ())), *(cut_line(results, part) for part in results["cut"])]
         settings = read_json(run / "model" / "polyseme.json")["notes"]["settings"]
         unit = "squared error" if results["task"] == "regression" else "nats"
         text = page(
             f"Fine-tuning: {results.get('data') or results['task']}",
             f"from {escape(str(results['model']))}",
             [
-                ("Results", table(["", *names], rows)),
+                ("Results", table(["", *names], rows) + "".join(note(line) for line in said if line)),
                 (f"Loss of seed {results['best_seed']}", curves(log, unit=unit)),
                 ("Facts", code(about)),
                 ("Settings", code(settings)),

@@ -105,7 +105,7 @@ def test_last_words(project, done, tmp_path, refused):
     with pytest.raises(UserError, match=r"bad\.txt:1: not a passage of several words"):
         read_last_words(tmp_path / "bad.txt")
     refused(
-        "score", project.path / "run-bert/model", "--last-words", tmp_path / "l.txt", says="cannot guess last words"
+        "score", project.path / "run-tagging/model", "--last-words", tmp_path / "l.txt", says="cannot guess last words"
     )
 
 

@@ -60,9 +60,11 @@ ARROWS: dict[str, set[str]] = {
     "compress": {"errors", "files", "parts", "objectives", "text", "corpus", "weights", "train"},
     "decode": {"errors", "parts", "objectives.draws"},
     "prompting": {"errors", "progress", "parts"},
+    "cloze": {"errors", "reading", "scores"},
     "generation": {"errors", "progress", "parts", "families", "text", "decode", "weights"},
     "language_model": {
         *{"errors", "progress", "reading", "parts", "weights", "tasks", "prompting", "generation", "ngram", "scores"},
+        *{"cloze"},
     },
     "": {"errors", "language_model"},
     "explain": {"errors", "language_model", "generation", "decode", "report", "parts"},

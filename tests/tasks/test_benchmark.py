@@ -1,5 +1,6 @@
 """Runs beside runs: seeds, early stopping, grids, chains, ensembles, the bootstrap, a benchmark that goes on."""
 
+import dataclasses
 import json
 import random
 import shutil
@@ -169,7 +170,13 @@ def test_runs_in_a_table_and_a_picture(runs, tmp_path):
     pytest.importorskip("matplotlib")
     good, poor = read_run(runs / "good"), read_run(runs / "poor")
     header, rows = cells([good, poor])
-    assert header == ["model", "parameters", "classification (accuracy)", "mean", "seconds"] and len(rows) == 1
+    speeds = ["ms a text", "examples/s", "speed-up", "training s"]
+    assert header == ["model", "parameters", "classification (accuracy)", "mean", *speeds] and len(rows) == 1
+    assert float(rows[0][4]) > 0 and rows[0][6] == "1.0×"
+    fast = dataclasses.replace(good, model="fast", speed=4 * poor.speed, ms=poor.ms / 2)
+    frozen = dataclasses.replace(good, model="frozen", speed=None, ms=None)
+    rows = cells([good, poor, fast, frozen])[1]
+    assert [row[6] for row in rows] == ["1.0×", "4.0×", ""] and rows[2][4] == ""
     assert rows[0][2].startswith(f"{100 * poor.mean:.1f} ± ")
     picture([good, poor], tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
@@ -260,7 +267,8 @@ def test_a_benchmark_runs_all_goes_on_and_shows_the_lectures_table(folder, tmp_p
     assert len(nine) == 9 and "wnli" in found["mean"] and not found["missing"]
     assert all(len(values) == 1 for values in found["scores"].values())
     header, rows = rows_of("glue", "mine", found)
-    assert header[1:3] == ["mnli", "mnli-mm"] and rows[-1][0] == "mine" and rows[4][-2] == "82.1"
+    assert header[1:3] == ["mnli", "mnli-mm"] and rows[-1][0] == "mine" and rows[4][-4:-1] == ["82.1", "340M", ""]
+    assert rows[-1][-3].endswith("M") and float(rows[-1][-2]) > 0 and found["examples_per_second"] > 0
     lines = (tmp_path / "out/submission/MNLI-mm.tsv").read_text().splitlines()
     assert lines[0] == "index\tprediction" and len(lines) == 13 and lines[1].split("\t")[1] in GLUE["MNLI"][2]
     assert (tmp_path / "out/submission/STS-B.tsv").is_file() and not (tmp_path / "out/submission/SST-2.tsv").exists()
@@ -300,7 +308,7 @@ def test_submissions(tmp_path):
         tmp_path / "a.tsv", "glue/sts-b", [Prediction(number=9.0), Prediction(number=-1), Prediction(number=2.5)]
     )
     assert (tmp_path / "a.tsv").read_text() == "index\tprediction\n0\t5.000\n1\t0.000\n2\t2.500\n"
-    with pytest.raises(UserError, match="not scored by the GLUE server"):
+    with pytest.raises(UserError, match="not scored by the servers of GLUE and SuperGLUE"):
         write_submission(tmp_path / "b.tsv", "swag", [])
 
 

@@ -73,7 +73,7 @@ def test_choices_are_learnt_and_others_read_the_model(family, folders, tmp_path)
     data = questions()
     settings = QUICK.replace(auxiliary=0.0 if family == "bert" else 0.1)
     results = finetune(folders[family], "choice", data[:160], data[160:], tmp_path / "r", settings)
-    assert results["primary"] == "accuracy" and results["mean"] == {"accuracy": pytest.approx(1.0, abs=0.08)}
+    assert results["primary"] == "accuracy" and results["mean"]["accuracy"] > 0.95
     folder = load_model(tmp_path / "r/model")
     assert folder.fresh == [] and evaluate(folder, data[160:]) == results["mean"]
     names = {"bert": "BertForMultipleChoice", "gpt": "OpenAIGPTDoubleHeadsModel", "gpt2": "GPT2DoubleHeadsModel"}

@@ -19,12 +19,13 @@ def compare(
     """Models × tasks with deviations over seeds; for two runs of one task, whether one is really better."""
     from polyseme.cli.output import print_json, print_table
     from polyseme.errors import UserError
+    from polyseme.report import flatter
     from polyseme.tasks.compare import bootstrap, cells, picture, read_runs
 
     if out is not None and out.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"{out}: a picture is written as .png, .svg or .pdf")
     found = read_runs(runs)
-    pair = len(found) == 2 and found[0].task == found[1].task and all(run.said for run in found)
+    pair = len(found) == 2 and found[0].task == found[1].task and all(run.testable for run in found)
     tested = bootstrap(found[0], found[1], samples) if pair else None
     if out is not None:
         picture(found, out)
@@ -40,13 +41,19 @@ def compare(
                 "seeds": len(run.values),
                 "failed": run.failed,
                 "parameters": run.parameters,
+                "examples_per_second": run.speed,
+                "ms_per_text": run.ms,
                 "seconds": run.seconds,
+                "chosen_on_dev": run.chosen,
             }
             for run in found
         ]
         print_json({"runs": rows, **({"bootstrap": tested} if tested else {})})
         return
     print_table(*cells(found))
+    for run in found:
+        if run.chosen:
+            print(f"{run.path}: {flatter(run.chosen)}")
     if tested:
         better = found[0] if tested["difference"] >= 0 else found[1]
         low, high = 100 * tested["low"], 100 * tested["high"]
@@ -66,6 +73,7 @@ def benchmark(
 ) -> None:
     """Fine-tune and measure on every data set of a benchmark; published rows stand beside the result."""
     from polyseme.cli.output import print_json, print_table, set_values
+    from polyseme.report import flatter
     from polyseme.tasks.benchmark import rows_of, run_benchmark
     from polyseme.tasks.finetune import FinetuneSpec
     from polyseme.weights.folder import read_spec
@@ -78,5 +86,11 @@ def benchmark(
         return
     print_table(*rows_of(name, str(model), found))
     print("Published figures are of the test sets; ours are of dev, in percent.")
+    if found["chosen_on_dev"]:
+        print(flatter(found["chosen_on_dev"]))
+    for column, failed in found["failed"].items():
+        print(f"{column}: {len(failed)} of {seeds} seeds are no better than a blind guess")
+    for beside, values in found["beside"].items():
+        print(f"{beside}: {', '.join(f'{name} {value:.4f}' for name, value in values.items())}")
     if found["missing"]:
         print(f"not in {data}: {', '.join(found['missing'])}; there is no average without them")

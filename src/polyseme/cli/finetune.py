@@ -37,6 +37,7 @@ def finetune(
         typer.Option(help="name=value,value… (lr, epochs, batch, any path of --set); the best on dev is kept"),
     ] = [],  # noqa: B006
     scratch: Annotated[bool, typer.Option(help="fresh weights: what is pre-training worth?")] = False,
+    keep_seeds: Annotated[bool, typer.Option(help="keep the model of every seed, in seeds/N: for an ensemble")] = False,
     baselines: Annotated[bool, typer.Option(help="majority (or mean) and linear rows beside the result")] = False,
     text: Annotated[str, typer.Option(help="the column or key of the text")] = "text",
     pair: Annotated[str, typer.Option(help="the column or key of the second text")] = "pair",
@@ -63,6 +64,7 @@ def finetune(
     """Fine-tune a model on labelled examples, or train a network over its frozen features, and measure it."""
     from polyseme.cli.output import kind_of, print_table, set_values
     from polyseme.errors import UserError
+    from polyseme.report import cut_line, flatter
     from polyseme.tasks.baselines import linear, majority
     from polyseme.tasks.catalogue import DATA_SETS
     from polyseme.tasks.examples import read_examples
@@ -97,7 +99,7 @@ def finetune(
         columns: dict[str, Any] = {"text": text, "pair": pair, "label": label, "header": header, "skip_bad": skip_bad}
         columns |= {"strict": strict}
         to_learn, to_measure = (read_examples(path, kind, **columns) for path in (train, dev))
-    measured: dict[str, Any] = {"seeds": seeds}
+    measured: dict[str, Any] = {"seeds": seeds, "keep": keep_seeds}
     if named:
         measured |= {"primary": named.metric, "data_set": task, "extra": named.extra}
 
@@ -124,9 +126,9 @@ def finetune(
         if wrong:
             left = f", so {lost} questions were not trained on" if part == "train" else ""
             print(f"{part}: {wrong} answers do not stand where they are said to stand{left}", file=sys.stderr)
-    for part, cut in results["cut"].items():
-        if cut:
-            print(f"{part}: {cut} examples were cut", file=sys.stderr)
+    for part in results["cut"]:
+        if line := cut_line(results, part):
+            print(line, file=sys.stderr)
     rows = []
     if baselines:
         for name, baseline in (("mean" if kind == "regression" else "majority", majority), ("linear", linear)):
@@ -138,4 +140,6 @@ def finetune(
     ]
     rows.append(["over features" if model is None else "from scratch" if scratch else "fine-tuned", *cells])
     print_table([f"{len(results['seeds'])} seed(s)", *names], rows)
+    if results["chosen_on_dev"]:
+        print(flatter(results["chosen_on_dev"]))
     print(f"{out}/model: seed {results['best_seed']}; see {out}/report.html")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -44,22 +48,32 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     ensemble: Ensemble = False,
 ) -> None:
-    """Measure a fine-tuned model, or several as one, on labelled examples."""
+    """Measure a fine-tuned model, or several as one, on labelled examples: how good, how large, how fast."""
     from polyseme.cli.output import kind_of, print_json
+    from polyseme.report import flatter
     from polyseme.tasks.catalogue import DATA_SETS
     from polyseme.tasks.examples import read_examples
+    from polyseme.tasks.speed import ms_alone
 
     opened = _open(models, ensemble, truncate)
     kind = kind_of(task) if task else opened.kind
     if task in DATA_SETS:
-        given = DATA_SETS[task].read(data, skip_bad)[1]
+        given = DATA_SETS[task].part(data, "dev", skip_bad)
     else:
         given = read_examples(data, kind, text=text, pair=pair, label=label, header=header, skip_bad=skip_bad)
+    began = time.perf_counter()
     found = opened.evaluate(given, extra=DATA_SETS[task].extra if task in DATA_SETS else None)
+    seconds = time.perf_counter() - began
+    with contextlib.redirect_stderr(io.StringIO()):  # what is to say of cut texts was said
+        alone = ms_alone(lambda i: opened.predict([given[i]]), len(given))
+    if task and opened.chosen and task == opened.data:
+        print(flatter(opened.chosen), file=sys.stderr)
     if as_json:
-        print_json({"examples": len(given), **found})
+        speed = {"examples_per_second": len(given) / seconds, "ms_per_text": alone}
+        print_json({"examples": len(given), "parameters": opened.parameters, **speed, **found})
         return
-    print(f"{len(given)} examples")
+    print(f"{len(given)} examples, {len(given) / seconds:,.1f} a second, {alone:.1f} ms for one alone")
+    print(f"{opened.parameters:,} parameters")
     for name, value in found.items():
         print(f"{name}: {value:.4f}")
 
@@ -78,7 +92,7 @@ def predict(
         typer.Option(
             "--task",
             help="how to read the data if the folder does not say; or a named data set, whose "
-            "test examples are answered, for GLUE as its server wants them",
+            "test examples are answered, for GLUE and SuperGLUE as their servers want them",
         ),
     ] = "",
     skip_bad: SkipBad = False,
@@ -89,7 +103,7 @@ def predict(
     from polyseme.tasks.catalogue import DATA_SETS
     from polyseme.tasks.examples import read_examples
     from polyseme.tasks.predict import write_predictions
-    from polyseme.tasks.submission import GLUE_FILES, write_submission
+    from polyseme.tasks.submission import FILES, write_submission
 
     opened = _open(models, ensemble, truncate)
     kind = kind_of(task) if task else opened.kind
@@ -99,18 +113,25 @@ def predict(
         given = read_examples(
             data, kind, text=text, pair=pair, label=label, header=header, need_labels=False, skip_bad=skip_bad
         )
-    write = partial(write_submission, out, task) if task in GLUE_FILES else partial(write_predictions, out, given)
-    write(opened.predict(given))
+    found = opened.predict(given)
+    if task in FILES:
+        write_submission(out, task, found, given)
+    else:
+        write_predictions(out, given, found)
     print(f"{out}: {len(given)} predictions")
 
 
 @dataclass(frozen=True)
 class Opened:
-    """One model or several as one: what they answer, and how they are asked."""
+    """One model or several as one: what they answer, and how they are asked. `chosen` is what was chosen on the dev
+    examples of `data`."""
 
     kind: Kind
+    parameters: int
     evaluate: Callable[..., dict[str, float]]
     predict: Callable[[Any], list[Prediction]]
+    data: str = ""
+    chosen: tuple[str, ...] = ()
 
 
 def _open(models: list[Path], ensemble: bool, truncate: bool | None) -> Opened:
@@ -121,6 +142,7 @@ def _open(models: list[Path], ensemble: bool, truncate: bool | None) -> Opened:
     from polyseme.tasks.ensemble import evaluate_ensemble
     from polyseme.tasks.over import is_over, open_over
     from polyseme.tasks.task import Task
+    from polyseme.train.cost import num_parameters
 
     if ensemble != (len(models) > 1):
         raise UserError("--ensemble is for several models" if ensemble else "several models: say --ensemble")
@@ -128,11 +150,26 @@ def _open(models: list[Path], ensemble: bool, truncate: bool | None) -> Opened:
         if ensemble:
             raise UserError(f"{laid[0]} is laid over features: --ensemble is for fine-tuned models")
         over = open_over(laid[0])
-        return Opened(over.task.kind, over.evaluate, over.predict)
+        size = num_parameters(over.model)
+        if over.reader.encoder is not None:
+            size += num_parameters(over.reader.encoder.model.trunk)
+        return Opened(over.task.kind, size, over.evaluate, over.predict, *_chosen([over.notes]))
     folders = [polyseme.load(model).folder for model in models]
     kind = Task.from_model(folders[0].model, folders[0].notes).kind
+    size, notes = sum(num_parameters(folder.model) for folder in folders), [folder.notes for folder in folders]
     if ensemble:
         evaluate = partial(evaluate_ensemble, folders, truncate=truncate)
-        return Opened(kind, evaluate, lambda given: together(folders, given, truncate=truncate)[1])
+        return Opened(
+            kind, size, evaluate, lambda given: together(folders, given, truncate=truncate)[1], *_chosen(notes)
+        )
     asked = partial(alone.predict, folders[0], truncate=truncate)
-    return Opened(kind, partial(alone.evaluate, folders[0], truncate=truncate), asked)
+    return Opened(kind, size, partial(alone.evaluate, folders[0], truncate=truncate), asked, *_chosen(notes))
+
+
+def _chosen(notes: list[dict[str, Any]]) -> tuple[str, tuple[str, ...]]:
+    """The data set, and what was chosen on its dev examples: settings, epochs, the best of several seeds."""
+    found: list[str] = []
+    for results in [note.get("results", {}) for note in notes]:
+        found += results.get("chosen_on_dev", [])
+        found += [f"the best of {len(results['seeds'])} seeds"] if len(results.get("seeds", ())) > 1 else []
+    return notes[0].get("data", ""), tuple(dict.fromkeys(found))

@@ -32,7 +32,11 @@ def score(
     seed: Annotated[int, typer.Option(help="of the draw of shots")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object a line")] = False,
 ) -> None:
-    """Log-probability and perplexity of each line; pseudo-perplexity for a masked model. Or the likeliest choices."""
+    """Log-probability and perplexity of each line; pseudo-perplexity for a masked model. Or the likeliest choices.
+
+    A masked model fills the gap of a question (its mask, _ or @placeholder), else one at its end; of last words it is
+    told how many tokens they have.
+    """
     import polyseme
     from polyseme.errors import UserError
 

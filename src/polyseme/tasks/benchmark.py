@@ -13,10 +13,11 @@ from typing import Any
 from polyseme.errors import UserError, nearest
 from polyseme.files import read_json, write_json
 from polyseme.tasks.catalogue import DATA_SETS
+from polyseme.tasks.compare import read_run, speed_of
 from polyseme.tasks.finetune import FinetuneSpec, finetune
-from polyseme.tasks.predict import predict
+from polyseme.tasks.predict import evaluate, predict
 from polyseme.tasks.published import table
-from polyseme.tasks.submission import GLUE_FILES, write_submission
+from polyseme.tasks.submission import FILES, write_submission
 from polyseme.weights.folder import load_model, read_spec
 
 
@@ -29,6 +30,8 @@ class Benchmark:
     beside: tuple[str, ...] = ()
     others: tuple[tuple[str, str], ...] = ()  # (column, whose model answers it)
     published: str = ""
+    measured: tuple[tuple[str, str], ...] = ()  # (a data set to measure on alone, whose model answers it)
+    joined: tuple[tuple[str, tuple[str, ...]], ...] = ()  # columns whose score is the mean of several metrics
 
 
 BENCHMARKS = {
@@ -38,8 +41,13 @@ BENCHMARKS = {
         ("wnli",),
         (("mnli-mm", "mnli"),),
         "glue",
+        (("diagnostic", "mnli"),),
     ),
-    "superglue": Benchmark("superglue/", ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")),
+    "superglue": Benchmark(
+        "superglue/",
+        ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc"),
+        joined=(("cb", ("macro_f1", "accuracy")), ("multirc", ("f1", "exact")), ("record", ("f1", "exact"))),
+    ),
 }
 
 
@@ -56,6 +64,7 @@ def run_benchmark(
 
     Texts are cut to 128 tokens, as GLUE's usual settings are, unless the settings say otherwise; how many are cut
     stands in each run's results. Where a test file lies beside train and dev, what the server wants is written too.
+    A score of several metrics is their mean, as SuperGLUE's is. The diagnostic set is measured by MNLI's model.
     """
     if name not in BENCHMARKS:
         raise UserError(f"there is no benchmark {name!r}; {nearest(name, BENCHMARKS)}")
@@ -106,10 +115,19 @@ def run_benchmark(
     scores: dict[str, list[float]] = {}
     for column in there:
         found = results[answered.get(column, column)]
-        values = found["others"][column] if column in answered else [run[found["primary"]] for run in found["seeds"]]
-        scores[column] = [100 * value for value in values]
-        if name == "glue":
-            _submit(bench.prefix + column, data, out, answered.get(column, column))
+        metrics = dict(bench.joined).get(column, (found["primary"],))
+        values = [statistics.fmean(run[metric] for metric in metrics) for run in found["seeds"]]
+        scores[column] = [100 * value for value in (found["others"][column] if column in answered else values)]
+        _submit(bench.prefix + column, data, out, answered.get(column, column))
+    beside: dict[str, dict[str, float]] = {}
+    for other, whose in bench.measured:
+        if whose in results:
+            _submit(bench.prefix + other, data, out, whose)
+            named = DATA_SETS[bench.prefix + other]
+            if (data / named.folder / named.parts["dev"]).is_file():
+                examples = named.part(data, "dev", skip_bad)
+                beside[other] = evaluate(load_model(out / whose / "model"), examples, extra=named.extra)
+    speed, ms = speed_of([read_run(out / column) for column in results])
     means = {column: statistics.fmean(values) for column, values in scores.items()}
     full = all(column in means for column in bench.columns)
     summary = {
@@ -119,6 +137,14 @@ def run_benchmark(
         "deviation": {c: statistics.stdev(v) if len(v) > 1 else None for c, v in scores.items()},
         "average": statistics.fmean(means[column] for column in bench.columns) if full else None,
         "missing": [column for column in bench.columns if column not in there],
+        "failed": {column: found["failed"] for column, found in results.items() if found["failed"]},
+        "chosen_on_dev": list(
+            dict.fromkeys(line for found in results.values() for line in found.get("chosen_on_dev", ()))
+        ),
+        "beside": beside,
+        "parameters": max(found["parameters"] for found in results.values()),
+        "ms_per_text": ms,
+        "examples_per_second": speed,
         "done": list(results),
     }
     write_json(out / "benchmark.json", summary)
@@ -128,17 +154,21 @@ def run_benchmark(
 def rows_of(name: str, label: str, summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """The table: published systems, then ours; what is missing is empty."""
     bench = BENCHMARKS[name]
-    header = ["system", *bench.columns, "average", "source"]
+    header = ["system", *bench.columns, "average", "parameters", "ms a text", "source"]
+    sizes = {row.system: f"{row.values['millions']:g}M" for row in table("parameters").rows}
     rows: list[list[str]] = []
     for row in table(bench.published).rows if bench.published else ():
         cells = [f"{row.values[c]:.1f}" if c in row.values else "" for c in (*bench.columns, "average")]
-        rows.append([row.system, *cells, row.source])
+        rows.append([row.system, *cells, sizes.get(row.system, ""), "", row.source])
     cells = []
     for column in bench.columns:
         mean, error = summary["mean"].get(column), summary["deviation"].get(column)
         cells.append("" if mean is None else f"{mean:.1f}" + ("" if error is None else f" ± {error:.1f}"))
     average = summary["average"]
-    rows.append([label, *cells, "" if average is None else f"{average:.1f}", "dev, this run"])
+    size, ms = f"{summary['parameters'] / 1e6:.1f}M", summary["ms_per_text"]
+    rows.append(
+        [label, *cells, "" if average is None else f"{average:.1f}", size, f"{ms:.1f}" if ms else "", "dev, this run"]
+    )
     return header, rows
 
 
@@ -153,9 +183,9 @@ def _there(name: str, data: Path) -> bool:
 
 def _submit(name: str, data: Path, out: Path, whose: str) -> None:
     named = DATA_SETS[name]
-    path = out / "submission" / f"{GLUE_FILES[name]}.tsv"
+    path = out / "submission" / FILES[name]
     if path.is_file() or not (data / named.folder / named.parts["test"]).is_file():
         return
     folder = load_model(out / whose / "model")
     examples = named.part(data, "test", need_labels=False)
-    write_submission(path, name, predict(folder, examples))
+    write_submission(path, name, predict(folder, examples), examples)

@@ -31,10 +31,18 @@ class Run:
     gold: tuple[Any, ...] = ()
     said: tuple[tuple[Any, ...], ...] = ()
     labels: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()  # what was chosen on the dev examples
+    speed: float | None = None  # examples answered in a second, many together
+    ms: float | None = None  # for one text alone
 
     @property
     def mean(self) -> float:
         return statistics.fmean(self.values)
+
+    @property
+    def testable(self) -> bool:
+        """Whether its metric can be had from answers alone, as the bootstrap has to."""
+        return bool(self.said) and self.metric in score(self.kind, self.gold, self.said[0], self.labels)
 
     @property
     def deviation(self) -> float | None:
@@ -51,6 +59,7 @@ def read_run(folder: Path) -> Run:
     metric = found["primary"]
     answers = read_json(folder / "predictions.json") if (folder / "predictions.json").is_file() else {}
     name = found["model"] + (" (from scratch)" if found.get("from_scratch") else "")
+    name += " (frozen)" if found.get("features") else ""
     return Run(
         folder,
         name,
@@ -64,6 +73,9 @@ def read_run(folder: Path) -> Run:
         tuple(map(_hashable, answers.get("gold", ()))),
         tuple(tuple(map(_hashable, said)) for said in answers.get("said", {}).values()),
         tuple(answers.get("labels", ())),
+        tuple(found.get("chosen_on_dev", ())),
+        found.get("examples_per_second"),
+        found.get("ms_per_text"),
     )
 
 
@@ -83,6 +95,8 @@ def bootstrap(a: Run, b: Run, samples: int = 1000, seed: int = 0) -> dict[str, f
     for run in (a, b):
         if not run.said:
             raise UserError(f"{run.path} has no predictions.json: fine-tune it again")
+        if not run.testable:
+            raise UserError(f"{run.path}: {run.metric} cannot be had from its answers alone, so there is no bootstrap")
     if a.gold != b.gold or a.metric != b.metric:
         raise UserError(f"{a.path} and {b.path} were not measured on the same examples by the same metric")
     draw = np.random.default_rng(seed)
@@ -108,26 +122,44 @@ def grid_of(runs: Sequence[Run]) -> tuple[list[str], list[str], dict[tuple[str, 
 
 
 def cells(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
-    """A table: a row for each model with its parameters, a column for each task, and the mean over tasks."""
+    """A table: a row for each model with its parameters, a column for each task, and the mean over tasks; then how fast
+    it answers: milliseconds for one text, examples a second, and how many times the slowest model's; last the seconds
+    of training. Speeds are means over the tasks that every model has.
+    """
     models, tasks, found = grid_of(runs)
     metrics = {run.task: run.metric for run in runs}
-    header = ["model", "parameters", *(f"{task} ({metrics[task]})" for task in tasks), "mean", "seconds"]
+    header = ["model", "parameters", *(f"{task} ({metrics[task]})" for task in tasks), "mean"]
+    header += ["ms a text", "examples/s", "speed-up", "training s"]
+    shared = [task for task in tasks if all((model, task) in found for model in models)]
+    speeds = {model: speed_of([found[model, task] for task in shared]) for model in models}
+    slowest = min((speed for speed, _ in speeds.values() if speed), default=1.0)
     rows = []
     for model in models:
         its = [found.get((model, task)) for task in tasks]
         there = [run for run in its if run]
         full = len(there) == len(tasks)
         average = f"{100 * statistics.fmean(run.mean for run in there):.1f}" if full else ""
+        speed, ms = speeds[model]
         rows.append(
             [
                 model,
                 f"{there[0].parameters:,}",
                 *("" if run is None else shown(run) for run in its),
                 average,
+                f"{ms:.1f}" if ms else "",
+                f"{speed:,.1f}" if speed else "",
+                f"{speed / slowest:.1f}×" if speed else "",
                 f"{sum(run.seconds for run in there):.0f}",
             ]
         )
     return header, rows
+
+
+def speed_of(runs: Sequence[Run]) -> tuple[float | None, float | None]:
+    """Examples a second, all runs taken together, and milliseconds a text; None where a run does not say."""
+    if not runs or any(run.speed is None or run.ms is None for run in runs):
+        return None, None
+    return statistics.harmonic_mean([run.speed or 0.0 for run in runs]), statistics.fmean(run.ms or 0.0 for run in runs)
 
 
 def shown(run: Run) -> str:

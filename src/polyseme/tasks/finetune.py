@@ -35,10 +35,11 @@ from polyseme.weights.folder import ModelFolder, load_model, read_spec, save_mod
 class FinetuneSpec(Spec):
     """One fine-tuning run. The defaults are those of BERT (§A.3), which has 5e-5, 16 and 3 among its best.
 
-    `steps` overrides `epochs`; with `patience` the dev examples are measured after every epoch, a run ends when that
-    many in a row were no better than the best before, and the best is what is kept. `max_len` 0 is the model's;
-    `freeze` parameter groups, counted from the input (the embeddings are the first), stay as they are. A step is read
-    in micro-batches of at most `bin_tokens`.
+    `steps` overrides `epochs`; there are never fewer than `least_steps`, for small sets want more epochs (Mosbach et
+    al. 2021, §6). With `patience` the dev examples are measured after every epoch, a run ends when that many in a row
+    were no better than the best before, and the best is what is kept. `max_len` 0 is the model's; `freeze` parameter
+    groups, counted from the input (the embeddings are the first), stay as they are. A step is read in micro-batches of
+    at most `bin_tokens`.
 
     With `unfreeze` the new head is trained alone at first, and after every so many epochs the next group below joins;
     the schedule begins anew each time, and the last phase has what is left of `epochs` (Howard and Ruder 2018, §3.3,
@@ -71,6 +72,7 @@ class FinetuneSpec(Spec):
     network: NetworkSpec | None = None
     span: SpanSpec = field(default_factory=SpanSpec)
     patience: int = 0
+    least_steps: int = 0
 
     def check(self) -> FinetuneSpec:
         for name in ("batch_size", "bin_tokens"):
@@ -78,7 +80,7 @@ class FinetuneSpec(Spec):
                 raise UserError(f"{name} is {getattr(self, name)}, which is less than 1")
         if self.steps < 0 or (not self.steps and self.epochs <= 0):
             raise UserError(f"there is nothing to do in {self.steps} steps or {self.epochs:g} epochs")
-        for name in ("freeze", "max_len", "auxiliary", "unfreeze", "chunk", "learnt", "patience"):
+        for name in ("freeze", "max_len", "auxiliary", "unfreeze", "chunk", "learnt", "patience", "least_steps"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} is {getattr(self, name)}, which is negative")
         if self.optim.method not in ("adamw", "muon"):
@@ -86,7 +88,8 @@ class FinetuneSpec(Spec):
         return self
 
     def total(self, num_examples: int) -> int:
-        return self.steps or max(math.ceil(self.epochs * math.ceil(num_examples / self.batch_size)), 1)
+        epochs = math.ceil(self.epochs * math.ceil(num_examples / self.batch_size))
+        return self.steps or max(epochs, self.least_steps, 1)
 
     def phases(self, num_examples: int, num_groups: int) -> list[tuple[int, int, int]]:
         """Runs of steps and how many groups are frozen in each: (first step, behind the last, frozen)."""
@@ -118,6 +121,7 @@ def finetune(
     extra: Extra | None = None,
     others: Mapping[str, Sequence[Example]] | None = None,
     tell: Tell | None = None,
+    keep: bool = False,
 ) -> dict[str, Any]:
     """Fine-tune once for each seed, measure on the dev examples; report all seeds, mean and deviation.
 
@@ -128,8 +132,8 @@ def finetune(
 
     The seed draws the new head, the order of the examples and the dropout. `out` gets `results.json`,
     `log.jsonl`, `predictions.json` and the model of the seed that did best on the dev examples (that choice flatters
-    its own number, but not the mean). With `scratch` the same model starts from fresh weights: the row that says what
-    pre-training was worth.
+    its own number, but not the mean); with `keep` also those of all seeds, in `seeds`. With `scratch` the same model
+    starts from fresh weights: the row that says what pre-training was worth.
     """
     settings = (settings or FinetuneSpec()).check()
     check_run(kind, out, settings, seeds)
@@ -155,7 +159,7 @@ def finetune(
     about |= {"model": str(model_folder), "from_scratch": scratch}
     if kind == "span":
         about["wrong_offsets"] = {"train": wrong_offsets(train_examples), "dev": wrong_offsets(dev_examples)}
-    return run_seeds(work, build, save, out, range(first_seed, first_seed + seeds), about, tell)
+    return run_seeds(work, build, save, out, range(first_seed, first_seed + seeds), about, tell, keep)
 
 
 def crf_of(settings: FinetuneSpec, examples: Sequence[Example]) -> CrfSpec | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from polyseme.errors import UserError
 from polyseme.files import read_json, write_json
+from polyseme.report import write_report
 from polyseme.tasks.finetune import FinetuneSpec
 
 SHORT = {"lr": "optim.rate", "rate": "optim.rate", "batch": "batch_size", "warmup": "schedule.warmup"}
@@ -39,7 +40,7 @@ def search(
 ) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:
     """Run every point under `out/grid`, going on where a search was stopped; the best by mean becomes the run in `out`.
 
-    Of the others the models go, so that there are never more than two.
+    Of the others the models go, so that there are never more than two. The results say that the best was chosen.
     """
     if (out / "results.json").exists():
         raise UserError(f"{out} already holds results.json: give another folder for the run")
@@ -59,8 +60,13 @@ def search(
         if top is None or value > top["mean"][top["primary"]]:
             loser, best = best, name
         if loser:
-            shutil.rmtree(out / "grid" / loser / "model", ignore_errors=True)
-    results = dict(found)[best]
+            for part in ("model", "seeds"):
+                shutil.rmtree(out / "grid" / loser / part, ignore_errors=True)
+    results, among = dict(found)[best], f"the best of {len(grid)} settings"
+    if len(grid) > 1 and among not in results["chosen_on_dev"]:
+        results["chosen_on_dev"].append(among)
+        write_json(out / "grid" / best / "results.json", results)
+        write_report(out / "grid" / best)
     rows = [
         {"settings": name, "mean": r["mean"], "deviation": r["deviation"], "failed": r["failed"]} for name, r in found
     ]

@@ -149,6 +149,7 @@ def finetune_over(
     extra: Extra | None = None,
     others: Mapping[str, Sequence[Example]] | None = None,
     cache: Path | None = None,
+    keep: bool = False,
 ) -> dict[str, Any]:
     """As `finetune`, with the model at `source` frozen and a network over its features; without one, over words alone.
 
@@ -179,7 +180,8 @@ def finetune_over(
 
     def save(path: Path, model: Model, notes: dict[str, Any]) -> None:
         weights = mix_weights(model)
-        notes["results"] |= {"mix": weights} if weights else {}
+        if weights and "results" in notes:
+            notes["results"] |= {"mix": weights}
         about = {"model": str(source) if source else None, "hash": reader.encoder.hash if reader.encoder else None}
         write_over(path, model, vocabulary, notes | {"features": about | {"layers": network.layers}})
 
@@ -192,8 +194,9 @@ def finetune_over(
         *(task, train, dev, settings, primary, extra, dict(zip(others or {}, rest))),
         terms=with_penalty(network.penalty) if penalised else None,
         further={TERM: Targets(none, none, 1)} if penalised else {},
+        timed=False,
     )
-    return run_seeds(work, build, save, out, chosen, about)
+    return run_seeds(work, build, save, out, chosen, about, keep=keep)
 
 
 def with_penalty(rate: float) -> Callable[[Model, Batch], dict[str, Tensor]]:

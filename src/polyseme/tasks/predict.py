@@ -71,7 +71,7 @@ def predictions(model: Model, task: Task, examples: Sequence[Example], encoded: 
         while some := list(islice(todo, WINDOWS)):
             yield from zip(some, logits(model, task, some))
 
-    with progress("answer", len(examples), "questions"):
+    with progress("answer", len(examples), "questions", show=len(examples) > 1):
         return [Prediction(span=answer) for answer in best_spans(scored(), examples, task.span)]
 
 
@@ -138,7 +138,7 @@ def answers(
     found = [(np.empty(0), np.empty(0))] * len(encoded)
     training = model.training
     model.eval()
-    with torch.inference_mode(), progress("predict", len(encoded), "examples") as bar:
+    with torch.inference_mode(), progress("predict", len(encoded), "examples", len(encoded) > 1) as bar:
         for members in bins([len(e.ids) for e in encoded], bin_tokens):
             batch, order = task.batch([encoded[i] for i in members])
             batch = batch.to(device)
@@ -228,8 +228,20 @@ def encode_for(
         raise UserError(f"max_len {wanted} is longer than the model reads ({limit})")
     cut = settings.get("truncate", False) if truncate is None else truncate
     if task.kind == "span":
-        return windows(examples, folder.tokenizer, wanted, task.span, cut, labelled)
+        return _counted(windows(examples, folder.tokenizer, wanted, task.span, cut, labelled), len(examples))
     found = task.encode(examples, folder.tokenizer, wanted, cut, labelled)
     if shorter := sum(e.cut for e in found):
-        print(f"{shorter} of {len(examples)} examples are cut to {wanted} tokens", file=sys.stderr)
+        share = f"{shorter / len(examples):.1%}"
+        print(f"{shorter} of {len(examples)} examples ({share}) are cut to {wanted} tokens", file=sys.stderr)
     return found
+
+
+def _counted(found: Iterable[Encoded], total: int) -> Iterator[Encoded]:
+    """The same windows; at their end it is said how many questions were cut."""
+    cut = set()
+    for window in found:
+        if window.cut:
+            cut.add(window.of)
+        yield window
+    if cut:
+        print(f"{len(cut)} of {total} questions ({len(cut) / total:.1%}) are cut to half a window", file=sys.stderr)

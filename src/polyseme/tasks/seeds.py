@@ -31,6 +31,7 @@ from polyseme.tasks.examples import Example
 from polyseme.tasks.metrics import PRIMARY, score
 from polyseme.tasks.predict import Extra, measure, predictions
 from polyseme.tasks.spans import best_threshold, decided
+from polyseme.tasks.speed import model_ms
 from polyseme.tasks.task import Prediction, Task
 from polyseme.train.cost import num_parameters
 from polyseme.train.loop import CHECKED, Report, Training, choose_device, train
@@ -48,6 +49,10 @@ class Part:
     examples: Sequence[Example]
     encoded: Sequence[Encoded]
 
+    def num_cut(self, task: Task) -> int:
+        """How many examples lost tokens; one read in windows counts once."""
+        return len({e.of if task.kind == "span" else i for i, e in enumerate(self.encoded) if e.cut})
+
 
 @dataclass(frozen=True, eq=False)
 class Work:
@@ -55,6 +60,7 @@ class Work:
 
     `primary` is the metric that counts, if it is not the one the kind has; `extra` are further metrics, and `others`
     further examples. `terms` are the losses, if not the usual ones, and `further` what else they have targets of.
+    `timed` says whether the speed of the model is that of its answers: over features, most of it was spent before.
     """
 
     task: Task
@@ -66,6 +72,7 @@ class Work:
     others: Mapping[str, Part] = field(default_factory=dict)
     terms: Callable[[Model, Batch], dict[str, Tensor]] | None = None
     further: Mapping[str, Targets] = field(default_factory=dict)
+    timed: bool = True
 
     def metric(self) -> str:
         """The metric that counts, which must be among those there are."""
@@ -80,9 +87,23 @@ class Work:
 
     def answers(self, model: Model) -> tuple[Task, list[Prediction], dict[str, float]]:
         """What a model says of the dev examples and what that is worth; and the task with the threshold it needs."""
-        said = predictions(model, self.task, self.dev.examples, self.dev.encoded)
+        return self.judged(predictions(model, self.task, self.dev.examples, self.dev.encoded))
+
+    def judged(self, said: list[Prediction]) -> tuple[Task, list[Prediction], dict[str, float]]:
         fitted, said = fit_threshold(self.task, self.settings, self.dev.examples, said)
         return fitted, said, measure(fitted, self.dev.examples, said, self.extra)
+
+    @property
+    def chosen(self) -> list[str]:
+        """What is chosen on the dev examples that a score is reported on, so that it flatters."""
+        found = ["the epoch"] if self.settings.patience else []
+        fits = self.task.span.threshold is not None and self.settings.span.threshold is None
+        return [*found, "the threshold of no answer"] if self.task.kind == "span" and fits else found
+
+    def notes(self, fitted: Task, **more: Any) -> dict[str, Any]:
+        """What the folder of a model says of its task."""
+        settings = self.settings.replace(span=fitted.span).to_json()
+        return {"task": fitted.kind, "labels": list(fitted.labels), "settings": settings, **more}
 
 
 def run_seeds(
@@ -93,8 +114,12 @@ def run_seeds(
     seeds: Sequence[int],
     about: dict[str, Any],
     tell: Tell | None = None,
+    keep: bool = False,
 ) -> dict[str, Any]:
-    """Train once for each seed the model that `build` makes for it, measure, and write the run folder."""
+    """Train once for each seed the model that `build` makes for it, measure, and write the run folder.
+
+    With `keep` the model of every seed stays, in `seeds/N`: for an ensemble.
+    """
     task, settings, dev, primary = work.task, work.settings, work.dev, work.metric()
     size = len(work.train.encoded)
     blind = majority(work.train.examples, dev.examples, task.kind).get(primary, -math.inf)
@@ -104,6 +129,7 @@ def run_seeds(
     besides: dict[str, list[float]] = {name: [] for name in work.others}
     best: tuple[float, int, Model, Task] | None = None
     spent = {"tokens": 0, "flops": 0, "seconds": 0.0}
+    answering = 0.0
     for seed in seeds:
         run = training(build(seed), settings, size, seed)
         run.terms = work.terms or run.terms
@@ -113,7 +139,12 @@ def run_seeds(
         spent["tokens"] += sum(report.tokens for report in done)
         spent["flops"] += sum(report.flops for report in done)
         spent["seconds"] += time.perf_counter() - began
-        fitted, said, found = work.answers(run.model)
+        began = time.perf_counter()
+        said = predictions(run.model, task, dev.examples, dev.encoded)
+        answering += time.perf_counter() - began
+        fitted, said, found = work.judged(said)
+        if out is not None and keep:
+            save(out / "seeds" / str(seed), run.model, work.notes(fitted, data=about.get("data", ""), seed=seed))
         if tell is not None:
             tell(seed, said)
         kept[seed] = [p.answer for p in said]
@@ -136,19 +167,18 @@ def run_seeds(
         "steps": settings.total(size),
         "train_examples": len(work.train.examples),
         "dev_examples": len(dev.examples),
-        "cut": {name: sum(e.cut for e in part.encoded) for name, part in (("train", work.train), ("dev", dev))},
+        "cut": {name: part.num_cut(task) for name, part in (("train", work.train), ("dev", dev))},
+        "chosen_on_dev": work.chosen,
         "parameters": num_parameters(best[2]),
         **spent,
     }
+    if work.timed:
+        results["examples_per_second"] = len(seeds) * len(dev.examples) / answering
     if out is not None:
-        notes = {
-            "task": task.kind,
-            "data": about.get("data", ""),
-            "labels": list(task.labels),
-            "settings": settings.replace(span=best[3].span).to_json(),
-            "results": results,
-            "chosen": f"seed {best[1]}: the best {primary} on the dev examples of {len(seeds)} seed(s)",
-        }
+        if work.timed:
+            results["ms_per_text"] = model_ms(best[2], task, dev)
+        chosen = f"seed {best[1]}: the best {primary} on the dev examples of {len(seeds)} seed(s)"
+        notes = work.notes(best[3], data=about.get("data", ""), results=results, chosen=chosen)
         write_text(out / "log.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         save(out / "model", best[2], notes)
         gold = [e.answer for e in dev.examples]

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from operator import attrgetter
 
 import numpy as np
 
@@ -169,9 +168,10 @@ def best_spans(
     found = []
     best = ((window.of, _best(window, scores, spec.longest)) for window, scores in scored)
     for number, group in groupby(best, key=lambda pair: pair[0]):
-        each = [one for _, one in group]
-        top = max(each, key=attrgetter("value"))
-        odds = min(one.null for one in each) - top.value
+        top, null = _Best(-np.inf, 0, 0, 0.0, 0.0), np.inf
+        for _, one in group:  # no list of them: a document may have any number of windows
+            top, null = (one if one.value > top.value else top), min(null, one.null)
+        odds = float(null - top.value)
         text = examples[number].text or ""
         begin, end = top.start, top.end
         inner = text[begin:end]

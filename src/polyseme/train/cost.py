@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from torch import nn
+
 from polyseme.objectives.batch import Batch
 from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.lookup import LookupSpec
@@ -15,7 +17,7 @@ from polyseme.parts.trunk import TransformerSpec
 from polyseme.parts.window import WindowSpec
 
 
-def num_parameters(model: Model) -> int:
+def num_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 

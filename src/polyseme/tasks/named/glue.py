@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from polyseme.errors import UserError
 from polyseme.tasks.examples import Example, Unit, read_lines, units_of
+from polyseme.tasks.metrics import classification
 from polyseme.tasks.named.data_set import DataSet, Row, each, parsed, table, two
 
 NLI = "does the second sentence follow, not follow, or contradict?"
@@ -62,6 +67,35 @@ def wnli_trap(train: Sequence[Example], dev: Sequence[Example], accuracy: float)
     ]
     if accuracy < most:
         found.append(f"accuracy {accuracy:.3f} is below {most:.3f}, which the more frequent label alone has")
+    return found
+
+
+PHENOMENA = ("Lexical Semantics", "Predicate-Argument Structure", "Logic", "Knowledge")
+
+
+def _diagnostic(path: Path, need_labels: bool) -> Iterator[Unit]:
+    """The labelled file names in four columns what each pair is a case of: their names are the example's id."""
+    if not need_labels:
+        yield from units_of(path, "pair", "sentence1", "sentence2", need_labels=False)
+        return
+    rows = [line.split("\t") for line in read_lines(path)]
+    places = [(rows[0].index(name), name) for name in PHENOMENA if name in rows[0]]
+
+    def named(unit: Unit, row: list[str]) -> Example:
+        example = unit()
+        return replace(example, id="; ".join(name for i, name in places if row[i].strip()))
+
+    for unit, row in zip(units_of(path, "pair", "Premise", "Hypothesis", "Label"), rows[1:]):
+        yield partial(named, unit, row)
+
+
+def _by_phenomenon(examples: Sequence[Example], said: Sequence[Any]) -> dict[str, float]:
+    """Matthews' correlation over the pairs of each phenomenon (Wang et al. 2019, §4 and table 5)."""
+    found = {}
+    for name in PHENOMENA:
+        pairs = [(e.label or "", label) for e, label in zip(examples, said, strict=True) if name in e.id.split("; ")]
+        if pairs:
+            found[re.sub(r"\W+", "_", name.lower())] = classification(*zip(*pairs))["matthews"]
     return found
 
 
@@ -129,8 +163,9 @@ SETS: dict[str, DataSet] = {
         "matthews",
         f"by phenomenon, to measure MNLI models on: {NLI}",
         "diagnostic",
-        table("pair", "Premise", "Hypothesis", "Label", bare=("sentence1", "sentence2")),
+        _diagnostic,
         {"dev": "diagnostic-full.tsv", "test": "diagnostic.tsv"},
+        _by_phenomenon,
     ),
     "snli": DataSet(
         "pair",

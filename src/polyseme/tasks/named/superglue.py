@@ -34,22 +34,24 @@ def _copa(row: Row) -> list[Example]:
 
 
 def _multirc(row: Row) -> Iterator[Example]:
-    """A pair for each answer of each question: the passage, then question and answer. The id is that of the question,
-    for its exact match."""
+    """A pair for each answer of each question: the passage, then question and answer. The id is that of passage,
+    question and answer."""
     passage = row.inner("passage")
     text = passage.get("text")
     for question in passage.rows("questions"):
         asked = question.get("question")
         for answer in question.rows("answers"):
             both = f"{asked} {answer.get('text')}"
-            yield Example(answer.where, text, both, label=answer.label(), id=f"{row.id()}-{question.id()}")
+            id_ = f"{row.id()}-{question.id()}-{answer.id()}"
+            yield Example(answer.where, text, both, label=answer.label(), id=id_)
 
 
 def _multirc_extra(examples: Sequence[Example], said: Sequence[Any]) -> dict[str, float]:
     """The share of questions of which every answer is judged rightly; `f1` is over all answers (F1a)."""
     right: dict[str, bool] = {}
     for example, label in zip(examples, said, strict=True):
-        right[example.id] = right.get(example.id, True) and label == example.label
+        question = example.id.rpartition("-")[0]
+        right[question] = right.get(question, True) and label == example.label
     return {"exact": sum(right.values()) / max(len(right), 1)}
 
 

@@ -1,0 +1,179 @@
+"""What a run says of itself beside its score: speed and size, what was cut, and what was chosen on dev."""
+
+import json
+import random
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.report import cut_line, flatter
+from polyseme.tasks import predict as module
+from polyseme.tasks.ensemble import ensemble
+from polyseme.tasks.examples import Example
+from polyseme.tasks.finetune import FinetuneSpec, finetune
+from polyseme.tasks.grid import points, search
+from polyseme.tasks.over import USUAL, finetune_over
+from polyseme.tasks.predict import evaluate
+from polyseme.tasks.spans import SpanSpec, windows
+from polyseme.tasks.speed import ALONE, ms_alone
+from polyseme.tasks.task import Task
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.cost import num_parameters
+from polyseme.weights.folder import load_model, save_model
+
+WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear"]
+SPAN = Task("span", ("start", "end"))
+QUICK = FinetuneSpec(steps=2, truncate=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    tokenizer = Tokenizer.train("wordpiece", iter([" ".join(WORDS), *WORDS] * 30), 300)
+    spec = FAMILIES["bert"].spec(num_layers=1, dim=16, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=24)
+    path = tmp_path_factory.mktemp("base") / "m"
+    save_model(path, spec.build(0), tokenizer)
+    return path
+
+
+def texts(n=20, long=0):
+    draw = random.Random(0)
+    found = [draw.choices(WORDS, k=4) for _ in range(n)]
+    return [
+        Example(f"d:{i}", " ".join(words * (10 if i < long else 1)), label="ab"["wolf" in words])
+        for i, words in enumerate(found)
+    ]
+
+
+def questions(none, size=1):
+    return [
+        Example(f"q:{i}", "cat dog fish", "wolf " * size, answers=() if none and i % 2 else (("dog", 4),), id=str(i))
+        for i in range(6)
+    ]
+
+
+def test_each_is_asked_alone_and_the_first_once_more():
+    asked = []
+    assert ms_alone(asked.append, 100) >= 0
+    assert len(asked) == ALONE + 1 and asked[:2] == [0, 0] and len(set(asked)) == ALONE and max(asked) < 100
+    asked.clear()
+    ms_alone(asked.append, 3)
+    assert asked == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["classification", "span"])
+def test_size_and_speed_stand_beside_the_score(folder, tmp_path, kind, done):
+    data = questions(False) if kind == "span" else texts()
+    results = finetune(folder, kind, data, data, tmp_path / "r", QUICK)
+    assert results["parameters"] == num_parameters(load_model(tmp_path / "r/model").model)
+    assert results["ms_per_text"] > 0 and results["examples_per_second"] > 0
+    assert json.loads((tmp_path / "r/results.json").read_text())["ms_per_text"] == results["ms_per_text"]
+    told = json.loads(done("compare", tmp_path / "r", "--json"))["runs"][0]
+    assert told["ms_per_text"] == results["ms_per_text"] and told["parameters"] == results["parameters"]
+    if kind == "classification":
+        (tmp_path / "d.tsv").write_text("text\tlabel\n" + "".join(f"{e.text}\t{e.label}\n" for e in data))
+        found = json.loads(done("evaluate", tmp_path / "r/model", "--data", tmp_path / "d.tsv", "--json"))
+        assert found["parameters"] == results["parameters"] and found["ms_per_text"] > 0
+        assert found["examples_per_second"] > 0 and found["accuracy"] == results["mean"]["accuracy"]
+        said = done("evaluate", tmp_path / "r/model", "--data", tmp_path / "d.tsv")
+        assert (
+            "20 examples, " in said and " ms for one alone" in said and f"{results['parameters']:,} parameters" in said
+        )
+
+
+def test_over_features_there_is_no_speed_to_tell(folder, tmp_path, done):
+    data = texts()
+    results = finetune_over(folder, "classification", data, data, tmp_path / "r", USUAL.replace(steps=1), keep=True)
+    assert "ms_per_text" not in results and (tmp_path / "r/seeds/0/polyseme.json").is_file()
+    assert "(frozen)" in done("compare", tmp_path / "r")
+    (tmp_path / "d.tsv").write_text("text\tlabel\n" + "".join(f"{e.text}\t{e.label}\n" for e in data))
+    found = json.loads(done("evaluate", tmp_path / "r/model", "--data", tmp_path / "d.tsv", "--json"))
+    assert found["parameters"] == results["parameters"] + num_parameters(load_model(folder, heads={}).model)
+
+
+def test_what_is_cut_is_told_as_a_share(folder, tmp_path, capsys):
+    results = finetune(folder, "classification", texts(20, 5), texts(10), tmp_path / "r", QUICK)
+    assert results["cut"] == {"train": 5, "dev": 0}
+    assert cut_line(results, "train") == "train: 5 of 20 examples (25.0%) were cut" and not cut_line(results, "dev")
+    assert "5 of 20 examples (25.0%) were cut" in (tmp_path / "r/report.html").read_text()
+    evaluate(load_model(tmp_path / "r/model"), texts(20, 5))
+    assert "5 of 20 examples (25.0%) are cut to 24 tokens" in capsys.readouterr().err
+    long = questions(False, 30)
+    results = finetune(folder, "span", long, long[:3], tmp_path / "s", QUICK)
+    assert results["cut"] == {"train": 6, "dev": 3}, "an example of several windows counts once"
+    evaluate(load_model(tmp_path / "s/model"), long)
+    assert "6 of 6 questions (100.0%) are cut to half a window" in capsys.readouterr().err
+
+
+def test_what_is_chosen_on_dev_is_told(folder, tmp_path, done):
+    data = texts()
+    plain = finetune(folder, "classification", data, data, tmp_path / "a", QUICK)
+    assert plain["chosen_on_dev"] == [] and "flatter" not in (tmp_path / "a/report.html").read_text()
+    stopped = finetune(folder, "classification", data, data, tmp_path / "b", QUICK.replace(patience=1))
+    assert stopped["chosen_on_dev"] == ["the epoch"]
+    assert "Scores flatter: chosen on the same dev examples: the epoch." in (tmp_path / "b/report.html").read_text()
+    fitted = finetune(folder, "span", questions(True), questions(True), tmp_path / "c", QUICK)
+    assert fitted["chosen_on_dev"] == ["the threshold of no answer"]
+    given = QUICK.at("span.threshold", "0.5")
+    assert finetune(folder, "span", questions(True), questions(True), None, given)["chosen_on_dev"] == []
+    assert finetune(folder, "span", questions(False), questions(False), None, QUICK)["chosen_on_dev"] == []
+
+    def run(spec, out):
+        return finetune(folder, "classification", data, data, out, spec)
+
+    search(run, tmp_path / "g", points(QUICK, ["batch=8,16"]))
+    kept = json.loads((tmp_path / "g/results.json").read_text())
+    assert kept["chosen_on_dev"] == ["the best of 2 settings"]
+    assert flatter(kept["chosen_on_dev"]) in (tmp_path / "g/report.html").read_text()
+    assert flatter(["the best of 2 settings"]) in done("compare", tmp_path / "g", tmp_path / "a", "--samples", 10)
+
+
+def test_an_ensemble_over_seeds(folder, tmp_path, done, glue):
+    done("finetune", folder, "--task", "glue/cola", "--data", glue, "--out", tmp_path / "r", "--seeds", 2,
+         "--keep-seeds", "--set", "steps=1", "--set", "truncate=true")  # fmt: skip
+    folders = [load_model(tmp_path / "r/seeds" / seed) for seed in "01"]
+    assert [folder.notes["seed"] for folder in folders] == [0, 1] and folders[0].notes["task"] == "classification"
+    assert ensemble(folders, texts(3))[0].labels == ("0", "1")
+    asked = ("--task", "glue/cola", "--data", glue)
+    assert "examples" in done("evaluate", tmp_path / "r/seeds/0", tmp_path / "r/seeds/1", "--ensemble", *asked)
+
+
+def test_the_best_of_several_seeds_flatters_on_its_dev(folder, tmp_path, done, cli, glue):
+    done("finetune", folder, "--task", "glue/cola", "--data", glue, "--out", tmp_path / "r", "--seeds", 2,
+         "--set", "steps=1", "--set", "truncate=true")  # fmt: skip
+    asked = ("evaluate", tmp_path / "r/model", "--data")
+    assert (
+        "Scores flatter: chosen on the same dev examples: the best of 2 seeds."
+        in cli(*asked, glue, "--task", "glue/cola").err
+    )
+    (tmp_path / "d.tsv").write_text("text\tlabel\ncat\t1\ndog\t0\n")
+    assert "flatter" not in cli(*asked, tmp_path / "d.tsv").err
+
+
+def test_small_sets_are_trained_longer():
+    assert FinetuneSpec(epochs=3.0, batch_size=16, least_steps=100).total(32) == 100
+    assert FinetuneSpec(epochs=3.0, batch_size=16, least_steps=100).total(1600) == 300
+    assert FinetuneSpec(steps=7, least_steps=100).total(32) == 7
+    with pytest.raises(UserError, match="least_steps is -1, which is negative"):
+        FinetuneSpec(least_steps=-1).check()
+
+
+def test_a_long_document_is_answered_in_bounded_memory(folder, monkeypatch):
+    """Windows are read a few hundred at a time, and of those only the best stretch is kept."""
+    tokenizer, read = load_model(folder).tokenizer, []
+
+    def scores(model, task, some):
+        read.append(len(some))
+        return [np.zeros((len(window.ids), 2), dtype=np.float32) for window in some]
+
+    monkeypatch.setattr(module, "logits", scores)
+    peaks = []
+    for words in (10_000, 50_000):
+        example = Example("e", "cat dog " * (words // 2), "wolf")
+        tracemalloc.start()
+        module.predictions(None, SPAN, [example], windows([example], tokenizer, 24, SpanSpec(), labelled=False))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert max(read) == module.WINDOWS and len(read) > 8 and peaks[1] < 1.5 * peaks[0]

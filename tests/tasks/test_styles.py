@@ -1,0 +1,82 @@
+"""Every task kind is learnt by a family of every style: BERT-like, GPT-like, T5, and a recurrent one, by its frozen
+features. What BERT and GPT-2 learn of most kinds is in `test_finetune.py`, `test_gpt_tasks.py`, `test_span_answers.py`;
+the rest is here."""
+
+import random
+
+import pytest
+
+from polyseme.families import FAMILIES
+from polyseme.tasks.examples import Example
+from polyseme.tasks.features import NetworkSpec
+from polyseme.tasks.finetune import FinetuneSpec, finetune
+from polyseme.tasks.over import USUAL, finetune_over
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.optim import OptimSpec
+from polyseme.weights.folder import save_model
+from tests.contracts.cases import fitting
+
+WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare"]
+QUICK = FinetuneSpec(epochs=6, batch_size=16, optim=OptimSpec(rate=5e-3))
+FEATURES = USUAL.replace(epochs=6.0, network=NetworkSpec(size=16, word_dim=0, dropout=0.0, layers="scalar-mix"))
+
+
+def examples(kind, n=240):
+    """What has to be found is one word, in a text, in the second of two, or in one of the choices."""
+    draw, found = random.Random(kind), []
+    for i in range(n):
+        words = draw.choices(WORDS, k=draw.randint(3, 6))
+        other = draw.choices(WORDS, k=3)
+        text, seen = " ".join(words), "wolf" in words
+        if kind == "classification":
+            found.append(Example(f"d:{i}", text, label="yes" if seen else "no"))
+        elif kind == "pair":
+            found.append(Example(f"d:{i}", text, " ".join(other), label="yes" if "wolf" in other else "no"))
+        elif kind == "regression":
+            found.append(Example(f"d:{i}", text, label=str(sum(map(WORDS.index, words)) / len(words) / 4 - 1)))
+        elif kind == "tagging":
+            found.append(Example(f"d:{i}", words=tuple(words), tags=tuple("B-X" if w > "d" else "O" for w in words)))
+        elif kind == "choice":
+            right = draw.randrange(3)
+            choices = [draw.choice([w for w in WORDS if w != "wolf"]) for _ in range(3)]
+            choices[right] = "wolf"
+            found.append(Example(f"d:{i}", text, label=str(right), choices=tuple(choices)))
+        else:
+            words = [w for w in words if w != "wolf"]
+            words.insert(draw.randint(0, len(words)), "wolf")
+            at = sum(len(w) + 1 for w in words[: words.index("wolf")])
+            found.append(Example(f"d:{i}", " ".join(words), "which", answers=(("wolf", at),), id=str(i)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+    for name in ("gpt2", "t5", "elmo"):
+        family = FAMILIES[name]
+        kind = "bpe" if name == "elmo" else family.tokenizer
+        texts = iter([" ".join(WORDS), *WORDS] * 30)
+        tokenizer = Tokenizer.train(kind, texts, 300 if kind == "bpe" else 60).marked(family.marks)
+        sizes = {"num_layers": 2, "dim": 32, "num_heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
+        sizes |= {"vocab_size": tokenizer.vocab_size, "max_len": 40}
+        made[name] = tmp_path_factory.mktemp(name) / "m"
+        save_model(made[name], family.spec(**fitting(family, **sizes)).build(0), tokenizer)
+    return made
+
+
+CASES = [("gpt2", "pair"), *(("t5", kind) for kind in ("classification", "pair", "regression", "tagging", "choice"))]
+
+
+@pytest.mark.parametrize(("family", "kind"), [*CASES, ("elmo", "span")])
+def test_fine_tuned(folders, family, kind):
+    data = examples(kind, 340 if kind == "pair" else 240)
+    settings = QUICK.replace(epochs=10.0) if kind == "pair" else QUICK
+    results = finetune(folders[family], kind, data[:-50], data[-50:], None, settings)
+    assert results["mean"][results["primary"]] > 0.95
+
+
+@pytest.mark.parametrize("kind", ["classification", "pair", "regression", "tagging", "choice"])
+def test_over_recurrent_features(folders, kind):
+    data = examples(kind, 340 if kind == "pair" else 240)
+    results = finetune_over(folders["elmo"], kind, data[:-50], data[-50:], None, FEATURES.at("optim.rate", "1e-2"))
+    assert results["mean"][results["primary"]] > 0.95

@@ -1,0 +1,147 @@
+"""What the servers of GLUE and SuperGLUE get, and the diagnostic set by phenomenon."""
+
+import json
+import random
+
+import pytest
+
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.tasks.benchmark import run_benchmark
+from polyseme.tasks.catalogue import DATA_SETS
+from polyseme.tasks.examples import Example
+from polyseme.tasks.finetune import FinetuneSpec, finetune
+from polyseme.tasks.metrics import classification
+from polyseme.tasks.submission import FILES, write_submission
+from polyseme.tasks.task import Prediction
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.weights.folder import save_model
+
+WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear"]
+NLI = ("contradiction", "entailment", "neutral")
+HEADER = ["Lexical Semantics", "Predicate-Argument Structure", "Logic", "Knowledge", "Domain"]
+HEADER += ["Premise", "Hypothesis", "Label"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    tokenizer = Tokenizer.train("wordpiece", iter([" ".join(WORDS), *WORDS] * 30), 300)
+    spec = FAMILIES["bert"].spec(num_layers=1, dim=16, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=40)
+    path = tmp_path_factory.mktemp("base") / "m"
+    save_model(path, spec.build(0), tokenizer)
+    return path
+
+
+def said(*labels):
+    return [Prediction(label=label) for label in labels]
+
+
+@pytest.mark.parametrize(("name", "examples", "labels", "rows"), [
+    ("boolq", [Example("", "p", "q", id="3"), Example("", "p", "q", id="4")], ["true", "false"],
+     [{"idx": 3, "label": "true"}, {"idx": 4, "label": "false"}]),
+    ("cb", [Example("", "p", "q", id="0")], ["neutral"], [{"idx": 0, "label": "neutral"}]),
+    ("copa", [Example("", "p", choices=("a", "b"), id="9")], ["1"], [{"idx": 9, "label": 1}]),
+    ("record", [Example("", "p", choices=("Ann", "Zoë"), id="7")], ["1"], [{"idx": 7, "label": "Zoë"}]),
+    ("wsc", [Example("", "p", "q", id="1")], ["false"], [{"idx": 1, "label": "False"}]),
+    ("multirc", [Example("", "p", "q", id=i) for i in ("2-0-0", "2-0-1", "2-1-2", "5-2-3")], ["1", "0", "0", "1"],
+     [{"idx": 2, "passage": {"questions": [
+         {"idx": 0, "answers": [{"idx": 0, "label": 1}, {"idx": 1, "label": 0}]},
+         {"idx": 1, "answers": [{"idx": 2, "label": 0}]}]}},
+      {"idx": 5, "passage": {"questions": [{"idx": 2, "answers": [{"idx": 3, "label": 1}]}]}}]),
+])  # fmt: skip
+def test_superglue_as_its_server_wants_it(tmp_path, name, examples, labels, rows):
+    write_submission(tmp_path / FILES[f"superglue/{name}"], f"superglue/{name}", said(*labels), examples)
+    written = (tmp_path / FILES[f"superglue/{name}"]).read_text().splitlines()
+    assert [json.loads(line) for line in written] == rows
+
+
+def test_examples_without_a_number_are_refused(tmp_path):
+    for bad, name in ((Example("val.jsonl:1", "p", "q"), "rte"), (Example("val.jsonl:1", "p", id="1--2"), "multirc")):
+        with pytest.raises(UserError, match=r"val\.jsonl:1: there is no idx"):
+            write_submission(tmp_path / "x.jsonl", f"superglue/{name}", said("entailment"), [bad])
+    assert not list(tmp_path.iterdir())
+
+
+def lines(rows):
+    return "".join("\t".join(row) + "\n" for row in rows)
+
+
+def test_the_diagnostic_set_by_phenomenon(tmp_path):
+    rows = [["Negation", "", "Double negation", "", "News"], ["", "", "x", "", ""], ["", "", "", "World", ""]]
+    rows = [[*row, "A.", "B.", NLI[i]] for i, row in enumerate(rows)]
+    (tmp_path / "diagnostic-full.tsv").write_text(lines([HEADER, *rows]))
+    named = DATA_SETS["glue/diagnostic"]
+    found = named.part(tmp_path)
+    assert [e.id for e in found] == ["Lexical Semantics; Logic", "Logic", "Knowledge"]
+    answers = ["contradiction", "neutral", "neutral"]
+    expected = classification(["contradiction", "entailment"], ["contradiction", "neutral"])["matthews"]
+    assert named.extra(found, answers) == pytest.approx({"lexical_semantics": 0.0, "logic": expected, "knowledge": 0.0})
+    (tmp_path / "diagnostic.tsv").write_text("index\tsentence1\tsentence2\n0\tA.\tB.\n")
+    assert named.part(tmp_path, "test", need_labels=False)[0].pair == "B."
+    (tmp_path / "diagnostic-full.tsv").write_text(lines([HEADER, rows[0][:4]]))
+    with pytest.raises(UserError, match=r"diagnostic-full\.tsv:2: 4 columns, but the first line has 8"):
+        named.part(tmp_path)
+
+
+def test_mnlis_model_answers_the_diagnostic_set(folder, tmp_path, done):
+    draw = random.Random(0)
+    data = tmp_path / "glue"
+    (data / "MNLI").mkdir(parents=True)
+    (data / "diagnostic").mkdir()
+    for part in ("train", "dev_matched"):
+        rows = [[" ".join(draw.choices(WORDS, k=3)), draw.choice(WORDS), NLI[i % 3]] for i in range(12)]
+        (data / "MNLI" / f"{part}.tsv").write_text(lines([["sentence1", "sentence2", "gold_label"], *rows]))
+    rows = [["", "", "Negation", "", "", "cat dog", "fish", NLI[i % 3]] for i in range(6)]
+    (data / "diagnostic/diagnostic-full.tsv").write_text(lines([HEADER, *rows]))
+    (data / "diagnostic/diagnostic.tsv").write_text("index\tsentence1\tsentence2\n0\tcat\tdog\n1\tcat\tfish\n")
+    settings = FinetuneSpec(steps=1, truncate=True, max_len=32, patience=1)
+    found = run_benchmark("glue", folder, data, tmp_path / "out", settings)
+    assert set(found["beside"]["diagnostic"]) > {"matthews", "logic"} and found["chosen_on_dev"] == ["the epoch"]
+    assert len((tmp_path / "out/submission/AX.tsv").read_text().splitlines()) == 3
+    said = done(
+        "benchmark",
+        "glue",
+        folder,
+        "--data",
+        data,
+        "--out",
+        tmp_path / "again",
+        "--set",
+        "steps=1",
+        "--set",
+        "patience=1",
+    )
+    header, *rows = said.splitlines()
+    assert header.split()[-6:] == ["average", "parameters", "ms", "a", "text", "source"] and rows[4].split()[-1] != ""
+    assert "Scores flatter: chosen on the same dev examples: the epoch." in said and "diagnostic: accuracy" in said
+    measured = json.loads(
+        done("evaluate", tmp_path / "out/mnli/model", "--task", "glue/diagnostic", "--data", data, "--json")
+    )
+    assert measured["logic"] == pytest.approx(found["beside"]["diagnostic"]["logic"]) and measured["examples"] == 6
+
+
+def test_a_superglue_score_is_the_mean_of_its_metrics(folder, tmp_path):
+    rows = [{"premise": "cat dog", "hypothesis": w, "label": NLI[i % 3], "idx": i} for i, w in enumerate(WORDS * 2)]
+    (tmp_path / "CB").mkdir()
+    for part in ("train", "val", "test"):
+        (tmp_path / "CB" / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = run_benchmark("superglue", folder, tmp_path, tmp_path / "out", FinetuneSpec(steps=2, max_len=32))
+    mean = json.loads((tmp_path / "out/cb/results.json").read_text())["mean"]
+    assert found["mean"]["cb"] == pytest.approx(50 * (mean["macro_f1"] + mean["accuracy"]))
+    sent = [json.loads(line) for line in (tmp_path / "out/submission/CB.jsonl").read_text().splitlines()]
+    assert [row["idx"] for row in sent] == list(range(12)) and {row["label"] for row in sent} <= set(NLI)
+
+
+def test_no_bootstrap_of_a_metric_that_needs_more_than_answers(folder, tmp_path, done):
+    from polyseme.tasks.compare import bootstrap, read_run
+
+    data = [
+        Example(f"d:{i}", w, choices=("cat", "dog"), label=str(i % 2), accepted=("cat",)) for i, w in enumerate(WORDS)
+    ]
+    for run in "ab":
+        named = DATA_SETS["superglue/record"]
+        settings = FinetuneSpec(steps=1)
+        finetune(folder, "choice", data, data, tmp_path / run, settings, primary="f1", extra=named.extra)
+    with pytest.raises(UserError, match="f1 cannot be had from its answers alone"):
+        bootstrap(read_run(tmp_path / "a"), read_run(tmp_path / "b"))
+    assert "p =" not in done("compare", tmp_path / "a", tmp_path / "b")
