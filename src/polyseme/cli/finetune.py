@@ -56,7 +56,9 @@ def finetune(
             "concat-last-four"
         ),
     ] = "scalar-mix",
-    network: Annotated[str, typer.Option(help="over features: auto, linear, bilstm, biattentive or esim")] = "auto",
+    network: Annotated[
+        str, typer.Option(help="over features: auto, linear, bilstm, biattentive, esim or bidaf")
+    ] = "auto",
     cache: Annotated[Path | None, typer.Option(help="where vectors are kept; default: features beside --out")] = None,
     strict: Annotated[bool, typer.Option(help="refuse broken IOB tags, which are mended otherwise")] = False,
 ) -> None:

@@ -161,9 +161,10 @@ class Task:
             right = [first + e.target if e.target is not None else IGNORED for first, e in zip(firsts, items)]
             rows, values = places, np.repeat(right, [len(e.sizes) for e in items])
         elif self.kind == "span":  # the values of each row are the rows of the right start and end
-            begins = layout.starts.tolist()
-            right = [[IGNORED] * 2 if e.target is None else start + e.target for start, e in zip(begins, items)]
-            rows, values = np.arange(layout.total), np.repeat(np.array(right, dtype=np.int64), sizes, axis=0)
+            rows, values = np.arange(layout.total), np.full((layout.total, 2), IGNORED)
+            for start, e in zip(layout.starts.tolist(), items):
+                if e.target is not None:
+                    values[start + e.rivals] = start + e.target
         else:
             rows, values = (places.reshape(-1, 2) if self.both_orders else places), np.array(known, dtype)
         count = sum(len(e.rows) if self.kind == "tagging" else 1 for e in items if e.target is not None)
@@ -242,8 +243,8 @@ class Task:
         if self.kind == "choice":
             return [(text, choice) for choice in _given(example, example.choices, "choices")]
         other = example.pair
-        if self.kind == "pair" or self.both_orders:
-            other = _given(example, other, "second text")
+        if self.kind in ("pair", "span") or self.both_orders:
+            other = _given(example, other, "question" if self.kind == "span" else "second text")
         return [(text, other), (other, text)] if self.both_orders and other else [(text, other)]
 
 
