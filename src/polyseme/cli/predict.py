@@ -52,7 +52,7 @@ def evaluate(
     opened = _open(models, ensemble, truncate)
     kind = kind_of(task) if task else opened.kind
     if task in DATA_SETS:
-        given = DATA_SETS[task].read(data, skip_bad)[1]
+        given = DATA_SETS[task].part(data, "dev", skip_bad)
     else:
         given = read_examples(data, kind, text=text, pair=pair, label=label, header=header, skip_bad=skip_bad)
     found = opened.evaluate(given, extra=DATA_SETS[task].extra if task in DATA_SETS else None)
@@ -67,7 +67,10 @@ def evaluate(
 def predict(
     models: Models,
     data: Annotated[Path, typer.Option(help="examples, labelled or not")],
-    out: Annotated[Path, typer.Option(help="the file to write: .jsonl, .tsv, .conll, or .json for SQuAD's script")],
+    out: Annotated[
+        Path,
+        typer.Option(help="the file to write: .jsonl, .tsv, .conll, .json for SQuAD's script, .props for srl-eval"),
+    ],
     text: Text = "text",
     pair: Pair = "pair",
     label: Label = "label",

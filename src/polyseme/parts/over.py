@@ -218,7 +218,7 @@ class Over(nn.Module):
         queries: Any = None,
         source: Any = None,
     ) -> Reading:
-        x, behind = self.features(tokens)
+        x, behind = self.features(tokens, segments)
         if self.encoder is not None and self.compare is None:
             x = self.dropout(self.encoder(x, layout))
         elif self.compare is not None:

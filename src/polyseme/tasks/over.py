@@ -39,6 +39,7 @@ from polyseme.train.schedule import ScheduleSpec
 
 FAMILY = "features"  # what stands in the spec of such a model: it is no architecture
 FILTERS = ((2, 25), (3, 50), (4, 25))
+MARK_DIM = 100  # He et al. 2017, §3.1
 TERM = "mix"  # the penalty on the weights of a mix
 USUAL = FinetuneSpec(
     epochs=15.0,
@@ -110,6 +111,8 @@ def _encoded(
     sizes = [[len(text) for text in texts] for texts in sequences]
     ids = np.concatenate([places[text] + np.arange(len(text)) for texts in sequences for text in texts])
     segments = np.concatenate([np.repeat(np.arange(len(each)), each) for each in sizes])
+    if example.mark is not None:
+        segments[example.mark[0]] = 1
     rows = np.arange(len(ids) if task.kind == "tagging" else 0)
     target = task._target(example, {label: i for i, label in enumerate(task.labels)}) if labelled else None
     if labelled and target is None:
@@ -117,7 +120,7 @@ def _encoded(
     return Encoded(ids, segments, rows, target, tuple(map(sum, sizes)) if len(sizes) > 1 else ())
 
 
-def spec_of(task: Task, reader: Reader, network: NetworkSpec, crf: CrfSpec | None) -> ModelSpec:
+def spec_of(task: Task, reader: Reader, network: NetworkSpec, crf: CrfSpec | None, marked: bool = False) -> ModelSpec:
     """The model over what a reader reads."""
     usual: dict[str, Any] = {"tagging": "bilstm", "pair": "esim", "choice": "esim", "span": "bidaf"}
     name: Any = usual.get(task.kind, "biattentive") if network.name == "auto" else network.name
@@ -135,6 +138,7 @@ def spec_of(task: Task, reader: Reader, network: NetworkSpec, crf: CrfSpec | Non
         network.word_dim,
         CharactersSpec(1, 50, 1, FILTERS, num_highway=0) if network.characters else None,
         network.dropout if name != "linear" else 0.1,
+        MARK_DIM if marked else 0,
     )
     trunk = OverSpec(bottom, name, network.size, network.num_layers, network.dropout)
     head = LabelHeadSpec(task.labels, "tokens" if task.kind in ("tagging", "span") else "pooled", crf=crf)
@@ -182,7 +186,7 @@ def finetune_over(
     vocabulary = {word: i for i, word in enumerate(frequent if network.word_dim else [], 1)}
     encoder = Encoder.open(source) if source else None
     reader = Reader(encoder, network.layers, vocabulary, cache, settings.max_len or WORDS)
-    spec = spec_of(task, reader, network, crf_of(settings, train_examples))
+    spec = spec_of(task, reader, network, crf_of(settings, train_examples), any(e.mark for e in train_examples))
     sets = [trainable(train_examples), dev_examples, *(others or {}).values()]
     encoded, store = reader.lay(task, sets, labelled=True)
     train, dev, *rest = (Part(examples, laid) for examples, laid in zip(sets, encoded))
