@@ -149,8 +149,8 @@ def test_windows_of_words_map_back_to_characters(folder):
 
 @pytest.mark.parametrize("source", ["bert", "none"])
 def test_it_learns_is_saved_and_opened(folder, tmp_path, source, done):
-    data = questions(200, 3, 0.25)
-    settings = USUAL.replace(epochs=8.0, network=SMALL, max_len=16, span=SpanSpec(stride=8)).at("optim.rate", "1e-2")
+    data = questions(200, 3, 0.25, 8)
+    settings = USUAL.replace(epochs=11.0, network=SMALL, max_len=14, span=SpanSpec(stride=7)).at("optim.rate", "1e-2")
     given = folder if source == "bert" else None
     found = finetune_over(given, "span", data[:160], data[160:], tmp_path / "run", settings)
     assert found["mean"]["f1"] > 0.95 and found["wrong_offsets"] == {"train": (0, 0), "dev": (0, 0)}
@@ -184,3 +184,19 @@ def test_mistakes_are_told(folder):
         finetune_over(folder, "span", data, [Example("q", "so it", "which?")], None, settings)
     with pytest.raises(UserError, match="there is no question, which this task reads"):
         finetune_over(folder, "span", data, [Example("q", "so it", answers=())], None, settings)
+
+
+def test_by_command(tmp_path, done):
+    paragraphs = [
+        {"context": e.text, "qas": [{"id": e.id, "question": e.pair, "is_impossible": not e.answers,
+                                     "answers": [{"text": t, "answer_start": at} for t, at in e.answers]}]}
+        for e in questions(12, 6, 0.5)
+    ]  # fmt: skip
+    (tmp_path / "q.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    files = ("--train", tmp_path / "q.json", "--dev", tmp_path / "q.json", "--set", "steps=2")
+    for name in ("auto", "bilstm"):
+        given = ("finetune", "--features", "none", "--network", name, "--task", "span", *files)
+        said = done(*given, "--out", tmp_path / name, "--set", "network.size=8", "--set", "max_len=10")
+        assert "over features" in said and "has_answer_f1" in said
+        said = done("evaluate", tmp_path / name / "model", "--data", tmp_path / "q.json")
+        assert said.startswith("12 examples\nexact: ")

@@ -8,7 +8,9 @@ import pytest
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
+from polyseme.tasks import compare
 from polyseme.tasks.catalogue import DATA_SETS
+from polyseme.tasks.compare import bootstrap, read_run
 from polyseme.tasks.examples import Example, read_examples
 from polyseme.tasks.features import NetworkSpec
 from polyseme.tasks.finetune import FinetuneSpec, finetune
@@ -221,11 +223,11 @@ def test_scores_are_those_of_the_rules():
 VERBS, NOUNS = ["chases", "sees", "pleases", "scares"], ["cat", "dog", "fish", "bird", "wolf", "bear"]
 
 
-def clauses(n, seed=0):
+def clauses(n, seed=0, most=3):
     """Verb and two nouns; what the nouns are, the verb tells; of other clauses nothing is to be said."""
     draw, found = random.Random(seed), []
     for i in range(n):
-        verbs = draw.choices(VERBS, k=draw.randint(1, 3))
+        verbs = draw.choices(VERBS, k=draw.randint(1, most))
         words = [w for verb in verbs for w in (verb, *draw.choices(NOUNS, k=2))]
         place = draw.randrange(len(verbs))
         roles = ["B-A0", "B-A1"] if verbs[place] in VERBS[:2] else ["B-A1", "B-A0"]
@@ -269,8 +271,8 @@ def test_the_marked_word_is_seen_and_company_changes_nothing(folders, name):
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
 def test_it_learns(folders, tmp_path, name, done):
-    data = clauses(460)
-    settings = FinetuneSpec(epochs=16, batch_size=8, optim=OptimSpec(rate=3e-3))
+    data = clauses(460, most=2)
+    settings = FinetuneSpec(epochs=12, batch_size=8, optim=OptimSpec(rate=5e-3))
     given = {"primary": "f1", "extra": role_scores, "data_set": "srl"}
     found = finetune(folders[name], "tagging", data[:400], data[400:], tmp_path / "run", settings, **given)
     assert found["mean"]["f1"] > 0.95 and found["mean"]["perfect"] > 0.9
@@ -297,7 +299,7 @@ def test_it_learns(folders, tmp_path, name, done):
 def test_a_network_over_features_learns(folders, tmp_path, source):
     data = clauses(460, 1)
     settings = USUAL.replace(epochs=12.0, decoder="crf", network=NetworkSpec(size=24, word_dim=16, dropout=0.0))
-    settings = settings.at("optim.rate", "1e-2")
+    settings = settings.at("optim.rate", "5e-3")
     given = folders.get(source)
     found = finetune_over(given, "tagging", data[:400], data[400:], tmp_path / "run", settings, extra=role_scores)
     assert found["mean"]["f1"] > 0.95
@@ -316,6 +318,11 @@ def test_by_command(folders, tmp_path, done):
     given = ("--task", "srl", "--data", tmp_path, "--set", "steps=1")
     said = done("finetune", folders["bert"], *given, "--out", tmp_path / "run")
     assert "perfect" in said
+    run = read_run(tmp_path / "run")
+    found = bootstrap(run, run, samples=5)
+    assert run.metric == "f1" and found["difference"] == found["low"] == 0
+    examples = [Example("", tags=tags) for tags in run.gold]
+    assert run.mean == role_scores(examples, run.said[0])["f1"] == compare._worth(run, run.gold, run.said[0])
     said = done("evaluate", tmp_path / "run/model", "--task", "srl", "--data", tmp_path)
     assert said.startswith("20 examples") and "perfect: " in said
     assert "srl/conll-2012" in done("tasks")

@@ -69,7 +69,7 @@ class OverSpec(Spec):
         """How many weights of matrices a token meets."""
         read, size = self.features.entering, self.size
         one = 4 * size * (read + size) + (self.num_layers - 1) * 12 * size * size
-        more = {"bidaf": 8 * size * (9 + 6 + 3) * size}.get(self.network, 32 * size * size)
+        more = {"bidaf": 8 * size * (9 + 3 + 3) * size}.get(self.network, 32 * size * size)
         return {"linear": 0, "bilstm": 2 * one}.get(self.network, 2 * one + more)
 
     @property
