@@ -106,7 +106,7 @@ def test_together_equals_alone_and_nothing_is_zero():
 def test_in_single_precision_barred_steps_have_no_share():
     crf, scores = made(IOB, True)
     shares = crf.float().log_marginals(scores.float(), Chains.of(LENGTHS)).exp()
-    assert shares[0, 2] == shares[0, 4] == 0 and crf._tables(scores.float())[0][0, 2] < NEVER / 2
+    assert shares[0, 2] == shares[0, 4] == 0 and crf.tables(scores.float())[0][0, 2] < NEVER / 2
 
 
 @pytest.mark.parametrize(

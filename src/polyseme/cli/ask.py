@@ -20,9 +20,10 @@ def ask(
     import polyseme
     from polyseme.cli.output import print_json
     from polyseme.tasks.examples import read_lines
+    from polyseme.tasks.over import answer_over, is_over
 
     text = "\n".join(read_lines(context))
-    found = polyseme.load(model).answer(text, question)
+    found = answer_over(model, text, question) if is_over(model) else polyseme.load(model).answer(text, question)
     if as_json:
         print_json(asdict(found))
     elif found.text:

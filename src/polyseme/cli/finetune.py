@@ -39,6 +39,9 @@ def finetune(
     scratch: Annotated[bool, typer.Option(help="fresh weights: what is pre-training worth?")] = False,
     keep_seeds: Annotated[bool, typer.Option(help="keep the model of every seed, in seeds/N: for an ensemble")] = False,
     baselines: Annotated[bool, typer.Option(help="majority (or mean) and linear rows beside the result")] = False,
+    baseline: Annotated[
+        list[str], typer.Option(help="one such row: majority, linear; for tags memm and crf, which take minutes")
+    ] = [],  # noqa: B006
     text: Annotated[str, typer.Option(help="the column or key of the text")] = "text",
     pair: Annotated[str, typer.Option(help="the column or key of the second text")] = "pair",
     label: Annotated[str, typer.Option(help="the column or key of the label")] = "label",
@@ -57,7 +60,9 @@ def finetune(
             "concat-last-four"
         ),
     ] = "scalar-mix",
-    network: Annotated[str, typer.Option(help="over features: auto, linear, bilstm, biattentive or esim")] = "auto",
+    network: Annotated[
+        str, typer.Option(help="over features: auto, linear, bilstm, biattentive, esim or bidaf")
+    ] = "auto",
     cache: Annotated[Path | None, typer.Option(help="where vectors are kept; default: features beside --out")] = None,
     strict: Annotated[bool, typer.Option(help="refuse broken IOB tags, which are mended otherwise")] = False,
 ) -> None:
@@ -65,7 +70,7 @@ def finetune(
     from polyseme.cli.output import kind_of, print_table, set_values
     from polyseme.errors import UserError
     from polyseme.report import cut_line, flatter
-    from polyseme.tasks.baselines import linear, majority
+    from polyseme.tasks.baselines import BASELINES, check_baseline
     from polyseme.tasks.catalogue import DATA_SETS
     from polyseme.tasks.examples import read_examples
     from polyseme.tasks.finetune import FinetuneSpec
@@ -74,6 +79,9 @@ def finetune(
     from polyseme.tasks.over import USUAL, finetune_over
 
     kind = kind_of(task)
+    compared = list(dict.fromkeys([*(("majority", "linear") if baselines else ()), *baseline]))
+    for name in compared:
+        check_baseline(name, kind)
     if (model is None) != bool(features):
         raise UserError("give a model folder to fine-tune, or --features with one to freeze")
     if not features and (layers, network, cache) != ("scalar-mix", "auto", None):
@@ -130,10 +138,10 @@ def finetune(
         if line := cut_line(results, part):
             print(line, file=sys.stderr)
     rows = []
-    if baselines:
-        for name, baseline in (("mean" if kind == "regression" else "majority", majority), ("linear", linear)):
-            found = baseline(to_learn, to_measure, kind)
-            rows.append([name, *(f"{found[n]:.4f}" for n in names)])
+    for name in compared:
+        found = BASELINES[name](to_learn, to_measure, kind, named.extra if named else None)
+        said = "mean" if (name, kind) == ("majority", "regression") else name
+        rows.append([said, *(f"{found[n]:.4f}" for n in names)])
     deviation = results["deviation"]
     cells = [
         f"{results['mean'][n]:.4f}" + (f" ± {deviation[n]:.4f}" if deviation[n] is not None else "") for n in names

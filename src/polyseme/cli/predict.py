@@ -81,7 +81,10 @@ def evaluate(
 def predict(
     models: Models,
     data: Annotated[Path, typer.Option(help="examples, labelled or not")],
-    out: Annotated[Path, typer.Option(help="the file to write: .jsonl, .tsv, .conll, or .json for SQuAD's script")],
+    out: Annotated[
+        Path,
+        typer.Option(help="the file to write: .jsonl, .tsv, .conll, .json for SQuAD's script, .props for srl-eval"),
+    ],
     text: Text = "text",
     pair: Pair = "pair",
     label: Label = "label",

@@ -82,7 +82,7 @@ class Crf(nn.Module):
 
         A true path with a barred step costs as much as one, and pulls at nothing but its words.
         """
-        steps, first, last = self._tables(scores)
+        steps, first, last = self.tables(scores)
         unknown = values == ignored
         tags = values.masked_fill(unknown, 0)
         moves = steps.flatten().index_select(0, tags.roll(1) * len(first) + tags)
@@ -94,7 +94,7 @@ class Crf(nn.Module):
 
     def log_marginals(self, scores: Tensor, chains: Chains) -> Tensor:
         """The log probability of each tag of each word, over all paths, [n, tags]."""
-        steps, first, last = self._tables(scores)
+        steps, first, last = self.tables(scores)
         scan = scores.index_select(0, chains.order)
         forwards = self._scan(scan, chains, steps, first)
         turned = scan.index_select(0, chains.mirror)
@@ -104,14 +104,14 @@ class Crf(nn.Module):
 
     def log_partition(self, scores: Tensor, chains: Chains) -> Tensor:
         """The log of the sum over all paths, of each sentence, longest first."""
-        steps, first, last = self._tables(scores)
+        steps, first, last = self.tables(scores)
         found = self._scan(scores.index_select(0, chains.order), chains, steps, first)
         return (found.index_select(0, chains.last) + last).logsumexp(1)
 
     @torch.no_grad()
     def best(self, scores: Tensor, chains: Chains) -> Tensor:
         """The tag of each word on the best path of its sentence (Viterbi 1967), int64 [n]."""
-        steps, first, last = self._tables(scores)
+        steps, first, last = self.tables(scores)
         parts = scores.index_select(0, chains.order).split(chains.sizes)
         if not chains.sizes:
             return scores.new_zeros(0, dtype=torch.long)
@@ -130,7 +130,8 @@ class Crf(nn.Module):
             after = chosen
         return torch.cat(tags[::-1]).index_select(0, chains.back)
 
-    def _tables(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def tables(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The scores of steps, of beginning and of ending, as precise as `scores`, with what is barred."""
         barred = torch.from_numpy(self.barred).to(scores)
         steps, first, last = (p.to(scores.dtype) for p in (self.steps, self.first, self.last))
         return steps + barred[:-1, :-1], first + barred[-1, :-1], last + barred[:-1, -1]

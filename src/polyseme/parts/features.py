@@ -69,7 +69,8 @@ class FeaturesSpec(Spec):
 
     A word also has a vector of its own (`word_dim`, for `vocab_size` words, the first for all others) and one from its
     characters. `where` the features enter: with the words, behind the network (Peters et al. 2018, §5.2), or both, then
-    each with its own mix.
+    each with its own mix. With `mark_dim`, words that are marked and those that are not have a vector each, as the
+    predicate whose arguments are sought (He et al. 2017, §2.1).
     """
 
     num_layers: int
@@ -80,6 +81,7 @@ class FeaturesSpec(Spec):
     word_dim: int = 0
     characters: CharactersSpec | None = None
     dropout: float = 0.0
+    mark_dim: int = 0
     max_len: ClassVar[int] = 1 << 20
 
     def __post_init__(self) -> None:
@@ -96,7 +98,7 @@ class FeaturesSpec(Spec):
     @property
     def entering(self) -> int:
         """How long the vector of a word is at the input."""
-        own = self.word_dim + (self.characters.dim if self.characters else 0)
+        own = self.word_dim + self.mark_dim + (self.characters.dim if self.characters else 0)
         return own + (self.stored if self.where != "output" else 0)
 
     @property
@@ -123,9 +125,10 @@ class Features(nn.Module):
         )
         self.words = nn.Embedding(spec.vocab_size, spec.word_dim) if spec.word_dim else None
         self.characters: Characters | None = spec.characters.build() if spec.characters else None
+        self.marks = nn.Embedding(2, spec.mark_dim) if spec.mark_dim else None
         self.dropout = nn.Dropout(spec.dropout)
 
-    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(self, tokens: Tensor, marked: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """What enters the network, and what joins behind it, if anything does."""
         assert self.store is not None, "a task model over features was given none"
         spec, like = self.spec, next(self.parameters(), torch.empty(0))
@@ -140,6 +143,8 @@ class Features(nn.Module):
         if self.characters is not None:
             spelled = torch.from_numpy(self.store.spellings[numbers]).to(tokens.device).long()
             found.append(self.characters.read(spelled).index_select(0, place))
+        if self.marks is not None:
+            found.append(F.embedding(torch.zeros_like(tokens) if marked is None else marked, self.marks.weight))
         behind = self.dropout(self._joined(layers, "output")) if spec.behind else None
         return self.dropout(torch.cat(found, dim=-1)), behind
 

@@ -1,4 +1,4 @@
-"""Task models over features, as the tables before 2018 had them: linear, BiLSTM, biattentive, ESIM."""
+"""Task models over features, as the tables before 2018 had them: linear, BiLSTM, biattentive, ESIM, BiDAF."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polyseme.parts.recurrent import Layer, Recurrence, RecurrentSpec, Steps
 from polyseme.parts.spec import Spec, in_range
 from polyseme.parts.trunk import PoolerSpec, Reading
 
-Network = Literal["linear", "bilstm", "biattentive", "esim"]
+Network = Literal["linear", "bilstm", "biattentive", "esim", "bidaf"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class OverSpec(Spec):
 
     `biattentive` lets two texts, or a text and itself, attend to each other and integrates what they saw (McCann et al.
     2017, §5; one maxout layer without batch norm); `esim` compares two texts (Chen et al. 2017, §3). These two say one
-    vector of a sequence, which stands at its first token.
+    vector of a sequence, which stands at its first token. `bidaf` reads the first text by the light of the second and
+    says a vector of each of its words (Seo et al. 2017, §2, without highway layers).
     """
 
     features: FeaturesSpec
@@ -56,7 +57,7 @@ class OverSpec(Spec):
     @property
     def body(self) -> int:
         """How long the network's own states are."""
-        sizes = {"linear": self.features.entering, "bilstm": 2 * self.size}
+        sizes = {"linear": self.features.entering, "bilstm": 2 * self.size, "bidaf": 12 * self.size}
         return sizes.get(self.network, self.size)
 
     @property
@@ -68,7 +69,8 @@ class OverSpec(Spec):
         """How many weights of matrices a token meets."""
         read, size = self.features.entering, self.size
         one = 4 * size * (read + size) + (self.num_layers - 1) * 12 * size * size
-        return {"linear": 0, "bilstm": 2 * one}.get(self.network, 2 * one + 32 * size * size)
+        more = {"bidaf": 8 * size * (9 + 3 + 3) * size}.get(self.network, 32 * size * size)
+        return {"linear": 0, "bilstm": 2 * one}.get(self.network, 2 * one + more)
 
     @property
     def pooler(self) -> PoolerSpec:
@@ -147,6 +149,47 @@ class Esim(nn.Module):
         return self.final(self.dropout(torch.cat(pooled, dim=-1))).tanh()
 
 
+def attend_both_ways(h: Tensor, of_h: Layout, u: Tensor, of_u: Layout, w: Tensor) -> Tensor:
+    """G of Seo et al. 2017, §2 (4), [rows of h, 4 dim], from the similarity w·[h; u; h∘u] of a context and a question.
+
+    Each word of the context looks at the question (ũ), and all of the context is looked at by how well any word of the
+    question fits each of its words (h̃): [h; ũ; h∘ũ; h∘h̃].
+    """
+    context, question, (to_h, to_u, to_both) = of_h.pad(h), of_u.pad(u), w.chunk(3)
+    scores = (context @ to_h)[:, :, None] + (question @ to_u)[:, None] + (context * to_both) @ question.transpose(1, 2)
+    scores = scores.masked_fill(~of_u.mask()[:, None], -torch.inf)
+    seen = of_h.unpad(scores.softmax(2) @ question)
+    shares = scores.amax(2).masked_fill(~of_h.mask(), -torch.inf).softmax(1)
+    whole = of_h.unpad((shares[:, None] @ context).expand_as(context))
+    return torch.cat([h, seen, h * seen, h * whole], dim=-1)
+
+
+class Bidaf(nn.Module):
+    """Bidirectional attention flow behind its encoder: attention, two modelling layers, and one more for the end.
+
+    Of a word it says [G; M; M²], from which a head scores it as a start and as an end (in the paper a start sees no M²,
+    an end no M). Every other row has the state `none`, so that "no answer" has a score of its own (Levy et al. 2017,
+    §4).
+    """
+
+    def __init__(self, size: int, dropout: float):
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.similarity = nn.Linear(6 * size, 1, bias=False)
+        self.model = BiLstm(8 * size, size, 2, dropout)
+        self.end = BiLstm(2 * size, size)
+        self.none = nn.Parameter(torch.zeros(12 * size))
+
+    def zeros(self) -> list[nn.Parameter]:
+        return [self.none]
+
+    def forward(self, h: Tensor, of_h: Layout, u: Tensor, of_u: Layout) -> Tensor:
+        attended = attend_both_ways(h, of_h, u, of_u, self.similarity.weight[0])
+        modelled = self.model(self.dropout(attended), of_h)
+        ended = self.end(self.dropout(modelled), of_h)
+        return self.dropout(torch.cat([attended, modelled, ended], dim=-1))
+
+
 class Over(nn.Module):
     """A trunk whose tokens are places of a store."""
 
@@ -158,7 +201,7 @@ class Over(nn.Module):
         recurrent = spec.network != "linear"
         read = spec.features.entering
         self.encoder = BiLstm(read, spec.size, spec.num_layers, spec.dropout) if recurrent else None
-        pairs = {"biattentive": Biattention, "esim": Esim}
+        pairs = {"biattentive": Biattention, "esim": Esim, "bidaf": Bidaf}
         self.compare = pairs[spec.network](spec.size, spec.dropout) if spec.network in pairs else None
         self.dropout = nn.Dropout(spec.dropout if recurrent else 0.0)
         self.pooler = spec.pooler.build(spec.dim)
@@ -175,7 +218,7 @@ class Over(nn.Module):
         queries: Any = None,
         source: Any = None,
     ) -> Reading:
-        x, behind = self.features(tokens)
+        x, behind = self.features(tokens, segments)
         if self.encoder is not None and self.compare is None:
             x = self.dropout(self.encoder(x, layout))
         elif self.compare is not None:
@@ -183,7 +226,8 @@ class Over(nn.Module):
         return Reading(x if behind is None else torch.cat([x, behind], dim=-1), {})
 
     def _compared(self, x: Tensor, layout: Layout, segments: Tensor | None) -> Tensor:
-        """Both texts of each sequence, or a text and itself; what is said of them stands at the first token."""
+        """Both texts of each sequence, or a text and itself; what is said of them stands at the first token, or at
+        every token of the first text."""
         assert self.encoder is not None and self.compare is not None
         second = torch.zeros(len(x), dtype=torch.bool, device=x.device) if segments is None else segments > 0
         places = [(~second).nonzero()[:, 0], second.nonzero()[:, 0]]
@@ -194,6 +238,8 @@ class Over(nn.Module):
             side = Layout.of(layout.counts(rows), device=x.device)
             sides += [self.encoder(x.index_select(0, rows), side), side]
         said = self.compare(*sides)
+        if isinstance(self.compare, Bidaf):
+            return self.compare.none.expand(len(x), -1).index_copy(0, places[0], said)
         return x.new_zeros(len(x), said.shape[1]).index_copy(0, layout.first[: len(said)], said)
 
     def pool(self, hidden: Tensor, layout: Layout) -> Tensor:

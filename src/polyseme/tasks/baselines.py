@@ -1,4 +1,5 @@
-"""The rows a result must be compared with: the best blind guess, and a linear model of the surface."""
+"""The rows a result must be compared with: the best blind guess, a linear model of the surface, and for tags the two
+models that chose them together before networks did."""
 
 from __future__ import annotations
 
@@ -6,45 +7,98 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from polyseme.errors import UserError
+from polyseme.errors import UserError, nearest
+from polyseme.tasks.classical import Which, chain_tags, windows
 from polyseme.tasks.examples import Example, Kind, as_number
 from polyseme.tasks.metrics import score
 
+Extra = Callable[[Sequence[Example], Sequence[Any]], dict[str, float]]
 
-def majority(train: Sequence[Example], dev: Sequence[Example], kind: Kind) -> dict[str, float]:
+
+def majority(
+    train: Sequence[Example], dev: Sequence[Example], kind: Kind, extra: Extra | None = None
+) -> dict[str, float]:
     """The metrics of always saying what is most frequent in training; of numbers, their mean; the first words of a
-    context, or no answer if most questions have none."""
+    context, or no answer if most questions have none. As everywhere here, `extra` are further metrics."""
     labels, gold = _labels(train, kind), _gold(dev, kind)
+    guess: list[Any]
     if kind == "regression":
-        return score(kind, gold, [statistics.fmean(map(float, labels))] * len(gold))
-    if kind == "span":
-        return score(kind, gold, [" ".join((e.text or "").split()[: _usual_length(train)]) for e in dev])
-    best = min((-n, label) for label, n in Counter(labels).items())[1]
-    guess = [(best,) * len(tags) for tags in gold] if kind == "tagging" else [best] * len(gold)
-    return score(kind, gold, guess, sorted(set(labels)))
+        guess = [statistics.fmean(map(float, labels))] * len(gold)
+    elif kind == "span":
+        guess = [" ".join((e.text or "").split()[: _usual_length(train)]) for e in dev]
+    else:
+        best = min((-n, label) for label, n in Counter(labels).items())[1]
+        guess = [(best,) * len(tags) for tags in gold] if kind == "tagging" else [best] * len(gold)
+    return _worth(dev, kind, guess, labels, extra)
 
 
-def linear(train: Sequence[Example], dev: Sequence[Example], kind: Kind) -> dict[str, float]:
+def linear(
+    train: Sequence[Example], dev: Sequence[Example], kind: Kind, extra: Extra | None = None
+) -> dict[str, float]:
     """The metrics of a linear model: TF-IDF of words and bigrams, or a window over each word for tagging.
 
     Labels and choices come of logistic regression, numbers of ridge regression, tags of a support vector machine. An
     answer in a text comes of no learning: it stands where most of the question's words are near.
     """
+    _need_sklearn()
+    labels = _labels(train, kind)
+    if kind == "span":
+        return _worth(dev, kind, [_like_question(e, _usual_length(train)) for e in dev], labels, extra)
+    if len(set(labels)) < 2 and kind != "choice":
+        return majority(train, dev, kind, extra)
+    by_kind: dict[str, Callable[..., list[Any]]] = {"tagging": _tags, "choice": _choices}
+    guess = by_kind[kind](train, dev) if kind in by_kind else _answers(train, dev, kind)
+    return _worth(dev, kind, guess, labels, extra)
+
+
+def crf(train: Sequence[Example], dev: Sequence[Example], kind: Kind, extra: Extra | None = None) -> dict[str, float]:
+    """The metrics of a conditional random field over features made by hand (`tasks/classical.py`)."""
+    return _chain("crf", train, dev, kind, extra)
+
+
+def memm(train: Sequence[Example], dev: Sequence[Example], kind: Kind, extra: Extra | None = None) -> dict[str, float]:
+    """The metrics of a maximum entropy Markov model over the same features."""
+    return _chain("memm", train, dev, kind, extra)
+
+
+BASELINES = {"majority": majority, "linear": linear, "memm": memm, "crf": crf}
+
+
+def check_baseline(name: str, kind: Kind) -> None:
+    """Whether there is such a row for such a task."""
+    if name not in BASELINES:
+        raise UserError(f"there is no baseline {name!r}; {nearest(name, BASELINES)}")
+    if name in ("memm", "crf") and kind != "tagging":
+        raise UserError(f"the baseline {name} is for tagging, not for {kind}")
+    if name != "majority":
+        _need_sklearn()
+
+
+def _chain(
+    which: Which, train: Sequence[Example], dev: Sequence[Example], kind: Kind, extra: Extra | None
+) -> dict[str, float]:
+    check_baseline(which, kind)
+    labels = _labels(train, kind)
+    if len(set(labels)) < 2:
+        return majority(train, dev, kind, extra)
+    return _worth(dev, kind, chain_tags(which, train, dev), labels, extra)
+
+
+def _worth(
+    dev: Sequence[Example], kind: Kind, guess: list[Any], labels: Sequence[Any], extra: Extra | None
+) -> dict[str, float]:
+    found = score(kind, _gold(dev, kind), guess, sorted(set(labels)) if kind not in ("regression", "span") else ())
+    return found | (extra(dev, guess) if extra else {})
+
+
+def _need_sklearn() -> None:
     try:
         import sklearn  # noqa: F401
     except ImportError:
         raise UserError("scikit-learn is needed for this: pip install 'polyseme[tasks]'") from None
-    if kind == "span":
-        return score(kind, _gold(dev, kind), [_like_question(e, _usual_length(train)) for e in dev])
-    labels = sorted(set(_labels(train, kind)))
-    if len(labels) < 2 and kind != "choice":
-        return majority(train, dev, kind)
-    by_kind: dict[str, Callable[..., list[Any]]] = {"tagging": _tags, "choice": _choices}
-    guess = by_kind[kind](train, dev) if kind in by_kind else _answers(train, dev, kind)
-    return score(kind, _gold(dev, kind), guess, labels)
 
 
 def _labels(examples: Sequence[Example], kind: Kind) -> list[Any]:
@@ -141,35 +195,12 @@ def _tags(train: Sequence[Example], dev: Sequence[Example]) -> list[tuple[str, .
     from sklearn.feature_extraction import DictVectorizer
     from sklearn.svm import LinearSVC
 
-    table = DictVectorizer().fit(f for e in train for f in _windows(e.words or ()))
+    table = DictVectorizer().fit(f for e in train for f in windows(e))
 
     def features(examples: Sequence[Example]) -> Any:
-        made = table.transform(f for e in examples for f in _windows(e.words or ()))
+        made = table.transform(f for e in examples for f in windows(e))
         return sparse.csr_matrix((made.data, made.indices, made.indptr), made.shape)  # 32-bit, as the solver needs
 
     model = LinearSVC(C=0.3, random_state=0).fit(features(train), _labels(train, "tagging"))
     found = iter(model.predict(features(dev)).tolist())
     return [tuple(next(found) for _ in e.words or ()) for e in dev]
-
-
-def _windows(words: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """What a linear tagger sees of a word: itself, its shape, beginnings and ends, two words on each side."""
-    padded = ["<<", "<", *words, ">", ">>"]
-    shapes = [_shape(word) for word in padded]
-    for i, word in enumerate(words, 2):
-        features = {f"word {k - i}": padded[k].lower() for k in range(i - 2, i + 3)}
-        features |= {f"shape {k - i}": shapes[k] for k in range(i - 1, i + 2)}
-        features |= {f"first {n}": word[:n] for n in (1, 2, 3, 4)}
-        features |= {f"last {n}": word[-n:] for n in (1, 2, 3, 4)}
-        features |= {
-            "before": " ".join(padded[i - 1 : i + 1]),
-            "after": " ".join(padded[i : i + 2]),
-            "exact": word,
-        }
-        yield features
-
-
-def _shape(word: str) -> str:
-    """`HTTPServer2` becomes `AAaa0`-like: runs are cut to two, so that words of a kind look alike."""
-    kinds = re.sub(r"\d", "0", re.sub(r"[^\W\d_]", lambda m: "A" if m[0].isupper() else "a", word))
-    return re.sub(r"(.)\1+", r"\1\1", kinds)

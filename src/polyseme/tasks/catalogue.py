@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyseme.tasks.named import choices, glue, superglue, texts
+from polyseme.tasks.named import choices, glue, roles, superglue, texts
 from polyseme.tasks.named.data_set import DataSet
 
-DATA_SETS: dict[str, DataSet] = {**glue.SETS, **superglue.SETS, **choices.SETS, **texts.SETS}
+DATA_SETS: dict[str, DataSet] = {**glue.SETS, **superglue.SETS, **choices.SETS, **texts.SETS, **roles.SETS}

@@ -12,6 +12,8 @@ import numpy as np
 
 from polyseme.errors import UserError
 from polyseme.files import read_json
+from polyseme.tasks.catalogue import DATA_SETS
+from polyseme.tasks.examples import Example
 from polyseme.tasks.metrics import score
 
 
@@ -108,11 +110,20 @@ def bootstrap(a: Run, b: Run, samples: int = 1000, seed: int = 0) -> dict[str, f
         values = []
         for run in (a, b):
             said = run.said[draw.integers(len(run.said))]
-            values.append(score(run.kind, gold, [said[j] for j in places], run.labels)[run.metric])
+            values.append(_worth(run, gold, [said[j] for j in places]))
         differences[i] = values[0] - values[1]
     worse = np.mean(differences <= 0) if observed >= 0 else np.mean(differences >= 0)
     low, high = np.quantile(differences, [0.025, 0.975])
     return {"difference": observed, "low": float(low), "high": float(high), "p": float(worse)}
+
+
+def _worth(run: Run, gold: Sequence[Any], said: Sequence[Any]) -> float:
+    """The run's metric, which for tags may be one of its data set's own."""
+    found = score(run.kind, gold, said, run.labels)
+    named = DATA_SETS.get(run.task)
+    if run.kind == "tagging" and named is not None and named.extra is not None:
+        found |= named.extra([Example("", tags=tags) for tags in gold], said)
+    return found[run.metric]
 
 
 def grid_of(runs: Sequence[Run]) -> tuple[list[str], list[str], dict[tuple[str, str], Run]]:

@@ -28,6 +28,12 @@ class Encoded:
     of: int = 0
     offsets: np.ndarray | None = None  # int32 [len(rows), 2], the characters of the context that each row covers
     null: int = 0  # the row that stands for "no answer"
+    apart: bool = False  # whether an answer is chosen among `rows` and `null` alone, not among all there are
+
+    @property
+    def rivals(self) -> np.ndarray:
+        """For spans: the places that a start or an end is chosen among."""
+        return np.append(self.rows, self.null) if self.apart else np.arange(len(self.ids))
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -44,6 +44,7 @@ class Example:
     answers: tuple[Answer, ...] | None = None
     id: str = ""
     accepted: tuple[str, ...] = ()  # of a choice, all texts that are right where several are
+    mark: tuple[int, str] | None = None  # the word that the tags are about, from 0, and what its file calls it
 
     @property
     def answer(self) -> str | tuple[str, ...] | None:
@@ -288,7 +289,17 @@ def _from_json(rows: Rows, line: int, content: str, kind: Kind) -> Example:
         raise UserError(f"{where}: the tags are missing")
     if tags is not None and len(tags) != len(words):
         raise UserError(f"{where}: {len(words)} words but {len(tags)} tags")
-    return Example(where, words=words, tags=tags)
+    return Example(where, words=words, tags=tags, mark=_mark(record, words, where))
+
+
+def _mark(record: dict[str, Any], words: tuple[str, ...], where: str) -> tuple[int, str] | None:
+    """The number of the word that the tags are about, from 0, if there is one."""
+    place = record.get("mark")
+    if place is None:
+        return None
+    if type(place) is not int or not 0 <= place < len(words):
+        raise UserError(f"{where}: mark is {str(place)[:40]!r}, not the number of a word, 0 to {len(words) - 1}")
+    return place, words[place]
 
 
 def _from_choices(rows: Rows, where: str, values: dict[str, Any]) -> Example:

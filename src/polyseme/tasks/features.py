@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -43,13 +44,14 @@ Where = Literal["input", "output", "both"]
 
 @dataclass(frozen=True)
 class NetworkSpec(Spec):
-    """What is laid over features. `auto` is a BiLSTM for tags, ESIM for pairs, the biattentive network for the rest.
+    """What is laid over features. `auto` is a BiLSTM for tags, ESIM for pairs, BiDAF for answers in a text,
+    the biattentive network for the rest.
 
     `where` the features enter, and the `penalty` λ on the weights of their mix: Peters et al. 2018, §3.2 and 5.2. A
     word that stands twice or more in training has a vector of its own, of length `word_dim`.
     """
 
-    name: Literal["auto", "linear", "bilstm", "biattentive", "esim"] = "auto"
+    name: Literal["auto", "linear", "bilstm", "biattentive", "esim", "bidaf"] = "auto"
     layers: str = "scalar-mix"
     where: Where = "input"
     penalty: float = 0.001
@@ -65,6 +67,7 @@ BIN_TOKENS = 16384  # at once: the more words, the more often they are the same
 Sentence = tuple[str, ...]
 
 
+@lru_cache(1024)  # many questions of one text
 def words_of(text: str) -> Sentence:
     """A text as words: runs of letters and digits, and every other character by itself."""
     return tuple(PIECE.findall(text))

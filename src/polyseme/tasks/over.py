@@ -28,14 +28,18 @@ from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import Example, Kind
 from polyseme.tasks.features import LAYERS, Encoder, NetworkSpec, Sentence, features, words_of
 from polyseme.tasks.finetune import FinetuneSpec, check_run, crf_of
-from polyseme.tasks.predict import Extra, measure, predictions
+from polyseme.tasks.predict import Extra, as_examples, measure, predictions
 from polyseme.tasks.seeds import Part, Work, run_seeds
+from polyseme.tasks.spans import SpanAnswer
+from polyseme.tasks.squad import trainable, wrong_offsets
 from polyseme.tasks.task import Prediction, Task
+from polyseme.tasks.word_windows import WORDS, word_windows
 from polyseme.train.optim import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 
 FAMILY = "features"  # what stands in the spec of such a model: it is no architecture
 FILTERS = ((2, 25), (3, 50), (4, 25))
+MARK_DIM = 100  # He et al. 2017, §3.1
 TERM = "mix"  # the penalty on the weights of a mix
 USUAL = FinetuneSpec(
     epochs=15.0,
@@ -55,23 +59,31 @@ class Reader:
     layers: str
     vocabulary: dict[str, int]
     cache: Path | None
+    window: int = WORDS  # of a text in which an answer is sought
 
     def lay(self, task: Task, sets: Sequence[Sequence[Example]], labelled: bool) -> tuple[list[list[Encoded]], Store]:
-        """Sets of examples as places of one store: features are read and kept for each set by itself."""
+        """Sets of examples as places of one store: features are read and kept for each set by itself, and of a text
+        that stands in it several times once."""
         found: list[list[Encoded]] = []
         arrays: list[np.ndarray] = []
         words: list[str] = []
         for examples in sets:
             read = [sequences_of(task, e) for e in examples]
-            texts = [text for sequences in read for texts in sequences for text in texts]
+            texts = list(dict.fromkeys(text for sequences in read for texts in sequences for text in texts))
             before = len(words)
+            places = dict(zip(texts, before + np.cumsum([0, *map(len, texts)])))
             words += [word for text in texts for word in text]
             if self.encoder is None:
                 arrays.append(np.empty((len(words) - before, 0, 0), dtype=np.float32))
             else:
                 arrays.append(features(self.encoder, texts, self.layers, self.cache))
-            places = iter(range(before, len(words)))
-            found.append([_encoded(task, e, sequences, places, labelled) for e, sequences in zip(examples, read)])
+            found.append([])
+            for number, (example, sequences) in enumerate(zip(examples, read)):
+                if task.kind == "span":
+                    asked = word_windows(example, sequences[0], places, number, self.window, task.span, labelled)
+                    found[-1] += asked
+                else:
+                    found[-1].append(_encoded(task, example, sequences, places, labelled))
         distinct = {word: i for i, word in enumerate(dict.fromkeys(words))}
         known = np.array([self.vocabulary.get(word.lower(), 0) for word in distinct], dtype=np.int64)
         numbers = np.array([distinct[word] for word in words], dtype=np.int64)
@@ -94,11 +106,13 @@ def sequences_of(task: Task, example: Example) -> list[tuple[Sentence, ...]]:
 
 
 def _encoded(
-    task: Task, example: Example, sequences: list[tuple[Sentence, ...]], places: Any, labelled: bool
+    task: Task, example: Example, sequences: list[tuple[Sentence, ...]], places: Mapping[Sentence, int], labelled: bool
 ) -> Encoded:
     sizes = [[len(text) for text in texts] for texts in sequences]
-    ids = np.array([next(places) for texts in sequences for text in texts for _ in text], dtype=np.int64)
+    ids = np.concatenate([places[text] + np.arange(len(text)) for texts in sequences for text in texts])
     segments = np.concatenate([np.repeat(np.arange(len(each)), each) for each in sizes])
+    if example.mark is not None:
+        segments[example.mark[0]] = 1
     rows = np.arange(len(ids) if task.kind == "tagging" else 0)
     target = task._target(example, {label: i for i, label in enumerate(task.labels)}) if labelled else None
     if labelled and target is None:
@@ -106,15 +120,11 @@ def _encoded(
     return Encoded(ids, segments, rows, target, tuple(map(sum, sizes)) if len(sizes) > 1 else ())
 
 
-def spec_of(task: Task, reader: Reader, network: NetworkSpec, crf: CrfSpec | None) -> ModelSpec:
+def spec_of(task: Task, reader: Reader, network: NetworkSpec, crf: CrfSpec | None, marked: bool = False) -> ModelSpec:
     """The model over what a reader reads."""
-    pairs = task.kind in ("pair", "choice")
-    usual: Any = "bilstm" if task.kind == "tagging" else "esim" if pairs else "biattentive"
-    name: Any = usual if network.name == "auto" else network.name
-    if name == "esim" and not pairs:
-        raise UserError(f"esim compares two texts, which {task.kind} has not: linear, bilstm or biattentive")
-    if task.kind == "tagging" and name not in ("linear", "bilstm"):
-        raise UserError(f"{name} says one thing of a text, and tagging one of each word: linear or bilstm")
+    usual: dict[str, Any] = {"tagging": "bilstm", "pair": "esim", "choice": "esim", "span": "bidaf"}
+    name: Any = usual.get(task.kind, "biattentive") if network.name == "auto" else network.name
+    _check_network(name, task.kind)
     num_layers, dim, join = 0, 0, "mix"
     if reader.encoder is not None:
         kept, how = reader.encoder.chosen(network.layers), LAYERS[network.layers][1]
@@ -128,10 +138,23 @@ def spec_of(task: Task, reader: Reader, network: NetworkSpec, crf: CrfSpec | Non
         network.word_dim,
         CharactersSpec(1, 50, 1, FILTERS, num_highway=0) if network.characters else None,
         network.dropout if name != "linear" else 0.1,
+        MARK_DIM if marked else 0,
     )
     trunk = OverSpec(bottom, name, network.size, network.num_layers, network.dropout)
-    head = LabelHeadSpec(task.labels, "tokens" if task.kind == "tagging" else "pooled", crf=crf)
+    head = LabelHeadSpec(task.labels, "tokens" if task.kind in ("tagging", "span") else "pooled", crf=crf)
     return ModelSpec(FAMILY, trunk, {task.head_name: head})
+
+
+def _check_network(name: str, kind: Kind) -> None:
+    """Whether a network can say what is asked of a text."""
+    if name == "esim" and kind not in ("pair", "choice"):
+        raise UserError(f"esim compares two texts, which {kind} has not: linear, bilstm or biattentive")
+    if kind == "tagging" and name not in ("linear", "bilstm"):
+        raise UserError(f"{name} says one thing of a text, and tagging one of each word: linear or bilstm")
+    if kind == "span" and name not in ("bidaf", "bilstm"):
+        raise UserError(f"{name} cannot look for an answer in a text: bidaf or bilstm")
+    if kind != "span" and name == "bidaf":
+        raise UserError(f"bidaf finds an answer in a text, which {kind} does not ask for")
 
 
 def finetune_over(
@@ -157,16 +180,15 @@ def finetune_over(
     """
     settings = settings.check()
     network = settings.network or NetworkSpec()
-    if kind == "span":
-        raise UserError("no network over features finds answers in a text: fine-tune the model instead")
     check_run(kind, out, settings, seeds)
-    task = Task.of(kind, train_examples, settings.both_orders)
+    task = Task.of(kind, train_examples, settings.both_orders, settings.span)
     counts = Counter(w.lower() for e in train_examples for seq in sequences_of(task, e) for t in seq for w in t)
     frequent = sorted((word for word, n in counts.items() if n > 1), key=lambda word: (-counts[word], word))
     vocabulary = {word: i for i, word in enumerate(frequent if network.word_dim else [], 1)}
-    reader = Reader(Encoder.open(source) if source else None, network.layers, vocabulary, cache)
-    spec = spec_of(task, reader, network, crf_of(settings, train_examples))
-    sets = [train_examples, dev_examples, *(others or {}).values()]
+    encoder = Encoder.open(source) if source else None
+    reader = Reader(encoder, network.layers, vocabulary, cache, settings.max_len or WORDS)
+    spec = spec_of(task, reader, network, crf_of(settings, train_examples), any(e.mark for e in train_examples))
+    sets = [trainable(train_examples), dev_examples, *(others or {}).values()]
     encoded, store = reader.lay(task, sets, labelled=True)
     train, dev, *rest = (Part(examples, laid) for examples, laid in zip(sets, encoded))
     if network.name == "linear" and source is None:
@@ -187,6 +209,8 @@ def finetune_over(
 
     about: dict[str, Any] = {"data": data_set} if data_set else {}
     about |= {"model": str(source) if source else "words alone", "features": network.to_json(), "from_scratch": False}
+    if kind == "span":
+        about["wrong_offsets"] = {"train": wrong_offsets(train_examples), "dev": wrong_offsets(dev_examples)}
     chosen = range(first_seed, first_seed + seeds)
     penalised = network.penalty > 0 and reader.encoder is not None and LAYERS[network.layers][1] == "mix"
     none = torch.zeros(0, dtype=torch.long)
@@ -273,4 +297,16 @@ def open_over(path: Path, cache: Path | None = None) -> OverFolder:
         raise UserError(f"{path}/model.safetensors does not fit its spec ({str(error).splitlines()[0][:80]})") from None
     vocabulary = {word: i for i, word in enumerate(read_json(path / "words.json"), 1)}
     task = Task.from_model(model, notes)
-    return OverFolder(model.eval(), task, Reader(encoder, source.get("layers", "last"), vocabulary, cache), notes)
+    window = notes.get("settings", {}).get("max_len") or WORDS
+    reader = Reader(encoder, source.get("layers", "last"), vocabulary, cache, window)
+    return OverFolder(model.eval(), task, reader, notes)
+
+
+def answer_over(path: Path, context: str, question: str) -> SpanAnswer:
+    """The stretch of the context that answers the question, as `LanguageModel.answer` finds it."""
+    opened = open_over(path)
+    if opened.task.kind != "span":
+        raise UserError(f"{path} cannot find answers in a text: it was trained for {opened.task.kind}")
+    (found,) = opened.predict(as_examples([(context, question)], opened.model))
+    assert found.span is not None
+    return found.span

@@ -22,6 +22,7 @@ from polyseme.progress import progress
 from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import COLUMNS, Example
 from polyseme.tasks.metrics import score
+from polyseme.tasks.roles import role_columns
 from polyseme.tasks.spans import best_spans, windows
 from polyseme.tasks.task import Prediction, Task
 from polyseme.weights.folder import ModelFolder
@@ -166,6 +167,8 @@ def write_predictions(path: Path, examples: Sequence[Example], predictions: Sequ
         known = [".json", ".jsonl"]
     if any(e.choices for e in examples):
         known = [".jsonl"]
+    if roles := any(e.mark for e in examples):
+        known = [".jsonl", ".conll", ".props"]
     if path.suffix not in known:
         raise UserError(f"{path}: predictions are written as {', '.join(known)}, not {path.suffix!r}")
     both = list(zip(examples, predictions, strict=True))
@@ -175,6 +178,8 @@ def write_predictions(path: Path, examples: Sequence[Example], predictions: Sequ
         return
     if path.suffix == ".jsonl":
         text = "".join(json.dumps(_record(e, p), ensure_ascii=False) + "\n" for e, p in both)
+    elif roles:  # as srl-eval reads them, or with the words in front
+        text = role_columns(examples, [p.tags or () for p in predictions], path.suffix == ".conll")
     elif tagging:
         sentences = [zip(e.words or (), p.tags or ()) for e, p in both]
         text = "\n".join("".join(f"{_flat(word)}\t{tag}\n" for word, tag in rows) for rows in sentences)
@@ -199,6 +204,7 @@ def _record(example: Example, prediction: Prediction) -> dict[str, object]:
         "probabilities": prediction.probabilities,
         "words": example.words,
         "tags": prediction.tags,
+        "mark": example.mark[0] if example.mark else None,
         "tag_probabilities": prediction.tag_probabilities,
     }
     if prediction.span:

@@ -94,17 +94,17 @@ def windows(
         if last[0] is not example.text:  # the questions of a paragraph come together
             chunks = pieces(tokenizer, example.text)
             last = (example.text, list(chunks)) if len(example.text) <= CHUNK else ("", [])
-        truth = _truth(example) if labelled else None
+        truth = truth_of(example) if labelled else None
         given = last[1] or pieces(tokenizer, example.text)
         step = min(spec.stride, max(size // 2, 1))
-        for place, ids, offsets in _slide(given, size, step):
+        for place, ids, offsets in slide(given, size, step):
             wrapped, segments = _wrap(tokenizer, question, ids.tolist())
             null = 0 if first else len(wrapped) - 1
             yield Encoded(
                 np.array(wrapped, dtype=np.int64),
                 np.array(segments, dtype=np.int64),
                 np.arange(lead, lead + len(ids)),
-                _target(truth, place, offsets, lead, null),
+                target_of(truth, place, offsets, lead, null),
                 cut=cut,
                 of=number,
                 offsets=offsets,
@@ -125,7 +125,7 @@ def pieces(tokenizer: Tokenizer, text: str) -> Iterator[tuple[np.ndarray, np.nda
         begin = end
 
 
-def _slide(
+def slide(
     chunks: Iterable[tuple[np.ndarray, np.ndarray]], size: int, step: int
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Windows of `size` tokens, each `step` after the one before it; and whether a window is first, last or both."""
@@ -139,7 +139,7 @@ def _slide(
     yield place + "last", ids, offsets
 
 
-def _truth(example: Example) -> tuple[int, int] | None:
+def truth_of(example: Example) -> tuple[int, int] | None:
     """The characters of the first answer that stands where it is said to; (0, 0) where there is none to find."""
     if example.answers == ():
         return (0, 0)
@@ -147,7 +147,7 @@ def _truth(example: Example) -> tuple[int, int] | None:
     return (found[0][1], found[0][1] + len(found[0][0])) if found else None
 
 
-def _target(truth: tuple[int, int] | None, place: str, offsets: np.ndarray, lead: int, null: int) -> Target:
+def target_of(truth: tuple[int, int] | None, place: str, offsets: np.ndarray, lead: int, null: int) -> Target:
     """The rows of the answer's first and last token; those of "no answer" where this window does not hold all of it."""
     if truth is None:
         return None
@@ -217,7 +217,7 @@ def _best(window: Encoded, scores: np.ndarray, longest: int) -> _Best:
         values[more, : n - more] = starts[: n - more] + ends[more:]
     longer, first = divmod(int(values.argmax()), n)
     value = float(values[longer, first])
-    whole = np.logaddexp.reduce(scores, axis=0).sum()
+    whole = np.logaddexp.reduce(scores[window.rivals], axis=0).sum()
     begin, end = int(window.offsets[first, 0]), int(window.offsets[first + longer, 1])
     return _Best(value, begin, max(begin, end), float(np.exp(value - whole)), null)
 

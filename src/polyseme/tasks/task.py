@@ -17,7 +17,7 @@ from polyseme.objectives.batch import IGNORED, Batch, Targets
 from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.model import Model
-from polyseme.tasks.encoded import Encoded, Target, first_of, wrap
+from polyseme.tasks.encoded import Encoded, Target, end_of, first_of, wrap
 from polyseme.tasks.examples import Example, Kind, as_number
 from polyseme.tasks.spans import SpanAnswer, SpanSpec, windows
 from polyseme.text.tokenizer import Tokenizer
@@ -161,9 +161,10 @@ class Task:
             right = [first + e.target if e.target is not None else IGNORED for first, e in zip(firsts, items)]
             rows, values = places, np.repeat(right, [len(e.sizes) for e in items])
         elif self.kind == "span":  # the values of each row are the rows of the right start and end
-            begins = layout.starts.tolist()
-            right = [[IGNORED] * 2 if e.target is None else start + e.target for start, e in zip(begins, items)]
-            rows, values = np.arange(layout.total), np.repeat(np.array(right, dtype=np.int64), sizes, axis=0)
+            rows, values = np.arange(layout.total), np.full((layout.total, 2), IGNORED)
+            for start, e in zip(layout.starts.tolist(), items):
+                if e.target is not None:
+                    values[start + e.rivals] = start + e.target
         else:
             rows, values = (places.reshape(-1, 2) if self.both_orders else places), np.array(known, dtype)
         count = sum(len(e.rows) if self.kind == "tagging" else 1 for e in items if e.target is not None)
@@ -242,26 +243,42 @@ class Task:
         if self.kind == "choice":
             return [(text, choice) for choice in _given(example, example.choices, "choices")]
         other = example.pair
-        if self.kind == "pair" or self.both_orders:
-            other = _given(example, other, "second text")
+        if self.kind in ("pair", "span") or self.both_orders:
+            other = _given(example, other, "question" if self.kind == "span" else "second text")
         return [(text, other), (other, text)] if self.both_orders and other else [(text, other)]
 
 
 def _encode_words(example: Example, target: Target, tokenizer: Tokenizer, max_len: int) -> tuple[Encoded, int]:
-    """Words as pieces, and where each word's first piece is. A word without any (zero-width) is unknown."""
+    """Words as pieces, and where each word's first piece is. A word without any (zero-width) is unknown.
+
+    The word that the tags are about comes first, as a text of its own (as Shi and Lin 2019 put it behind; a causal
+    model must have read it before), and stands between two marks in its sentence, where its like may stand too.
+    """
     words = _given(example, example.words, "words")
     pieces, of = (np.array(a, dtype=np.int64) for a in tokenizer.encode_words(words))
     lost = np.setdiff1d(np.arange(len(words)), of)
     places = np.searchsorted(of, lost)
     unknown = first_of(tokenizer.specials.unk, tokenizer.specials.eos)
     pieces, of = np.insert(pieces, places, unknown), np.insert(of, places, lost)
-    before = tokenizer.wrap([-1])[0].index(-1)
-    room = max_len - tokenizer.num_added()
     rows = np.searchsorted(of, np.arange(len(words)))
-    rows = before + rows[rows < room]
-    ids, segments = tokenizer.wrap(pieces[:room].tolist())
+    marked: list[int] | None = None
+    if example.mark is not None:
+        place = example.mark[0]
+        both = np.searchsorted(of, [place, place + 1])
+        marked = pieces[both[0] : both[1]].tolist()
+        pieces = np.insert(pieces, both, end_of(tokenizer))
+        rows[place:] += 1
+        rows[place + 1 :] += 1
+
+    def around(some: list[int]) -> tuple[list[int], list[int]]:
+        return tokenizer.wrap(some) if marked is None else wrap(tokenizer, marked, some)
+
+    frame = around([-1])[0]
+    room = max(max_len - len(frame) + 1, 0)
+    rows = frame.index(-1) + rows[rows < room]
+    ids, segments = around(pieces[:room].tolist())
     kept = target[: len(rows)] if isinstance(target, np.ndarray) else None
-    return _encoded(ids, segments, rows, kept), len(pieces) + tokenizer.num_added()
+    return _encoded(ids, segments, rows, kept), len(pieces) + len(frame) - 1
 
 
 def _encoded(

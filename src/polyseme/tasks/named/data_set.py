@@ -38,6 +38,8 @@ class DataSet:
 
     def read(self, folder: Path | str, skip_bad: bool = False, strict: bool = False) -> Split:
         """Train and dev examples from the data set's own folder, or from the one where it lies."""
+        if not Path(folder).is_dir():
+            raise UserError(f"there is no folder {folder}")
         train, dev = (self.part(folder, name, skip_bad, strict=strict) for name in ("train", "dev"))
         return train, dev
 
@@ -49,7 +51,10 @@ class DataSet:
         need_labels: bool = True,
         strict: bool = False,
     ) -> list[Example]:
+        """The examples of a part of the folder; or of one file, whatever part it is."""
         path = Path(folder)
+        if path.is_file():
+            return read_units(path, self.units(path, need_labels), skip_bad, strict)
         if not path.is_dir():
             raise UserError(f"there is no folder {path}")
         if name not in self.parts:
@@ -115,7 +120,7 @@ def parsed(line: str, where: str) -> Any:
         raise UserError(f"{where}: malformed JSON: {error}") from None
 
 
-def each(make: Callable[[Row], Iterable[Example]], row: Row) -> Iterator[Unit]:
+def each(make: Callable[[Any], Iterable[Example]], row: Any) -> Iterator[Unit]:
     """The examples of a row; what is wrong with it is raised when it is read, so that it can be passed over."""
     try:
         found = list(make(row))

@@ -1,0 +1,202 @@
+"""Answers in a text over frozen features: BiDAF's equations one by one, windows of words, and that it learns."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.objectives.terms import losses
+from polyseme.parts.layout import Layout
+from polyseme.parts.over import Bidaf, Esim, attend_both_ways
+from polyseme.tasks.examples import Example
+from polyseme.tasks.features import Encoder, NetworkSpec
+from polyseme.tasks.over import USUAL, Reader, finetune_over, open_over, spec_of
+from polyseme.tasks.predict import answers
+from polyseme.tasks.spans import SpanSpec
+from polyseme.tasks.task import Task
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.weights.folder import save_model
+
+ANIMALS, COLOURS = ["cat", "dog", "fish", "bird", "wolf"], ["red", "blue", "green", "grey"]
+SMALL = NetworkSpec(size=16, word_dim=16, dropout=0.0, characters=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    words = [*ANIMALS, *COLOURS, "so it is .", "which animal colour"]
+    tokenizer = Tokenizer.train("wordpiece", iter([" ".join(words), *words] * 30), 200)
+    path = tmp_path_factory.mktemp("bert")
+    spec = FAMILIES["bert"].spec(num_layers=1, dim=16, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=24)
+    save_model(path, spec.build(0), tokenizer)
+    return path
+
+
+def questions(n, seed=0, none=0.0, more=16):
+    draw, found = random.Random(seed), []
+    for i in range(n):
+        words = draw.choices(["so", "it", "is,", "(is)"], k=draw.randint(4, 4 + more))
+        asked = draw.choice(["animal", "colour"])
+        there = {"animal": draw.choice(ANIMALS), "colour": draw.choice(COLOURS)}
+        if draw.random() < none:
+            del there[asked]
+        for word in there.values():
+            words.insert(draw.randint(0, len(words)), word)
+        context, right = "  ".join(words), there.get(asked)
+        given = ((right, sum(len(w) + 2 for w in words[: words.index(right)])),) if right else ()
+        found.append(Example(f"q{i}", context, f"which {asked}?", answers=given, id=f"id{i}"))
+    return found
+
+
+def test_attention_is_a_plain_loop_over_the_equations():
+    sizes, dim = ((3, 1, 5), (2, 4, 1)), 6
+    of_h, of_u = (Layout.of(lengths) for lengths in sizes)
+    h, u, w = (torch.randn(n, dim, dtype=torch.float64) for n in (9, 7, 3))
+    w = w.flatten()
+    found = attend_both_ways(h, of_h, u, of_u, w).split(sizes[0])
+    for context, question, g in zip(h.split(sizes[0]), u.split(sizes[1]), found):
+        scores = [[float(w @ torch.cat([a, b, a * b])) for b in question] for a in context]
+        looked = torch.tensor([max(row) for row in scores], dtype=torch.float64).softmax(0)
+        whole = sum(share * row for share, row in zip(looked, context))
+        for t, row in enumerate(context):
+            weights = torch.tensor(scores[t], dtype=torch.float64).softmax(0)
+            seen = sum(weight * each for weight, each in zip(weights, question))
+            torch.testing.assert_close(g[t], torch.cat([row, seen, row * seen, row * whole]), atol=1e-12, rtol=0)
+
+
+def test_the_comparison_of_esim_is_a_plain_loop_over_the_equations():
+    """Chen et al. 2017, (11) to (15): attention, difference and product, one layer; then what the BiLSTM is given."""
+    sizes, part = ((3, 1), (2, 4)), Esim(3, 0.0).double()
+    of_a, of_b = (Layout.of(lengths) for lengths in sizes)
+    a, b = torch.randn(4, 6, dtype=torch.float64), torch.randn(6, 6, dtype=torch.float64)
+    given = []
+    part.compose.register_forward_hook(lambda _, args, __: given.append(args[0]))
+    part(a, of_a, b, of_b)
+    for mine, theirs, of_mine, of_theirs, found in ((a, b, *sizes, given[0]), (b, a, *sizes[::-1], given[1])):
+        rows = iter(found)
+        for one, other in zip(mine.split(of_mine), theirs.split(of_theirs)):
+            for row in one:
+                weights = torch.tensor([float(row @ each) for each in other], dtype=torch.float64).softmax(0)
+                seen = sum(weight * each for weight, each in zip(weights, other))
+                compared = torch.cat([row, seen, row - seen, row * seen])
+                expected = (part.project.weight @ compared + part.project.bias).clamp(min=0)
+                torch.testing.assert_close(next(rows), expected, atol=1e-12, rtol=0)
+
+
+def test_what_is_said_of_a_word_and_of_the_rest():
+    """[G; M; M²] of the context's words; one state for every word of the question."""
+    part, (of_h, of_u) = Bidaf(3, 0.0).double(), (Layout.of([4, 2]), Layout.of([2, 3]))
+    for parameter in part.parameters():
+        torch.nn.init.normal_(parameter)
+    h, u = torch.randn(6, 6, dtype=torch.float64), torch.randn(5, 6, dtype=torch.float64)
+    g = attend_both_ways(h, of_h, u, of_u, part.similarity.weight[0])
+    m = part.model(g, of_h)
+    torch.testing.assert_close(part(h, of_h, u, of_u), torch.cat([g, m, part.end(m, of_h)], 1))
+    assert part(h, of_h, u, of_u).shape == (6, 36)
+
+
+def model_of(folder, data, name, window=12):
+    task = Task.of("span", data, span=SpanSpec(stride=5))
+    reader = Reader(Encoder.open(folder), "scalar-mix", {"so": 1}, None, window)
+    model = spec_of(task, reader, SMALL.replace(name=name, where="both"), None).build(3).double()
+    (encoded,), model.trunk.features.store = reader.lay(task, (data,), labelled=True)
+    return model, task, encoded
+
+
+@pytest.mark.parametrize("name", ["bidaf", "bilstm"])
+def test_together_equals_alone(folder, name):
+    data = questions(8, 1, 0.3, 30)
+    model, task, encoded = model_of(folder, data, name)
+    if name == "bidaf":
+        torch.nn.init.normal_(model.trunk.compare.none)
+    assert len(encoded) > 8
+    total = 0.0
+    for one, (scores, _) in zip(encoded, answers(model, task, encoded, bin_tokens=60)):
+        np.testing.assert_allclose(answers(model, task, [one])[0][0], scores, atol=1e-10)
+        rivals = torch.from_numpy(scores[one.rivals])
+        places = [one.rivals.tolist().index(row) for row in one.target]
+        total -= sum(float(rivals[:, i].log_softmax(0)[at]) for i, at in enumerate(places)) / 2
+    batch = task.batch(encoded)[0]
+    assert float(losses(model, batch)["span"].detach()) == pytest.approx(total, abs=1e-4)
+    assert batch.targets["span"].count == len(encoded)
+
+
+def test_windows_of_words_map_back_to_characters(folder):
+    data = questions(20, 2, 0.2, 60)
+    task = Task.of("span", data, span=SpanSpec(stride=5))
+    reader = Reader(None, "last", {}, None, 12)
+    (encoded,), store = reader.lay(task, (data,), labelled=True)
+    spelled = dict.fromkeys(e.of for e in encoded)
+    for window in encoded:
+        example, n = data[window.of], len(window.rows)
+        assert n <= 12 and window.null == n and window.segments.tolist() == [0] * n + [1] * 3
+        assert window.ids[n:].tolist() == list(range(window.ids[n], window.ids[n] + 3))
+        words = [example.text[a:b] for a, b in window.offsets]
+        assert all(word.strip() == word and word for word in words)
+        if window.target[0] != window.null:
+            first, last = window.target
+            assert example.text[window.offsets[first, 0] : window.offsets[last, 1]] == example.answers[0][0]
+            spelled[window.of] = True
+    assert [bool(found) for found in spelled.values()] == [bool(e.answers) for e in data]
+    assert len(store.words) < sum(len(e.ids) for e in encoded), "windows share the places of their words"
+    same = [Example("a", data[0].text, "which animal?", answers=()), data[0]]
+    (both,), store = reader.lay(task, (same,), labelled=True)
+    assert both[0].ids[0] == both[-1].ids[0] or len(both) > 2
+
+
+@pytest.mark.parametrize("source", ["bert", "none"])
+def test_it_learns_is_saved_and_opened(folder, tmp_path, source, done):
+    data = questions(200, 3, 0.25, 8)
+    settings = USUAL.replace(epochs=11.0, network=SMALL, max_len=14, span=SpanSpec(stride=7)).at("optim.rate", "1e-2")
+    given = folder if source == "bert" else None
+    found = finetune_over(given, "span", data[:160], data[160:], tmp_path / "run", settings)
+    assert found["mean"]["f1"] > 0.95 and found["wrong_offsets"] == {"train": (0, 0), "dev": (0, 0)}
+    opened = open_over(tmp_path / "run/model")
+    assert opened.model.spec.trunk.network == "bidaf" and opened.task.span.threshold is not None
+    assert opened.evaluate(data[160:])["f1"] == pytest.approx(found["mean"]["f1"])
+    long = "so  it is, " * 400
+    (said,) = opened.predict([Example("x", f"{long}(wolf) {long}", "which animal?", id="x")])
+    assert (said.span.start, said.span.end) == (len(long) + 1, len(long) + 5)
+    asked = {"context": "so it is, (is) green so it", "qas": [{"id": "7", "question": "which colour?"}]}
+    (tmp_path / "q.json").write_text(json.dumps({"data": [{"paragraphs": [asked]}]}))
+    done("predict", tmp_path / "run/model", "--data", tmp_path / "q.json", "--out", tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text()) == {"7": "green"}
+    (tmp_path / "c.txt").write_text(asked["context"])
+    assert done("ask", tmp_path / "run/model", "which colour?", "--context", tmp_path / "c.txt").startswith("green\n")
+
+
+def test_mistakes_are_told(folder):
+    data = questions(4)
+    wrong = [Example("q9", "so it is", "which colour?", answers=(("blue", 1),))]
+    for name, says in (("linear", "linear cannot look for an answer"), ("esim", "esim compares two texts")):
+        with pytest.raises(UserError, match=says):
+            finetune_over(folder, "span", data, data, None, USUAL.replace(network=SMALL.replace(name=name)))
+    with pytest.raises(UserError, match="bidaf finds an answer in a text, which pair does not ask for"):
+        pairs = [Example(f"{i}", "a b", "c", label="xy"[i % 2]) for i in range(4)]
+        finetune_over(folder, "pair", pairs, pairs, None, USUAL.replace(network=SMALL.replace(name="bidaf")))
+    settings = USUAL.replace(steps=1, network=SMALL)
+    found = finetune_over(folder, "span", data + wrong, data, None, settings)
+    assert found["wrong_offsets"]["train"] == (1, 1) and found["train_examples"] == 4
+    with pytest.raises(UserError, match="there is no label"):
+        finetune_over(folder, "span", data, [Example("q", "so it", "which?")], None, settings)
+    with pytest.raises(UserError, match="there is no question, which this task reads"):
+        finetune_over(folder, "span", data, [Example("q", "so it", answers=())], None, settings)
+
+
+def test_by_command(tmp_path, done):
+    paragraphs = [
+        {"context": e.text, "qas": [{"id": e.id, "question": e.pair, "is_impossible": not e.answers,
+                                     "answers": [{"text": t, "answer_start": at} for t, at in e.answers]}]}
+        for e in questions(12, 6, 0.5)
+    ]  # fmt: skip
+    (tmp_path / "q.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    files = ("--train", tmp_path / "q.json", "--dev", tmp_path / "q.json", "--set", "steps=2")
+    for name in ("auto", "bilstm"):
+        given = ("finetune", "--features", "none", "--network", name, "--task", "span", *files)
+        said = done(*given, "--out", tmp_path / name, "--set", "network.size=8", "--set", "max_len=10")
+        assert "over features" in said and "has_answer_f1" in said
+        said = done("evaluate", tmp_path / name / "model", "--data", tmp_path / "q.json")
+        assert said.startswith("12 examples\nexact: ")

@@ -1,0 +1,172 @@
+"""Taggers of hand-made features: the field against all paths, the Markov model against scikit-learn, and as rows."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from polyseme.errors import UserError
+from polyseme.parts.crf import NEVER, Chains, CrfSpec
+from polyseme.tasks.baselines import BASELINES, check_baseline, linear
+from polyseme.tasks.classical import chain_tags, cost, fit, windows
+from polyseme.tasks.examples import Example
+from polyseme.tasks.roles import role_scores
+
+pytest.importorskip("sklearn")
+from scipy import optimize, sparse
+from sklearn.linear_model import LogisticRegression
+
+LABELS = ["B-X", "I-X", "O"]
+
+
+def drawn(seed=0, lengths=(3, 1, 4, 2, 3), features=5, labels=3):
+    draw = np.random.default_rng(seed)
+    seen = sparse.random(sum(lengths), features, 0.6, "csr", random_state=seed, data_rvs=lambda n: draw.normal(size=n))
+    return seen, draw.integers(0, labels, sum(lengths)), lengths
+
+
+def paths(scores, steps, first, last):
+    """The score of every path of a sentence, by the definition."""
+    found = {}
+    for path in itertools.product(range(scores.shape[1]), repeat=len(scores)):
+        total = first[path[0]] + last[path[-1]] + sum(scores[i, tag] for i, tag in enumerate(path))
+        found[path] = total + sum(steps[a, b] for a, b in itertools.pairwise(path))
+    return found
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+def test_the_field_against_all_paths(constrained):
+    """Its optimum is that of the likelihood written as sums over paths, minimised without our gradients."""
+    seen, tags, lengths = drawn()
+    if constrained:
+        tags = np.array([0, 1, 2, 2, 0, 1, 1, 2, 0, 0, 2, 0, 1])
+    barred = CrfSpec(constrained).build(LABELS).barred
+    dense, cuts, penalty = seen.toarray(), np.cumsum(lengths)[:-1], 0.5
+
+    def negative(point):
+        weights, rest = point[:15].reshape(5, 3), point[15:]
+        steps, first, last = (
+            rest[:9].reshape(3, 3) + barred[:3, :3],
+            rest[9:12] + barred[3, :3],
+            rest[12:] + barred[:3, 3],
+        )
+        total = penalty / 2 * float(point @ point)
+        for scores, truth in zip(np.split(dense @ weights, cuts), np.split(tags, cuts)):
+            every = paths(scores, steps, first, last)
+            total += np.logaddexp.reduce(list(every.values())) - every[tuple(truth.tolist())]
+        return total
+
+    best = optimize.minimize(negative, np.zeros(30), method="BFGS", options={"gtol": 1e-6})
+    found = fit("crf", seen, tags, lengths, LABELS, penalty, constrained, most=500)
+    np.testing.assert_allclose(found.weights, best.x[:15].reshape(5, 3), atol=1e-3)
+    np.testing.assert_allclose(found.steps.steps.detach(), best.x[15:24].reshape(3, 3), atol=1e-3)
+    said = found.best(seen, lengths)
+    tables = [t.detach().numpy() for t in found.steps.tables(torch.zeros(1, dtype=torch.float64))]
+    for scores, path in zip(np.split(dense @ found.weights, cuts), np.split(said, cuts)):
+        every = paths(scores, *tables)
+        assert max(every, key=every.get) == tuple(path.tolist())
+
+
+def with_previous(seen, tags, lengths, number):
+    """The Markov model's table as scikit-learn needs it: the tag before, or that there is none, is a feature."""
+    before = np.full(len(tags), number)
+    before[1:] = tags[:-1]
+    before[np.cumsum([0, *lengths[:-1]])] = number
+    return sparse.hstack([seen, sparse.csr_matrix(np.eye(number + 1)[before])]).tocsr()
+
+
+@pytest.mark.parametrize("penalty", [0.3, 2.0])
+def test_the_markov_model_is_logistic_regression_with_the_tag_before(penalty):
+    seen, tags, lengths = drawn(1, (5, 3, 7, 1, 9, 6, 4, 8), 6, 4)
+    labels = ["a", "b", "c", "d"]
+    found = fit("memm", seen, tags, lengths, labels, penalty, most=2000)
+    table = with_previous(seen, tags, lengths, 4)
+    theirs = LogisticRegression(C=1 / penalty, fit_intercept=False, tol=1e-10, max_iter=5000).fit(table, tags)
+    ours = [found.weights, found.steps.steps.detach().numpy(), found.steps.first.detach().numpy()[None]]
+    np.testing.assert_allclose(np.concatenate(ours), theirs.coef_.T, atol=1e-4)
+    assert not found.steps.last.detach().any()
+    spent = cost(
+        "memm", found.steps, torch.from_numpy(seen @ found.weights), Chains.of(lengths), torch.from_numpy(tags)
+    )
+    assert float(spent.detach()) == pytest.approx(
+        -theirs.predict_log_proba(table)[np.arange(len(tags)), tags].sum(), abs=1e-4
+    )
+
+
+def test_the_best_path_of_the_markov_model():
+    """Of all paths the one whose steps, each divided by its own sum, are likeliest."""
+    seen, tags, lengths = drawn(2, (4, 1, 3, 5), 6, 3)
+    found = fit("memm", seen, tags, lengths, ["a", "b", "c"], 0.2)
+    steps, first = found.steps.steps.detach().numpy(), found.steps.first.detach().numpy()
+    cuts = np.cumsum(lengths)[:-1]
+    for scores, said in zip(np.split(seen @ found.weights, cuts), np.split(found.best(seen, lengths), cuts)):
+
+        def likely(path, scores=scores):
+            total = 0.0
+            for i, tag in enumerate(path):
+                row = scores[i] + (first if i == 0 else steps[path[i - 1]])
+                total += row[tag] - np.logaddexp.reduce(row)
+            return total
+
+        every = list(itertools.product(range(3), repeat=len(scores)))
+        assert max(every, key=likely) == tuple(said.tolist())
+
+
+def sentences(n, seed=0):
+    """B-X I-X around words that only their neighbours tell."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for i in range(n):
+        words, tags = [], []
+        for _ in range(draw.integers(1, 4)):
+            size = int(draw.integers(1, 4))
+            words += ["Mr", *draw.choice(["Ann", "Bob", "Cy", "of"], size), str(draw.choice(["runs", "sees"]))]
+            tags += ["O", "B-X", *["I-X"] * (size - 1), "O"]
+        found.append(Example(f"d:{i}", words=tuple(words), tags=tuple(tags)))
+    return found
+
+
+@pytest.mark.parametrize("name", ["memm", "crf"])
+def test_rows_for_tags(name):
+    data = sentences(60)
+    found = BASELINES[name](data[:50], data[50:], "tagging", lambda examples, said: {"number": float(len(said))})
+    assert found["f1"] > 0.95 and found["number"] == 10
+    said = chain_tags(name, data[:50], data[50:])
+    assert [len(tags) for tags in said] == [len(e.words) for e in data[50:]]
+    one = [Example("a", words=("x",), tags=("O",))] * 3
+    assert BASELINES[name](one, one, "tagging")["accuracy"] == 1
+
+
+def test_no_tags_that_cannot_stand_are_said():
+    data, odd = sentences(30, 1), Example("x", words=("Ann", "Bob", "runs"), tags=("O", "O", "O"))
+    barred = CrfSpec().build(sorted(LABELS)).barred
+    assert barred[2, 1] == NEVER
+    for name in ("memm", "crf"):
+        for tags in chain_tags(name, data, [*data[:5], odd]):
+            assert all(b != "I-X" or a != "O" for a, b in itertools.pairwise(("O", *tags)))
+
+
+def test_a_marked_word_is_seen():
+    words = ("cat", "sees", "dog", "sees", "fish")
+    data = []
+    for place in (1, 3):
+        tags = ["O"] * 5
+        tags[place - 1 : place + 2] = ["B-A0", "B-V", "B-A1"]
+        data.append(Example("d", words=words, tags=tuple(tags), mark=(place, "see")))
+    assert [f["far"] for f in windows(data[0])] == ["-1", "0", "1", "2", "3"]
+    for name in ("crf", "memm"):
+        assert BASELINES[name](data * 5, data, "tagging", role_scores)["f1"] == 1
+    assert linear(data * 5, data, "tagging", role_scores)["perfect"] == 1
+
+
+def test_by_command(tmp_path, done, refused):
+    rows = "\n\n".join("\n".join(f"{w}\t{t}" for w, t in zip(e.words, e.tags)) for e in sentences(12))
+    (tmp_path / "t.conll").write_text(rows + "\n")
+    given = ("finetune", "--features", "none", "--task", "tagging", "--train", tmp_path / "t.conll")
+    given += ("--dev", tmp_path / "t.conll", "--set", "steps=1", "--set", "network.size=4")
+    said = done(*given, "--out", tmp_path / "run", "--baselines", "--baseline", "memm", "--baseline", "crf")
+    assert [line.split("  ")[0] for line in said.splitlines()[1:5]] == ["majority", "linear", "memm", "crf"]
+    refused(*given, "--out", tmp_path / "x", "--baseline", "cfr", says="there is no baseline 'cfr'; did you mean 'crf'")
+    with pytest.raises(UserError, match="the baseline crf is for tagging, not for pair"):
+        check_baseline("crf", "pair")
