@@ -15,7 +15,8 @@ def finetune(
     task: Annotated[
         str,
         typer.Option(
-            help="classification, pair, regression, choice, tagging or span; or a data set of `polyseme tasks`"
+            help="classification, pair, regression, choice, tagging, span or coreference; "
+            "or a data set of `polyseme tasks`"
         ),
     ],
     out: Annotated[Path, typer.Option(help="the run folder to write")],

@@ -15,7 +15,7 @@ from polyseme.parts.contexts import Found, Stream
 from polyseme.parts.cooccurrence import Cells
 from polyseme.parts.crf import Chains, Crf
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
-from polyseme.parts.heads import HeadSpec, LabelHeadSpec
+from polyseme.parts.heads import HeadSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.lookup import LookupSpec
 from polyseme.parts.over import OverSpec
@@ -134,7 +134,7 @@ class Model(nn.Module):
         spec = self.spec
         embeddings = spec.trunk.embeddings.replace(vocab_size=vocab_size)
         heads = {
-            name: head if isinstance(head, LabelHeadSpec) else head.replace(vocab_size=vocab_size)
+            name: head.replace(vocab_size=vocab_size) if hasattr(head, "vocab_size") else head
             for name, head in spec.heads.items()
         }
         model = spec.replace(trunk=spec.trunk.replace(embeddings=embeddings), heads=heads).build(seed)

@@ -16,10 +16,12 @@ from polyseme.tasks.metrics import score
 
 def majority(train: Sequence[Example], dev: Sequence[Example], kind: Kind) -> dict[str, float]:
     """The metrics of always saying what is most frequent in training; of numbers, their mean; the first words of a
-    context, or no answer if most questions have none."""
+    context, or no answer if most questions have none; no mentions at all."""
     labels, gold = _labels(train, kind), _gold(dev, kind)
     if kind == "regression":
         return score(kind, gold, [statistics.fmean(map(float, labels))] * len(gold))
+    if kind == "coreference":
+        return score(kind, gold, [()] * len(gold))
     if kind == "span":
         return score(kind, gold, [" ".join((e.text or "").split()[: _usual_length(train)]) for e in dev])
     best = min((-n, label) for label, n in Counter(labels).items())[1]
@@ -31,7 +33,8 @@ def linear(train: Sequence[Example], dev: Sequence[Example], kind: Kind) -> dict
     """The metrics of a linear model: TF-IDF of words and bigrams, or a window over each word for tagging.
 
     Labels and choices come of logistic regression, numbers of ridge regression, tags of a support vector machine. An
-    answer in a text comes of no learning: it stands where most of the question's words are near.
+    answer in a text comes of no learning: it stands where most of the question's words are near. Stretches of a
+    document that were mentions in training are one if their words are the same.
     """
     try:
         import sklearn  # noqa: F401
@@ -39,6 +42,8 @@ def linear(train: Sequence[Example], dev: Sequence[Example], kind: Kind) -> dict
         raise UserError("scikit-learn is needed for this: pip install 'polyseme[tasks]'") from None
     if kind == "span":
         return score(kind, _gold(dev, kind), [_like_question(e, _usual_length(train)) for e in dev])
+    if kind == "coreference":
+        return score(kind, _gold(dev, kind), _same_words(train, dev))
     labels = sorted(set(_labels(train, kind)))
     if len(labels) < 2 and kind != "choice":
         return majority(train, dev, kind)
@@ -133,6 +138,24 @@ def _like_question(example: Example, length: int, near: int = 8) -> str:
 
     best = max(range(max(len(words) - length + 1, 1)), key=value)
     return " ".join(words[best : best + length])
+
+
+def _same_words(train: Sequence[Example], dev: Sequence[Example]) -> list[list[list[tuple[int, int]]]]:
+    known = {_stretch(e, a, b) for e in train for cluster in e.clusters or () for a, b in cluster}
+    longest = max((len(words) for words in known), default=0)
+    found = []
+    for example in dev:
+        number, chains = len(example.words or ()), dict[tuple[str, ...], list[tuple[int, int]]]()
+        for a in range(number):
+            for b in range(a, min(a + longest, number)):
+                if (words := _stretch(example, a, b)) in known:
+                    chains.setdefault(words, []).append((a, b))
+        found.append([chain for chain in chains.values() if len(chain) > 1])
+    return found
+
+
+def _stretch(example: Example, first: int, last: int) -> tuple[str, ...]:
+    return tuple(word.lower() for word in (example.words or ())[first : last + 1])
 
 
 def _tags(train: Sequence[Example], dev: Sequence[Example]) -> list[tuple[str, ...]]:

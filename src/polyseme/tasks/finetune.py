@@ -12,11 +12,13 @@ from typing import Any, Literal
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
+from polyseme.parts.coreference import CoreferenceHeadSpec
 from polyseme.parts.crf import CrfSpec
 from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.model import Model
 from polyseme.parts.spec import Spec
 from polyseme.parts.tags import broken
+from polyseme.tasks.coreference import out_of_reach
 from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import Example, Kind
 from polyseme.tasks.features import NetworkSpec
@@ -70,6 +72,7 @@ class FinetuneSpec(Spec):
     decoder: Literal["softmax", "crf"] = "softmax"
     network: NetworkSpec | None = None
     span: SpanSpec = field(default_factory=SpanSpec)
+    coreference: CoreferenceHeadSpec = field(default_factory=CoreferenceHeadSpec)
     patience: int = 0
 
     def check(self) -> FinetuneSpec:
@@ -133,7 +136,7 @@ def finetune(
     """
     settings = (settings or FinetuneSpec()).check()
     check_run(kind, out, settings, seeds)
-    task = Task.of(kind, train_examples, settings.both_orders, settings.span)
+    task = Task.of(kind, train_examples, settings.both_orders, settings.span, settings.coreference)
     crf = crf_of(settings, train_examples)
     loaded = _open(Path(model_folder), task, settings, first_seed, scratch, crf)
 
@@ -155,6 +158,9 @@ def finetune(
     about |= {"model": str(model_folder), "from_scratch": scratch}
     if kind == "span":
         about["wrong_offsets"] = {"train": wrong_offsets(train_examples), "dev": wrong_offsets(dev_examples)}
+    if kind == "coreference":
+        both = (("train", train_examples), ("dev", dev_examples))
+        about["out_of_reach"] = {name: out_of_reach(examples, task.coreference) for name, examples in both}
     return run_seeds(work, build, save, out, range(first_seed, first_seed + seeds), about, tell)
 
 
@@ -203,7 +209,7 @@ def _open(
     names = next((heads for heads in family.architectures.values() if name in heads), (name,))
     if settings.auxiliary and "next" not in known:
         raise UserError(f"auxiliary is the loss of a causal language model, which {family.name} is not")
-    heads = {n: known[n] if n in known else family.label_head(n, task.labels, spec.trunk) for n in names}
+    heads = {n: known[n] if n in known else task.head(family, spec.trunk) for n in names}
     heads = {n: h.replace(crf=crf) if isinstance(h, LabelHeadSpec) and n == name else h for n, h in heads.items()}
     if settings.auxiliary:
         heads |= {"next": known["next"]}

@@ -236,7 +236,7 @@ def training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int)
         record=device.type == "cuda"
         and precision == "bf16"
         and not model.spec.trunk.by_lengths
-        and not any(head.crf for head in model.heads.values()),
+        and not any(head.crf or head.asks for head in model.heads.values()),
     )
 
 
