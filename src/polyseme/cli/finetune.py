@@ -125,6 +125,9 @@ def finetune(
         if wrong:
             left = f", so {lost} questions were not trained on" if part == "train" else ""
             print(f"{part}: {wrong} answers do not stand where they are said to stand{left}", file=sys.stderr)
+    for part, (lost, total) in results.get("out_of_reach", {}).items():
+        if lost:
+            print(f"{part}: {lost} of {total} mentions are too wide or cross sentences: never found", file=sys.stderr)
     for part, cut in results["cut"].items():
         if cut:
             print(f"{part}: {cut} examples were cut", file=sys.stderr)

@@ -96,7 +96,15 @@ def mentions_of(example: Example) -> np.ndarray | None:
     return np.array(found, dtype=np.int64).reshape(-1, 3)
 
 
-def out_of_reach(examples: Sequence[Example], spec: CoreferenceHeadSpec) -> tuple[int, int]:
+def lost_mentions(task: Task, train: Sequence[Example], dev: Sequence[Example]) -> dict[str, dict[str, list[int]]]:
+    """For the results of a run: how many mentions the head cannot find, of how many."""
+    if task.kind != "coreference":
+        return {}
+    both = (("train", train), ("dev", dev))
+    return {"out_of_reach": {name: out_of_reach(examples, task.coreference) for name, examples in both}}
+
+
+def out_of_reach(examples: Sequence[Example], spec: CoreferenceHeadSpec) -> list[int]:
     """How many true mentions are no candidates, for they are too wide or cross sentences; and how many there are."""
     lost = total = 0
     for example in examples:
@@ -105,7 +113,7 @@ def out_of_reach(examples: Sequence[Example], spec: CoreferenceHeadSpec) -> tupl
             first, last = mentions[:, 0], mentions[:, 1]
             lost += int(((last - first >= spec.width) | (last > ends[first])).sum())
             total += len(mentions)
-    return lost, total
+    return [lost, total]
 
 
 def _cut(sizes: np.ndarray, sentence_ends: np.ndarray, room: int) -> list[tuple[int, int]]:

@@ -18,7 +18,6 @@ from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.model import Model
 from polyseme.parts.spec import Spec
 from polyseme.parts.tags import broken
-from polyseme.tasks.coreference import out_of_reach
 from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import Example, Kind
 from polyseme.tasks.features import NetworkSpec
@@ -158,9 +157,6 @@ def finetune(
     about |= {"model": str(model_folder), "from_scratch": scratch}
     if kind == "span":
         about["wrong_offsets"] = {"train": wrong_offsets(train_examples), "dev": wrong_offsets(dev_examples)}
-    if kind == "coreference":
-        both = (("train", train_examples), ("dev", dev_examples))
-        about["out_of_reach"] = {name: out_of_reach(examples, task.coreference) for name, examples in both}
     return run_seeds(work, build, save, out, range(first_seed, first_seed + seeds), about, tell)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from polyseme.files import read_json, whole_folder, write_json, write_tensors
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.terms import losses
 from polyseme.parts.characters import CharactersSpec, spell
+from polyseme.parts.coreference import END
 from polyseme.parts.crf import CrfSpec
 from polyseme.parts.features import FeaturesSpec, Store
-from polyseme.parts.heads import LabelHeadSpec
+from polyseme.parts.heads import HeadSpec, LabelHeadSpec
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.parts.over import Over, OverSpec
+from polyseme.tasks.coreference import word_rows
 from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import Example, Kind
 from polyseme.tasks.features import LAYERS, Encoder, NetworkSpec, Sentence, features, words_of
@@ -84,6 +87,9 @@ def sequences_of(task: Task, example: Example) -> list[tuple[Sentence, ...]]:
         if not example.words:
             raise UserError(f"{example.where}: a sentence has no words")
         return [(example.words,)]
+    if task.kind == "coreference":
+        ends = np.unique(word_rows(example, task.coreference)[:, END]) + 1
+        return [((example.words or ())[a:b],) for a, b in pairwise([0, *ends.tolist()])]
     found = []
     for first, second in task._sequences(example):
         texts = tuple(words_of(text) for text in (first, second) if text is not None)
@@ -100,6 +106,8 @@ def _encoded(
     ids = np.array([next(places) for texts in sequences for text in texts for _ in text], dtype=np.int64)
     segments = np.concatenate([np.repeat(np.arange(len(each)), each) for each in sizes])
     rows = np.arange(len(ids) if task.kind == "tagging" else 0)
+    if task.kind == "coreference":
+        rows = word_rows(example, task.coreference)
     target = task._target(example, {label: i for i, label in enumerate(task.labels)}) if labelled else None
     if labelled and target is None:
         raise UserError(f"{example.where}: there is no label")
@@ -109,12 +117,13 @@ def _encoded(
 def spec_of(task: Task, reader: Reader, network: NetworkSpec, crf: CrfSpec | None) -> ModelSpec:
     """The model over what a reader reads."""
     pairs = task.kind in ("pair", "choice")
-    usual: Any = "bilstm" if task.kind == "tagging" else "esim" if pairs else "biattentive"
+    by_word = task.kind in ("tagging", "coreference")
+    usual: Any = "bilstm" if by_word else "esim" if pairs else "biattentive"
     name: Any = usual if network.name == "auto" else network.name
     if name == "esim" and not pairs:
         raise UserError(f"esim compares two texts, which {task.kind} has not: linear, bilstm or biattentive")
-    if task.kind == "tagging" and name not in ("linear", "bilstm"):
-        raise UserError(f"{name} says one thing of a text, and tagging one of each word: linear or bilstm")
+    if by_word and name not in ("linear", "bilstm"):
+        raise UserError(f"{name} says one thing of a text, and {task.kind} one of each word: linear or bilstm")
     num_layers, dim, join = 0, 0, "mix"
     if reader.encoder is not None:
         kept, how = reader.encoder.chosen(network.layers), LAYERS[network.layers][1]
@@ -130,7 +139,8 @@ def spec_of(task: Task, reader: Reader, network: NetworkSpec, crf: CrfSpec | Non
         network.dropout if name != "linear" else 0.1,
     )
     trunk = OverSpec(bottom, name, network.size, network.num_layers, network.dropout)
-    head = LabelHeadSpec(task.labels, "tokens" if task.kind == "tagging" else "pooled", crf=crf)
+    head: HeadSpec = LabelHeadSpec(task.labels, "tokens" if task.kind == "tagging" else "pooled", crf=crf)
+    head = task.coreference if task.kind == "coreference" else head
     return ModelSpec(FAMILY, trunk, {task.head_name: head})
 
 
@@ -159,7 +169,7 @@ def finetune_over(
     if kind == "span":
         raise UserError("no network over features finds answers in a text: fine-tune the model instead")
     check_run(kind, out, settings, seeds)
-    task = Task.of(kind, train_examples, settings.both_orders)
+    task = Task.of(kind, train_examples, settings.both_orders, coreference=settings.coreference)
     counts = Counter(w.lower() for e in train_examples for seq in sequences_of(task, e) for t in seq for w in t)
     frequent = sorted((word for word, n in counts.items() if n > 1), key=lambda word: (-counts[word], word))
     vocabulary = {word: i for i, word in enumerate(frequent if network.word_dim else [], 1)}

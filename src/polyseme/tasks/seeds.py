@@ -26,6 +26,7 @@ from polyseme.parts.model import Model
 from polyseme.progress import progress
 from polyseme.report import write_report
 from polyseme.tasks.baselines import majority
+from polyseme.tasks.coreference import lost_mentions
 from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import Example
 from polyseme.tasks.metrics import PRIMARY, score
@@ -137,6 +138,7 @@ def run_seeds(
         "train_examples": len(work.train.examples),
         "dev_examples": len(dev.examples),
         "cut": {name: sum(e.cut for e in part.encoded) for name, part in (("train", work.train), ("dev", dev))},
+        **lost_mentions(task, work.train.examples, dev.examples),
         "parameters": num_parameters(best[2]),
         **spent,
     }

@@ -19,7 +19,7 @@ from polyseme.parts.heads import HeadSpec, LabelHeadSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.model import Model, TrunkSpec
 from polyseme.tasks.clusters import Mention
-from polyseme.tasks.coreference import encode_documents, head_for, laid_rows
+from polyseme.tasks.coreference import encode_documents, head_for, laid_rows, mentions_of
 from polyseme.tasks.encoded import Encoded, Target, word_pieces, wrap
 from polyseme.tasks.examples import Example, Kind, as_number
 from polyseme.tasks.spans import SpanAnswer, SpanSpec, windows
@@ -232,6 +232,8 @@ class Task:
         return Prediction(tags=tags, tag_probabilities=(*shares[np.arange(len(best)), best].tolist(), *[None] * cut))
 
     def _target(self, example: Example, numbers: dict[str, int]) -> Target:
+        if self.kind == "coreference":
+            return mentions_of(example)
         given = example.tags if self.kind == "tagging" else example.label
         if given is None or self.kind == "regression":
             return None if given is None else as_number(given, example.where)
