@@ -24,7 +24,11 @@ Truncate = Annotated[bool | None, typer.Option(help="cut what is longer than the
 
 KindOrData = Annotated[
     str,
-    typer.Option("--task", help="how to read the data if the folder does not say; or a named data set, for its dev"),
+    typer.Option(
+        "--task",
+        help="how to read the data if the folder does not say; or a named data set, for its dev; of a model of several "
+        "tasks, which",
+    ),
 ]
 SkipBad = Annotated[bool, typer.Option(help="go on past bad rows and count them")]
 
@@ -49,8 +53,8 @@ def evaluate(
     from polyseme.tasks.catalogue import DATA_SETS
     from polyseme.tasks.examples import read_examples
 
-    opened = _open(models, ensemble, truncate)
-    kind = kind_of(task) if task else opened.kind
+    opened = _open(models, ensemble, truncate, task)
+    kind = kind_of(task) if task and not opened.several else opened.kind
     if task in DATA_SETS:
         given = DATA_SETS[task].read(data, skip_bad)[1]
     else:
@@ -78,7 +82,7 @@ def predict(
         typer.Option(
             "--task",
             help="how to read the data if the folder does not say; or a named data set, whose "
-            "test examples are answered, for GLUE as its server wants them",
+            "test examples are answered, for GLUE as its server wants them; of a model of several tasks, which",
         ),
     ] = "",
     skip_bad: SkipBad = False,
@@ -91,8 +95,8 @@ def predict(
     from polyseme.tasks.predict import write_predictions
     from polyseme.tasks.submission import GLUE_FILES, write_submission
 
-    opened = _open(models, ensemble, truncate)
-    kind = kind_of(task) if task else opened.kind
+    opened = _open(models, ensemble, truncate, task)
+    kind = kind_of(task) if task and not opened.several else opened.kind
     if task in DATA_SETS:
         given = DATA_SETS[task].part(data, "test", skip_bad, need_labels=False)
     else:
@@ -111,9 +115,10 @@ class Opened:
     kind: Kind
     evaluate: Callable[..., dict[str, float]]
     predict: Callable[[Any], list[Prediction]]
+    several: bool = False  # whether the model has other tasks too, so that --task said which
 
 
-def _open(models: list[Path], ensemble: bool, truncate: bool | None) -> Opened:
+def _open(models: list[Path], ensemble: bool, truncate: bool | None, task: str = "") -> Opened:
     import polyseme
     from polyseme.errors import UserError
     from polyseme.tasks import predict as alone
@@ -121,6 +126,7 @@ def _open(models: list[Path], ensemble: bool, truncate: bool | None) -> Opened:
     from polyseme.tasks.ensemble import evaluate_ensemble
     from polyseme.tasks.over import is_over, open_over
     from polyseme.tasks.task import Task
+    from polyseme.tasks.together import one_task
 
     if ensemble != (len(models) > 1):
         raise UserError("--ensemble is for several models" if ensemble else "several models: say --ensemble")
@@ -129,10 +135,11 @@ def _open(models: list[Path], ensemble: bool, truncate: bool | None) -> Opened:
             raise UserError(f"{laid[0]} is laid over features: --ensemble is for fine-tuned models")
         over = open_over(laid[0])
         return Opened(over.task.kind, over.evaluate, over.predict)
-    folders = [polyseme.load(model).folder for model in models]
+    loaded = [polyseme.load(model).folder for model in models]
+    folders, several = [one_task(folder, task) for folder in loaded], "tasks" in loaded[0].notes
     kind = Task.from_model(folders[0].model, folders[0].notes).kind
     if ensemble:
         evaluate = partial(evaluate_ensemble, folders, truncate=truncate)
-        return Opened(kind, evaluate, lambda given: together(folders, given, truncate=truncate)[1])
+        return Opened(kind, evaluate, lambda given: together(folders, given, truncate=truncate)[1], several)
     asked = partial(alone.predict, folders[0], truncate=truncate)
-    return Opened(kind, partial(alone.evaluate, folders[0], truncate=truncate), asked)
+    return Opened(kind, partial(alone.evaluate, folders[0], truncate=truncate), asked, several)

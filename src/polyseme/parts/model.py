@@ -129,6 +129,14 @@ class Model(nn.Module):
             self.heads[name].settle(model.trunk.table)  # type: ignore[operator]
         return model
 
+    def only(self, head: str, name: str) -> Model:
+        """The same trunk with one of its heads alone, under another name; they share their weights."""
+        found = Model.__new__(Model)
+        nn.Module.__init__(found)
+        found.spec = self.spec.replace(heads={name: self.spec.heads[head]})
+        found.trunk, found.heads = self.trunk, nn.ModuleDict({name: self.heads[head]})
+        return found.train(self.training)
+
     def grown(self, vocab_size: int, seed: int | None = None) -> Model:
         """The same model with room for more tokens, whose vectors are new."""
         spec = self.spec

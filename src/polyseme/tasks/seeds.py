@@ -39,6 +39,7 @@ from polyseme.train.loop import CHECKED, Report, Training, choose_device, train
 if TYPE_CHECKING:
     from polyseme.tasks.finetune import FinetuneSpec
 
+Steps = Iterator[tuple[list[Batch], Any]]  # micro-batches of each step, and where it stands
 Tell = Callable[[int, list[Prediction]], object]  # hears of each seed what it predicts for the dev examples
 
 
@@ -257,13 +258,18 @@ def phased(
     further: Mapping[str, Targets] | None = None,
 ) -> Iterator[Report]:
     """The one loop, once for each phase of unfreezing."""
+    return in_phases(run, settings, len(data), lambda first: steps(task, data, settings, seed, run, first, further))
+
+
+def in_phases(run: Training, settings: FinetuneSpec, size: int, stream: Callable[[int], Steps]) -> Iterator[Report]:
+    """The same for any steps: `stream` gives those after the first so many."""
     parts = groups(run.model)
-    for first, end, frozen in settings.phases(len(data), len(parts)):
+    for first, end, frozen in settings.phases(size, len(parts)):
         for number, group in enumerate(parts):
             for parameter in group:
                 parameter.requires_grad_(number >= frozen)
         part = dataclasses.replace(run, start=first, origin=first, total=end)
-        yield from train(part, steps(task, data, settings, seed, run, first, further))
+        yield from train(part, stream(first))
 
 
 def steps(

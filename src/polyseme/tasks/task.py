@@ -69,6 +69,7 @@ class Task:
     both_orders: bool = False
     span: SpanSpec = field(default_factory=SpanSpec)
     coreference: CoreferenceHeadSpec = field(default_factory=CoreferenceHeadSpec)
+    name: str = ""  # where a model answers several tasks
 
     @classmethod
     def of(
@@ -120,12 +121,14 @@ class Task:
                 kind: Kind = others.get(name, single if head.labels else "regression")
                 span = SpanSpec.from_json(settings.get("span", {}), "settings.span")
                 return cls(kind, head.labels, settings.get("both_orders", False), span)
+        if named := [name.partition("@")[2] for name in model.spec.heads if "@" in name]:
+            raise UserError(f"the model answers several tasks, {', '.join(named)}: say which")
         has = ", ".join(model.spec.heads) or "none"
         raise UserError(f"the model has no task head (its heads: {has}): fine-tune it first")
 
     @property
     def head_name(self) -> str:
-        return HEADS[self.kind]
+        return HEADS[self.kind] + (f"@{self.name}" if self.name else "")
 
     def head(self, family: Family, trunk: TrunkSpec) -> HeadSpec:
         """The spec of its head over a trunk of the family."""
