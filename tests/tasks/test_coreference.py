@@ -231,6 +231,13 @@ def _through_the_commands(tmp_path, folder, dev):
     assert (tmp_path / "said.conll").read_text() == said
     answer = cli("predict", tmp_path / "run" / "model", "--data", gold, "--out", tmp_path / "said.tsv")
     assert answer.status == 2 and "written as .conll, .jsonl" in answer.err
+    bad = tmp_path / "bad.conll"
+    bad.write_text(gold.read_text().replace("(0", "0)", 1))
+    settings = ["--set", "steps=2", "--set", "coreference.width=3", "--set", "coreference.hidden=8"]
+    for train, status, said in ((gold, 0, "ceaf_f1"), (bad, 2, "closes a mention of 0 that was never opened")):
+        paths = ("--train", train, "--dev", gold, "--out", tmp_path / f"again{status}")
+        answer = cli("finetune", tmp_path / "run" / "model", "--task", "coreference", *paths, *settings, "--baselines")
+        assert answer.status == status and said in answer.out + answer.err
     model = polyseme.load(tmp_path / "run" / "model")
     (found,) = model.predict([[["Ann", "left", "."], ["she", "left", "."]]])
     assert found.clusters == (((0, 0), (3, 3)),)
