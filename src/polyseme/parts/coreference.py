@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -215,19 +216,31 @@ class CoreferenceHead(Head):
         rough = _wide(self.coarse(spans) @ spans.t()) + scores[:, None] + scores[None]
         rough = rough.masked_fill(~before, -torch.inf)
         which = rough.detach().topk(min(self.spec.antecedents, number), 1).indices
-        one = spans[:, None].expand(-1, which.shape[1], -1)
-        other = spans.index_select(0, which.flatten()).view_as(one)
         distance = torch.bucketize(places[:, None] - which, torch.tensor(DISTANCES, device=spans.device), right=True)
-        parts = [one, other, one * other, self.distances((distance - 1).clamp(min=0))]
+        parts = [self.distances((distance - 1).clamp(min=0))]
         if self.speakers is not None:
             said = rows[:, SPEAKER].index_select(0, starts)
             parts.append(self.speakers((said[:, None] == said.index_select(0, which.flatten()).view_as(which)).long()))
         if self.genres is not None:
             genre = rows[:, GENRE].index_select(0, starts)
             parts.append(self.genres(genre)[:, None].expand(-1, which.shape[1], -1))
-        close = rough.gather(1, which) + _wide(self.pair(torch.cat(parts, -1)).squeeze(-1))
+        close = rough.gather(1, which) + _wide(self._compared(spans, which, torch.cat(parts, -1)))
         close = close.masked_fill(~before.gather(1, which), -torch.inf)
         return torch.cat([close.new_zeros(number, 1), close], 1), which
+
+    def _compared(self, spans: Tensor, which: Tensor, features: Tensor) -> Tensor:
+        """What each mention and each of its antecedents are worth together: layers over both, their product and what
+        is known of the pair. What the first layer makes of one of them alone is reckoned once, not for each pair."""
+        first: Any = self.pair[0]
+        size = spans.shape[1]
+        one, other, product, known = first.weight.split([size, size, size, features.shape[-1]], 1)
+        rows = which.flatten()
+        mates = spans.index_select(0, rows).unflatten(0, which.shape)
+        hidden = F.linear(spans[:, None] * mates, product, first.bias) + F.linear(features, known)
+        hidden = hidden + F.linear(spans, one)[:, None]
+        hidden = hidden + F.linear(spans, other).index_select(0, rows).unflatten(0, which.shape)
+        found: Tensor = self.pair[1:](hidden).squeeze(-1)
+        return found
 
 
 def keep(starts: np.ndarray, ends: np.ndarray, scores: np.ndarray, most: int) -> np.ndarray:
