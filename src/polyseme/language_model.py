@@ -70,8 +70,9 @@ class Choice:
     scores: tuple[Score, ...]
 
 
-def load(folder: str | Path, device: str | None = None, precision: str = "float32") -> LanguageModel:
-    """Open a model folder, written here or by `transformers`. On a GPU, `bf16` is several times as fast.
+def load(folder: str | Path, device: str | None = None, precision: str = "float32", task: str = "") -> LanguageModel:
+    """Open a model folder, written here or by `transformers`. On a GPU, `bf16` is several times as fast. Of a model
+    that was fine-tuned for several tasks, `task` says which it is to answer.
 
     A folder of n-grams opens as an `NgramModel`: it answers `score` and `sample`, and to every other question of a
     `LanguageModel` it says in one line that it cannot. So whoever asks need not know which of the two it is.
@@ -80,7 +81,12 @@ def load(folder: str | Path, device: str | None = None, precision: str = "float3
         raise UserError(f"precision is {precision!r}: {nearest(precision, ['float32', 'bf16'])}")
     if is_ngram(Path(folder)):
         return cast(LanguageModel, NgramModel.open(folder))
-    model = LanguageModel(load_model(folder), device)
+    opened = load_model(folder)
+    if task:
+        from polyseme.tasks.together import one_task
+
+        opened = one_task(opened, task)
+    model = LanguageModel(opened, device)
     if precision == "bf16":
         if model.device.type != "cuda":
             raise UserError("bf16 needs a GPU: leave the precision at float32")

@@ -12,18 +12,23 @@ import typer
 def finetune(
     model: Annotated[Path | None, typer.Argument(help="a pre-trained model folder; none with --features")] = None,
     *,
-    task: Annotated[
-        str,
+    tasks: Annotated[
+        list[str],
         typer.Option(
-            help="classification, pair, regression, choice, tagging or span; or a data set of `polyseme tasks`"
+            "--task",
+            help="classification, pair, regression, choice, tagging, span or coreference; "
+            "or a data set of `polyseme tasks`. Several share one trunk: [NAME=]KIND for each, with its --train and "
+            "--dev, or its --data, in the same order",
         ),
     ],
     out: Annotated[Path, typer.Option(help="the run folder to write")],
-    train: Annotated[
-        Path | None, typer.Option(help="TSV, JSON lines, CoNLL columns or SQuAD's JSON; plain, .gz or .xz")
-    ] = None,
-    dev: Annotated[Path | None, typer.Option(help="the examples to measure on")] = None,
-    data: Annotated[Path | None, typer.Option(help="the folder of a named data set, as it is distributed")] = None,
+    trains: Annotated[
+        list[Path], typer.Option("--train", help="TSV, JSON lines, CoNLL columns or SQuAD's JSON; plain, .gz or .xz")
+    ] = [],  # noqa: B006
+    devs: Annotated[list[Path], typer.Option("--dev", help="the examples to measure on")] = [],  # noqa: B006
+    datas: Annotated[
+        list[Path], typer.Option("--data", help="the folder of a named data set, as it is distributed")
+    ] = [],  # noqa: B006
     seeds: Annotated[int, typer.Option(help="how many runs; mean and standard deviation are reported", min=1)] = 1,
     set_: Annotated[list[str], typer.Option("--set", help="path=value, e.g. epochs=4, optim.rate=3e-5")] = [],  # noqa: B006
     layer_decay: Annotated[
@@ -67,6 +72,7 @@ def finetune(
     strict: Annotated[bool, typer.Option(help="refuse broken IOB tags, which are mended otherwise")] = False,
 ) -> None:
     """Fine-tune a model on labelled examples, or train a network over its frozen features, and measure it."""
+    from polyseme.cli import together
     from polyseme.cli.output import kind_of, print_table, set_values
     from polyseme.errors import UserError
     from polyseme.report import cut_line, flatter
@@ -78,10 +84,13 @@ def finetune(
     from polyseme.tasks.grid import points, search
     from polyseme.tasks.over import USUAL, finetune_over
 
-    kind = kind_of(task)
+    task, alone = tasks[0], len(tasks) == 1 and "=" not in tasks[0]
+    kind = kind_of(task) if alone else None
     compared = list(dict.fromkeys([*(("majority", "linear") if baselines else ()), *baseline]))
-    for name in compared:
-        check_baseline(name, kind)
+    if kind is None and (baseline or keep_seeds):
+        raise UserError("--baseline and --keep-seeds are for one task")
+    for name in compared if kind else ():
+        check_baseline(name, kind)  # type: ignore[arg-type]
     if (model is None) != bool(features):
         raise UserError("give a model folder to fine-tune, or --features with one to freeze")
     if not features and (layers, network, cache) != ("scalar-mix", "auto", None):
@@ -91,8 +100,16 @@ def finetune(
     chosen: dict[str, Any] = {"optim.layer_decay": layer_decay, "unfreeze": unfreeze}
     chosen |= {"network.layers": layers, "network.name": network} if features else {}
     chosen["decoder"] = decoder or ("crf" if features and kind == "tagging" else "softmax")
-    given = [f"{name}={value}" for name, value in chosen.items() if value is not None]
-    settings = set_values(USUAL if features else FinetuneSpec(), [*given, *set_])
+    fixed = [f"{name}={value}" for name, value in chosen.items() if value is not None]
+    settings = set_values(USUAL if features else FinetuneSpec(), [*fixed, *set_])
+    columns: dict[str, Any] = {"text": text, "pair": pair, "label": label, "header": header, "skip_bad": skip_bad}
+    columns |= {"strict": strict}
+    if kind is None:
+        jobs = together.read_jobs(tasks, datas, trains, devs, columns)
+        together.several(model, jobs, out, settings, grid, seeds, scratch, baselines)
+        return
+    given = (("--train", trains), ("--dev", devs), ("--data", datas))
+    train, dev, data = (together.single(option, values) for option, values in given)
     named = DATA_SETS.get(task)
     if named:
         if train or dev or (text, pair, label, header) != ("text", "pair", "label", True):
@@ -104,8 +121,6 @@ def finetune(
         if train is None or dev is None or data is not None:
             wrong = "--data is for named data sets" if data else f"--{'dev' if train else 'train'} is missing"
             raise UserError(f"{wrong}: {kind} reads two files, --train and --dev")
-        columns: dict[str, Any] = {"text": text, "pair": pair, "label": label, "header": header, "skip_bad": skip_bad}
-        columns |= {"strict": strict}
         to_learn, to_measure = (read_examples(path, kind, **columns) for path in (train, dev))
     measured: dict[str, Any] = {"seeds": seeds, "keep": keep_seeds}
     if named:
@@ -134,6 +149,9 @@ def finetune(
         if wrong:
             left = f", so {lost} questions were not trained on" if part == "train" else ""
             print(f"{part}: {wrong} answers do not stand where they are said to stand{left}", file=sys.stderr)
+    for part, (lost, total) in results.get("out_of_reach", {}).items():
+        if lost:
+            print(f"{part}: {lost} of {total} mentions are too wide or cross sentences: never found", file=sys.stderr)
     for part in results["cut"]:
         if line := cut_line(results, part):
             print(line, file=sys.stderr)

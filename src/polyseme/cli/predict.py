@@ -28,7 +28,11 @@ Truncate = Annotated[bool | None, typer.Option(help="cut what is longer than the
 
 KindOrData = Annotated[
     str,
-    typer.Option("--task", help="how to read the data if the folder does not say; or a named data set, for its dev"),
+    typer.Option(
+        "--task",
+        help="how to read the data if the folder does not say; or a named data set, for its dev; of a model of several "
+        "tasks, which",
+    ),
 ]
 SkipBad = Annotated[bool, typer.Option(help="go on past bad rows and count them")]
 
@@ -55,8 +59,8 @@ def evaluate(
     from polyseme.tasks.examples import read_examples
     from polyseme.tasks.speed import ms_alone
 
-    opened = _open(models, ensemble, truncate)
-    kind = kind_of(task) if task else opened.kind
+    opened = _open(models, ensemble, truncate, task)
+    kind = kind_of(task) if task and not opened.several else opened.kind
     if task in DATA_SETS:
         given = DATA_SETS[task].part(data, "dev", skip_bad)
     else:
@@ -95,7 +99,8 @@ def predict(
         typer.Option(
             "--task",
             help="how to read the data if the folder does not say; or a named data set, whose "
-            "test examples are answered, for GLUE and SuperGLUE as their servers want them",
+            "test examples are answered, for GLUE and SuperGLUE as their servers want them; "
+            "of a model of several tasks, which",
         ),
     ] = "",
     skip_bad: SkipBad = False,
@@ -108,8 +113,8 @@ def predict(
     from polyseme.tasks.predict import write_predictions
     from polyseme.tasks.submission import FILES, write_submission
 
-    opened = _open(models, ensemble, truncate)
-    kind = kind_of(task) if task else opened.kind
+    opened = _open(models, ensemble, truncate, task)
+    kind = kind_of(task) if task and not opened.several else opened.kind
     if task in DATA_SETS:
         given = DATA_SETS[task].part(data, "test", skip_bad, need_labels=False)
     else:
@@ -135,9 +140,10 @@ class Opened:
     predict: Callable[[Any], list[Prediction]]
     data: str = ""
     chosen: tuple[str, ...] = ()
+    several: bool = False  # whether the model has other tasks too, so that --task said which
 
 
-def _open(models: list[Path], ensemble: bool, truncate: bool | None) -> Opened:
+def _open(models: list[Path], ensemble: bool, truncate: bool | None, task: str = "") -> Opened:
     import polyseme
     from polyseme.errors import UserError
     from polyseme.tasks import predict as alone
@@ -145,6 +151,7 @@ def _open(models: list[Path], ensemble: bool, truncate: bool | None) -> Opened:
     from polyseme.tasks.ensemble import evaluate_ensemble
     from polyseme.tasks.over import is_over, open_over
     from polyseme.tasks.task import Task
+    from polyseme.tasks.together import one_task
     from polyseme.train.cost import num_parameters
 
     if ensemble != (len(models) > 1):
@@ -157,16 +164,23 @@ def _open(models: list[Path], ensemble: bool, truncate: bool | None) -> Opened:
         if over.reader.encoder is not None:
             size += num_parameters(over.reader.encoder.model.trunk)
         return Opened(over.task.kind, size, over.evaluate, over.predict, *_chosen([over.notes]))
-    folders = [polyseme.load(model).folder for model in models]
+    loaded = [polyseme.load(model).folder for model in models]
+    folders, several = [one_task(folder, task) for folder in loaded], "tasks" in loaded[0].notes
     kind = Task.from_model(folders[0].model, folders[0].notes).kind
     size, notes = sum(num_parameters(folder.model) for folder in folders), [folder.notes for folder in folders]
     if ensemble:
         evaluate = partial(evaluate_ensemble, folders, truncate=truncate)
         return Opened(
-            kind, size, evaluate, lambda given: together(folders, given, truncate=truncate)[1], *_chosen(notes)
+            kind,
+            size,
+            evaluate,
+            lambda given: together(folders, given, truncate=truncate)[1],
+            *_chosen(notes),
+            several,
         )
     asked = partial(alone.predict, folders[0], truncate=truncate)
-    return Opened(kind, size, partial(alone.evaluate, folders[0], truncate=truncate), asked, *_chosen(notes))
+    evaluate = partial(alone.evaluate, folders[0], truncate=truncate)
+    return Opened(kind, size, evaluate, asked, *_chosen(notes), several)
 
 
 def _chosen(notes: list[dict[str, Any]]) -> tuple[str, tuple[str, ...]]:

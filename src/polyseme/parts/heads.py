@@ -17,6 +17,7 @@ from polyseme.parts import kernels
 from polyseme.parts.adaptive import AdaptiveHeadSpec
 from polyseme.parts.contexts import NegativeHeadSpec, TreeHeadSpec
 from polyseme.parts.cooccurrence import CountHeadSpec
+from polyseme.parts.coreference import CoreferenceHeadSpec
 from polyseme.parts.crf import CrfSpec
 from polyseme.parts.feedforward import ACTIVATIONS, ActivationName
 from polyseme.parts.head import Head, Pool, Reads
@@ -264,4 +265,5 @@ HeadSpec = (
     | NegativeHeadSpec
     | TreeHeadSpec
     | CountHeadSpec
+    | CoreferenceHeadSpec
 )

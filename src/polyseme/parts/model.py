@@ -15,7 +15,7 @@ from polyseme.parts.contexts import Found, Stream
 from polyseme.parts.cooccurrence import Cells
 from polyseme.parts.crf import Chains, Crf
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
-from polyseme.parts.heads import HeadSpec, LabelHeadSpec
+from polyseme.parts.heads import HeadSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.lookup import LookupSpec
 from polyseme.parts.over import OverSpec
@@ -129,12 +129,20 @@ class Model(nn.Module):
             self.heads[name].settle(model.trunk.table)  # type: ignore[operator]
         return model
 
+    def only(self, head: str, name: str) -> Model:
+        """The same trunk with one of its heads alone, under another name; they share their weights."""
+        found = Model.__new__(Model)
+        nn.Module.__init__(found)
+        found.spec = self.spec.replace(heads={name: self.spec.heads[head]})
+        found.trunk, found.heads = self.trunk, nn.ModuleDict({name: self.heads[head]})
+        return found.train(self.training)
+
     def grown(self, vocab_size: int, seed: int | None = None) -> Model:
         """The same model with room for more tokens, whose vectors are new."""
         spec = self.spec
         embeddings = spec.trunk.embeddings.replace(vocab_size=vocab_size)
         heads = {
-            name: head if isinstance(head, LabelHeadSpec) else head.replace(vocab_size=vocab_size)
+            name: head.replace(vocab_size=vocab_size) if hasattr(head, "vocab_size") else head
             for name, head in spec.heads.items()
         }
         model = spec.replace(trunk=spec.trunk.replace(embeddings=embeddings), heads=heads).build(seed)

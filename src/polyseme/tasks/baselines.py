@@ -22,11 +22,14 @@ def majority(
     train: Sequence[Example], dev: Sequence[Example], kind: Kind, extra: Extra | None = None
 ) -> dict[str, float]:
     """The metrics of always saying what is most frequent in training; of numbers, their mean; the first words of a
-    context, or no answer if most questions have none. As everywhere here, `extra` are further metrics."""
+    context, or no answer if most questions have none; no mentions at all. As everywhere here, `extra` are further
+    metrics."""
     labels, gold = _labels(train, kind), _gold(dev, kind)
     guess: list[Any]
     if kind == "regression":
         guess = [statistics.fmean(map(float, labels))] * len(gold)
+    elif kind == "coreference":
+        guess = [()] * len(gold)
     elif kind == "span":
         guess = [" ".join((e.text or "").split()[: _usual_length(train)]) for e in dev]
     else:
@@ -41,12 +44,15 @@ def linear(
     """The metrics of a linear model: TF-IDF of words and bigrams, or a window over each word for tagging.
 
     Labels and choices come of logistic regression, numbers of ridge regression, tags of a support vector machine. An
-    answer in a text comes of no learning: it stands where most of the question's words are near.
+    answer in a text comes of no learning: it stands where most of the question's words are near. Stretches of a
+    document that were mentions in training are one if their words are the same.
     """
     _need_sklearn()
     labels = _labels(train, kind)
     if kind == "span":
         return _worth(dev, kind, [_like_question(e, _usual_length(train)) for e in dev], labels, extra)
+    if kind == "coreference":
+        return _worth(dev, kind, _same_words(train, dev), labels, extra)
     if len(set(labels)) < 2 and kind != "choice":
         return majority(train, dev, kind, extra)
     by_kind: dict[str, Callable[..., list[Any]]] = {"tagging": _tags, "choice": _choices}
@@ -90,7 +96,8 @@ def _chain(
 def _worth(
     dev: Sequence[Example], kind: Kind, guess: list[Any], labels: Sequence[Any], extra: Extra | None
 ) -> dict[str, float]:
-    found = score(kind, _gold(dev, kind), guess, sorted(set(labels)) if kind not in ("regression", "span") else ())
+    named = kind not in ("regression", "span", "coreference")
+    found = score(kind, _gold(dev, kind), guess, sorted(set(labels)) if named else ())
     return found | (extra(dev, guess) if extra else {})
 
 
@@ -187,6 +194,24 @@ def _like_question(example: Example, length: int, near: int = 8) -> str:
 
     best = max(range(max(len(words) - length + 1, 1)), key=value)
     return " ".join(words[best : best + length])
+
+
+def _same_words(train: Sequence[Example], dev: Sequence[Example]) -> list[list[list[tuple[int, int]]]]:
+    known = {_stretch(e, a, b) for e in train for cluster in e.clusters or () for a, b in cluster}
+    longest = max((len(words) for words in known), default=0)
+    found = []
+    for example in dev:
+        number, chains = len(example.words or ()), dict[tuple[str, ...], list[tuple[int, int]]]()
+        for a in range(number):
+            for b in range(a, min(a + longest, number)):
+                if (words := _stretch(example, a, b)) in known:
+                    chains.setdefault(words, []).append((a, b))
+        found.append([chain for chain in chains.values() if len(chain) > 1])
+    return found
+
+
+def _stretch(example: Example, first: int, last: int) -> tuple[str, ...]:
+    return tuple(word.lower() for word in (example.words or ())[first : last + 1])
 
 
 def _tags(train: Sequence[Example], dev: Sequence[Example]) -> list[tuple[str, ...]]:

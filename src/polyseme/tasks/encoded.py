@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,8 @@ Target = np.ndarray | int | float | None  # the numbers of an example's labels, 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """For tagging, `rows` are the first pieces of the words not cut off; for spans, the pieces of the context.
+    """For tagging, `rows` are the first pieces of the words not cut off; for spans, the pieces of the context; for
+    coreference, [n, 6], the rows of `parts/coreference.py` for each word, and the target is its mentions.
 
     An example may be several sequences, end to end: `lengths` has theirs. Or it may be several windows, each of which
     stands alone: then `of` is the number of its example.
@@ -51,6 +53,15 @@ def wrap(tokenizer: Tokenizer, first: list[int], second: list[int] | None) -> tu
     end = end_of(tokenizer)
     ids = first if second is None else [*first, end, *second]
     return ids or [end], [0] * max(len(ids), 1)
+
+
+def word_pieces(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Words as pieces, and the word of each. A word without any (zero-width) is unknown."""
+    pieces, of = (np.array(a, dtype=np.int64) for a in tokenizer.encode_words(words))
+    lost = np.setdiff1d(np.arange(len(words)), of)
+    places = np.searchsorted(of, lost)
+    unknown = first_of(tokenizer.specials.unk, tokenizer.specials.eos)
+    return np.insert(pieces, places, unknown), np.insert(of, places, lost)
 
 
 def end_of(tokenizer: Tokenizer) -> int:

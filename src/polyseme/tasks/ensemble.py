@@ -28,6 +28,8 @@ def ensemble(
         raise UserError("an ensemble is of two models or more")
     tasks = [Task.from_model(folder.model, folder.notes) for folder in folders]
     first = tasks[0]
+    if first.kind == "coreference":
+        raise UserError("clusters of several models cannot be averaged: no ensemble of coreference")
     for folder, task in zip(folders, tasks):
         if (task.kind, task.labels) != (first.kind, first.labels):
             raise UserError(f"{folder.path} answers another task than {folders[0].path}: no ensemble")

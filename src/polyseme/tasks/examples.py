@@ -20,10 +20,22 @@ from polyseme.errors import UserError, nearest
 from polyseme.files import PACKED, unpacked
 from polyseme.parts.tags import broken, mended
 
-Kind = Literal["classification", "pair", "regression", "choice", "tagging", "span"]
+Kind = Literal["classification", "pair", "regression", "choice", "tagging", "span", "coreference"]
 Answer = tuple[str, int]  # a text, and the character where it stands in its context; -1 if nobody said
 KINDS: tuple[str, ...] = get_args(Kind)
 TABLES, LINES, COLUMNS = (".tsv", ".txt", ".csv"), (".jsonl", ".ndjson"), (".conll", ".iob", ".bio")
+
+
+@dataclass(frozen=True)
+class Document:
+    """What is known of a document beside its words: how its columns are written, without the last; how many words each
+    sentence has; who says each word; and of which kind its text is, if that is said."""
+
+    header: str
+    stems: tuple[str, ...]
+    sentences: tuple[int, ...]
+    speakers: tuple[str, ...]
+    genre: str = ""
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,8 @@ class Example:
     """One row of a data file, and where it stands: words and tags for tagging, else a text, a pair or choices.
 
     A label is kept as it is written, a number too; of a choice it is the number of the right one, from 0. For spans the
-    text is the context and the pair is the question; no answers at all, (), say that there is none to find.
+    text is the context and the pair is the question; no answers at all, (), say that there is none to find. A document
+    has words, and clusters of mentions, which are the first and last word of each.
     """
 
     where: str
@@ -45,10 +58,14 @@ class Example:
     id: str = ""
     accepted: tuple[str, ...] = ()  # of a choice, all texts that are right where several are
     mark: tuple[int, str] | None = None  # the word that the tags are about, from 0, and what its file calls it
+    document: Document | None = None
+    clusters: tuple[tuple[tuple[int, int], ...], ...] | None = None
 
     @property
-    def answer(self) -> str | tuple[str, ...] | None:
+    def answer(self) -> str | tuple[Any, ...] | None:
         """What is to be predicted, if it is known."""
+        if self.clusters is not None:
+            return self.clusters
         if self.answers is not None:
             return tuple(text for text, _ in self.answers)
         return self.label if self.tags is None else self.tags
@@ -114,7 +131,8 @@ def read_examples(
 ) -> list[Example]:
     """Every example of a file, in its order. For regression a second text is read where the file has one.
 
-    Questions with their answers in a text (span) are SQuAD's JSON. Choices are JSON lines: a text (or `prompt`), a
+    Questions with their answers in a text (span) are SQuAD's JSON; documents with chains of mentions (coreference) are
+    the columns of CoNLL-2012, a file or a folder of them. Choices are JSON lines: a text (or `prompt`), a
     list of `choices`, and the right one or its number from 0.
     Without a header, `text`, `pair` and `label` are column numbers from 1. Tags of entities that cannot follow each
     other (I-X behind O, in IOB2) are mended and counted, or with `strict` an error.
@@ -140,6 +158,10 @@ def units_of(
         from polyseme.tasks.squad import squad_units
 
         return squad_units(path, need_labels)
+    if kind == "coreference":
+        from polyseme.tasks.documents import document_units
+
+        return document_units(path, need_labels)
     suffix = (path.with_suffix("") if path.suffix.lower() in PACKED else path).suffix
     names = {"text": text, "pair": pair, "label": label}
     if kind not in ("pair", "regression"):

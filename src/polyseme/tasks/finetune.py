@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
+from polyseme.parts.coreference import CoreferenceHeadSpec
 from polyseme.parts.crf import CrfSpec
-from polyseme.parts.heads import LabelHeadSpec
+from polyseme.parts.heads import HeadSpec, LabelHeadSpec
 from polyseme.parts.model import Model
 from polyseme.parts.spec import Spec
 from polyseme.parts.tags import broken
@@ -25,7 +26,7 @@ from polyseme.tasks.predict import Extra
 from polyseme.tasks.seeds import Part, Tell, Work, run_seeds
 from polyseme.tasks.spans import SpanSpec
 from polyseme.tasks.squad import trainable, wrong_offsets
-from polyseme.tasks.task import HEADS, Task
+from polyseme.tasks.task import Task
 from polyseme.train.optim import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 from polyseme.weights.folder import ModelFolder, load_model, read_spec, save_model
@@ -49,6 +50,9 @@ class FinetuneSpec(Spec):
     `auxiliary` is the weight of the language model's own loss on the same texts, and `both_orders` reads a pair twice,
     as GPT does (Radford et al. 2018, §3.2 and 3.3; its settings: auxiliary 0.5, rate 6.25e-5, batches of 32).
 
+    Of several tasks (`tasks/together.py`) each is drawn in proportion to its size to the power `alpha`: 1 is as often
+    as alone, 0 as often as any other.
+
     With the `decoder` "crf" the tags of a sentence are chosen together (Lample et al. 2016, §2.2). A `network` is laid
     over frozen features (`tasks/over.py`).
     """
@@ -71,8 +75,10 @@ class FinetuneSpec(Spec):
     decoder: Literal["softmax", "crf"] = "softmax"
     network: NetworkSpec | None = None
     span: SpanSpec = field(default_factory=SpanSpec)
+    coreference: CoreferenceHeadSpec = field(default_factory=CoreferenceHeadSpec)
     patience: int = 0
     least_steps: int = 0
+    alpha: float = 1.0
 
     def check(self) -> FinetuneSpec:
         for name in ("batch_size", "bin_tokens"):
@@ -80,7 +86,8 @@ class FinetuneSpec(Spec):
                 raise UserError(f"{name} is {getattr(self, name)}, which is less than 1")
         if self.steps < 0 or (not self.steps and self.epochs <= 0):
             raise UserError(f"there is nothing to do in {self.steps} steps or {self.epochs:g} epochs")
-        for name in ("freeze", "max_len", "auxiliary", "unfreeze", "chunk", "learnt", "patience", "least_steps"):
+        counts = "freeze", "max_len", "auxiliary", "unfreeze", "chunk", "learnt", "patience", "least_steps", "alpha"
+        for name in counts:
             if getattr(self, name) < 0:
                 raise UserError(f"{name} is {getattr(self, name)}, which is negative")
         if self.optim.method not in ("adamw", "muon"):
@@ -137,7 +144,7 @@ def finetune(
     """
     settings = (settings or FinetuneSpec()).check()
     check_run(kind, out, settings, seeds)
-    task = Task.of(kind, train_examples, settings.both_orders, settings.span)
+    task = Task.of(kind, train_examples, settings.both_orders, settings.span, settings.coreference)
     crf = crf_of(settings, train_examples)
     loaded = _open(Path(model_folder), task, settings, first_seed, scratch, crf)
 
@@ -149,9 +156,7 @@ def finetune(
         return (_open(Path(model_folder), task, settings, seed, scratch, crf) if fresh else loaded).model
 
     def save(path: Path, model: Model, notes: dict[str, Any]) -> None:
-        if loaded.notes.get("task"):
-            notes["chain"] = [*loaded.notes.get("chain", []), loaded.notes.get("data") or loaded.notes["task"]]
-        save_model(path, model, loaded.tokenizer, notes)
+        save_model(path, model, loaded.tokenizer, notes | chain_of(loaded.notes))
 
     more = {name: part(examples) for name, examples in (others or {}).items()}
     work = Work(task, part(trainable(train_examples)), part(dev_examples), settings, primary, extra, more)
@@ -160,6 +165,12 @@ def finetune(
     if kind == "span":
         about["wrong_offsets"] = {"train": wrong_offsets(train_examples), "dev": wrong_offsets(dev_examples)}
     return run_seeds(work, build, save, out, range(first_seed, first_seed + seeds), about, tell, keep)
+
+
+def chain_of(notes: dict[str, Any]) -> dict[str, Any]:
+    """What a folder was fine-tuned for before, for the notes of the next."""
+    before = notes.get("task")
+    return {"chain": [*notes.get("chain", []), notes.get("data") or before]} if before else {}
 
 
 def crf_of(settings: FinetuneSpec, examples: Sequence[Example]) -> CrfSpec | None:
@@ -194,7 +205,13 @@ def _encode(task: Task, examples: Sequence[Example], folder: ModelFolder, settin
 def _open(
     path: Path, task: Task, settings: FinetuneSpec, seed: int, scratch: bool, crf: CrfSpec | None = None
 ) -> ModelFolder:
-    """The folder with the task's head in place of its own, on pre-trained or on fresh weights.
+    return open_for(path, [(task, crf)], settings, seed, scratch)
+
+
+def open_for(
+    path: Path, tasks: Sequence[tuple[Task, CrfSpec | None]], settings: FinetuneSpec, seed: int, scratch: bool
+) -> ModelFolder:
+    """The folder with the heads of tasks in place of its own, on pre-trained or on fresh weights.
 
     The heads are those of the published class that has the task's, so that other tools can open what is saved. Marks
     that the family puts around texts get ids behind the vocabulary.
@@ -202,13 +219,16 @@ def _open(
     if not path.is_dir():
         raise UserError(f"there is no model folder at {path}")
     spec = read_spec(path)[0]
-    family, name = FAMILIES[spec.family], HEADS[task.kind]
+    family = FAMILIES[spec.family]
     known = family.heads(spec.trunk)
-    names = next((heads for heads in family.architectures.values() if name in heads), (name,))
     if settings.auxiliary and "next" not in known:
         raise UserError(f"auxiliary is the loss of a causal language model, which {family.name} is not")
-    heads = {n: known[n] if n in known else family.label_head(n, task.labels, spec.trunk) for n in names}
-    heads = {n: h.replace(crf=crf) if isinstance(h, LabelHeadSpec) and n == name else h for n, h in heads.items()}
+    heads: dict[str, HeadSpec] = {}
+    for task, crf in tasks:
+        name, own = task.head_name, task.head(family, spec.trunk)
+        own = own.replace(crf=crf) if isinstance(own, LabelHeadSpec) else own
+        names = next((heads for heads in family.architectures.values() if name in heads), (name,))
+        heads |= {n: own if n == name else known[n] for n in names}
     if settings.auxiliary:
         heads |= {"next": known["next"]}
     folder = load_model(path, heads=heads, seed=seed)

@@ -12,6 +12,7 @@ import numpy as np
 
 from polyseme.errors import UserError
 from polyseme.parts.tags import CHUNK, chunks
+from polyseme.tasks.clusters import coreference
 from polyseme.tasks.examples import Kind
 
 PRIMARY: dict[Kind, str] = {  # the headline
@@ -21,6 +22,7 @@ PRIMARY: dict[Kind, str] = {  # the headline
     "choice": "accuracy",
     "tagging": "f1",
     "span": "f1",
+    "coreference": "f1",
 }
 PUNCTUATION = frozenset(string.punctuation)
 
@@ -34,6 +36,8 @@ def score(kind: Kind, gold: Sequence, predicted: Sequence, labels: Sequence[str]
         return regression(gold, predicted)
     if kind == "span":
         return spans(gold, predicted)
+    if kind == "coreference":
+        return coreference(gold, predicted)
     if kind == "choice":
         return {"accuracy": sum(a == b for a, b in zip(gold, predicted, strict=True)) / max(len(gold), 1)}
     return tagging(gold, predicted) if kind == "tagging" else classification(gold, predicted, labels)

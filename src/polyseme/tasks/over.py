@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from polyseme.files import read_json, whole_folder, write_json, write_tensors
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.terms import losses
 from polyseme.parts.characters import CharactersSpec, spell
+from polyseme.parts.coreference import END
 from polyseme.parts.crf import CrfSpec
 from polyseme.parts.features import FeaturesSpec, Store
-from polyseme.parts.heads import LabelHeadSpec
+from polyseme.parts.heads import HeadSpec, LabelHeadSpec
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.parts.over import Over, OverSpec
+from polyseme.tasks.coreference import word_rows
 from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import Example, Kind
 from polyseme.tasks.features import LAYERS, Encoder, NetworkSpec, Sentence, features, words_of
@@ -96,6 +99,9 @@ def sequences_of(task: Task, example: Example) -> list[tuple[Sentence, ...]]:
         if not example.words:
             raise UserError(f"{example.where}: a sentence has no words")
         return [(example.words,)]
+    if task.kind == "coreference":
+        ends = np.unique(word_rows(example, task.coreference)[:, END]) + 1
+        return [((example.words or ())[a:b],) for a, b in pairwise([0, *ends.tolist()])]
     found = []
     for first, second in task._sequences(example):
         texts = tuple(words_of(text) for text in (first, second) if text is not None)
@@ -114,6 +120,8 @@ def _encoded(
     if example.mark is not None:
         segments[example.mark[0]] = 1
     rows = np.arange(len(ids) if task.kind == "tagging" else 0)
+    if task.kind == "coreference":
+        rows = word_rows(example, task.coreference)
     target = task._target(example, {label: i for i, label in enumerate(task.labels)}) if labelled else None
     if labelled and target is None:
         raise UserError(f"{example.where}: there is no label")
@@ -122,7 +130,7 @@ def _encoded(
 
 def spec_of(task: Task, reader: Reader, network: NetworkSpec, crf: CrfSpec | None, marked: bool = False) -> ModelSpec:
     """The model over what a reader reads."""
-    usual: dict[str, Any] = {"tagging": "bilstm", "pair": "esim", "choice": "esim", "span": "bidaf"}
+    usual: dict[str, Any] = dict(tagging="bilstm", coreference="bilstm", pair="esim", choice="esim", span="bidaf")
     name: Any = usual.get(task.kind, "biattentive") if network.name == "auto" else network.name
     _check_network(name, task.kind)
     num_layers, dim, join = 0, 0, "mix"
@@ -141,7 +149,9 @@ def spec_of(task: Task, reader: Reader, network: NetworkSpec, crf: CrfSpec | Non
         MARK_DIM if marked else 0,
     )
     trunk = OverSpec(bottom, name, network.size, network.num_layers, network.dropout)
-    head = LabelHeadSpec(task.labels, "tokens" if task.kind in ("tagging", "span") else "pooled", crf=crf)
+    by_token = task.kind in ("tagging", "span")
+    head: HeadSpec = LabelHeadSpec(task.labels, "tokens" if by_token else "pooled", crf=crf)
+    head = task.coreference if task.kind == "coreference" else head
     return ModelSpec(FAMILY, trunk, {task.head_name: head})
 
 
@@ -181,7 +191,7 @@ def finetune_over(
     settings = settings.check()
     network = settings.network or NetworkSpec()
     check_run(kind, out, settings, seeds)
-    task = Task.of(kind, train_examples, settings.both_orders, settings.span)
+    task = Task.of(kind, train_examples, settings.both_orders, settings.span, coreference=settings.coreference)
     counts = Counter(w.lower() for e in train_examples for seq in sequences_of(task, e) for t in seq for w in t)
     frequent = sorted((word for word, n in counts.items() if n > 1), key=lambda word: (-counts[word], word))
     vocabulary = {word: i for i, word in enumerate(frequent if network.word_dim else [], 1)}

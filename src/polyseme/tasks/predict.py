@@ -19,6 +19,8 @@ from polyseme.files import write_json, write_text
 from polyseme.parts.layout import bins
 from polyseme.parts.model import Model
 from polyseme.progress import progress
+from polyseme.tasks.coreference import found_clusters
+from polyseme.tasks.documents import in_columns, plain_document
 from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import COLUMNS, Example
 from polyseme.tasks.metrics import score
@@ -63,6 +65,8 @@ def predict(
 
 def predictions(model: Model, task: Task, examples: Sequence[Example], encoded: Iterable[Encoded]) -> list[Prediction]:
     """What the model says of each example. Of windows a few hundred are read at a time, and only answers are kept."""
+    if task.kind == "coreference":
+        return [Prediction(clusters=clusters) for clusters in found_clusters(model, task, list(encoded))]
     if task.kind != "span":
         found = answers(model, task, list(encoded))
         return [task.decode(scores, e, best) for (scores, best), e in zip(found, examples)]
@@ -85,6 +89,14 @@ def as_examples(given: Sequence[Any], model: Model) -> list[Example]:
             found.append(value)
             continue
         where = f"example {i}"
+        if task.kind == "coreference":
+            sentences: Sequence[Any] = value if isinstance(value, list | tuple) and value else [None]
+            if not all(
+                isinstance(s, list | tuple) and s and all(w and isinstance(w, str) for w in s) for s in sentences
+            ):
+                raise UserError(f"{where} is {str(value)[:40]!r}: a document is needed, a list of sentences of words")
+            found.append(plain_document(sentences, where))
+            continue
         if task.kind == "span":
             if not isinstance(value, list | tuple) or [type(part) for part in value] != [str, str] or not all(value):
                 raise UserError(f"{where} is {str(value)[:40]!r}: a context and a question is needed")
@@ -169,9 +181,14 @@ def write_predictions(path: Path, examples: Sequence[Example], predictions: Sequ
         known = [".jsonl"]
     if roles := any(e.mark for e in examples):
         known = [".jsonl", ".conll", ".props"]
+    if documents := [e for e in examples if e.document]:
+        known = [".conll", ".jsonl"]
     if path.suffix not in known:
         raise UserError(f"{path}: predictions are written as {', '.join(known)}, not {path.suffix!r}")
     both = list(zip(examples, predictions, strict=True))
+    if documents and path.suffix == ".conll":
+        write_text(path, "".join(in_columns(e, p.clusters or ()) for e, p in both))
+        return
     if path.suffix == ".json":  # as SQuAD's script reads it, the odds against an answer too
         write_json(path.with_suffix(".odds.json"), {e.id: span.odds for e, span in zip(examples, spans)})
         write_json(path, {e.id: span.text for e, span in zip(examples, spans)})
@@ -209,6 +226,8 @@ def _record(example: Example, prediction: Prediction) -> dict[str, object]:
     }
     if prediction.span:
         fields = {"id": example.id, "question": example.pair, **asdict(prediction.span)}
+    if prediction.clusters is not None:
+        fields = {"id": example.id, "words": example.words, "clusters": prediction.clusters}
     if example.choices and prediction.label is not None:
         fields["label"] = int(prediction.label)
     return {key: value for key, value in fields.items() if value is not None}

@@ -26,6 +26,7 @@ from polyseme.parts.model import Model
 from polyseme.progress import progress
 from polyseme.report import write_report
 from polyseme.tasks.baselines import majority
+from polyseme.tasks.coreference import lost_mentions
 from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import Example
 from polyseme.tasks.metrics import PRIMARY, score
@@ -39,6 +40,7 @@ from polyseme.train.loop import CHECKED, Report, Training, choose_device, train
 if TYPE_CHECKING:
     from polyseme.tasks.finetune import FinetuneSpec
 
+Steps = Iterator[tuple[list[Batch], Any]]  # micro-batches of each step, and where it stands
 Tell = Callable[[int, list[Prediction]], object]  # hears of each seed what it predicts for the dev examples
 
 
@@ -168,6 +170,7 @@ def run_seeds(
         "train_examples": len(work.train.examples),
         "dev_examples": len(dev.examples),
         "cut": {name: part.num_cut(task) for name, part in (("train", work.train), ("dev", dev))},
+        **lost_mentions(task, work.train.examples, dev.examples),
         "chosen_on_dev": work.chosen,
         "parameters": num_parameters(best[2]),
         **spent,
@@ -267,7 +270,7 @@ def training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int)
         record=device.type == "cuda"
         and precision == "bf16"
         and not model.spec.trunk.by_lengths
-        and not any(head.crf for head in model.heads.values()),
+        and not any(head.crf or head.asks for head in model.heads.values()),
     )
 
 
@@ -286,13 +289,18 @@ def phased(
     further: Mapping[str, Targets] | None = None,
 ) -> Iterator[Report]:
     """The one loop, once for each phase of unfreezing."""
+    return in_phases(run, settings, len(data), lambda first: steps(task, data, settings, seed, run, first, further))
+
+
+def in_phases(run: Training, settings: FinetuneSpec, size: int, stream: Callable[[int], Steps]) -> Iterator[Report]:
+    """The same for any steps: `stream` gives those after the first so many."""
     parts = groups(run.model)
-    for first, end, frozen in settings.phases(len(data), len(parts)):
+    for first, end, frozen in settings.phases(size, len(parts)):
         for number, group in enumerate(parts):
             for parameter in group:
                 parameter.requires_grad_(number >= frozen)
         part = dataclasses.replace(run, start=first, origin=first, total=end)
-        yield from train(part, steps(task, data, settings, seed, run, first, further))
+        yield from train(part, stream(first))
 
 
 def steps(

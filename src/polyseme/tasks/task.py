@@ -12,12 +12,15 @@ import numpy as np
 import torch
 
 from polyseme.errors import UserError, nearest
-from polyseme.families.family import FIXED_LABELS
+from polyseme.families.family import FIXED_LABELS, Family
 from polyseme.objectives.batch import IGNORED, Batch, Targets
-from polyseme.parts.heads import LabelHeadSpec
+from polyseme.parts.coreference import CoreferenceHeadSpec
+from polyseme.parts.heads import HeadSpec, LabelHeadSpec
 from polyseme.parts.layout import Layout
-from polyseme.parts.model import Model
-from polyseme.tasks.encoded import Encoded, Target, end_of, first_of, wrap
+from polyseme.parts.model import Model, TrunkSpec
+from polyseme.tasks.clusters import Mention
+from polyseme.tasks.coreference import encode_documents, head_for, laid_rows, mentions_of
+from polyseme.tasks.encoded import Encoded, Target, end_of, word_pieces, wrap
 from polyseme.tasks.examples import Example, Kind, as_number
 from polyseme.tasks.spans import SpanAnswer, SpanSpec, windows
 from polyseme.text.tokenizer import Tokenizer
@@ -29,13 +32,14 @@ HEADS: dict[Kind, str] = {
     "choice": "choice",
     "tagging": "tag",
     "span": "span",
+    "coreference": "coreference",
 }
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A label and the probability of each; a number; a stretch of a text; or each word's tag and its probability, None
-    where cut off."""
+    """A label and the probability of each; a number; a stretch of a text; each word's tag and its probability, None
+    where cut off; or clusters of mentions in a document."""
 
     label: str | None = None
     probabilities: dict[str, float] | None = None
@@ -43,11 +47,13 @@ class Prediction:
     tags: tuple[str, ...] | None = None
     tag_probabilities: tuple[float | None, ...] | None = None
     span: SpanAnswer | None = None
+    clusters: tuple[tuple[Mention, ...], ...] | None = None
 
     @property
-    def answer(self) -> str | float | tuple[str, ...] | None:
+    def answer(self) -> str | float | tuple[Any, ...] | None:
         text = None if self.span is None else self.span.text
-        return next((a for a in (self.label, self.number, self.tags, text) if a is not None), None)
+        found = (self.label, self.number, self.tags, text, self.clusters)
+        return next((a for a in found if a is not None), None)
 
 
 @dataclass(frozen=True)
@@ -62,10 +68,17 @@ class Task:
     labels: tuple[str, ...]
     both_orders: bool = False
     span: SpanSpec = field(default_factory=SpanSpec)
+    coreference: CoreferenceHeadSpec = field(default_factory=CoreferenceHeadSpec)
+    name: str = ""  # where a model answers several tasks
 
     @classmethod
     def of(
-        cls, kind: Kind, examples: Sequence[Example], both_orders: bool = False, span: SpanSpec | None = None
+        cls,
+        kind: Kind,
+        examples: Sequence[Example],
+        both_orders: bool = False,
+        span: SpanSpec | None = None,
+        coreference: CoreferenceHeadSpec | None = None,
     ) -> Task:
         """The task of a training set. Tags are in order of frequency: the first is the best blind guess.
 
@@ -80,6 +93,8 @@ class Task:
             if span.threshold is None and any(e.answers == () for e in examples):
                 span = span.replace(threshold=0.0)
             return cls(kind, FIXED_LABELS["span"], span=span)
+        if kind == "coreference":
+            return cls(kind, (), coreference=head_for(coreference or CoreferenceHeadSpec(), examples))
         if kind == "tagging":
             counts = Counter(tag for e in examples for tag in e.tags or ())
             labels = sorted(counts, key=lambda tag: (-counts[tag], tag))
@@ -96,6 +111,8 @@ class Task:
         """The task a model's head was trained for; the notes of its folder tell a pair from a single text."""
         notes = notes or {}
         settings = notes.get("settings", {})
+        if isinstance(found := model.spec.heads.get("coreference"), CoreferenceHeadSpec):
+            return cls("coreference", (), coreference=found)
         for name in ("classify", "tag", "choice", "span"):
             head = model.spec.heads.get(name)
             if isinstance(head, LabelHeadSpec):
@@ -104,12 +121,20 @@ class Task:
                 kind: Kind = others.get(name, single if head.labels else "regression")
                 span = SpanSpec.from_json(settings.get("span", {}), "settings.span")
                 return cls(kind, head.labels, settings.get("both_orders", False), span)
+        if named := [name.partition("@")[2] for name in model.spec.heads if "@" in name]:
+            raise UserError(f"the model answers several tasks, {', '.join(named)}: say which")
         has = ", ".join(model.spec.heads) or "none"
         raise UserError(f"the model has no task head (its heads: {has}): fine-tune it first")
 
     @property
     def head_name(self) -> str:
-        return HEADS[self.kind]
+        return HEADS[self.kind] + (f"@{self.name}" if self.name else "")
+
+    def head(self, family: Family, trunk: TrunkSpec) -> HeadSpec:
+        """The spec of its head over a trunk of the family."""
+        if self.kind == "coreference":
+            return self.coreference
+        return family.label_head(HEADS[self.kind], self.labels, trunk)
 
     def encode(
         self,
@@ -126,6 +151,8 @@ class Task:
         """
         if self.kind == "span":
             return list(windows(examples, tokenizer, max_len, self.span, truncate, labelled))
+        if self.kind == "coreference":
+            return encode_documents(examples, tokenizer, max_len, self.coreference, truncate, labelled)
         numbers = {label: i for i, label in enumerate(self.labels)}
         targets = [self._target(e, numbers) if labelled else None for e in examples]
         if max_len - tokenizer.num_added(pair=True) < 2:
@@ -153,6 +180,8 @@ class Task:
         layout = Layout.of(sizes[by_length])
         blank, dtype = (np.nan, np.float32) if self.kind == "regression" else (IGNORED, np.int64)
         known = [blank if e.target is None else e.target for e in items]
+        sizes_of = {"tagging": lambda e: len(e.rows), "coreference": lambda e: self.coreference.kept(len(e.rows))}
+        count = sum(sizes_of.get(self.kind, lambda e: 1)(e) for e in items if e.target is not None)
         if self.kind == "tagging":
             rows = np.concatenate([start + e.rows for start, e in zip(layout.starts.tolist(), items)])
             values = np.concatenate([np.full(len(e.rows), target) for e, target in zip(items, known)])
@@ -165,9 +194,10 @@ class Task:
             for start, e in zip(layout.starts.tolist(), items):
                 if e.target is not None:
                     values[start + e.rivals] = start + e.target
+        elif self.kind == "coreference":  # the values are the true mentions
+            rows, values = laid_rows(items, layout.starts.numpy()[places])
         else:
             rows, values = (places.reshape(-1, 2) if self.both_orders else places), np.array(known, dtype)
-        count = sum(len(e.rows) if self.kind == "tagging" else 1 for e in items if e.target is not None)
         targets = Targets(torch.from_numpy(rows), torch.from_numpy(values), count)
 
         def laid(parts: list[np.ndarray]) -> torch.Tensor:
@@ -206,6 +236,8 @@ class Task:
         return Prediction(tags=tags, tag_probabilities=(*shares[np.arange(len(best)), best].tolist(), *[None] * cut))
 
     def _target(self, example: Example, numbers: dict[str, int]) -> Target:
+        if self.kind == "coreference":
+            return mentions_of(example)
         given = example.tags if self.kind == "tagging" else example.label
         if given is None or self.kind == "regression":
             return None if given is None else as_number(given, example.where)
@@ -249,17 +281,13 @@ class Task:
 
 
 def _encode_words(example: Example, target: Target, tokenizer: Tokenizer, max_len: int) -> tuple[Encoded, int]:
-    """Words as pieces, and where each word's first piece is. A word without any (zero-width) is unknown.
+    """Words as pieces, and where each word's first piece is.
 
     The word that the tags are about comes first, as a text of its own (as Shi and Lin 2019 put it behind; a causal
     model must have read it before), and stands between two marks in its sentence, where its like may stand too.
     """
     words = _given(example, example.words, "words")
-    pieces, of = (np.array(a, dtype=np.int64) for a in tokenizer.encode_words(words))
-    lost = np.setdiff1d(np.arange(len(words)), of)
-    places = np.searchsorted(of, lost)
-    unknown = first_of(tokenizer.specials.unk, tokenizer.specials.eos)
-    pieces, of = np.insert(pieces, places, unknown), np.insert(of, places, lost)
+    pieces, of = word_pieces(tokenizer, words)
     rows = np.searchsorted(of, np.arange(len(words)))
     marked: list[int] | None = None
     if example.mark is not None:

@@ -15,9 +15,11 @@ from polyseme.parts.model import Model
 
 
 class Half:
-    """The copy, and the two crossings between it and the model."""
+    """The copy, and the two crossings between it and the model. With `fixed`, gradients stay where they are in memory,
+    as recordings need them: what a step does not touch has gradients of zero, and none otherwise."""
 
-    def __init__(self, model: Model):
+    def __init__(self, model: Model, fixed: bool = True):
+        self.fixed = fixed
         self.model = copy.deepcopy(model).to(torch.bfloat16)
         for mine, copied in zip(model.modules(), self.model.modules()):
             copied._buffers.update(mine._buffers)  # running figures are the model's own, whoever keeps them
@@ -43,7 +45,7 @@ class Half:
                 given.append(h.grad)
                 h.grad = None
             elif fresh and p.grad is not None:
-                p.grad.zero_()  # no part of this micro-batch, but of one before
+                p.grad = p.grad.zero_() if self.fixed else None  # no part of this micro-batch, but of one before
         if fresh:
             torch._foreach_copy_(mine, given)
         else:

@@ -32,7 +32,7 @@ class Work:
     def __init__(self, run: Training):
         self.run = run
         cuda = run.device.type == "cuda"
-        self.half = Half(run.model) if cuda and run.precision == "bf16" else None
+        self.half = Half(run.model, run.record) if cuda and run.precision == "bf16" else None
         self.totals = torch.zeros(0, device=run.device)  # the mean of each term
         self.broken = torch.zeros((), device=run.device)  # the first step that was not finite; then nothing changes
         if cuda:

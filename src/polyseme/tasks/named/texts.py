@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.errors import UserError
+from polyseme.tasks.documents import BRACKETS, document_units
 from polyseme.tasks.examples import Example, Unit, read_lines
 from polyseme.tasks.named.data_set import DataSet, columns
-
-BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
 
 
 def error_rate(examples: Sequence[Example], said: Sequence[Any]) -> dict[str, float]:
@@ -138,6 +137,17 @@ SETS: dict[str, DataSet] = {
     ),
     "ner": _tags("f1", "any entities: words and tags in columns", "ner", columns(), "train.conll", "dev.conll"),
     "conll-2000": _tags("f1", "chunks", "conll2000", columns(), "train.txt", "test.txt"),
+    "conll-2012": DataSet(
+        "coreference",
+        "f1",
+        "what means the same: English OntoNotes",
+        "conll-2012",
+        document_units,
+        {
+            part: f"v4/data/{name}/data/english/annotations"
+            for part, name in (("train", "train"), ("dev", "development"), ("test", "test"))
+        },
+    ),
     "ud-pos": _tags(
         "accuracy",
         "parts of speech, of the English Web Treebank",

@@ -1,0 +1,211 @@
+"""Documents in the columns of CoNLL-2012, there and back; and what clusters are worth."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from polyseme.errors import UserError
+from polyseme.tasks.catalogue import DATA_SETS
+from polyseme.tasks.clusters import aligned, coreference
+from polyseme.tasks.documents import in_columns, plain_document
+from polyseme.tasks.examples import read_examples
+
+# two parts of a document, as OntoNotes has them: columns lined up by spaces, a predicate's own columns before the last
+FILE = """\
+#begin document (bc/cctv/00/cctv_0000); part 000
+bc/cctv/00/cctv_0000   0    0       Ann   NNP  (TOP(S(NP*)    -    -   -   Speaker#1   (PERSON)   (ARG0*)     (3)
+bc/cctv/00/cctv_0000   0    1       saw   VBD       (VP*     see  01   1   Speaker#1       *      (V*)       -
+bc/cctv/00/cctv_0000   0    2       the    DT    (NP(NP*     -    -   -   Speaker#1       *      (ARG1*     (4
+bc/cctv/00/cctv_0000   0    3       man    NN         *)     -    -   -   Speaker#1       *           *      -
+bc/cctv/00/cctv_0000   0    4    -LRB-  -LRB-         *      -    -   -   Speaker#1       *           *      -
+bc/cctv/00/cctv_0000   0    5       her  PRP$         *      -    -   -   Speaker#1       *           *   (7|(3)
+bc/cctv/00/cctv_0000   0    6   brother    NN        *)))    -    -   -   Speaker#1       *           *)  4)|7)
+bc/cctv/00/cctv_0000   0    7        /.     .        *))     -    -   -   Speaker#1       *           *      -
+
+bc/cctv/00/cctv_0000   0    0        he   PRP  (TOP(S*))     -    -   -   Speaker#2       *           *   (4)|(7)
+
+#end document
+#begin document (bc/cctv/00/cctv_0000); part 001
+bc/cctv/00/cctv_0000   1    0      Rain    NN     (TOP*)     -    -   -   -       *      -
+
+#end document
+"""
+
+
+def written(tmp_path, text, name="a.v4_gold_conll"):
+    (tmp_path / name).write_text(text)
+    return tmp_path / name
+
+
+def test_columns_are_read_and_written_back_to_the_character(tmp_path, capsys):
+    first, second = read_examples(written(tmp_path, FILE), "coreference")
+    assert first.words == ("Ann", "saw", "the", "man", "(", "her", "brother", ".", "he")
+    assert first.document.sentences == (8, 1) and first.document.genre == "bc"
+    assert first.document.speakers == ("Speaker#1",) * 8 + ("Speaker#2",)
+    # 4 and 7 share "he": what stands in both chains is one
+    assert first.clusters == (((0, 0), (5, 5)), ((2, 6), (5, 6), (8, 8)))
+    assert "1 chains share a mention" in capsys.readouterr().err
+    assert (second.words, second.clusters, second.id) == (("Rain",), (), "bc/cctv/00/cctv_0000;001")
+    back = "".join(in_columns(e, e.clusters) for e in (first, second))
+    assert [line[:90] for line in back.splitlines()] == [line[:90] for line in FILE.splitlines()]
+    again = read_examples(written(tmp_path, back), "coreference")
+    assert [e.clusters for e in again] == [e.clusters for e in (first, second)]
+    assert "".join(in_columns(e, e.clusters) for e in again) == back
+    (unread, _) = read_examples(written(tmp_path, FILE.replace("4)|7)", "junk")), "coreference", need_labels=False)
+    assert unread.clusters is None
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        (("(3)", "3)"), ":2: '3)' closes a mention of 3 that was never opened"),
+        (("4)|7)", "7)"), ":4: '(4' opens a mention that is not closed"),
+        (("4)|7)", "4)|7)|x"), ":8: the mention 'x'"),
+        (("(3)", "()"), ":2: the mention '()'"),
+        (("#end document\n#begin", "#begin"), ":13: a document begins before that of line 1 has ended"),
+        (("Rain    NN     (TOP*)     -    -   -   -       *      -", "Rain"), ":15: 4 columns"),
+        (("#begin document (bc/cctv/00/cctv_0000); part 000", "#begin document bc"), ":1: '#begin document bc'"),
+        (("#begin document (bc/cctv/00/cctv_0000); part 000", ""), ":2: a word outside of a document"),
+        (
+            ("Rain    NN     (TOP*)     -    -   -   -       *      -\n\n#end document", "Rain NN x x\n"),
+            ":14: the docu",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_by_file_and_line(tmp_path, changed, said):
+    assert changed[0] in FILE
+    path = written(tmp_path, FILE.replace(*changed, 1))
+    with pytest.raises(UserError) as caught:
+        read_examples(path, "coreference")
+    assert f"{path}{said}" in str(caught.value)
+
+
+def test_a_bad_document_can_be_passed_over(tmp_path, capsys):
+    path = written(tmp_path, FILE.replace("(3)", "3)", 1))
+    assert [e.words for e in read_examples(path, "coreference", skip_bad=True)] == [("Rain",)]
+    assert "skipped 1 bad of 2 rows" in capsys.readouterr().err
+
+
+def test_the_named_set_reads_the_tree_of_files(tmp_path):
+    for part, name in (("train", "a"), ("development", "b")):
+        folder = tmp_path / "conll-2012" / "v4" / "data" / part / "data" / "english" / "annotations" / "bc" / "cctv"
+        folder.mkdir(parents=True)
+        written(folder, FILE, f"{name}.v4_gold_conll")
+        written(folder, "not this one", "a.v4_auto_skel")
+    train, dev = DATA_SETS["conll-2012"].read(tmp_path)
+    assert [len(e.words) for e in train] == [len(e.words) for e in dev] == [9, 1]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"holds no files \*gold_conll"):
+        read_examples(tmp_path / "empty", "coreference")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nested_mentions_survive_the_round_trip(tmp_path, seed):
+    """Any mentions of which no two cross, several of one cluster nested in each other too."""
+    draw = random.Random(seed)
+    sizes = [draw.randint(1, 6) for _ in range(4)]
+    number = sum(sizes)
+    spans: list[tuple[int, int]] = []
+    for _ in range(40):
+        a = draw.randrange(number)
+        b = draw.randint(a, number - 1)
+        if (a, b) not in spans and not any(a < c <= b < d or c < a <= d < b for c, d in spans):
+            spans.append((a, b))
+    clusters: list[list[tuple[int, int]]] = [[] for _ in range(4)]
+    for span in spans:
+        draw.choice(clusters).append(span)
+    words = iter(f"w{i}" for i in range(number))
+    example = plain_document([[next(words) for _ in range(size)] for size in sizes], "here")
+    truth = tuple(sorted(tuple(sorted(cluster)) for cluster in clusters if cluster))
+    path = written(tmp_path, in_columns(example, clusters))
+    (found,) = read_examples(path, "coreference")
+    assert (found.words, found.clusters, found.document.sentences) == (example.words, truth, tuple(sizes))
+
+
+def letters(*clusters):
+    return [[(ord(c), ord(c)) for c in cluster] for cluster in clusters]
+
+
+KEY = ("a", "bc", "def")
+TWELVE = ("abcde", "fg", "hijkl")
+NAMES = [f"{metric}_{side}" for metric in ("muc", "b_cubed", "ceaf") for side in ("recall", "precision")]
+
+
+@pytest.mark.parametrize(
+    "key, response, expected",
+    [
+        # recall and precision of MUC, B³ and CEAF as the official scorer's own tests have them, A1 to A9
+        (KEY, KEY, (1, 1, 1, 1, 1, 1)),
+        (KEY, ("a", "de"), (1 / 3, 1, 7 / 18, 1, 1.8 / 3, 1.8 / 2)),
+        (KEY, ("a", "bcx", "defy", "z"), (1, 3 / 5, 1, (4 + 7 / 12) / 9, (9 / 5 + 6 / 7) / 3, (9 / 5 + 6 / 7) / 4)),
+        (KEY, ("a", "bcx", "dy", "z"), (1 / 3, 1 / 3, 5 / 9, 17 / 42, 2.2 / 3, 2.2 / 4)),
+        (KEY, ("a", "bcxB", "dy", "z"), (1 / 3, 1 / 4, 5 / 9, 5 / 16, 31 / 15 / 3, 31 / 15 / 4)),
+        (KEY, ("a", "bcx", "dy", "Bz"), (1 / 3, 1 / 4, 5 / 9, 17 / 48, 2.2 / 3, 2.2 / 4)),
+        (KEY, ("a", "bcxb", "dy", "z"), (1 / 3, 1 / 3, 5 / 9, 17 / 42, 2.2 / 3, 2.2 / 4)),
+        (KEY, ("a", "bcx", "dy", "bz"), (1 / 3, 1 / 3, 5 / 9, 17 / 42, 2.2 / 3, 2.2 / 4)),
+        (KEY, ("a", "bcx", "dy", "bbbbbbbbbbz"), (1 / 3, 1 / 3, 5 / 9, 17 / 42, 2.2 / 3, 2.2 / 4)),
+        # A10 and A11: all apart, all together; by hand for CEAF: one mention aligned of each, and {def} with all six
+        (KEY, "abcdef", (0, 0, 1 / 2, 1, (1 + 2 / 3 + 2 / 4) / 3, (1 + 2 / 3 + 2 / 4) / 6)),
+        (KEY, ("abcdef",), (1, 3 / 5, 1, 14 / 36, 6 / 9 / 3, 6 / 9)),
+        # the example of Bagga and Baldwin 1998: two ways to be wrong by one link
+        (TWELVE, ("abcde", "fghijkl"), (1, 9 / 10, 1, 16 / 21, None, None)),
+        (TWELVE, ("abcdehijkl", "fg"), (1, 9 / 10, 1, 7 / 12, None, None)),
+    ],
+)
+def test_scores_are_those_of_the_official_scorers_tests(key, response, expected):
+    found = coreference([letters(*key)], [letters(*response)])
+    assert [found[name] for name, value in zip(NAMES, expected) if value is not None] == pytest.approx(
+        [value for value in expected if value is not None], abs=1e-12
+    )
+    means = [found[f"{name}_f1"] for name in ("muc", "b_cubed", "ceaf")]
+    assert found["f1"] == pytest.approx(sum(means) / 3, abs=1e-12)
+
+
+def some_clusters(draw, mentions):
+    drawn = [m for m in mentions if draw.random() < 0.8]
+    draw.shuffle(drawn)
+    cuts = sorted(draw.choices(range(len(drawn) + 1), k=2))
+    return [part for part in (drawn[: cuts[0]], drawn[cuts[0] : cuts[1]], drawn[cuts[1] :]) if part]
+
+
+def test_scores_do_not_depend_on_order_and_are_shares():
+    draw = random.Random(0)
+    for _ in range(200):
+        mentions = [(i, i + draw.randint(0, 2)) for i in range(draw.randint(2, 9))]
+        key, response = [[some_clusters(draw, mentions) for _ in range(2)] for _ in range(2)]
+        found = coreference(key, response)
+        assert all(0 <= value <= 1 + 1e-12 for value in found.values())
+        shuffled = [[draw.sample(c, len(c)) for c in draw.sample(d, len(d))] for d in response]
+        assert coreference(key, shuffled) == pytest.approx(found, abs=1e-12)
+        assert coreference(key[::-1], response[::-1]) == pytest.approx(found, abs=1e-12)
+        turned = coreference(response, key)
+        assert turned["ceaf_f1"] == pytest.approx(found["ceaf_f1"], abs=1e-12)
+        assert turned["muc_precision"] == pytest.approx(found["muc_recall"], abs=1e-12)
+        perfect = coreference(key, key)
+        if any(key):
+            assert [perfect[f"{name}_f1"] for name in ("b_cubed", "mentions", "ceaf")] == pytest.approx([1.0] * 3)
+        assert perfect["muc_f1"] == (1.0 if any(len(c) > 1 for d in key for c in d) else 0.0)
+    assert coreference([()], [()])["f1"] == 0.0 == coreference([letters("ab")], [()])["f1"]
+
+
+def test_documents_are_summed_before_they_are_divided():
+    key, response = [letters("abcd"), letters("ab")], [letters("ab", "cd"), letters("ab")]
+    found = coreference(key, response)
+    assert found["muc_recall"] == (2 + 1) / (3 + 1) and found["b_cubed_recall"] == (4 * 2 / 4 + 2) / 6
+
+
+def test_alignment_is_the_best_there_is():
+    optimise = pytest.importorskip("scipy.optimize")
+    draw = np.random.default_rng(0)
+    for trial in range(300):
+        shape = draw.integers(0, 8, 2)
+        worth = draw.random(shape) if trial % 2 else draw.integers(0, 4, shape).astype(float)
+        pairs = aligned(worth)
+        assert len(pairs) == min(shape) == len({i for i, _ in pairs}) == len({j for _, j in pairs})
+        best = worth[optimise.linear_sum_assignment(worth, maximize=True)].sum()
+        assert sum(worth[i, j] for i, j in pairs) == pytest.approx(best, abs=1e-9)
+    small = draw.random((4, 4))
+    every = max(sum(small[i, j] for i, j in enumerate(order)) for order in itertools.permutations(range(4)))
+    assert sum(small[i, j] for i, j in aligned(small)) == pytest.approx(every, abs=1e-12)

@@ -1,0 +1,229 @@
+"""Several tasks over one trunk: what is drawn, that all are learnt and told apart; one alone is what it was."""
+
+import itertools
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import polyseme
+from polyseme.errors import UserError
+from polyseme.families import FAMILIES
+from polyseme.objectives.batch import tensors
+from polyseme.tasks.compare import read_run
+from polyseme.tasks.examples import Example
+from polyseme.tasks.finetune import FinetuneSpec, finetune
+from polyseme.tasks.predict import evaluate, predict
+from polyseme.tasks.seeds import Part, Work
+from polyseme.tasks.task import Task
+from polyseme.tasks.together import Job, draw, finetune_together, mixed, one_task
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.optim import OptimSpec
+from polyseme.weights.folder import load_model, save_model
+from tests.conftest import cli
+
+WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt"]
+FAST = FinetuneSpec(steps=120, batch_size=8, optim=OptimSpec(rate=3e-3))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bert")
+    tokenizer = Tokenizer.train("wordpiece", iter([" ".join(WORDS), *WORDS] * 30), 120)
+    spec = FAMILIES["bert"].spec(
+        num_layers=2, dim=32, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=24, dropout=0.0,
+        attention_dropout=0.0, init_std=0.1,
+    )  # fmt: skip
+    save_model(path, spec.build(0), tokenizer)
+    return path
+
+
+def texts(n, seed, word="wolf"):
+    draw_ = random.Random(seed)
+    found = [" ".join(draw_.choices(WORDS, k=draw_.randint(2, 6))) for _ in range(n)]
+    return [Example(f"t:{i}", text, label="yes" if word in text else "no") for i, text in enumerate(found)]
+
+
+def tagged(n, seed):
+    draw_ = random.Random(seed)
+    found = [tuple(draw_.choices(WORDS, k=draw_.randint(2, 6))) for _ in range(n)]
+    return [
+        Example(f"s:{i}", words=w, tags=tuple("B-A" if x in WORDS[:3] else "O" for x in w)) for i, w in enumerate(found)
+    ]
+
+
+def jobs():
+    return [
+        Job("wolves", "classification", texts(160, 0), texts(40, 1)),
+        Job("bears", "classification", texts(80, 2, "bear"), texts(40, 3, "bear")),
+        Job("tagging", "tagging", tagged(120, 4), tagged(40, 5)),
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("together") / "run"
+    return out, finetune_together(folder, jobs(), out, FAST.replace(steps=200))
+
+
+def test_all_are_learnt_and_each_is_told_from_the_others(run):
+    out, found = run
+    assert found["primary"] == "mean" and list(found["tasks"]) == ["wolves", "bears", "tagging"]
+    values = [found["mean"][name] for name in ("wolves", "bears", "tagging")]
+    assert min(values) > 0.95 and found["mean"]["mean"] == pytest.approx(np.mean(values))
+    assert {n: t["primary"] for n, t in found["tasks"].items()} == {
+        "wolves": "accuracy", "bears": "accuracy", "tagging": "f1",
+    }  # fmt: skip
+    folder = load_model(out / "model")
+    assert list(folder.model.heads) == ["classify@wolves", "classify@bears", "tag@tagging"]
+    for job in jobs():
+        one = one_task(folder, job.name)
+        assert list(one.model.heads) == [{"tagging": "tag"}.get(job.kind, "classify")]
+        assert one.model.trunk is folder.model.trunk
+        metric = found["tasks"][job.name]["primary"]
+        assert evaluate(one, job.dev)[metric] == pytest.approx(found["mean"][job.name], abs=1e-12)
+        alone = read_run(out / "tasks" / job.name)
+        assert alone.mean == found["mean"][job.name] and len(alone.said[0]) == 40
+        assert list(alone.said[0]) == [p.answer for p in predict(one, job.dev)]
+    both = polyseme.load(out / "model", task="bears").predict(["bear cat", "wolf cat"])
+    assert [p.label for p in both] == ["yes", "no"]
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert {name for row in log for name in row["loss"]} == set(folder.model.heads)
+    assert (out / "report.html").stat().st_size > 1000
+
+
+def test_a_step_changes_its_own_head_and_the_trunk_alone(folder, tmp_path):
+    """A head that waits has no gradient, so that neither decay nor momentum moves it."""
+    settings = FAST.replace(steps=1, optim=OptimSpec(rate=1e-2, decay=0.1))
+    finetune_together(folder, jobs(), tmp_path / "run", settings)
+    (chosen,) = draw([160, 80, 120], 1.0, 1, 0)
+    heads = ["classify@wolves", "classify@bears", "tag@tagging"]
+    after = load_model(tmp_path / "run" / "model").model
+    spec = after.spec
+    before = load_model(folder, heads=spec.heads, seed=0).model.state_dict()
+    for name, tensor in after.state_dict().items():
+        if name.startswith("heads."):
+            assert torch.equal(tensor, before[name]) == (heads[chosen] not in name), name
+    assert not torch.equal(after.trunk.table, before["trunk.embeddings.tokens.weight"])
+
+
+def test_one_task_together_is_that_task_alone(folder, tmp_path):
+    """Bit for bit: the same head, order and weights, under another name."""
+    train, dev = texts(60, 0), texts(30, 1)
+    settings = FAST.replace(steps=12)
+    alone = finetune(folder, "classification", train, dev, tmp_path / "a", settings, seeds=2)
+    job = Job("wolves", "classification", train, dev)
+    found = finetune_together(folder, [job], tmp_path / "b", settings, seeds=2)["tasks"]["wolves"]
+    for key in ("seeds", "mean", "deviation", "blind", "failed", "cut", "parameters", "tokens", "steps"):
+        assert found[key] == alone[key], key
+    mine, theirs = (load_model(tmp_path / name / "model").model for name in ("b", "a"))
+    theirs_now = {n.replace("heads.classify.", "heads.classify@wolves."): t for n, t in theirs.state_dict().items()}
+    assert all(torch.equal(t, theirs_now[n]) for n, t in mine.state_dict().items())
+
+
+def test_tasks_are_drawn_by_size_to_a_power():
+    for alpha, share in ((1.0, 0.9), (0.0, 0.5), (0.5, 0.75)):
+        drawn = draw([900, 100], alpha, 20000, 0)
+        assert (drawn == 0).mean() == pytest.approx(share, abs=0.01)
+    assert (draw([9, 1], 1.0, 50, 3) == draw([9, 1], 1.0, 99, 3)[:50]).all()
+    assert (draw([9, 1], 1.0, 50, 3) != draw([9, 1], 1.0, 50, 4)).any()
+
+
+def test_steps_can_go_on_anywhere(folder):
+    opened = load_model(folder)
+    works = []
+    for job in jobs():
+        task = Task.of(job.kind, job.train)
+        encoded = task.encode(job.train, opened.tokenizer, 24)
+        works.append(Work(task, Part(job.train, encoded), Part(job.dev, ()), FAST))
+    whole = list(mixed(works, FAST, 7, 60))
+    assert len(whole) == 60 and len({len(b.layout.lengths) for batches, _ in whole for b in batches}) >= 1
+    for done in (1, 17, 59):
+        rest = list(mixed(works, FAST, 7, 60, done=done))
+        assert len(rest) == 60 - done
+        for (a, at), (b, there) in zip(whole[done:], rest):
+            assert at == there
+            assert all(torch.equal(x, y) for x, y in zip(tensors(a[0]), tensors(b[0])))
+    # every task sees all of its examples before it sees one again
+    firsts = [cursor for _, (number, cursor) in whole if number == 1]
+    assert firsts[:10] == [(0, 8 * (i + 1)) for i in range(10)] and firsts[10][0] == 1
+
+
+def test_patience_unfreezing_and_a_crf_go_with_it(folder, tmp_path):
+    settings = FAST.replace(steps=0, epochs=2.0, patience=1, decoder="crf", alpha=0.5, batch_size=16)
+    small = [Job(j.name, j.kind, j.train[:32], j.dev[:10]) for j in jobs()]
+    found = finetune_together(folder, small, tmp_path / "run", settings)
+    assert found["steps"] == 2 * 6 and found["chosen_on_dev"] == ["the epoch"]
+    heads = load_model(tmp_path / "run" / "model").model.heads
+    assert heads["tag@tagging"].crf is not None and heads["classify@bears"].crf is None
+    frozen = finetune_together(folder, small, None, settings.replace(patience=0, unfreeze=0.4, decoder="softmax"))
+    assert frozen["steps"] == 12
+
+
+def written(path, examples):
+    rows = "".join(f"{e.text}\t{e.label}\n" for e in examples)
+    path.write_text("text\tlabel\n" + rows)
+    return path
+
+
+def test_the_commands(folder, tmp_path, run):
+    wolves, bears, tags = jobs()
+    files = list(itertools.chain.from_iterable(
+        ("--task", f"{job.name}=classification", "--train", written(tmp_path / f"{job.name}.tsv", job.train),
+         "--dev", written(tmp_path / f"{job.name}-dev.tsv", job.dev)) for job in (wolves, bears)
+    ))  # fmt: skip
+    for name, examples in (("train", tags.train), ("dev", tags.dev)):
+        (tmp_path / "ner").mkdir(exist_ok=True)
+        rows = "\n".join("".join(f"{w} {t}\n" for w, t in zip(e.words, e.tags)) for e in examples)
+        (tmp_path / "ner" / f"{name}.conll").write_text(rows)
+    settings = ["--set", "steps=3", "--set", "alpha=0.5"]
+    answer = cli(
+        "finetune", folder, *files, "--task", "ner", "--data", tmp_path / "ner", "--out", tmp_path / "run", *settings
+    )
+    assert answer.status == 0, answer.err
+    assert [line.split()[:3] for line in answer.out.splitlines()[1:4]] == [
+        ["wolves", "classification", "accuracy"], ["bears", "classification", "accuracy"], ["ner", "tagging", "f1"],
+    ]  # fmt: skip
+    out = run[0]
+    answer = cli("evaluate", out / "model", "--task", "bears", "--data", tmp_path / "bears-dev.tsv", "--json")
+    assert json.loads(answer.out)["accuracy"] > 0.95
+    answer = cli("evaluate", out / "model", "--task", "wolves", "--data", tmp_path / "bears-dev.tsv", "--json")
+    assert json.loads(answer.out)["accuracy"] < 0.9
+    said = tmp_path / "said.tsv"
+    answer = cli("predict", out / "model", "--task", "wolves", "--data", tmp_path / "wolves-dev.tsv", "--out", said)
+    assert answer.status == 0 and len(said.read_text().splitlines()) == 41
+    for wrong, message in (
+        ((), "answers several tasks, wolves, bears, tagging: say which"),
+        (("--task", "bear"), "answers no task 'bear'"),
+    ):
+        answer = cli("evaluate", out / "model", *wrong, "--data", tmp_path / "bears-dev.tsv")
+        assert answer.status == 2 and message in answer.err
+    for args, message in (
+        (files[:-2], "2 --train and 1 --dev for 2 tasks"),
+        ([*files, "--data", tmp_path], "1 --data for 0 named data sets"),
+        ([*files[:6], "--task", "x=nonsense"], "there is no task 'nonsense'"),
+        (["--task", "classification", *files[2:6], "--train", files[3]], "2 --train for one task"),
+        (["--task", "tagging", *files[2:6], "--task", "tagging", *files[2:6]], "called 'tagging'"),
+        (["--task", "a.b=classification", *files[2:]], "no name for a task"),
+    ):
+        answer = cli("finetune", folder, *args, "--out", tmp_path / "never")
+        assert answer.status == 2 and message in answer.err, (args, answer.err)
+        assert not (tmp_path / "never").exists()
+
+
+def test_what_is_refused(folder, run):
+    some = jobs()
+    with pytest.raises(UserError, match="two tasks are called 'wolves'"):
+        finetune_together(folder, [some[0], some[0]], None)
+    with pytest.raises(UserError, match="crf is for tagging, and none"):
+        finetune_together(folder, some[:2], None, FAST.replace(decoder="crf"))
+    with pytest.raises(UserError, match="no task to fine-tune"):
+        finetune_together(folder, [], None)
+    with pytest.raises(UserError, match="alpha is -1"):
+        finetune_together(folder, some, None, FAST.replace(alpha=-1.0))
+    with pytest.raises(UserError, match="several tasks, wolves, bears, tagging"):
+        polyseme.load(run[0] / "model").predict(["cat"])
+    plain = load_model(folder)
+    assert one_task(plain, "anything") is plain
