@@ -16,7 +16,7 @@ import numpy as np
 
 from polyseme.errors import UserError
 from polyseme.files import told
-from polyseme.weights.vectors import read_vectors
+from polyseme.weights.vectors import open_vectors
 
 _AT_ONCE = 512  # questions that are compared with all words together
 
@@ -46,27 +46,8 @@ class Agreement:
 
 def load(path: str | Path) -> WordVectors:
     """From a model folder of word vectors or a file of them. A model's other tokens, the special ones, are left out."""
-    path = Path(path)
-    if path.is_file():
-        return WordVectors(*read_vectors(path), where=str(path))
-    from polyseme.parts.lookup import LookupSpec
-    from polyseme.parts.subwords import SubwordEmbeddings
-    from polyseme.weights.folder import load_model
-
-    folder = load_model(path)
-    if not isinstance(folder.model.spec.trunk, LookupSpec):
-        raise UserError(
-            f"{path} is a {folder.model.spec.family}: its vectors depend on the context; `embed` gives them"
-        )
-    tokenizer, embeddings, table = folder.tokenizer, folder.model.trunk.embeddings, folder.model.trunk.table
-    assert table is not None
-    kept = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids]
-    vectors = table.detach().numpy()[kept]
-    unseen = None
-    if isinstance(embeddings, SubwordEmbeddings):
-        unseen = lambda word: embeddings.vector(word).detach().numpy()  # noqa: E731
-    pieces = tokenizer.vocabulary
-    return WordVectors([pieces[i] for i in kept], vectors, str(path), unseen, tokenizer.lowercase)
+    found = open_vectors(Path(path))
+    return WordVectors(found.words, found.table, str(path), found.unseen, found.lowercase)
 
 
 class WordVectors:

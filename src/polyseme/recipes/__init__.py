@@ -14,6 +14,7 @@ from polyseme.recipes import (
     demo,
     distilbert,
     elmo,
+    flair,
     gpt,
     gpt2,
     modern,
@@ -54,6 +55,7 @@ _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(vectors.word2vec_tiny, vectors.cbow_tiny, vectors.word2vec, vectors.fasttext_tiny, vectors.fasttext),
     *(vectors.glove_tiny, vectors.glove),
     *(elmo.tiny, elmo.small, elmo.original),
+    *(flair.tiny, flair.small, flair.paper),
 )
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _MAKERS}
 
