@@ -22,7 +22,7 @@ from polyseme.weights.vectors import Vectors, model_of, write_vectors
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt"]
 SMALL = NetworkSpec(size=16, dropout=0.0)
-RUN = USUAL.replace(epochs=20.0, network=SMALL, decoder="crf").at("optim.rate", "1e-2")
+RUN = USUAL.replace(epochs=12.0, network=SMALL, decoder="crf").at("optim.rate", "1e-2")
 
 
 def tagged(n=60, seed=0):
@@ -162,7 +162,8 @@ CASES = {
 def test_it_learns_is_saved_and_opened(case, models, vectors, tmp_path):
     sources, network, words = CASES[case]
     train, dev = tagged(60), tagged(20, seed=1)
-    settings = RUN.replace(network=SMALL.replace(**network))
+    epochs = 40.0 if "freeze_words" in network else 12.0
+    settings = RUN.replace(epochs=epochs, network=SMALL.replace(**network))
     found = finetune_over(
         [models[name] for name in sources],
         "tagging",
