@@ -47,7 +47,7 @@ def tiny() -> Recipe:
         max_len=128,
         batch_tokens=4096,
         bin_tokens=4096,
-        budget=BudgetSpec(steps=500),
+        budget=BudgetSpec(steps=400),
         optim=OptimSpec(rate=5e-3, beta2=0.98),
         schedule=ScheduleSpec("cosine", warmup=50, floor=0.1),
         eval_every=250,
