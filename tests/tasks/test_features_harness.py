@@ -61,7 +61,7 @@ def test_runs_on_a_few_sentences(harness, tmp_path):
     words = harness.find_words(models, found)
     assert found == {"flair": str(models / "flair" / "model")} and words == str(models / "words.txt")
     place = harness.Place(str(tmp_path), str(tmp_path / "cache"), tuple(found.items()), words)
-    assert harness.read("flair", place, ["wnut-17"], ["last"], 5)["words"] == 9 + 9 + 1
+    assert harness.read("flair", place, ["wnut-17"], ["last"], 5)["words"] == 12 + 12 + 1
     rows = {row.name: row for row in harness.rows_of(found) if row.table == "lineage"}
     for name in ("word vectors alone", "+ Flair"):
         one = harness.run(harness.Job("lineage", name, "wnut-17", 0, 1.0, 5), rows[name], place)
