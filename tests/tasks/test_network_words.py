@@ -13,7 +13,7 @@ from polyseme.parts.features import Features, FeaturesSpec, SourceSpec, Store
 from polyseme.parts.layout import Layout
 from polyseme.parts.over import BiLstm, OverSpec
 from polyseme.tasks.examples import Example
-from polyseme.tasks.features import NetworkSpec
+from polyseme.tasks.features import LAYERS, NetworkSpec
 from polyseme.tasks.over import USUAL, finetune_over, layers_of, open_over
 from polyseme.tasks.words import Given, begin, look_up, vocabulary_of
 from polyseme.text.tokenizer import Tokenizer
@@ -54,7 +54,7 @@ def models(tmp_path_factory):
     for name, (family, kind, given) in kinds.items():
         texts = iter([" ".join(WORDS), *WORDS] * 30)
         tokenizer = Tokenizer.train(kind, texts, 300)
-        given = {"num_layers": 2, "dim": 16, "vocab_size": tokenizer.vocab_size, **given}
+        given = {"num_layers": 3 if name == "bert" else 2, "dim": 16, "vocab_size": tokenizer.vocab_size, **given}
         made[name] = tmp_path_factory.mktemp(name)
         save_model(made[name], FAMILIES[family].spec(**given).build(0), tokenizer)
     return made
@@ -184,6 +184,20 @@ def test_it_learns_is_saved_and_opened(case, models, vectors, tmp_path):
     mixes = json.loads((tmp_path / "run" / "results.json").read_text()).get("mix", {})
     assert set(mixes) == {"two sources": {"input-2"}, "flair between": {"between"},
                           "both ends": {"input", "input-2", "output", "output-2"}}.get(case, set())  # fmt: skip
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_every_choice_of_layers_makes_a_model(layers, models, tmp_path):
+    """The rows of BERT's table 7: two BiLSTM layers over features alone."""
+    data = tagged(6)
+    network = SMALL.replace(layers=layers, word_dim=0, characters=False, num_layers=2)
+    finetune_over(models["bert"], "tagging", data, data, tmp_path / "run", RUN.replace(steps=1, network=network))
+    opened = open_over(tmp_path / "run" / "model")
+    (source,) = opened.model.spec.trunk.features.sources
+    number = {"scalar-mix": 4, "scalar-mix-last-four": 4, "concat-last-four": 4}.get(layers, 1)
+    assert (source.num_layers, source.join) == (number, "side" if layers == "concat-last-four" else "mix")
+    assert opened.model.spec.trunk.features.entering == source.size == (64 if source.join == "side" else 16)
+    assert 0 <= opened.evaluate(data)["f1"] <= 1
 
 
 def test_a_word_never_seen_has_its_vector(vectors, tmp_path):

@@ -23,7 +23,7 @@ def trunk(
     dropout: float = 0.25,
     direction: Literal["forward", "backward", "both"] = "both",
 ) -> RecurrentSpec:
-    """LSTMs of `dim` units over vectors of characters (§3.1); both directions are two stacks over the same vectors."""
+    """LSTMs of `dim` units over vectors of characters (§3); both directions are two stacks over the same vectors."""
     return RecurrentSpec(
         EmbeddingsSpec(vocab_size, char_dim, max_len, positions="none"),
         sizes=(dim,) * num_layers,

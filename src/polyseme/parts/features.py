@@ -119,7 +119,7 @@ class FeaturesSpec(Spec):
 
     A word also has a vector of its own (`word_dim`, for `vocab_size` words, the first for all others) and one from its
     characters. `where` the features enter: with the words, behind the network (Peters et al. 2018, §5.2), both, then
-    each with its own mix, or between its first two layers (Peters et al. 2017, §3.2).
+    each with its own mix, or between its first two layers (Peters et al. 2017, §2.4).
     """
 
     sources: tuple[SourceSpec, ...] = ()

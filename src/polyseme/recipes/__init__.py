@@ -26,6 +26,7 @@ from polyseme.recipes import (
     roberta,
     spanbert,
     t5,
+    taglm,
     transformer,
     transformer_xl,
     ulmfit,
@@ -55,7 +56,7 @@ _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(vectors.word2vec_tiny, vectors.cbow_tiny, vectors.word2vec, vectors.fasttext_tiny, vectors.fasttext),
     *(vectors.glove_tiny, vectors.glove),
     *(elmo.tiny, elmo.small, elmo.original),
-    *(flair.tiny, flair.small, flair.paper),
+    *(flair.tiny, flair.small, flair.paper, taglm.tiny, taglm.paper),
 )
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _MAKERS}
 

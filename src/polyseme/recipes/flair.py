@@ -9,7 +9,7 @@ from polyseme.train.schedule import ScheduleSpec
 
 
 def paper() -> Recipe:
-    """LSTMs of 2048 units both ways, 100 × 250 characters a step, gradients clipped at 0.25 (Akbik et al. 2018, §3.1).
+    """LSTMs of 2048 units both ways, 100 × 250 characters a step, gradients clipped at 0.25 (Akbik et al. 2018, §3).
 
     As many steps as an epoch of the 1B Word benchmark has. There SGD at 20 whose rate does not fall; here AdamW.
     """

@@ -48,7 +48,7 @@ class NetworkSpec(Spec):
 
     `layers` is a choice for all sources of features, or one for each, with commas between. `where` the features enter,
     and the `penalty` λ on the weights of their mix: Peters et al. 2018, §3.2 and 5.2; `between` the first and second
-    layer of a BiLSTM: Peters et al. 2017, §3.2. A word that stands twice or more in training has a vector of its own,
+    layer of a BiLSTM: Peters et al. 2017, §2.4. A word that stands twice or more in training has a vector of its own,
     of length `word_dim` (100, or that of the word vectors which are given), and so has one with such a vector, which
     begins there and learns on unless it is to be frozen (`freeze_words`).
     """
