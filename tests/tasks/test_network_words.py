@@ -127,6 +127,18 @@ def test_sources_side_by_side(where, monkeypatch):
         assert later is None if where == "input" else torch.allclose(later, parted[-1])
 
 
+@pytest.mark.gpu
+def test_the_store_moves_to_the_gpu():
+    sources = (SourceSpec(2, 3), SourceSpec(1, 4))
+    bottom = Features(FeaturesSpec(sources, "both", word_dim=2))
+    bottom.store, tokens = store_of(sources), torch.tensor([6, 0, 3, 3])
+    here = bottom(tokens)
+    there = bottom.cuda()(tokens.cuda())
+    assert sum(whole is not None for whole in bottom.store.moved.values()) == 2
+    for one, other in zip(here, there):
+        torch.testing.assert_close(one, other.cpu())
+
+
 def test_features_join_between_two_layers():
     """Against torch's own LSTM, layer by layer, sequence by sequence."""
     torch.manual_seed(0)

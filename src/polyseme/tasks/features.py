@@ -66,7 +66,7 @@ class NetworkSpec(Spec):
 
 
 PIECE = re.compile(r"\w+|[^\w\s]")
-PLACES = 2  # in the names of kept features: which version of the rules for a word's place they follow
+RULES = 2  # in the names of kept features: which version of the rules for the place of a word they follow
 BIN_TOKENS = 16384  # at once: the more words, the more often they are the same
 Sentence = tuple[str, ...]
 
@@ -234,7 +234,7 @@ def features(encoder: Encoder, sentences: Sequence[Sentence], layers: str, cache
         found = np.empty(shape, dtype=np.float32)
         fill(found)
         return found
-    what = [PLACES, "sum" if how == "sum" else kept, encoder.hash]
+    what = [RULES, "sum" if how == "sum" else kept, encoder.hash]
     key = json.dumps([what, [list(words) for words in sentences]])
     path = Path(cache) / f"{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}.npy"
     if not path.exists():
