@@ -128,6 +128,7 @@ def test_sources_side_by_side(where, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_store_moves_to_the_gpu():
     sources = (SourceSpec(2, 3), SourceSpec(1, 4))
     bottom = Features(FeaturesSpec(sources, "both", word_dim=2))
