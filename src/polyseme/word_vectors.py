@@ -11,13 +11,12 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from polyseme.errors import UserError
 from polyseme.files import told
-from polyseme.weights.vectors import read_vectors
+from polyseme.weights.vectors import open_vectors
 
 _AT_ONCE = 512  # questions that are compared with all words together
 
@@ -47,29 +46,8 @@ class Agreement:
 
 def load(path: str | Path) -> WordVectors:
     """From a model folder of word vectors or a file of them. A model's other tokens, the special ones, are left out."""
-    path = Path(path)
-    if path.is_file():
-        return WordVectors(*read_vectors(path), where=str(path))
-    import torch
-
-    from polyseme.parts.lookup import LookupSpec
-    from polyseme.parts.subwords import SubwordEmbeddings
-    from polyseme.weights.folder import load_model
-
-    folder = load_model(path)
-    if not isinstance(folder.model.spec.trunk, LookupSpec):
-        raise UserError(
-            f"{path} is a {folder.model.spec.family}: its vectors depend on the context; `embed` gives them"
-        )
-    tokenizer = folder.tokenizer
-    embeddings: Any = folder.model.trunk.embeddings
-    kept = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids]
-    vectors = embeddings.look_up(torch.tensor(kept)).detach().numpy()
-    unseen = None
-    if isinstance(embeddings, SubwordEmbeddings):
-        unseen = lambda word: embeddings.vector(word).detach().numpy()  # noqa: E731
-    pieces = tokenizer.vocabulary
-    return WordVectors([pieces[i] for i in kept], vectors, str(path), unseen, tokenizer.lowercase)
+    found = open_vectors(Path(path))
+    return WordVectors(found.words, found.table, str(path), found.unseen, found.lowercase)
 
 
 class WordVectors:

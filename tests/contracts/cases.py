@@ -24,6 +24,7 @@ EXTRA = {
     "music": {"furthest": 5},
     "fasttext": {"buckets": 97},
     "elmo": {"char_dim": 4},
+    "flair": {"char_dim": 8},
     "ulmfit": {"hidden_dim": 40},
 }
 VARIANTS = {"elmo clipped": ("elmo", EXTRA["elmo"] | {"cell_clip": 0.3, "projection_clip": 0.2})}
@@ -38,6 +39,7 @@ VARIANTS |= {"nnlm direct": ("nnlm", {"direct": True})} | {
         {"cell": "lstm", "hidden_dim": 40, "locked": True},
     )
 }
+VARIANTS |= {f"flair {way}": ("flair", {"char_dim": 8, "direction": way}) for way in ("forward", "backward")}
 VARIANTS |= {"ulmfit backward": ("ulmfit", EXTRA["ulmfit"] | {"direction": "backward"})}
 CASES = {name: (name, EXTRA.get(name, {})) for name in FAMILIES} | VARIANTS
 NAMES = list(CASES)

@@ -352,7 +352,12 @@ def test_mistakes_are_told():
     with pytest.raises(UserError, match="mask token"):
         MaskedLM().bind(pages(), Vocabulary(SIZE, frozenset(), cls=1, sep=2), 64, 0)
     with pytest.raises(UserError, match="eos token"):
-        CausalLM().bind(pages(), BERT, 64, 0)
+        CausalLM().bind(pages(), Vocabulary(SIZE, frozenset(), cls=1), 64, 0)
+    assert (BERT.ends(""), GPT2.ends(""), Vocabulary(9, frozenset(), eos=3, sep=1).ends("")) == (
+        (CLS, SEP),
+        (0, 0),
+        (3, 3),
+    )
     with pytest.raises(UserError, match="max_len is 2"):
         bind(MaskedLM(), max_len=2)
     with pytest.raises(UserError, match=r"rate is 1\.5"):

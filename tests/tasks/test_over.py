@@ -10,7 +10,7 @@ import torch
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.objectives.terms import losses
-from polyseme.parts.features import Features, FeaturesSpec, ScalarMix, Store
+from polyseme.parts.features import Features, FeaturesSpec, ScalarMix, SourceSpec, Store
 from polyseme.parts.layout import Layout
 from polyseme.parts.over import attend_across
 from polyseme.tasks import features as module
@@ -73,7 +73,7 @@ def test_features_are_the_layers_of_the_model(folders, family, layers):
         ((_, _, ids, rows),) = encoder._stretches(0, words)
         with torch.no_grad():
             reading = encoder.model.trunk(torch.from_numpy(ids), Layout.of([len(ids)]), keep=range(4))
-        states = torch.stack([reading.layers[i] for i in kept], 1).numpy()[rows]
+        states = torch.stack([reading.layers[i] for i in kept], 1).numpy()[rows[:, 0]]
         np.testing.assert_allclose(part, states.sum(1, keepdims=True) if how == "sum" else states, atol=1e-5)
     long = features(encoder, [tuple(WORDS * 6)], layers, None)
     assert len(long) == 60 and np.isfinite(long).all()
@@ -121,11 +121,11 @@ def test_the_mix_by_hand():
 
 @pytest.mark.parametrize("where", ["input", "output", "both"])
 def test_where_features_enter(where):
-    spec = FeaturesSpec(2, 3, where=where, vocab_size=4, word_dim=5)
+    spec = FeaturesSpec((SourceSpec(2, 3),), where=where, vocab_size=4, word_dim=5)
     bottom = Features(spec)
     draw = np.random.default_rng(0)
     parts = [draw.normal(size=(n, 2, 3)).astype(np.float32) for n in (4, 2)]
-    bottom.store = Store(parts, np.array([0, 1, 2, 3, 0, 1]), np.zeros((4, 50), np.int16), np.array([1, 2, 3, 0]))
+    bottom.store = Store([parts], np.array([0, 1, 2, 3, 0, 1]), np.zeros((4, 50), np.int16), np.array([1, 2, 3, 0]))
     entering, behind = bottom(torch.tensor([5, 0, 3]))
     stored = torch.from_numpy(np.concatenate(parts)[[5, 0, 3]]).mean(1)
     words = bottom.words.weight[torch.tensor([2, 1, 0])]
@@ -156,7 +156,7 @@ CASES = [("tagging", "linear"), ("tagging", "bilstm"), ("classification", "biatt
 def model_of(folders, kind, name, where="input", n=12):
     data = examples(kind, n)
     task = Task.of(kind, data)
-    reader = Reader(Encoder.open(folders["elmo"]), "scalar-mix", {"cat": 1}, None)
+    reader = Reader((Encoder.open(folders["elmo"]),), ("scalar-mix",), {"cat": 1}, None)
     model = spec_of(task, reader, SMALL.replace(name=name, where=where), None).build(3)
     (encoded,), model.trunk.features.store = reader.lay(task, (data,), labelled=True)
     return model, task, encoded
@@ -223,7 +223,11 @@ def test_by_command(folders, tmp_path, done):
         out = tmp_path / f"run-{str(name)[-1]}"
         said = done("finetune", "--features", name, "--task", "tagging", *files, "--out", out,
                     "--set", "network.size=8", "--baselines")  # fmt: skip
-        assert "over features" in said and "linear" in said and (out / "report.html").exists()
+        assert (
+            ("words alone" if name == "none" else "over features") in said
+            and "linear" in said
+            and (out / "report.html").exists()
+        )
     assert len(list((tmp_path / "features").iterdir())) == 1  # one set: train and dev are the same here
 
 
@@ -232,7 +236,7 @@ def test_by_command(folders, tmp_path, done):
     [
         (["M", "--features", "F"], "give a model folder to fine-tune, or --features with one to freeze"),
         ([], "give a model folder to fine-tune, or --features with one to freeze"),
-        (["M", "--layers", "last"], "--layers, --network and --cache go with --features"),
+        (["M", "--layers", "last"], "--layers, --where and --cache go with --features"),
         (["--features", "F", "--scratch"], "--scratch, --layer-decay and --unfreeze are for fine-tuning"),
         (["--features", "F", "--layers", "lst"], "there is no choice of layers 'lst'; did you mean 'last'"),
         (["--features", "F", "--network", "esim"], "esim compares two texts, which tagging has not"),

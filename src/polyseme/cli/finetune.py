@@ -10,7 +10,9 @@ import typer
 
 
 def finetune(
-    model: Annotated[Path | None, typer.Argument(help="a pre-trained model folder; none with --features")] = None,
+    model: Annotated[
+        Path | None, typer.Argument(help="a pre-trained model folder; none with --features or --words")
+    ] = None,
     *,
     tasks: Annotated[
         list[str],
@@ -56,15 +58,28 @@ def finetune(
         str, typer.Option(help="how tags are chosen: softmax (each alone) or crf (together); over features, crf")
     ] = "",
     features: Annotated[
-        str, typer.Option(help="a model to freeze: a small network learns from its vectors of words; none for none")
-    ] = "",
-    layers: Annotated[
-        str,
+        list[str],
         typer.Option(
-            help="of that model: embeddings, last, second-to-last, sum, scalar-mix, scalar-mix-last-four, "
-            "concat-last-four"
+            help="a model to freeze: a small network learns from its vectors of words; several stand side by side; "
+            "none for none"
         ),
-    ] = "scalar-mix",
+    ] = [],  # noqa: B006
+    layers: Annotated[
+        list[str],
+        typer.Option(
+            help="of that model: embeddings, last, second-to-last, sum, scalar-mix (default; its λ is --set "
+            "network.penalty), scalar-mix-last-four, concat-last-four; once, or once for each --features"
+        ),
+    ] = [],  # noqa: B006
+    where: Annotated[
+        str,
+        typer.Option(help="features enter at the network's input (default), output, both, or between its two layers"),
+    ] = "",
+    words: Annotated[
+        Path | None,
+        typer.Option(help="where the network's own word vectors begin: a model folder, or word2vec's or GloVe's file"),
+    ] = None,
+    freeze_words: Annotated[bool, typer.Option(help="leave the vectors of --words as they are")] = False,
     network: Annotated[
         str, typer.Option(help="over features: auto, linear, bilstm, biattentive, esim or bidaf")
     ] = "auto",
@@ -91,17 +106,24 @@ def finetune(
         raise UserError("--baseline and --keep-seeds are for one task")
     for name in compared if kind else ():
         check_baseline(name, kind)  # type: ignore[arg-type]
-    if (model is None) != bool(features):
-        raise UserError("give a model folder to fine-tune, or --features with one to freeze")
-    if not features and (layers, network, cache) != ("scalar-mix", "auto", None):
-        raise UserError("--layers, --network and --cache go with --features")
-    if features and (scratch or layer_decay or unfreeze):
+    over = bool(features or words or network != "auto")  # a network is laid over something
+    if (model is None) != over:
+        raise UserError("give a model folder to fine-tune, or --features with one to freeze, --words or --network")
+    frozen = [path for path in features if path != "none"]
+    if not frozen and (layers or where or cache):
+        raise UserError("--layers, --where and --cache go with --features")
+    if freeze_words and words is None:
+        raise UserError("--freeze-words goes with --words")
+    if over and (scratch or layer_decay or unfreeze):
         raise UserError("--scratch, --layer-decay and --unfreeze are for fine-tuning: features stay as they are")
     chosen: dict[str, Any] = {"optim.layer_decay": layer_decay, "unfreeze": unfreeze}
-    chosen |= {"network.layers": layers, "network.name": network} if features else {}
-    chosen["decoder"] = decoder or ("crf" if features and kind == "tagging" else "softmax")
+    if over:
+        chosen |= {"network.name": network, "network.layers": ",".join(layers) or None, "network.where": where or None}
+        chosen |= {"network.num_layers": 2 if where == "between" else None}
+        chosen |= {"network.freeze_words": "true" if freeze_words else None}
+    chosen["decoder"] = decoder or ("crf" if over and kind == "tagging" else "softmax")
     fixed = [f"{name}={value}" for name, value in chosen.items() if value is not None]
-    settings = set_values(USUAL if features else FinetuneSpec(), [*fixed, *set_])
+    settings = set_values(USUAL if over else FinetuneSpec(), [*fixed, *set_])
     columns: dict[str, Any] = {"text": text, "pair": pair, "label": label, "header": header, "skip_bad": skip_bad}
     columns |= {"strict": strict}
     if kind is None:
@@ -129,8 +151,8 @@ def finetune(
     def once(chosen: FinetuneSpec, folder: Path) -> dict[str, Any]:
         if model is not None:
             return run(model, kind, to_learn, to_measure, folder, chosen, scratch=scratch, **measured)
-        source, kept = None if features == "none" else Path(features), cache or out.parent / "features"
-        return finetune_over(source, kind, to_learn, to_measure, folder, chosen, cache=kept, **measured)
+        laid = {"cache": cache or out.parent / "features", "words": words, **measured}
+        return finetune_over([Path(path) for path in frozen], kind, to_learn, to_measure, folder, chosen, **laid)
 
     if grid:
         results, searched = search(once, out, points(settings, grid))
@@ -164,7 +186,8 @@ def finetune(
     cells = [
         f"{results['mean'][n]:.4f}" + (f" ± {deviation[n]:.4f}" if deviation[n] is not None else "") for n in names
     ]
-    rows.append(["over features" if model is None else "from scratch" if scratch else "fine-tuned", *cells])
+    what = "over features" if frozen else "words alone"
+    rows.append([what if over else "from scratch" if scratch else "fine-tuned", *cells])
     print_table([f"{len(results['seeds'])} seed(s)", *names], rows)
     if results["chosen_on_dev"]:
         print(flatter(results["chosen_on_dev"]))

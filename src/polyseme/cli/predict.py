@@ -160,9 +160,7 @@ def _open(models: list[Path], ensemble: bool, truncate: bool | None, task: str =
         if ensemble:
             raise UserError(f"{laid[0]} is laid over features: --ensemble is for fine-tuned models")
         over = open_over(laid[0])
-        size = num_parameters(over.model)
-        if over.reader.encoder is not None:
-            size += num_parameters(over.reader.encoder.model.trunk)
+        size = num_parameters(over.model) + sum(num_parameters(e.model.trunk) for e in over.reader.encoders)
         return Opened(over.task.kind, size, over.evaluate, over.predict, *_chosen([over.notes]))
     loaded = [polyseme.load(model).folder for model in models]
     folders, several = [one_task(folder, task) for folder in loaded], "tasks" in loaded[0].notes

@@ -5,6 +5,7 @@ from polyseme.families.bert import BERT
 from polyseme.families.distilbert import DISTILBERT
 from polyseme.families.elmo import ELMO
 from polyseme.families.family import Family
+from polyseme.families.flair import FLAIR
 from polyseme.families.gpt import GPT
 from polyseme.families.gpt2 import GPT2
 from polyseme.families.modern import MODERN
@@ -25,7 +26,7 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         *(WORD2VEC, FASTTEXT, GLOVE),
-        *(NNLM, RNN_LM, ELMO),
+        *(NNLM, RNN_LM, ELMO, FLAIR),
         TRANSFORMER,
         *(BERT, ROBERTA, ALBERT, SPANBERT, DISTILBERT, MODERN),
         *(GPT, GPT2, TRANSFORMER_XL, XLNET),

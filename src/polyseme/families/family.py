@@ -41,7 +41,7 @@ class Family:
 
     name: str
     paper: str
-    tokenizer: Literal["wordpiece", "bpe", "bpe-masked", "unigram", "events", "words"]
+    tokenizer: Literal["wordpiece", "bpe", "bpe-masked", "unigram", "events", "words", "characters"]
     objective: str  # what it was pre-trained with, in words
     trunk: Callable[..., TrunkSpec]
     sizes: dict[str, dict[str, Any]]  # arguments of `trunk`

@@ -51,6 +51,13 @@ class Vocabulary:
             raise UserError(f"{objective} needs a {name} token, which this tokenizer lacks")
         return int(token)
 
+    def ends(self, objective: str) -> tuple[int, int]:
+        """What stands before a document and behind it: bos and eos, one of them for both, or BERT's cls and sep."""
+        if self.eos is None and self.sep is not None and self.cls is not None:
+            return self.cls, self.sep
+        eos = self.need("eos", objective)
+        return eos if self.bos is None else self.bos, eos
+
 
 @dataclass(frozen=True)
 class Shape:

@@ -58,7 +58,7 @@ class SegmentLM(Spec):
 class _SegmentLM(Streamed):
     def __init__(self, spec: SegmentLM, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int):
         self.spec, self.corpus, self.seed = spec, corpus, seed
-        self.eos = vocabulary.need("eos", "SegmentLM")
+        self.eos = vocabulary.ends("SegmentLM")[1]
         borders = np.unique(np.asarray(corpus.sentences)[np.asarray(corpus.documents)])
         self.marks = borders + np.arange(len(borders))  # the places of <eos> in the stream
         self.end = int(self.marks[-1]) // max_len * max_len  # what is read of it

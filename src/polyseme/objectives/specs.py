@@ -137,10 +137,11 @@ class CausalLM(Spec):
 
     So every token and the end of every document is predicted exactly once an epoch; a slice that does not
     open its document starts with the token before its first prediction. GPT-2 has one mark, `<|endoftext|>`,
-    which is both; a tokenizer without bos uses eos. Without `marks`, as in GPT (2018), whose vocabulary has none, the
-    first token and the end of a document are not predicted. Departure from both: a sequence never runs on into
-    the next document. Backward, it reads `w1 … wn <eos>` and predicts `<bos> w1 … wn`, each token from those behind it;
-    with both directions it reads all of them, and the states of each direction predict its own (Peters et al. 2018).
+    which is both; a tokenizer without bos uses eos, one with neither BERT's [CLS] and [SEP]. Without `marks`, as in
+    GPT (2018), whose vocabulary has none, the first token and the end of a document are not predicted. Departure from
+    both: a sequence never runs on into the next document. Backward, it reads `w1 … wn <eos>` and predicts
+    `<bos> w1 … wn`, each token from those behind it; with both directions it reads all of them, and the states of each
+    direction predict its own (Peters et al. 2018).
     """
 
     marks: bool = True
@@ -349,8 +350,7 @@ class _CausalLM(Bound):
         samples = cut_samples(corpus, _room(max_len, both, 1), at="length", closing=1 if spec.marks else -1)
         super().__init__(samples, max_len, int(both))
         self.spec, self.corpus = spec, corpus
-        self.eos = vocabulary.need("eos", "CausalLM") if spec.marks else 0
-        self.bos = self.eos if vocabulary.bos is None else vocabulary.bos
+        self.bos, self.eos = vocabulary.ends("CausalLM") if spec.marks else (0, 0)
         self.documents = np.asarray(corpus.sentences)[np.asarray(corpus.documents)]
 
     def rows(self, num_tokens: int) -> int:

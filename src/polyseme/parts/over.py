@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from polyseme.errors import UserError
 from polyseme.parts.embeddings import EmbeddingsSpec
 from polyseme.parts.features import Features, FeaturesSpec
 from polyseme.parts.init import InitSpec
@@ -49,6 +50,9 @@ class OverSpec(Spec):
         in_range("dropout", self.dropout, 0, 1)
         in_range("size", self.size, 1, 1 << 20)
         in_range("num_layers", self.num_layers, 1, 100)
+        if self.features.between and (self.network != "bilstm" or self.num_layers < 2):
+            has = f"{self.network} with num_layers {self.num_layers}"
+            raise UserError(f"features join between the layers of a bilstm with num_layers 2 or more, not of {has}")
 
     @property
     def embeddings(self) -> FeaturesSpec:
@@ -68,7 +72,7 @@ class OverSpec(Spec):
     def weights(self) -> int:
         """How many weights of matrices a token meets."""
         read, size = self.features.entering, self.size
-        one = 4 * size * (read + size) + (self.num_layers - 1) * 12 * size * size
+        one = 4 * size * (read + size + self.features.between) + (self.num_layers - 1) * 12 * size * size
         more = {"bidaf": 8 * size * (9 + 3 + 3) * size}.get(self.network, 32 * size * size)
         return {"linear": 0, "bilstm": 2 * one}.get(self.network, 2 * one + more)
 
@@ -81,19 +85,24 @@ class OverSpec(Spec):
 
 
 class BiLstm(nn.Module):
-    """Layers that read both directions of those below, with dropout between them."""
+    """Layers that read both directions of those below, with dropout between them; the second may read more.
 
-    def __init__(self, read: int, size: int, num_layers: int = 1, dropout: float = 0.0):
+    `joins` is how long that is.
+    """
+
+    def __init__(self, read: int, size: int, num_layers: int = 1, dropout: float = 0.0, joins: int = 0):
         super().__init__()
-        spec = RecurrentSpec(EmbeddingsSpec(1, read, 1), (size,) * num_layers, direction="crossed", forget_bias=1.0)
-        self.layers = nn.ModuleList(Layer(spec, spec.stacks[0], depth) for depth in range(1, num_layers + 1))
+        reads = [read, 2 * size + joins, *[2 * size] * num_layers][:num_layers]
+        specs = [RecurrentSpec(EmbeddingsSpec(1, n, 1), (size,), direction="crossed", forget_bias=1.0) for n in reads]
+        self.layers = nn.ModuleList(Layer(spec, spec.stacks[0], 1) for spec in specs)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, joining: Tensor | None = None) -> Tensor:
         steps = Steps(layout)
         y = steps.enter(x)
         for depth, layer in enumerate(self.layers):
             y = self.dropout(y) if depth else y
+            y = torch.cat([y, steps.enter(joining)], dim=-1) if depth == 1 and joining is not None else y
             y = layer(y, steps, layer.start(steps.number, x), False)[0]  # type: ignore[operator]
         return steps.leave(y)
 
@@ -199,8 +208,8 @@ class Over(nn.Module):
         self.recompute = False
         self.features: Features = spec.features.build()
         recurrent = spec.network != "linear"
-        read = spec.features.entering
-        self.encoder = BiLstm(read, spec.size, spec.num_layers, spec.dropout) if recurrent else None
+        sizes = spec.features.entering, spec.size, spec.num_layers
+        self.encoder = BiLstm(*sizes, spec.dropout, spec.features.between) if recurrent else None
         pairs = {"biattentive": Biattention, "esim": Esim, "bidaf": Bidaf}
         self.compare = pairs[spec.network](spec.size, spec.dropout) if spec.network in pairs else None
         self.dropout = nn.Dropout(spec.dropout if recurrent else 0.0)
@@ -218,12 +227,12 @@ class Over(nn.Module):
         queries: Any = None,
         source: Any = None,
     ) -> Reading:
-        x, behind = self.features(tokens, segments)
+        x, later = self.features(tokens, segments)
         if self.encoder is not None and self.compare is None:
-            x = self.dropout(self.encoder(x, layout))
+            x = self.dropout(self.encoder(x, layout, later if self.spec.features.between else None))
         elif self.compare is not None:
             x = self._compared(x, layout, segments)
-        return Reading(x if behind is None else torch.cat([x, behind], dim=-1), {})
+        return Reading(torch.cat([x, later], dim=-1) if later is not None and self.spec.features.behind else x, {})
 
     def _compared(self, x: Tensor, layout: Layout, segments: Tensor | None) -> Tensor:
         """Both texts of each sequence, or a text and itself; what is said of them stands at the first token, or at

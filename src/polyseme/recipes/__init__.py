@@ -14,6 +14,7 @@ from polyseme.recipes import (
     demo,
     distilbert,
     elmo,
+    flair,
     gpt,
     gpt2,
     modern,
@@ -25,6 +26,7 @@ from polyseme.recipes import (
     roberta,
     spanbert,
     t5,
+    taglm,
     transformer,
     transformer_xl,
     ulmfit,
@@ -54,6 +56,7 @@ _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(vectors.word2vec_tiny, vectors.cbow_tiny, vectors.word2vec, vectors.fasttext_tiny, vectors.fasttext),
     *(vectors.glove_tiny, vectors.glove),
     *(elmo.tiny, elmo.small, elmo.original),
+    *(flair.tiny, flair.small, flair.paper, taglm.tiny, taglm.paper),
 )
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _MAKERS}
 

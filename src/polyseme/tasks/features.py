@@ -9,9 +9,9 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ import torch
 from polyseme.errors import UserError, nearest
 from polyseme.files import sha256, write_whole
 from polyseme.parts.characters import BEGIN, END, Characters, spell
+from polyseme.parts.features import Where
 from polyseme.parts.layout import Layout, bins
 from polyseme.parts.model import Model
 from polyseme.parts.spec import Spec
@@ -39,7 +40,6 @@ LAYERS: dict[str, tuple[tuple[int, ...] | None, str]] = {
     "scalar-mix-last-four": ((-4, -3, -2, -1), "mix"),
     "concat-last-four": ((-4, -3, -2, -1), "side"),
 }
-Where = Literal["input", "output", "both"]
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,11 @@ class NetworkSpec(Spec):
     """What is laid over features. `auto` is a BiLSTM for tags, ESIM for pairs, BiDAF for answers in a text,
     the biattentive network for the rest.
 
-    `where` the features enter, and the `penalty` λ on the weights of their mix: Peters et al. 2018, §3.2 and 5.2. A
-    word that stands twice or more in training has a vector of its own, of length `word_dim`.
+    `layers` is a choice for all sources of features, or one for each, with commas between. `where` the features enter,
+    and the `penalty` λ on the weights of their mix: Peters et al. 2018, §3.2 and 5.2; `between` the first and second
+    layer of a BiLSTM: Peters et al. 2017, §2.4. A word that stands twice or more in training has a vector of its own,
+    of length `word_dim` (100, or that of the word vectors which are given), and so has one with such a vector, which
+    begins there and learns on unless it is to be frozen (`freeze_words`).
     """
 
     name: Literal["auto", "linear", "bilstm", "biattentive", "esim", "bidaf"] = "auto"
@@ -58,11 +61,13 @@ class NetworkSpec(Spec):
     size: int = 200
     num_layers: int = 1
     dropout: float = 0.5
-    word_dim: int = 100
+    word_dim: int | None = None
+    freeze_words: bool = False
     characters: bool = True
 
 
 PIECE = re.compile(r"\w+|[^\w\s]")
+RULES = 2  # in the names of kept features: which version of the rules for the place of a word they follow
 BIN_TOKENS = 16384  # at once: the more words, the more often they are the same
 Sentence = tuple[str, ...]
 
@@ -71,6 +76,15 @@ Sentence = tuple[str, ...]
 def words_of(text: str) -> Sentence:
     """A text as words: runs of letters and digits, and every other character by itself."""
     return tuple(PIECE.findall(text))
+
+
+def hash_of(path: Path) -> str:
+    """Of a file, or of everything in a model folder that its vectors depend on."""
+    if path.is_file():
+        return sha256(path)
+    endings = (".safetensors", ".hdf5", ".h5", ".json", ".txt", ".model")
+    files = [p for p in sorted(path.iterdir()) if p.suffix in endings and p.name != "polyseme.json"]
+    return hashlib.sha256("".join(f"{p.name} {sha256(p)}\n" for p in files).encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,26 +114,54 @@ class Encoder:
         return self.model.spec.trunk.num_layers + 1
 
     @property
+    def spelled(self) -> bool:
+        """Whether its tokens are characters."""
+        return self.tokenizer is not None and self.tokenizer.kind == "characters"
+
+    @property
+    def stacks(self) -> tuple[tuple[str, ...], ...]:
+        """The ways of reading whose states stand side by side in a vector."""
+        trunk: Any = self.model.spec.trunk
+        return getattr(trunk, "stacks", (("forward",) if trunk.causal else ("forward", "backward"),))
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """How long the vectors of each layer are; those of a recurrent model may differ."""
+        device = next(self.model.parameters()).device
+        one, layers = torch.zeros(1, dtype=torch.long, device=device), range(self.num_layers)
+        with torch.inference_mode():
+            found = self.model.trunk(one, Layout.of([1], device=device), keep=layers).layers
+        return [found[i].shape[-1] for i in layers]
+
+    @cached_property
     def hash(self) -> str:
-        """Of everything in the folder that the vectors depend on."""
-        endings = (".safetensors", ".hdf5", ".h5", ".json", ".txt", ".model")
-        files = [p for p in sorted(self.path.iterdir()) if p.suffix in endings and p.name != "polyseme.json"]
-        return hashlib.sha256("".join(f"{p.name} {sha256(p)}\n" for p in files).encode()).hexdigest()
+        return hash_of(self.path)
 
     def chosen(self, layers: str) -> list[int]:
         """The numbers of the layers that a choice names."""
         if layers not in LAYERS:
             raise UserError(f"there is no choice of layers {layers!r}; {nearest(layers, LAYERS)}")
-        kept = LAYERS[layers][0]
-        if kept is not None and -min(kept) > self.num_layers:
-            raise UserError(f"{layers} needs {-min(kept)} layers, but {self.path} has {self.num_layers}")
-        return [i % self.num_layers for i in kept] if kept is not None else list(range(self.num_layers))
+        kept, there = LAYERS[layers][0], list(range(self.spelled, self.num_layers))
+        if self.spelled and layers == "embeddings":
+            raise UserError(f"{self.path} reads characters: it has no vectors of words by themselves, as `last` are")
+        if kept is not None and -min(kept) > len(there):
+            raise UserError(f"{layers} needs {-min(kept)} layers, but {self.path} has {len(there)}")
+        found = there if kept is None else [there[i] for i in kept]
+        if len({self.sizes[i] for i in found}) > 1:
+            shown = ", ".join(str(self.sizes[i]) for i in found)
+            raise UserError(
+                f"{layers} needs layers of one size, but those of {self.path} have {shown}: last, embeddings"
+            )
+        return found
 
     def read(self, sentences: Sequence[Sentence], layers: Sequence[int]) -> Iterator[tuple[int, int, np.ndarray]]:
         """(sentence, its first word, vectors [words, layers, dim]) for stretches of sentences, in no order.
 
-        A word's vector is that of its first piece (Devlin et al. 2019, §5.3). A sentence that is longer than the model
-        reads is read in stretches.
+        A word's vector is that of its first piece (Devlin et al. 2019, §5.3); of a model that reads one way, that of
+        the piece at which it has read the word: forward the last, backward the first. Where pieces are characters, it
+        is that of the space, or the mark, just behind the word and just before it (Akbik et al. 2018, §2.3). Two
+        stacks that each read one way have their own places. A sentence that is longer than the model reads is read in
+        stretches.
         """
         stretches = [item for i, words in enumerate(sentences) for item in self._stretches(i, words)]
         device = next(self.model.parameters()).device
@@ -130,19 +172,24 @@ class Encoder:
                 tokens = torch.from_numpy(np.concatenate([ids for *_, ids, _ in items])).to(device)
                 layout = Layout.of([len(ids) for *_, ids, _ in items], device=device)
                 found = self.model.trunk(tokens, layout, keep=layers).layers
-                states = torch.stack([found[i] for i in layers], dim=1).float().cpu()
-                for (sentence, first, _, rows), part in zip(items, states.split(list(layout.lengths))):
-                    yield sentence, first, part.numpy()[rows]
+                states = torch.stack([found[i] for i in layers], dim=1).chunk(len(self.stacks), dim=-1)
+                begins = np.cumsum([0, *layout.lengths])
+                places = np.concatenate([rows + begin for (*_, rows), begin in zip(items, begins)])
+                chosen = [s.index_select(0, torch.from_numpy(p).to(device)) for s, p in zip(states, places.T)]
+                vectors = torch.cat(chosen, dim=-1).float().cpu()  # of words alone: the fewer leave the device
+                for (sentence, first, *_), part in zip(items, vectors.split([len(rows) for *_, rows in items])):
+                    yield sentence, first, part.numpy()
                 bar.advance(len(tokens))
 
     def _stretches(self, number: int, words: Sentence) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
-        """(sentence, first word, ids, rows of the words): as many words at a time as the model reads."""
+        """(sentence, first word, ids, row of each word in each stack): as many words at a time as the model reads."""
         limit = self.model.spec.trunk.embeddings.max_len
         if self.tokenizer is None:
             room = max(limit - 2, 1)
             for first in range(0, len(words), room):
                 some = words[first : first + room]
-                yield number, first, spell([BEGIN, *some, END]), 1 + np.arange(len(some))
+                rows = np.repeat(1 + np.arange(len(some))[:, None], len(self.stacks), axis=1)
+                yield number, first, spell([BEGIN, *some, END]), rows
             return
         room = limit - self.tokenizer.num_added()
         pieces, of = (np.array(a, dtype=np.int64) for a in self.tokenizer.encode_words(words))
@@ -158,7 +205,12 @@ class Encoder:
             end = max(int(np.searchsorted(starts, starts[first] + room, side="right")) - 1, first + 1)
             part = pieces[starts[first] : min(starts[end], starts[first] + room)]
             ids = np.array(self.tokenizer.wrap(part.tolist())[0], dtype=np.int64)
-            yield number, first, ids, before + starts[first:end] - starts[first]
+            firsts, lasts = (before - starts[first] + s for s in (starts[first:end], starts[first + 1 : end + 1] - 1))
+            if self.spelled:  # a space belongs to the word before it; behind the last word is a mark
+                lasts[-1] += end == len(words)
+                firsts -= ("backward",) in self.stacks
+            rows = np.stack([lasts if ways == ("forward",) else firsts for ways in self.stacks], axis=1)
+            yield number, first, ids, rows.clip(0, len(ids) - 1)
             first = end
 
 
@@ -168,7 +220,7 @@ def features(encoder: Encoder, sentences: Sequence[Sentence], layers: str, cache
     They are kept under a hash of the model, the choice of layers and the words.
     """
     kept, how = encoder.chosen(layers), LAYERS[layers][1]
-    stored, dim = 1 if how == "sum" else len(kept), encoder.model.spec.trunk.dim
+    stored, dim = 1 if how == "sum" else len(kept), encoder.sizes[kept[0]]
     sizes = np.array([len(words) for words in sentences], dtype=np.int64)
     for i, size in enumerate(sizes.tolist()):
         if not size:
@@ -184,7 +236,8 @@ def features(encoder: Encoder, sentences: Sequence[Sentence], layers: str, cache
         found = np.empty(shape, dtype=np.float32)
         fill(found)
         return found
-    key = json.dumps([encoder.hash, "sum" if how == "sum" else kept, [list(words) for words in sentences]])
+    what = [RULES, "sum" if how == "sum" else kept, encoder.hash]
+    key = json.dumps([what, [list(words) for words in sentences]])
     path = Path(cache) / f"{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}.npy"
     if not path.exists():
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,7 +21,7 @@ from polyseme.objectives.terms import losses
 from polyseme.parts.characters import CharactersSpec, spell
 from polyseme.parts.coreference import END
 from polyseme.parts.crf import CrfSpec
-from polyseme.parts.features import FeaturesSpec, Store
+from polyseme.parts.features import FeaturesSpec, SourceSpec, Store
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.parts.over import Over, OverSpec
@@ -37,6 +36,7 @@ from polyseme.tasks.spans import SpanAnswer
 from polyseme.tasks.squad import trainable, wrong_offsets
 from polyseme.tasks.task import Prediction, Task
 from polyseme.tasks.word_windows import WORDS, word_windows
+from polyseme.tasks.words import Given, begin, look_up, vocabulary_of
 from polyseme.train.optim import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 
@@ -56,19 +56,30 @@ USUAL = FinetuneSpec(
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """An encoder, if there is one, the words a network knows, and where features are kept."""
+    """Encoders, if there are any, with a choice of layers each; the words a network knows; where features are kept."""
 
-    encoder: Encoder | None
-    layers: str
+    encoders: tuple[Encoder, ...]
+    layers: tuple[str, ...]
     vocabulary: dict[str, int]
     cache: Path | None
     window: int = WORDS  # of a text in which an answer is sought
+    given: Given | None = None
+
+    @property
+    def sources(self) -> tuple[SourceSpec, ...]:
+        """What is stored of each encoder."""
+        found = []
+        for encoder, layers in zip(self.encoders, self.layers):
+            kept, how = encoder.chosen(layers), LAYERS[layers][1]
+            number, dim = 1 if how == "sum" else len(kept), encoder.sizes[kept[0]]
+            found.append(SourceSpec(number, dim, "side" if how == "side" else "mix"))
+        return tuple(found)
 
     def lay(self, task: Task, sets: Sequence[Sequence[Example]], labelled: bool) -> tuple[list[list[Encoded]], Store]:
         """Sets of examples as places of one store: features are read and kept for each set by itself, and of a text
         that stands in it several times once."""
         found: list[list[Encoded]] = []
-        arrays: list[np.ndarray] = []
+        arrays: list[list[np.ndarray]] = [[] for _ in self.encoders]
         words: list[str] = []
         for examples in sets:
             read = [sequences_of(task, e) for e in examples]
@@ -76,10 +87,8 @@ class Reader:
             before = len(words)
             places = dict(zip(texts, before + np.cumsum([0, *map(len, texts)])))
             words += [word for text in texts for word in text]
-            if self.encoder is None:
-                arrays.append(np.empty((len(words) - before, 0, 0), dtype=np.float32))
-            else:
-                arrays.append(features(self.encoder, texts, self.layers, self.cache))
+            for parts, encoder, layers in zip(arrays, self.encoders, self.layers):
+                parts.append(features(encoder, texts, layers, self.cache))
             found.append([])
             for number, (example, sequences) in enumerate(zip(examples, read)):
                 if task.kind == "span":
@@ -88,9 +97,9 @@ class Reader:
                 else:
                     found[-1].append(_encoded(task, example, sequences, places, labelled))
         distinct = {word: i for i, word in enumerate(dict.fromkeys(words))}
-        known = np.array([self.vocabulary.get(word.lower(), 0) for word in distinct], dtype=np.int64)
+        known, given = look_up(distinct, self.vocabulary, self.given)
         numbers = np.array([distinct[word] for word in words], dtype=np.int64)
-        return found, Store(arrays, numbers, spell(list(distinct)), known)
+        return found, Store(arrays, numbers, spell(list(distinct)), known, given)
 
 
 def sequences_of(task: Task, example: Example) -> list[tuple[Sentence, ...]]:
@@ -133,17 +142,15 @@ def spec_of(task: Task, reader: Reader, network: NetworkSpec, crf: CrfSpec | Non
     usual: dict[str, Any] = dict(tagging="bilstm", coreference="bilstm", pair="esim", choice="esim", span="bidaf")
     name: Any = usual.get(task.kind, "biattentive") if network.name == "auto" else network.name
     _check_network(name, task.kind)
-    num_layers, dim, join = 0, 0, "mix"
-    if reader.encoder is not None:
-        kept, how = reader.encoder.chosen(network.layers), LAYERS[network.layers][1]
-        num_layers, dim, join = (1 if how == "sum" else len(kept)), reader.encoder.model.spec.trunk.dim, how
+    if name == "linear" and not reader.encoders and reader.given is None:
+        raise UserError("a linear model needs features to stand on: name a model, or word vectors")
+    if network.where == "between" and not reader.encoders:
+        raise UserError("there are no features to join between the layers: name a model")
     bottom = FeaturesSpec(
-        num_layers,
-        dim,
-        "side" if join == "side" else "mix",
-        network.where if num_layers else "input",
+        reader.sources,
+        network.where,
         len(reader.vocabulary) + 1,
-        network.word_dim,
+        word_dim(network, reader.given),
         CharactersSpec(1, 50, 1, FILTERS, num_highway=0) if network.characters else None,
         network.dropout if name != "linear" else 0.1,
         MARK_DIM if marked else 0,
@@ -159,8 +166,8 @@ def _check_network(name: str, kind: Kind) -> None:
     """Whether a network can say what is asked of a text."""
     if name == "esim" and kind not in ("pair", "choice"):
         raise UserError(f"esim compares two texts, which {kind} has not: linear, bilstm or biattentive")
-    if kind == "tagging" and name not in ("linear", "bilstm"):
-        raise UserError(f"{name} says one thing of a text, and tagging one of each word: linear or bilstm")
+    if kind in ("tagging", "coreference") and name not in ("linear", "bilstm"):
+        raise UserError(f"{name} says one thing of a text, and {kind} one of each word: linear or bilstm")
     if kind == "span" and name not in ("bidaf", "bilstm"):
         raise UserError(f"{name} cannot look for an answer in a text: bidaf or bilstm")
     if kind != "span" and name == "bidaf":
@@ -168,7 +175,7 @@ def _check_network(name: str, kind: Kind) -> None:
 
 
 def finetune_over(
-    source: Path | None,
+    source: Path | Sequence[Path] | None,
     kind: Kind,
     train_examples: Sequence[Example],
     dev_examples: Sequence[Example],
@@ -183,46 +190,55 @@ def finetune_over(
     others: Mapping[str, Sequence[Example]] | None = None,
     cache: Path | None = None,
     keep: bool = False,
+    words: Path | None = None,
 ) -> dict[str, Any]:
     """As `finetune`, with the model at `source` frozen and a network over its features; without one, over words alone.
 
-    The results say also how a mix weighs the layers.
+    Of several models the features stand side by side. `words` is where the network's own word vectors begin: a file or
+    a model folder. The results say also how a mix weighs the layers.
     """
     settings = settings.check()
     network = settings.network or NetworkSpec()
     check_run(kind, out, settings, seeds)
     task = Task.of(kind, train_examples, settings.both_orders, settings.span, coreference=settings.coreference)
-    counts = Counter(w.lower() for e in train_examples for seq in sequences_of(task, e) for t in seq for w in t)
-    frequent = sorted((word for word, n in counts.items() if n > 1), key=lambda word: (-counts[word], word))
-    vocabulary = {word: i for i, word in enumerate(frequent if network.word_dim else [], 1)}
-    encoder = Encoder.open(source) if source else None
-    reader = Reader(encoder, network.layers, vocabulary, cache, settings.max_len or WORDS)
+    paths = [] if source is None else [Path(source)] if isinstance(source, str | Path) else list(source)
+    given = Given.open(words) if words is not None else None
+    vocabulary: dict[str, int] = {}
+    if word_dim(network, given):
+        read = (word for e in train_examples for texts in sequences_of(task, e) for text in texts for word in text)
+        vocabulary = vocabulary_of(read, given, network.freeze_words)
+    choices = layers_of(network, len(paths))
+    reader = Reader(tuple(map(Encoder.open, paths)), choices, vocabulary, cache, settings.max_len or WORDS, given)
     spec = spec_of(task, reader, network, crf_of(settings, train_examples), any(e.mark for e in train_examples))
     sets = [trainable(train_examples), dev_examples, *(others or {}).values()]
     encoded, store = reader.lay(task, sets, labelled=True)
     train, dev, *rest = (Part(examples, laid) for examples, laid in zip(sets, encoded))
-    if network.name == "linear" and source is None:
-        raise UserError("a linear model needs features to stand on: name a model")
 
     def build(seed: int) -> Model:
         model = spec.build(seed)
         assert isinstance(model.trunk, Over)
         model.trunk.features.store = store
+        if given is not None and model.trunk.features.words is not None:
+            begin(model.trunk.features.words.weight, vocabulary, given)
         return model
 
     def save(path: Path, model: Model, notes: dict[str, Any]) -> None:
         weights = mix_weights(model)
         if weights and "results" in notes:
             notes["results"] |= {"mix": weights}
-        about = {"model": str(source) if source else None, "hash": reader.encoder.hash if reader.encoder else None}
-        write_over(path, model, vocabulary, notes | {"features": about | {"layers": network.layers}})
+        read = [{"model": str(e.path), "hash": e.hash, "layers": n} for e, n in zip(reader.encoders, reader.layers)]
+        begun = {"words": {"vectors": str(given.path), "hash": given.hash}} if given else {}
+        write_over(path, model, vocabulary, notes | {"features": {"sources": read} | begun})
 
     about: dict[str, Any] = {"data": data_set} if data_set else {}
-    about |= {"model": str(source) if source else "words alone", "features": network.to_json(), "from_scratch": False}
+    named = " + ".join([*map(str, paths), *([str(words)] if words else [])])
+    about |= {"model": named or "words alone", "features": network.to_json(), "from_scratch": False}
+    if given is not None:
+        about["words"] = {"vectors": str(words), "vocabulary": len(vocabulary), "frozen": network.freeze_words}
     if kind == "span":
         about["wrong_offsets"] = {"train": wrong_offsets(train_examples), "dev": wrong_offsets(dev_examples)}
     chosen = range(first_seed, first_seed + seeds)
-    penalised = network.penalty > 0 and reader.encoder is not None and LAYERS[network.layers][1] == "mix"
+    penalised = network.penalty > 0 and any(each.join == "mix" for each in reader.sources)
     none = torch.zeros(0, dtype=torch.long)
     work = Work(
         *(task, train, dev, settings, primary, extra, dict(zip(others or {}, rest))),
@@ -231,6 +247,25 @@ def finetune_over(
         timed=False,
     )
     return run_seeds(work, build, save, out, chosen, about, keep=keep)
+
+
+def word_dim(network: NetworkSpec, given: Given | None) -> int:
+    """How long a network's own vectors of words are."""
+    if given is not None and network.word_dim not in (None, given.dim):
+        raise UserError(
+            f"network.word_dim is {network.word_dim}, but the vectors of {given.path} have {given.dim} numbers"
+        )
+    return given.dim if given is not None else 100 if network.word_dim is None else network.word_dim
+
+
+def layers_of(network: NetworkSpec, number: int) -> tuple[str, ...]:
+    """The choice of layers for each of so many sources of features."""
+    choices = [choice.strip() for choice in network.layers.split(",")]
+    if len(choices) not in (1, number):
+        raise UserError(
+            f"{len(choices)} choices of layers ({network.layers}) for {number} models: one for each, or one for all"
+        )
+    return tuple(choices * number if len(choices) == 1 else choices)
 
 
 def with_penalty(rate: float) -> Callable[[Model, Batch], dict[str, Tensor]]:
@@ -296,10 +331,12 @@ def open_over(path: Path, cache: Path | None = None) -> OverFolder:
     """The model and the encoder it was trained over, which must not have changed."""
     about = read_json(path / "polyseme.json")
     spec, notes = ModelSpec.from_json(about.get("spec"), "spec"), about.get("notes", {})
-    source = notes.get("features", {})
-    encoder = Encoder.open(source["model"]) if source.get("model") else None
-    if encoder is not None and encoder.hash != source.get("hash"):
-        raise UserError(f"{encoder.path} is not the model that {path} was trained over: its hash differs")
+    read = notes.get("features", {})
+    encoders = tuple(Encoder.open(source["model"]) for source in read.get("sources", ()))
+    given = Given.open(read["words"]["vectors"]) if "words" in read else None
+    for each, hashed in zip((*encoders, given), (*read.get("sources", ()), read.get("words"))):
+        if each is not None and each.hash != hashed.get("hash"):
+            raise UserError(f"{each.path} is not the model that {path} was trained over: its hash differs")
     model = spec.build(0)
     try:
         model.load_state_dict(load_file(path / "model.safetensors"))
@@ -308,8 +345,8 @@ def open_over(path: Path, cache: Path | None = None) -> OverFolder:
     vocabulary = {word: i for i, word in enumerate(read_json(path / "words.json"), 1)}
     task = Task.from_model(model, notes)
     window = notes.get("settings", {}).get("max_len") or WORDS
-    reader = Reader(encoder, source.get("layers", "last"), vocabulary, cache, window)
-    return OverFolder(model.eval(), task, reader, notes)
+    layers = tuple(source["layers"] for source in read.get("sources", ()))
+    return OverFolder(model.eval(), task, Reader(encoders, layers, vocabulary, cache, window, given), notes)
 
 
 def answer_over(path: Path, context: str, question: str) -> SpanAnswer:

@@ -7,9 +7,10 @@ binary form has the same first line, then each word, a space, and its numbers as
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,9 +18,12 @@ import torch
 from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES
 from polyseme.files import write_whole
+from polyseme.parts.lookup import LookupSpec
 from polyseme.parts.model import Model
+from polyseme.parts.subwords import SubwordEmbeddings
 from polyseme.text.frames import build_words
 from polyseme.text.tokenizer import Tokenizer
+from polyseme.weights.folder import load_model
 
 Format = Literal["text", "binary", "glove"]
 FORMATS: tuple[Format, ...] = ("text", "binary", "glove")
@@ -50,6 +54,55 @@ def write_vectors(path: Path, words: Sequence[str], vectors: np.ndarray, form: F
                     f.write("".join(f"{word} {line % tuple(row.tolist())}\n" for word, row in rows).encode())
 
     write_whole(path, write)
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """Words, the most frequent first, and their vectors as they are; `unseen` makes one for a word that is not there.
+
+    With `lowercase` no word has a capital, and none is looked for.
+    """
+
+    words: list[str]
+    table: np.ndarray  # [words, dim]
+    unseen: Callable[[str], np.ndarray] | None = None
+    lowercase: bool = False
+    places: dict[str, int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "places", {word: i for i, word in enumerate(self.words)})
+
+    def find(self, word: str) -> np.ndarray | None:
+        """The vector of a word as it is written, if it has one."""
+        word = word.lower() if self.lowercase else word
+        place = self.places.get(word)
+        if place is not None:
+            vector: np.ndarray = self.table[place]
+            return vector
+        made = self.unseen(word) if self.unseen is not None else None
+        return made if made is not None and made.any() else None
+
+
+def open_vectors(path: Path) -> Vectors:
+    """From a model folder of word vectors or a file of them. A model's other tokens, the special ones, are left out."""
+    if path.is_file():
+        return Vectors(*read_vectors(path))
+    if not path.exists():
+        raise UserError(f"there are no vectors at {path}: neither a file nor a model folder")
+    folder = load_model(path)
+    if not isinstance(folder.model.spec.trunk, LookupSpec):
+        raise UserError(
+            f"{path} is a {folder.model.spec.family}: its vectors depend on the context; `embed` gives them"
+        )
+    tokenizer = folder.tokenizer
+    embeddings: Any = folder.model.trunk.embeddings
+    kept = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids]
+    unseen = None
+    if isinstance(embeddings, SubwordEmbeddings):
+        unseen = lambda word: embeddings.vector(word).detach().numpy()  # noqa: E731
+    pieces = tokenizer.vocabulary
+    table = embeddings.look_up(torch.tensor(kept)).detach().numpy()
+    return Vectors([pieces[i] for i in kept], table, unseen, tokenizer.lowercase)
 
 
 def read_vectors(path: Path) -> tuple[list[str], np.ndarray]:

@@ -1,0 +1,55 @@
+"""Flair: language models over characters, whose states at the borders of words are features."""
+
+from __future__ import annotations
+
+from polyseme.objectives.specs import CausalLM
+from polyseme.train.optim import OptimSpec
+from polyseme.train.recipe import BudgetSpec, Recipe
+from polyseme.train.schedule import ScheduleSpec
+
+
+def paper() -> Recipe:
+    """LSTMs of 2048 units both ways, 100 × 250 characters a step, gradients clipped at 0.25 (Akbik et al. 2018, §3).
+
+    As many steps as an epoch of the 1B Word benchmark has. There SGD at 20 whose rate does not fall; here AdamW.
+    """
+    return Recipe(
+        name="flair",
+        family="flair",
+        size="paper",
+        objective=CausalLM(direction="both"),
+        max_len=250,
+        batch_tokens=25_000,
+        bin_tokens=25_000,
+        budget=BudgetSpec(steps=220_000),
+        optim=OptimSpec(rate=1e-3, decay=0.0, clip=0.25),
+        schedule=ScheduleSpec("cosine", warmup=1000),
+        eval_every=5000,
+        save_every=5000,
+        log_every=100,
+    )
+
+
+def small() -> Recipe:
+    """LSTMs of 1024 units; an hour of one GPU."""
+    return paper().replace(name="flair-small", size="small", batch_tokens=50_000, bin_tokens=50_000,
+                           budget=BudgetSpec(minutes=60), optim=OptimSpec(rate=2e-3, decay=0.0, clip=0.25),
+                           eval_every=1000, save_every=1000)  # fmt: skip
+
+
+def tiny() -> Recipe:
+    """LSTMs of 192 units: two minutes on a CPU, to try things out."""
+    return Recipe(
+        name="flair-tiny",
+        family="flair",
+        size="tiny",
+        objective=CausalLM(direction="both"),
+        max_len=128,
+        batch_tokens=4096,
+        bin_tokens=4096,
+        budget=BudgetSpec(steps=400),
+        optim=OptimSpec(rate=5e-3, beta2=0.98),
+        schedule=ScheduleSpec("cosine", warmup=50, floor=0.1),
+        eval_every=250,
+        save_every=250,
+    )
