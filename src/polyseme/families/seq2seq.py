@@ -37,16 +37,17 @@ def trunk(
     tied: bool = True,
     weight_dropout: float = 0.0,
     forget_bias: float = 1.0,
-    init_std: float = 0.1,
+    init_std: float = 0.0,
 ) -> EncoderDecoderSpec:
     """Layers that read both ways, each way half of `dim`, and a decoder of the same size over their states.
 
     The context is found before the recurrence and goes `inside` it, or `after` it from its states. One table of token
-    vectors serves both sides and, if `tied`, the output; with a `target_vocab_size` the target has its own.
+    vectors serves both sides and, if `tied`, the output; with a `target_vocab_size` the target has its own. They begin
+    with a deviation of `init_std`; 0 is 4 / √dim, with which models of 48 to 192 learnt soonest.
     """
     if dim % 2:
         raise UserError(f"dim is {dim}, but each of two directions has half of it")
-    init = InitSpec(1.0, fan_in=True, token_std=init_std)
+    init = InitSpec(1.0, fan_in=True, token_std=init_std or 4 * dim**-0.5)
     look = None if attention == "none" else LookSpec(attention, attention_dim if attention == "additive" else 0)
     encoder = RecurrentSpec(
         EmbeddingsSpec(vocab_size, dim, max_len, positions="none"),
@@ -63,9 +64,7 @@ def trunk(
         init=init,
     )
     stack = encoder.replace(
-        embeddings=encoder.embeddings.replace(
-            vocab_size=target_vocab_size or vocab_size, shared=not target_vocab_size
-        ),
+        embeddings=encoder.embeddings.replace(vocab_size=target_vocab_size or vocab_size, shared=not target_vocab_size),
         sizes=(dim,) * (num_decoder_layers or num_layers),
         direction="forward",
         output_dropout=0.0,
@@ -130,7 +129,7 @@ def from_config(config: dict[str, Any]) -> EncoderDecoderSpec:
         dropout=config.get("dropout", 0.3),
         weight_dropout=config.get("weight_dropout", 0.0),
         forget_bias=config.get("forget_bias", 1.0),
-        init_std=config.get("initializer_range", 0.1),
+        init_std=config.get("initializer_range", 0.0),
     )
 
 
