@@ -30,6 +30,7 @@ def trunk(
     attention: Attention = "multiplicative",
     order: Literal["inside", "after"] = "after",
     attention_dim: int = 0,
+    word_dim: int = 0,
     cell: Cell = "lstm",
     reset: Literal["before", "after"] = "after",
     num_decoder_layers: int = 0,
@@ -43,14 +44,15 @@ def trunk(
 
     The context is found before the recurrence and goes `inside` it, or `after` it from its states. One table of token
     vectors serves both sides and, if `tied`, the output; with a `target_vocab_size` the target has its own. They begin
-    with a deviation of `init_std`; 0 is 4 / √dim, with which models of 48 to 192 learnt soonest.
+    with a deviation of `init_std`; 0 is 4 / √dim, with which models of 48 to 192 learnt soonest. With a `word_dim` they
+    are of that size, and a linear layer on each side goes from there to `dim`.
     """
     if dim % 2:
         raise UserError(f"dim is {dim}, but each of two directions has half of it")
     init = InitSpec(1.0, fan_in=True, token_std=init_std or 4 * dim**-0.5)
     look = None if attention == "none" else LookSpec(attention, attention_dim if attention == "additive" else 0)
     encoder = RecurrentSpec(
-        EmbeddingsSpec(vocab_size, dim, max_len, positions="none"),
+        EmbeddingsSpec(vocab_size, dim, max_len, positions="none", inner=word_dim),
         (dim // 2,) * num_layers,
         cell,
         reset=reset,
@@ -75,7 +77,11 @@ def trunk(
 
 
 def heads(spec: EncoderDecoderSpec) -> dict[str, HeadSpec]:
-    return {"next": LanguageHeadSpec((spec.decoder or spec).embeddings.vocab_size, bias=True, tied=spec.tied)}
+    """What meets token vectors of another size goes there through a dense layer and tanh."""
+    target = (spec.decoder or spec).embeddings
+    inner = getattr(target, "inner", 0) if spec.tied else 0
+    head = LanguageHeadSpec(target.vocab_size, bias=True, tied=spec.tied)
+    return {"next": head.replace(dense=True, inner=inner, activation="tanh") if inner else head}
 
 
 def label_head(name: str, labels: tuple[str, ...], spec: EncoderDecoderSpec) -> HeadSpec:
@@ -100,6 +106,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "max_len": encoder.embeddings.max_len,
         "attention": look.score if look else "none",
         "attention_dim": look.inner if look else 0,
+        "word_dim": encoder.embeddings.inner,
         "order": "inside" if decoder.stack.context else "after",
         "cell": encoder.cell,
         "reset": encoder.reset,
@@ -112,7 +119,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-NUMBERS = ("num_layers", "num_decoder_layers", "dim", "vocab_size", "target_vocab_size", "max_len", "attention_dim")
+NUMBERS = ("num_layers", "num_decoder_layers", "dim", "vocab_size", "target_vocab_size", "max_len")
 CHOICES: dict[str, list[Any]] = {
     "attention": ["multiplicative", *ATTENTIONS],
     "order": ["after", "inside"],
@@ -124,7 +131,7 @@ CHOICES: dict[str, list[Any]] = {
 
 def from_config(config: dict[str, Any]) -> EncoderDecoderSpec:
     return trunk(
-        **read_config(config, needed={name: name for name in NUMBERS}, fixed=CHOICES),
+        **read_config(config, needed={name: name for name in (*NUMBERS, "attention_dim", "word_dim")}, fixed=CHOICES),
         **{name: config.get(name, choices[0]) for name, choices in CHOICES.items()},
         dropout=config.get("dropout", 0.3),
         weight_dropout=config.get("weight_dropout", 0.0),
@@ -158,7 +165,10 @@ SEQ2SEQ = Family(
     prefix="trunk.",
     rules=own_names,
     head_rules={
-        "next": own("heads.next.bias", "heads.next.own.weight"),
+        "next": (
+            *own("heads.next.bias", "heads.next.own.weight"),
+            *both("heads.next.dense", "heads.next.dense"),
+        ),
         "classify": both("heads.classify.linear", "heads.classify.linear"),
         "tag": both("heads.tag.linear", "heads.tag.linear"),
     },
