@@ -1,8 +1,12 @@
 """Recurrent translation by its commands: a toy language, every kind of attention, resumed, explained, as features."""
 
+import importlib
 import json
 import random
 import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -103,3 +107,34 @@ def test_what_it_cannot_be(made, refused, tmp_path):
     run("model.dim=33", says="dim is 33")
     run("compile=true", says="works by lengths")
     run("objective.own=2", says="own is 2")
+
+
+def test_the_benchmark_keeps_what_is_done(made, tmp_path, monkeypatch, capsys):
+    """Models side by side, in processes of their own; what was measured is not measured again."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    benchmark = importlib.import_module("translation")
+    out = tmp_path / "out"
+    given = ["translation.py", "--corpus", made / "pairs", "--test", made / "test.en", made / "test.xx", "--out", out]
+    given += ["--models", "dot-inside", "seq2seq-tiny", "--seeds", 2, "--beams", 2]
+    given += [part for change in ("model.dim=16", *SHORT[2:], "budget.steps=2") for part in ("--set", change)]
+    asked = []
+
+    def process(command, stdout, stderr, env):
+        """In this process: it is the same function."""
+        asked.append(command[-2:])
+        monkeypatch.setattr(sys, "argv", command[1:])
+        benchmark.main()
+        monkeypatch.setattr(sys, "argv", [*map(str, given)])
+        return SimpleNamespace(poll=lambda: 0, returncode=0)
+
+    monkeypatch.setattr(benchmark.subprocess, "Popen", process)
+    monkeypatch.setattr(benchmark, "header", str)  # which asks git
+    monkeypatch.setattr(sys, "argv", [*map(str, given)])
+    benchmark.main()
+    assert asked == [[model, seed] for seed in "01" for model in ("dot-inside", "seq2seq-tiny")]
+    said, found = capsys.readouterr().out, json.loads((out / "results.json").read_text())
+    assert len(found) == 4 and {one["seed"] for one in found} == {0, 1} and "| dot-inside | 0.0 | 2 |" in said
+    assert json.loads((out / "dot-inside/seed-1/recipe.json").read_text())["recipe"]["model"]["order"] == "inside"
+    (out / "seq2seq-tiny/seed-1/result.json").unlink()
+    benchmark.main()
+    assert asked[4:] == [["seq2seq-tiny", "1"]] and len(json.loads((out / "results.json").read_text())) == 4
