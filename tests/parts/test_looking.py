@@ -202,3 +202,25 @@ def test_own_words_are_the_likeliest_behind_the_true_ones():
         scores = model.predict("next", last, batch.layout)
         expected = nn.functional.cross_entropy(scores, batch.targets["next"].values, reduction="sum")
         assert losses(model, batch)["next"].item() == pytest.approx(expected.item())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("attention,order", KINDS)
+def test_a_gpu_gives_the_same_and_nothing_waits_for_it(attention, order):
+    model = made(attention, order, num_layers=2).float()
+    sources, targets = ([row % 20 for row in cases.sequences(n, 3)] for n in (SOURCES, TARGETS))
+    source, layout = Source(torch.cat(sources), Layout.of(SOURCES)), Layout.of(TARGETS)
+    tokens = torch.cat(targets)
+    with torch.no_grad():
+        expected = model.trunk(tokens, layout, source=source).last
+    model.cuda().train()  # kernels that cuDNN can go back through
+    given = tokens.cuda(), layout.to("cuda"), source.to("cuda")
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = model.trunk(*given[:2], source=given[2]).last
+        found.sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(found.detach().cpu(), expected, atol=5e-3, rtol=0)  # cuDNN rounds to TF32

@@ -48,7 +48,7 @@ def trunk(
     are of that size, and a linear layer on each side goes from there to `dim`.
     """
     if dim % 2:
-        raise UserError(f"dim is {dim}, but each of two directions has half of it")
+        raise UserError(f"dim is {dim}, but each of two directions has half of it: {dim - 1} or {dim + 1}")
     init = InitSpec(1.0, fan_in=True, token_std=init_std or 4 * dim**-0.5)
     look = None if attention == "none" else LookSpec(attention, attention_dim if attention == "additive" else 0)
     encoder = RecurrentSpec(
