@@ -1,85 +1,173 @@
-"""Translation: train on a prepared corpus of pairs and measure sacreBLEU on a test set, over several seeds.
+"""Translation: train models on a prepared corpus of pairs and measure sacreBLEU on a test set, over several seeds.
 
-    python benchmarks/translation.py --corpus PAIRS --test SOURCE REFERENCE [--recipe transformer-multi30k] [--seeds 3]
+    python benchmarks/translation.py --corpus PAIRS --test SOURCE REFERENCE [--models NAME …] [--seeds 3] [--jobs 1]
         [--set path=value …] [--beams 5] [--penalty 1.0] [--out FOLDER]
+
+A model is one of `MODELS`: recurrent without attention (none), with each kind of it inside the recurrence or after it
+(dot-after, additive-inside …), the Transformer; or the name of a recipe. Without `--models` it is all of `MODELS`.
 
 The corpus is made before, where there is a network or not: no data but the corpus and the two files of the test set is
 read, and no sentence is split. Multi30k (English to German, test 2016):
 
     polyseme tokenizer train train.en train.de --kind bpe --vocab-size 10000 --out tok
     polyseme pairs train.en train.de --tokenizer tok --out pairs
-    python benchmarks/translation.py --corpus pairs --test test_2016_flickr.en test_2016_flickr.de
+    python benchmarks/translation.py --corpus pairs --test test_2016_flickr.en test_2016_flickr.de --jobs 6
 
-A line for each seed with BLEU and chrF, the mean and the deviation, BLEU by length of the source, minutes and the speed
-of translating. `--set model.dropout=0.4` and its like change the recipe; give another `--out` then.
+Every model and seed is a process of its own, `--jobs` of them at a time; small models share a GPU well. Each writes
+`MODEL/seed-N/result.json` when it is done, and all that is there is gathered in `results.json` each time: what was cut
+off goes on where it was when the command is given again. At the end a table of the mean and the deviation of BLEU,
+and BLEU by length of the source. `--set model.dropout=0.4` and its like change every recipe; give another `--out` then.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from report import header, table
 
-import polyseme
-from polyseme.cli.output import set_values
-from polyseme.generation import Search
-from polyseme.recipes import find_recipe
-from polyseme.tasks.translation import scores
-from polyseme.train.pretrain import pretrain
+KINDS = [
+    f"{score}-{order}" for order in ("after", "inside") for score in ("dot", "cosine", "multiplicative", "additive")
+]
+MODELS = {
+    "none": ("seq2seq-multi30k", ["model.attention=none"]),
+    **{
+        k: ("seq2seq-multi30k", [f"model.{n}={v}" for n, v in zip(("attention", "order"), k.split("-"))]) for k in KINDS
+    },
+    "transformer": ("transformer-multi30k", []),
+}
 
 
-def run(seed: int, args: argparse.Namespace) -> dict[str, Any]:
+def run(model: str, seed: int, args: argparse.Namespace) -> None:
     """Train with one seed and measure, or measure what an earlier call trained."""
-    recipe = set_values(find_recipe(args.recipe), args.set).replace(seed=seed)
-    out = args.out / f"seed-{seed}"
+    import polyseme
+    from polyseme.cli.output import set_values
+    from polyseme.generation import Search
+    from polyseme.recipes import find_recipe
+    from polyseme.tasks.translation import scores
+    from polyseme.train.pretrain import pretrain
+
+    name, changes = MODELS.get(model, (model, []))
+    recipe = set_values(find_recipe(name), [*changes, *args.set]).replace(seed=seed)
+    out = args.out / model / f"seed-{seed}"
     began = time.perf_counter()
     results = pretrain(recipe, args.corpus, out, resume=(out / "recipe.json").exists())
     minutes = (time.perf_counter() - began) / 60
     sources, references = (path.read_text(encoding="utf-8").splitlines() for path in args.test)
-    model = polyseme.load(out / "model")
+    opened = polyseme.load(out / "model")
     began = time.perf_counter()
-    found = model.translate(sources, Search(0, beams=args.beams, penalty=args.penalty))
+    found = opened.translate(sources, Search(0, beams=args.beams, penalty=args.penalty))
     seconds = time.perf_counter() - began
     lines = [each.text for each in found]
     (out / "translations.txt").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    measured = scores(lines, references, sources)
-    facts = {"seed": seed, "valid": results["valid"], "minutes": minutes, "texts_per_second": len(sources) / seconds,
-             "parameters": results["parameters"], "unfinished": sum(not each.finished for each in found)}  # fmt: skip
-    return measured | facts
+    log = [json.loads(row) for row in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    facts = {"model": model, "seed": seed, "valid": results["valid"], "minutes": minutes,
+             "texts_per_second": len(sources) / seconds, "parameters": results["parameters"],
+             "unfinished": sum(not each.finished for each in found), "examples": lines[:5],
+             "curve": [[row["step"], row["valid"]["next"]] for row in log if "valid" in row]}  # fmt: skip
+    temporary = out / "result.tmp"
+    temporary.write_text(json.dumps(scores(lines, references, sources) | facts), encoding="utf-8")
+    temporary.rename(out / "result.json")
+
+
+def run_all(jobs: list[tuple[str, int]], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """All jobs, so many at a time; the results that are there at the end."""
+    waiting = [job for job in jobs if not _result(args.out, *job).exists()]
+    running: dict[tuple[str, int], subprocess.Popen] = {}
+    threads = str(max((os.cpu_count() or 1) // args.jobs, 1))
+    while waiting or running:
+        while waiting and len(running) < args.jobs:
+            model, seed = job = waiting.pop(0)
+            folder = args.out / model
+            folder.mkdir(parents=True, exist_ok=True)
+            with open(folder / f"seed-{seed}.log", "a", encoding="utf-8") as log:
+                command = [sys.executable, __file__, *sys.argv[1:], "--one", model, str(seed)]
+                running[job] = subprocess.Popen(
+                    command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": threads}
+                )
+        time.sleep(0.5)
+        for job in [job for job, process in running.items() if process.poll() is not None]:
+            status, name = running.pop(job).returncode, f"{job[0]}, seed {job[1]}"
+            if status:
+                tail = (args.out / job[0] / f"seed-{job[1]}.log").read_text(encoding="utf-8").splitlines()[-1:]
+                print(f"{name} ended with status {status}: {' '.join(tail)}", flush=True)
+                continue
+            one = json.loads(_result(args.out, *job).read_text(encoding="utf-8"))
+            print(f"{name}: BLEU {one['bleu']:.2f}, valid {one['valid']['next']:.3f}, {one['minutes']:.1f} minutes",
+                  flush=True)  # fmt: skip
+            _gathered(jobs, args.out)
+    return _gathered(jobs, args.out)
+
+
+def _result(out: Path, model: str, seed: int) -> Path:
+    return out / model / f"seed-{seed}" / "result.json"
+
+
+def _gathered(jobs: list[tuple[str, int]], out: Path) -> list[dict[str, Any]]:
+    paths = [_result(out, *job) for job in jobs]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    (out / "results.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    return found
+
+
+def show(found: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    models: dict[str, list[dict[str, Any]]] = {}
+    for one in found:
+        models.setdefault(one["model"], []).append(one)
+    print(header(f"translation {' '.join(args.set)}, {found[0]['bleu_signature']}, beam {args.beams}"))
+
+    def mean(runs: list[dict[str, Any]], key: str) -> float:
+        return statistics.mean(r[key] for r in runs)
+
+    rows = []
+    for name, runs in models.items():
+        values = [r["bleu"] for r in runs]
+        spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+        rows.append([
+            name, f"{runs[0]['parameters'] / 1e6:.1f}", len(runs), f"{statistics.mean(values):.2f}{spread}",
+            f"{mean(runs, 'chrf'):.2f}", f"{statistics.mean(r['valid'].get('next', float('nan')) for r in runs):.3f}",
+            f"{mean(runs, 'minutes'):.1f}", f"{mean(runs, 'texts_per_second'):,.0f}",
+            sum(r["unfinished"] for r in runs),
+        ])  # fmt: skip
+    names = ["model", "M parameters", "seeds", "BLEU", "chrF", "valid loss", "minutes", "texts/s", "cut off"]
+    print(table(names, rows))
+    print("\nBLEU by words of the source, the mean of the seeds:\n")
+    first = found[0]["by_length"]
+    lengths = [f"{row['words']} ({row['texts']} texts)" for row in first]
+    by_length = [
+        [name, *(f"{statistics.mean(r['by_length'][i]['bleu'] for r in runs):.2f}" for i in range(len(first)))]
+        for name, runs in models.items()
+    ]
+    print(table(["model", *lengths], by_length))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--test", type=Path, nargs=2, required=True, metavar=("SOURCE", "REFERENCE"))
-    parser.add_argument("--recipe", default="transformer-multi30k")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="NAME")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--beams", type=int, default=5)
     parser.add_argument("--penalty", type=float, default=1.0)
     parser.add_argument("--out", type=Path, default=Path("runs/translation"))
+    parser.add_argument("--one", nargs=2, metavar=("MODEL", "SEED"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    found = [run(seed, args) for seed in range(args.seeds)]
-    print(header(f"{args.recipe} {' '.join(args.set)}, {found[0]['parameters']:,} parameters"))
-    rows = [
-        [r["seed"], f"{r['bleu']:.2f}", f"{r['chrf']:.2f}", f"{r['valid'].get('next', float('nan')):.3f}",
-         f"{r['minutes']:.1f}", f"{r['texts_per_second']:,.0f}", r["unfinished"]]
-        for r in found
-    ]  # fmt: skip
-    print(table(["seed", "BLEU", "chrF", "valid loss", "minutes", "texts/s", "cut off"], rows))
-    values = [r["bleu"] for r in found]
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    print(f"\nBLEU {statistics.mean(values):.2f}{spread}  {found[0]['bleu_signature']}, beam {args.beams}")
-    print(table(["words of the source", "texts", *(f"BLEU, seed {r['seed']}" for r in found)], [
-        [first["words"], first["texts"], *(f"{r['by_length'][i]['bleu']:.2f}" for r in found)]
-        for i, first in enumerate(found[0]["by_length"])
-    ]))  # fmt: skip
-    (args.out / "results.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
+    if args.one:
+        run(args.one[0], int(args.one[1]), args)
+        return
+    found = run_all([(model, seed) for seed in range(args.seeds) for model in args.models], args)
+    if not found:
+        raise SystemExit("no model was trained: see the logs")
+    show(found, args)
 
 
 if __name__ == "__main__":

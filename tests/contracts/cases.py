@@ -41,6 +41,16 @@ VARIANTS |= {"nnlm direct": ("nnlm", {"direct": True})} | {
 }
 VARIANTS |= {f"flair {way}": ("flair", {"char_dim": 8, "direction": way}) for way in ("forward", "backward")}
 VARIANTS |= {"ulmfit backward": ("ulmfit", EXTRA["ulmfit"] | {"direction": "backward"})}
+VARIANTS |= {
+    " ".join(["seq2seq", *given.values()]): ("seq2seq", given)
+    for given in (
+        {"attention": "none", "cell": "gru"},
+        {"attention": "additive", "order": "inside", "cell": "gru", "reset": "before"},
+        {"attention": "dot", "order": "inside", "cell": "rnn"},
+        {"attention": "cosine", "order": "inside"},
+        {"attention": "additive", "order": "after"},
+    )
+}
 CASES = {name: (name, EXTRA.get(name, {})) for name in FAMILIES} | VARIANTS
 NAMES = list(CASES)
 DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]

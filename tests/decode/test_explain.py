@@ -14,13 +14,14 @@ from polyseme.generation import Search, Writer
 TEXT = "the old cat sees the dog."
 
 
-@pytest.mark.parametrize("family", ["t5", "transformer"])
+@pytest.mark.parametrize("family", ["t5", "transformer", "seq2seq"])
 def test_alignments_are_probabilities(family, tiny_folders):
     model = polyseme.load(tiny_folders[family], device="cpu")
     writer = Writer(model.folder)
     (source,), written = [writer.source(TEXT)], (5, 6, 7)
     found = align(writer, source, written)
-    assert found.weights.shape == (3, 3, 4, len(source)) and len(found.target) == 4
+    layers, heads = (1, 1) if family == "seq2seq" else (3, 3)
+    assert found.weights.shape == (layers, heads, 4, len(source)) and len(found.target) == 4
     np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
     np.testing.assert_allclose(found.mean.sum(-1), 1, atol=1e-5)
 

@@ -6,7 +6,7 @@ import torch
 
 from polyseme.decode.beam import beam
 from polyseme.decode.sample import GREEDY, Sampling, drawn, sample, stream
-from polyseme.decode.writing import begin
+from polyseme.decode.writing import begin, needs_source
 from polyseme.errors import UserError
 from tests.contracts import cases
 
@@ -98,9 +98,9 @@ def test_memory_is_what_arithmetic_says_and_is_written_in_place(family):
 
 def test_prompts_of_several_lengths_and_rows_that_move():
     """Taking rows in any order, more or fewer of them, is reading those texts."""
-    for family in ("gpt2", "t5", "transformer", "transformer_xl", "xlnet"):
+    for family in ("gpt2", "t5", "transformer", "seq2seq", "transformer_xl", "xlnet"):
         model = cases.tiny_model(family)
-        sources = [[4, 5, 6, 7], [2, 3], [9]] if family in ("t5", "transformer") else None
+        sources = [[4, 5, 6, 7], [2, 3], [9]] if needs_source(model) else None
         prompts = [[5, 6, 7], [8], [9, 1]]
         with torch.inference_mode():
             moving, afresh = (begin(model, prompts, sources, 6, 20, cached=c) for c in (True, False))

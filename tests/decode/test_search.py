@@ -60,7 +60,7 @@ def _streamed(model, row):
 
 
 def test_which_families_write():
-    plain = {"gpt", "gpt2", "transformer_xl", "xlnet", "t5", "transformer", "music"}
+    plain = {"gpt", "gpt2", "transformer_xl", "xlnet", "t5", "transformer", "seq2seq", "music"}
     assert plain <= set(WRITERS) and "bert" not in WRITERS
 
 
@@ -111,7 +111,7 @@ def test_together_equals_alone(family):
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0, -0.5])
-@pytest.mark.parametrize("family", ["gpt2", "transformer", "xlnet"])
+@pytest.mark.parametrize("family", ["gpt2", "transformer", "seq2seq", "xlnet"])
 def test_a_beam_of_one_is_greedy(family, penalty):
     model, prompts, sources = texts(family)
     for eos in ({EOS}, {EOS, 7, 11, 30, 41, 50, 55}):
@@ -121,9 +121,10 @@ def test_a_beam_of_one_is_greedy(family, penalty):
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0, -1.0])
-@pytest.mark.parametrize("family", ["gpt2", "transformer"])
+@pytest.mark.parametrize("family", ["gpt2", "transformer", "seq2seq"])
 def test_a_beam_as_wide_as_the_space_is_exhaustive_search(family, penalty):
-    spec = FAMILIES[family].spec(num_layers=1, dim=8, num_heads=2, vocab_size=4, max_len=16, dropout=0.0)
+    sizes = {"num_layers": 1, "dim": 8, "num_heads": 2, "vocab_size": 4, "max_len": 16, "dropout": 0.0}
+    spec = FAMILIES[family].spec(**cases.fitting(FAMILIES[family], **sizes))
     model = spec.build(3).double().eval()
     with torch.no_grad():
         for p in model.parameters():

@@ -9,7 +9,7 @@ from polyseme.decode.sample import Sampling
 from polyseme.errors import UserError
 from polyseme.generation import Search, Writer, behind
 
-WRITERS = ("gpt", "gpt2", "transformer_xl", "xlnet", "t5", "transformer")
+WRITERS = ("gpt", "gpt2", "transformer_xl", "xlnet", "t5", "transformer", "seq2seq")
 PROMPT = "The old cat sees"
 
 

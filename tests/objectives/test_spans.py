@@ -15,6 +15,7 @@ from polyseme.objectives.packing import Vocabulary
 from polyseme.objectives.spans import SpanCorruption, segment
 from polyseme.objectives.terms import losses
 from polyseme.objectives.translation import Pairs, Translation
+from tests.contracts.cases import fitting
 from tests.objectives.test_specs import SIZE, Pages, pages
 
 PAD, EOS, UNK = range(3)
@@ -208,7 +209,7 @@ def test_label_smoothing_is_a_sum_over_targets():
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("family", ["t5", "transformer"])
+@pytest.mark.parametrize("family", ["t5", "transformer", "seq2seq"])
 def test_one_batch_can_be_learnt_by_heart(family):
     torch.manual_seed(0)
     if family == "t5":
@@ -218,7 +219,8 @@ def test_one_batch_can_be_learnt_by_heart(family):
         bound = bind(corpus=corpus, vocabulary=vocabulary)
     else:
         bound = Translation(smoothing=0.0).bind(Pairs.of(*parallel(12)), VOCABULARY, 16)
-    model = FAMILIES[family].spec(num_layers=2, dim=32, num_heads=2, vocab_size=100, dropout=0.0).build(0)
+    sizes = fitting(FAMILIES[family], num_layers=2, dim=32, num_heads=2, vocab_size=100, dropout=0.0)
+    model = FAMILIES[family].spec(**sizes).build(0)
     batch = bound.batch(np.arange(len(bound)), 0)
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
     count = batch.targets["next"].count

@@ -134,7 +134,7 @@ def test_configs_name_the_class(tiny_folders):
         "albert": ["AlbertForPreTraining"], "spanbert": ["BertForMaskedLM"],
         "distilbert": ["DistilBertForMaskedLM"], "modern": ["ModernBertForMaskedLM"],
         "transformer_xl": ["TransformerXLForCausalLM"], "xlnet": ["XLNetLMHeadModel"],
-        "t5": ["T5ForConditionalGeneration"], "transformer": ["Translation"],
+        "t5": ["T5ForConditionalGeneration"], "transformer": ["Translation"], "seq2seq": ["RecurrentTranslation"],
         "music": ["MusicForCausalLM"],
     }  # fmt: skip
     assert {name: names[name] for name in expected} == expected

@@ -16,7 +16,8 @@ def pretrain(
     budget: Annotated[str, typer.Option(help="how long: 20m, 1h30m, 90s, 500steps or 1e9tokens")] = "",
     resume: Annotated[bool, typer.Option(help="go on with the run in --out")] = False,
     begin: Annotated[
-        Path | None, typer.Option("--from", help="a model folder to begin from, of the same sizes")
+        Path | None,
+        typer.Option("--from", help="a model folder to begin from, of the same sizes; or word vectors for its tokens"),
     ] = None,
 ) -> None:
     """Pre-train a model. Ctrl-C and SIGTERM save and leave; --resume goes on exactly."""

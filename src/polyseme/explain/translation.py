@@ -24,7 +24,8 @@ SHOWN = 400  # nodes of a tree
 class Alignment:
     """Pieces of a source and of its translation, and cross attention [layers, heads, target, source].
 
-    Row i says where the model looked when it wrote piece i of the target, the end mark last.
+    Row i says where the model looked when it wrote piece i of the target, the end mark last. A model without attention
+    has no layers here.
     """
 
     source: list[str]
@@ -44,20 +45,13 @@ def align(writer: Writer, source: Sequence[int], written: Sequence[int]) -> Alig
     device = next(writer.model.parameters()).device
     target = [*writer.start, *written]
     ids = torch.tensor(list(source), device=device)
-    encoded = trunk.encode(Source(ids, Layout.of([len(ids)], device=device)))
     tokens, layout = torch.tensor(target, device=device), Layout.of([len(target)], device=device)
-    decoder = trunk.decoder
-    depth = decoder.spec.num_layers
-    table_ = trunk.encoder.table if trunk.shared else None
-    reading = decoder(tokens, layout, keep=range(depth), source=encoded, table=table_)
-    _, relations = decoder.relations(reading.layers[0], layout, None, None, None)
-    maps = [
-        block.cross_weights(reading.layers[i], layout, relations, encoded)[0].float().cpu().numpy()
-        for i, block in enumerate(decoder.depths())
-    ]
+    layers = trunk.cross_weights(tokens, layout, Source(ids, Layout.of([len(ids)], device=device)))
+    maps = [sequences[0].float().cpu().numpy() for sequences in layers]
     ends = writer.target.pieces(sorted(writer.eos))[:1]
     shown = [*_bare(writer.target.pieces(list(written))), *ends]
-    return Alignment(_bare(writer.tokenizer.pieces(list(source))), shown, np.stack(maps))
+    weights = np.stack(maps) if maps else np.zeros((0, 0, len(shown), len(source)), np.float32)
+    return Alignment(_bare(writer.tokenizer.pieces(list(source))), shown, weights)
 
 
 def explain_translation(model: LanguageModel, text: str, beams: int = 4, penalty: float = 1.0) -> str:
@@ -81,13 +75,18 @@ def explain_translation(model: LanguageModel, text: str, beams: int = 4, penalty
         for layer, per_head in enumerate(alignment.weights)
     ]
     lead = escape(text) + " → <b>" + escape(writer.text([], found.texts[0].tokens)) + "</b>"
+    if heads:
+        aligned = _figure("", alignment, alignment.mean, 22, True) + note(
+            "Cross attention, the mean over layers and heads: a row is a written token, and where it looked."
+        )
+    else:
+        aligned = note("None: this model looks back at nothing; the source reached it as one vector.")
     sections = [
         ("Best translations", table(["translation", "log-probability", "by length", ""], rows)),
-        ("Alignment", _figure("", alignment, alignment.mean, 22, True)
-         + note("Cross attention, the mean over layers and heads: a row is a written token, and where it looked.")),
+        ("Alignment", aligned),
         ("The beam", tree(found, writer)
          + note(f"Width {beams}, length penalty {penalty:g}. A number is the log-probability up to there.")),
-        ("Cross attention by layer and head", "".join(heads)),
+        *([("Cross attention by layer and head", "".join(heads))] if heads else []),
     ]  # fmt: skip
     return page(f"A translation by {model.folder.path.name}", lead, sections)
 

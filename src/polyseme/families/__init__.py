@@ -14,6 +14,7 @@ from polyseme.families.nnlm import NNLM
 from polyseme.families.performance_rnn import PERFORMANCE_RNN
 from polyseme.families.rnn_lm import RNN_LM
 from polyseme.families.roberta import ROBERTA
+from polyseme.families.seq2seq import SEQ2SEQ
 from polyseme.families.spanbert import SPANBERT
 from polyseme.families.t5 import T5
 from polyseme.families.transformer import TRANSFORMER
@@ -27,7 +28,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         *(WORD2VEC, FASTTEXT, GLOVE),
         *(NNLM, RNN_LM, ELMO, FLAIR),
-        TRANSFORMER,
+        *(SEQ2SEQ, TRANSFORMER),
         *(BERT, ROBERTA, ALBERT, SPANBERT, DISTILBERT, MODERN),
         *(GPT, GPT2, TRANSFORMER_XL, XLNET),
         *(T5, MUSIC, PERFORMANCE_RNN),

@@ -128,19 +128,20 @@ def architectures(name: str) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _own(*names: str) -> tuple[Rule, ...]:
+def own(*names: str) -> tuple[Rule, ...]:
+    """Tensors under our own names."""
     return tuple(Rule(name, (name,)) for name in names)
 
 
 _CELL = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
 RULES = (
-    *_own("trunk.embeddings.tokens.weight"),
-    *_own(*(f"trunk.stacks.{stack}.{{}}.cells.0.{name}" for stack in (0, 1) for name in _CELL)),
+    *own("trunk.embeddings.tokens.weight"),
+    *own(*(f"trunk.stacks.{stack}.{{}}.cells.0.{name}" for stack in (0, 1) for name in _CELL)),
     *(rule for stack in (0, 1) for rule in both(*(f"trunk.stacks.{stack}.{{}}.gate",) * 2)),
 )
 HEAD_RULES = {
-    "next": _own("heads.next.bias"),
-    "previous": _own("heads.previous.bias"),
+    "next": own("heads.next.bias"),
+    "previous": own("heads.previous.bias"),
     "classify": both("heads.classify.linear", "heads.classify.linear"),
     "tag": both("heads.tag.linear", "heads.tag.linear"),
 }

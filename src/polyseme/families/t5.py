@@ -106,7 +106,7 @@ OUTPUTS: dict[tuple[bool, bool], dict[str, bool]] = {
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
     trunk = spec.trunk
-    assert isinstance(trunk, EncoderDecoderSpec)
+    assert isinstance(trunk, EncoderDecoderSpec) and isinstance(trunk.encoder, TransformerSpec)
     block, bias, norm, decoder = trunk.block, trunk.encoder.relations, trunk.block.before, trunk.decoder
     assert isinstance(bias, BucketBiasSpec) and isinstance(norm, RMSNormSpec)
     return {

@@ -48,7 +48,8 @@ class Batch:
     With `queries`, the states of the query stream stand behind those of the tokens, and targets may name their rows.
     With a `carry`, the batch is read with the memory in it, unless it `opens` the row, and leaves its own there.
     With `chunk`, sequences are read so many tokens at a time, and `learnt` of their last tokens have a gradient (0 is
-    all). `rate` is a factor on the rate of the step.
+    all). `rate` is a factor on the rate of the step. Tokens that are the model's `own` are, in training, what it would
+    have written there (scheduled sampling).
     """
 
     tokens: Tensor  # int64 [T]
@@ -61,6 +62,7 @@ class Batch:
     opens: bool = False
     near: Near | None = None  # for heads that learn by rows: what they learn from, instead of rows and values
     source: Source | None = None  # what the tokens are a target of: ids, one sequence for each
+    own: Tensor | None = None  # bool [T]
     rate: float = 1.0
     chunk: int = 0
     learnt: int = 0

@@ -20,6 +20,7 @@ BUDGET, GONE, LENGTH, PLACE = 20, 21, 22, 23  # per run of words: how many, less
 HALF, VARIED = 26, 27  # per step of lanes: is it a short one, how long
 KEPT, REACH, NOISE = 32, 33, 34  # per word: does it stay, how far does it reach; per block: which words are drawn
 GAPS, SPANS = 24, 25  # per token: does a stretch that stays, or one that goes, end behind it
+OWN = 36  # per token of a target: is it read as the model itself would have written it
 CONTINUE = 32  # per token that is written: which one
 
 

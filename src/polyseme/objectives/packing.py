@@ -147,6 +147,10 @@ class Paired(Bound):
     def sides(self, ids: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Sources and targets of samples, each end to end."""
 
+    def own(self, ids: np.ndarray, epoch: int) -> np.ndarray | None:
+        """Which tokens of the targets are read as the model would write them, bool, end to end."""
+        return None
+
     def batch(self, ids: np.ndarray, epoch: int, shape: Shape | None = None) -> Batch:
         ids = ids[np.lexsort((self.target[ids], self.source[ids]))]  # both sides alike are neighbours
         lengths, sizes = self.target[ids], self.source[ids]
@@ -155,6 +159,7 @@ class Paired(Bound):
         tokens[1:] = values[:-1]
         tokens[np.cumsum(lengths) - lengths] = self.start
         num_tokens, count = len(source) + len(values), len(values)
+        own = self.own(ids, epoch)
         sources, slots, longest = Layout.of(sizes), 0, 0
         if shape is not None:
             assert shape.source is not None
@@ -163,11 +168,13 @@ class Paired(Bound):
             sources = Layout.of(sizes, shape.source.sequences, shape.source.longest)
             values = np.append(values, np.full(shape.rows - count, IGNORED))
             slots, longest = shape.sequences, shape.longest
+            own = None if own is None else np.append(own, np.zeros(len(tokens) - count, dtype=bool))
         rows = torch.arange(len(values))
         targets = {"next": Targets(rows, torch.from_numpy(values), count, smoothing=self.smoothing)}
         other = Source(torch.from_numpy(source), sources)
         layout = Layout.of(lengths, slots, longest)
-        return Batch(torch.from_numpy(tokens), layout, None, targets, num_tokens, source=other)
+        mine = None if own is None else torch.from_numpy(own)
+        return Batch(torch.from_numpy(tokens), layout, None, targets, num_tokens, source=other, own=mine)
 
     def shape(self, bin_tokens: int) -> Shape:
         samples, targets = most_samples(self.sizes, bin_tokens), int(bin_tokens / self.ratio)

@@ -6,6 +6,7 @@ nothing are in `PENALTIES`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -53,6 +54,7 @@ PENALTIES: dict[str, Callable[[Tensor, Tensor, Layout], Tensor]] = {"activation"
 def losses(model: Model, batch: Batch) -> dict[str, Tensor]:
     """The summed loss of each term of the batch: of its head, or a penalty on the states themselves."""
     depth = model.spec.trunk.num_layers
+    batch = _with_own(model, batch) if model.training else batch
     reading = read(model, batch, (depth,) if batch.targets.keys() & PENALTIES.keys() else ())
     last, layout = reading.last, batch.layout
     return {
@@ -61,6 +63,16 @@ def losses(model: Model, batch: Batch) -> dict[str, Tensor]:
         else model.loss(name, last, layout, to.rows, to.values, IGNORED, to.smoothing)
         for name, to in batch.targets.items()
     }
+
+
+@torch.no_grad()
+def _with_own(model: Model, batch: Batch) -> Batch:
+    """The batch with the model's own words where it asks for them: the likeliest behind the true ones before."""
+    if batch.own is None:
+        return batch
+    (name,) = batch.targets
+    said = model.predict(name, read(model, batch).last, batch.layout).argmax(-1)
+    return dataclasses.replace(batch, tokens=torch.where(batch.own, said.roll(1), batch.tokens))
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -10,6 +11,7 @@ import numpy as np
 
 from polyseme.corpus.order import Samples
 from polyseme.errors import UserError
+from polyseme.objectives.draws import OWN, below, draw, keys
 from polyseme.objectives.packing import Bound, Paired, Vocabulary
 from polyseme.parts.spec import Spec, in_range
 
@@ -45,22 +47,30 @@ class Pairs:
 class Translation(Spec):
     """The source is closed by eos, and so is the target; the decoder starts with bos, or eos where there is none.
 
-    `smoothing` is the share of each truth that goes to all tokens evenly (§5.4).
+    `smoothing` is the share of each truth that goes to all tokens evenly (§5.4). With `own`, tokens are read as the
+    model itself would have written them, with that probability, to which it rises evenly over the first `own_epochs`
+    (scheduled sampling, Bengio et al. 2015, §2.4). What it would have written is found in one reading of the true
+    target, so that a decoder still reads all steps at once (Mihaylova and Martins 2019, §3).
     """
 
     terms: ClassVar[tuple[str, ...]] = ("next",)
     smoothing: float = 0.1
+    own: float = 0.0
+    own_epochs: int = 0
 
     def __post_init__(self) -> None:
+        in_range("own", self.own, 0, 1)
+        in_range("own_epochs", self.own_epochs, 0, math.inf)
         in_range("smoothing", self.smoothing, 0, 1)
 
     def bind(self, corpus: Corpus | Pairs, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> Bound:
         """Of pairs in memory, or of a corpus whose documents are pairs."""
-        return _Translation(self, corpus if isinstance(corpus, Pairs) else _pairs(corpus), vocabulary, max_len)
+        return _Translation(self, corpus if isinstance(corpus, Pairs) else _pairs(corpus), vocabulary, max_len, seed)
 
 
 class _Translation(Paired):
-    def __init__(self, spec: Translation, pairs: Pairs, vocabulary: Vocabulary, max_len: int):
+    def __init__(self, spec: Translation, pairs: Pairs, vocabulary: Vocabulary, max_len: int, seed: int):
+        self.spec, self.seed = spec, seed
         name, other = type(spec).__name__, vocabulary.target or vocabulary
         self.pairs, self.eos, self.end = pairs, vocabulary.need("eos", name), other.need("eos", name)
         longest = np.maximum(pairs.source_lengths, pairs.target_lengths) + 1
@@ -81,6 +91,15 @@ class _Translation(Paired):
             _closed(pairs.source, pairs.source_lengths, ids, self.eos),
             _closed(pairs.target, pairs.target_lengths, ids, self.end),
         )
+
+    def own(self, ids: np.ndarray, epoch: int) -> np.ndarray | None:
+        risen = min(epoch / self.spec.own_epochs, 1.0) if self.spec.own_epochs else 1.0
+        if not (chance := self.spec.own * risen):
+            return None
+        lengths = self.target[ids]
+        places = np.arange(int(lengths.sum())) - np.repeat(_begins(lengths), lengths)
+        bits = draw(np.repeat(keys(self.seed, epoch, ids), lengths), places, OWN)
+        return below(bits, chance) & (places > 0)  # the start mark is nobody's
 
 
 def _pairs(corpus: Corpus) -> Pairs:

@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from polyseme.errors import UserError
 from polyseme.parts.adaptive import AdaptiveEmbeddingsSpec
 from polyseme.parts.block import Block, BlockSpec
+from polyseme.parts.characters import CharactersSpec
 from polyseme.parts.embeddings import EmbeddingsSpec
 from polyseme.parts.init import InitSpec
 from polyseme.parts.layout import Layout, Source
 from polyseme.parts.memory import Memory
+from polyseme.parts.recurrent import RecurrentSpec
+from polyseme.parts.recurrent_decoder import RecurrentDecoderSpec
 from polyseme.parts.relative import Queries
 from polyseme.parts.spec import Spec
 from polyseme.parts.static import StaticMemory
@@ -31,8 +34,8 @@ class EncoderDecoderSpec(Spec):
     head has the token vectors for its matrix, `output_scale` what it multiplies states by before.
     """
 
-    encoder: TransformerSpec
-    decoder: TransformerSpec | None
+    encoder: TransformerSpec | RecurrentSpec
+    decoder: TransformerSpec | RecurrentDecoderSpec | None
     tied: bool = True
     output_scale: float = 1.0
     init: InitSpec = field(default_factory=InitSpec)
@@ -43,17 +46,18 @@ class EncoderDecoderSpec(Spec):
             return
         if decoder.dim != self.encoder.dim:
             raise UserError(f"the decoder has dim {decoder.dim}, the encoder {self.encoder.dim}: both need the same")
-        if not decoder.causal or any(block.cross is None for block in decoder.blocks):
+        if not decoder.causal or not decoder.looks:
             raise UserError("the blocks of a decoder are causal and have cross attention")
 
     # what others ask of a trunk: without a source it is its encoder
 
     @property
-    def embeddings(self) -> EmbeddingsSpec | AdaptiveEmbeddingsSpec:
+    def embeddings(self) -> EmbeddingsSpec | AdaptiveEmbeddingsSpec | CharactersSpec:
         return self.encoder.embeddings
 
     @property
     def block(self) -> BlockSpec:
+        assert isinstance(self.encoder, TransformerSpec), "cells are no blocks"
         return self.encoder.block
 
     @property
@@ -113,8 +117,8 @@ class EncoderDecoder(nn.Module):
     def __init__(self, spec: EncoderDecoderSpec):
         super().__init__()
         self.spec = spec
-        self.encoder = spec.encoder.build()
-        self.decoder = spec.decoder.build() if spec.decoder else None
+        self.encoder: Any = spec.encoder.build()
+        self.decoder: Any = spec.decoder.build() if spec.decoder else None
 
     def forward(
         self,
@@ -146,8 +150,13 @@ class EncoderDecoder(nn.Module):
         return dataclasses.replace(reading, memory=dataclasses.replace(reading.memory, source=encoded))
 
     def encode(self, source: Source) -> Source:
-        """The states of a source."""
-        return Source(self.encoder(source.values, source.layout).last, source.layout)
+        """What the decoder looks at: the states of a source, as it wants them kept."""
+        return Source(self.decoder.prepared(self.encoder(source.values, source.layout).last), source.layout)
+
+    def cross_weights(self, tokens: Tensor, layout: Layout, source: Source) -> list[list[Tensor]]:
+        """Of each layer that looks at the source, and each sequence, where it looks: [heads, queries, keys]."""
+        table = self.encoder.table if self.shared else None
+        return self.decoder.cross_weights(tokens, layout, self.encode(source), table)
 
     def source_keys(self, memory: Memory) -> list[tuple[Tensor, Tensor]]:
         assert self.decoder is not None
@@ -191,5 +200,6 @@ class EncoderDecoder(nn.Module):
         return [*self.encoder.matrices(), *(self.decoder.matrices() if self.decoder else [])]
 
     def initialise(self, generator: torch.Generator | None = None) -> None:
-        depth = self.spec.num_layers * 2 + (3 * self.spec.decoder.num_layers if self.spec.decoder else 0)
-        self.spec.init.apply(self, depth, generator)
+        for stack in (self.encoder, self.decoder):
+            if stack is not None:
+                stack.initialise(generator)

@@ -43,8 +43,8 @@ class Layout:
         return cls(
             tuple(sizes.tolist()),
             max(longest, int(sizes.max(initial=0))),
-            torch.from_numpy(starts).to(device),
-            torch.from_numpy(positions).to(device),
+            torch.from_numpy(starts).to(device, non_blocking=True),
+            torch.from_numpy(positions).to(device, non_blocking=True),
         )
 
     @property
@@ -96,19 +96,24 @@ class Layout:
 
     def pad(self, packed: Tensor, value: float = 0) -> Tensor:
         """[T, …] to the padded view other tools use, [B, longest present, …]."""
-        longest = max(self.lengths, default=0)
-        padded = packed.new_full((len(self.lengths), longest, *packed.shape[1:]), value)
-        padded[self.mask()] = packed
-        return padded
+        number, longest = len(self.lengths), max(self.lengths, default=0)
+        padded = packed.new_full((number * longest, *packed.shape[1:]), value)
+        return padded.index_copy(0, self._spots(), packed).unflatten(0, (number, longest))
 
     def unpad(self, padded: Tensor) -> Tensor:
         """The inverse of `pad`."""
-        return padded[self.mask()]
+        return padded.flatten(0, 1).index_select(0, self._spots())
+
+    def _spots(self) -> Tensor:
+        """Where each token stands in the padded view, flattened; worked out on the device, so that nothing waits."""
+        sizes = self.starts.diff().long()
+        owner = torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes, output_size=self.total)
+        return owner * max(self.lengths, default=0) + self.positions
 
     def mask(self) -> Tensor:
         """True where the padded view holds a token, bool [B, longest present]."""
         longest = max(self.lengths, default=0)
-        lengths = torch.tensor(self.lengths, device=self.starts.device)
+        lengths = self.starts.diff()[: len(self.lengths)]
         return torch.arange(longest, device=lengths.device)[None] < lengths[:, None]
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import numpy as np
 import torch
@@ -52,6 +52,9 @@ class RecurrentSpec(Spec):
     leaves the last (`output_dropout`); `locked`, its mask is the same at every time step of a sequence (Gal and
     Ghahramani 2016). `weight_dropout` is on the matrices from state to state, one mask for a whole reading (Merity et
     al. 2018, §2).
+
+    With a `context`, whoever reads answers the first layer at every step: its state so far is the question, a vector of
+    that size the answer, which joins what the layer reads (`Answers`).
     """
 
     embeddings: EmbeddingsSpec | CharactersSpec
@@ -71,6 +74,7 @@ class RecurrentSpec(Spec):
     cell_clip: float = 0.0  # an LSTM's cell stays within ± this; 0 is anywhere. What is clipped runs the plain body
     projection_clip: float = 0.0
     links_from: int = 1
+    context: int = 0
     pooler: PoolerSpec = field(default_factory=lambda: PoolerSpec("last"))
     init: InitSpec = field(default_factory=InitSpec)
 
@@ -85,6 +89,7 @@ class RecurrentSpec(Spec):
         in_range("cell_clip", self.cell_clip, 0, math.inf)
         in_range("projection_clip", self.projection_clip, 0, math.inf)
         in_range("links_from", self.links_from, 1, math.inf)
+        in_range("context", self.context, 0, math.inf)
         reads = (self.embeddings.dim, *(self.width * size for size in self.outputs))[self.links_from - 1 :]
         if self.links in ("residual", "highway") and len(set(reads)) > 1:
             raise UserError(
@@ -134,7 +139,7 @@ class RecurrentSpec(Spec):
     def weights(self) -> int:
         """How many weights of matrices a token meets."""
         gates, highway = GATES[self.cell], self.links == "highway"
-        found = self.embeddings.inner * self.embeddings.dim
+        found = self.embeddings.inner * self.embeddings.dim + gates * self.context * sum(self.sizes[:1])
         for read, size, out in zip(self.inputs, self.sizes, self.outputs):
             one = gates * size * (read + out) + (size * out if self.projection else 0)
             found += len(self.stacks) * (self.width * one + highway * read * read)
@@ -181,7 +186,7 @@ class Steps:
         back[index] = np.arange(len(index))
         turned = back[starts[ranks] + sizes[ranks] - 1 - times]
         self.sequences, self.index, self.back, self.turned, self.ranks = (
-            torch.from_numpy(found).to(device) for found in (order, index, back, turned, ranks)
+            torch.from_numpy(found).to(device, non_blocking=True) for found in (order, index, back, turned, ranks)
         )
 
     def enter(self, x: Tensor) -> Tensor:
@@ -212,10 +217,20 @@ class Steps:
         return [old.to(new.dtype).index_copy(0, self.sequences, new) for old, new in zip(before, states)]
 
 
+class Answers(Protocol):
+    """What answers a layer at every step, with a vector for each state."""
+
+    def along(self, sequences: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """For sequences in this order, the answers to the states [n, size] of the first n of them, [n, context]."""
+
+    def done(self, packed: Callable[[Tensor], Tensor]) -> None:
+        """All steps were asked for; the function turns rows, step after step, into a packed batch."""
+
+
 class Recurrence(nn.Module):
     """One cell, run over sequences in one direction; its weights are laid out as those of torch's own modules."""
 
-    def __init__(self, spec: RecurrentSpec, read: int, size: int):
+    def __init__(self, spec: RecurrentSpec, read: int, size: int, context: int = 0):
         super().__init__()
         self.spec, self.size, self.out = spec, size, spec.projection or size
         rows = GATES[spec.cell] * size
@@ -224,6 +239,7 @@ class Recurrence(nn.Module):
         self.bias_ih = nn.Parameter(torch.empty(rows))
         self.bias_hh = nn.Parameter(torch.empty(rows)) if spec.forget_offset is None else None
         self.weight_hr = nn.Parameter(torch.empty(self.out, size)) if spec.projection else None
+        self.weight_ch = nn.Parameter(torch.empty(rows, context)) if context else None
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator | None) -> None:
@@ -236,7 +252,9 @@ class Recurrence(nn.Module):
     def start(self, number: int, like: Tensor) -> list[Tensor]:
         return [like.new_zeros(number, size) for size in (self.out, self.size)[: STATES[self.spec.cell]]]
 
-    def forward(self, x: Tensor, steps: Steps, states: list[Tensor], plain: bool) -> tuple[Tensor, list[Tensor]]:
+    def forward(
+        self, x: Tensor, steps: Steps, states: list[Tensor], plain: bool, answers: Answers | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
         """What it says at each step, and its states after the last; `x` and the outcome are as `steps` has them."""
         states = [s.to(x.dtype) for s in states]  # under autocast a layer says less than it was told
         hidden = F.dropout(self.weight_hh, self.spec.weight_dropout, self.training)
@@ -247,7 +265,10 @@ class Recurrence(nn.Module):
             return x.new_zeros(*x.shape[:-1], self.out), states
         plain = plain or (self.spec.cell == "gru" and self.spec.reset == "before")
         plain = plain or self.spec.cell_clip > 0 or self.spec.projection_clip > 0
-        y, ended = (self._plain if plain else self._fused)(x, steps, weights, steps.begin(states))
+        if plain or self.weight_ch is not None:
+            y, ended = self._plain(x, steps, weights, steps.begin(states), answers)
+        else:
+            y, ended = self._fused(x, steps, weights, steps.begin(states))
         return y, steps.end(ended, states)
 
     def _second_bias(self) -> Tensor:
@@ -269,15 +290,22 @@ class Recurrence(nn.Module):
             y, *ended = run(x, counts, given, weights, True, 1, 0.0, self.training, False)
         return y, [s[0] for s in ended]
 
-    def _plain(self, x: Tensor, steps: Steps, weights: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list]:
+    def _plain(
+        self, x: Tensor, steps: Steps, weights: list[Tensor], states: list[Tensor], answers: Answers | None
+    ) -> tuple[Tensor, list]:
         """Step by step, as the papers write it; the products with the input are made for all steps at once."""
         from_input = F.linear(x, weights[0], weights[2]).flatten(0, -2)
         found = []
+        answer = answers.along(steps.sequences) if answers and self.weight_ch is not None else None
         for given in from_input.split(steps.counts.tolist()):
             going, done = [s[: len(given)] for s in states], [s[len(given) :] for s in states]
+            if answer is not None and self.weight_ch is not None:
+                given = given + F.linear(answer(going[0]), self.weight_ch)
             going = self._step(given, weights, *going)
             found.append(going[0])
             states = [torch.cat(pair) for pair in zip(going, done)] if len(done[0]) else going
+        if answer is not None and answers is not None:
+            answers.done(lambda rows: steps.leave(rows.view(*x.shape[:-1], -1)))
         return torch.cat(found).view(*x.shape[:-1], self.out), states
 
     def _step(self, given: Tensor, weights: list[Tensor], hidden: Tensor, *cell: Tensor) -> list[Tensor]:
@@ -313,7 +341,7 @@ class Layer(nn.Module):
         super().__init__()
         read, size = spec.inputs[depth - 1], spec.sizes[depth - 1]
         self.links, self.ways = spec.links if depth >= spec.links_from else "none", ways
-        self.cells = nn.ModuleList(Recurrence(spec, read, size) for _ in ways)
+        self.cells = nn.ModuleList(Recurrence(spec, read, size, spec.context * (depth == 1)) for _ in ways)
         self.gate = nn.Linear(read, read) if self.links == "highway" else None
 
     def start(self, number: int, like: Tensor) -> list[list[Tensor]]:
@@ -321,12 +349,12 @@ class Layer(nn.Module):
         return [cell.start(number, like) for cell in cast(Iterable[Recurrence], self.cells)]
 
     def forward(
-        self, x: Tensor, steps: Steps, states: list[list[Tensor]], plain: bool
+        self, x: Tensor, steps: Steps, states: list[list[Tensor]], plain: bool, answers: Answers | None = None
     ) -> tuple[Tensor, list[list[Tensor]]]:
         found, ended = [], []
         for way, cell, own in zip(self.ways, self.cells, states):
             turned = way == "backward"
-            y, after = cell(steps.turn(x) if turned else x, steps, own, plain)
+            y, after = cell(steps.turn(x) if turned else x, steps, own, plain, answers)
             found.append(steps.turn(y) if turned else y)
             ended.append(after)
         y = torch.cat(found, dim=-1) if len(found) > 1 else found[0]
@@ -362,18 +390,21 @@ class Recurrent(nn.Module):
         remember: bool = False,
         queries: Queries | None = None,
         source: Source | None = None,
+        table: Tensor | None = None,
+        answers: Answers | None = None,
     ) -> Reading:
         """Read a chunk. With `remember`, the reading carries the states with which the next chunk is read.
 
         The next chunk of a trunk that reads backwards stands before this one. Two stacks that read both ways each go
         on from their own states, as ELMo's published program does from batch to batch. Layers are kept as they are
-        before the dropout that follows them; the vectors of tokens once for each stack.
+        before the dropout that follows them; the vectors of tokens once for each stack. `table` are the token vectors
+        where they are another trunk's, `answers` what the first layer is told at each step.
         """
         spec = self.spec
         if (remember or memory) and spec.width > 1:
             raise UserError("a trunk whose layers read both directions of those below has no memory")
         steps, wanted = Steps(layout), set(keep)
-        x = self.embeddings(tokens, layout.positions, segments, layout.longest)
+        x = self.embeddings(tokens, layout.positions, segments, layout.longest, table)
         depths: list[list[Tensor]] = [[] for _ in spec.sizes]  # of each depth, what each stack says
         ends: list[tuple[Tensor, ...]] = []
         lasts = []
@@ -385,9 +416,9 @@ class Recurrent(nn.Module):
                     [list(memory.states[number * spec.num_layers + depth])] if memory else layer.start(steps.number, x)
                 )
                 if self.recompute and self.training:
-                    y, ended = checkpoint(layer, below, steps, states, self.plain, use_reentrant=False)
+                    y, ended = checkpoint(layer, below, steps, states, self.plain, answers, use_reentrant=False)
                 else:
-                    y, ended = layer(below, steps, states, self.plain)
+                    y, ended = layer(below, steps, states, self.plain, answers)
                 ends.append(tuple(t for each in ended for t in each))
                 if depth + 1 in wanted:
                     depths[depth].append(steps.leave(y))
@@ -429,10 +460,14 @@ class Recurrent(nn.Module):
     def matrices(self) -> list[tuple[Tensor, int]]:
         """The matrices of the cells, and how many are stacked in each: what Muon makes orthogonal."""
         cells = [part for part in self.modules() if isinstance(part, Recurrence)]
-        return [(weight, GATES[self.spec.cell]) for cell in cells for weight in (cell.weight_ih, cell.weight_hh)]
+        found = [w for cell in cells for w in (cell.weight_ih, cell.weight_hh, cell.weight_ch) if w is not None]
+        return [(weight, GATES[self.spec.cell]) for weight in found]
 
     def initialise(self, generator: torch.Generator | None = None) -> None:
         self.spec.init.apply(self, self.spec.num_layers, generator)
+        self.start_cells(generator)
+
+    def start_cells(self, generator: torch.Generator | None) -> None:
         for part in self.modules():
             if isinstance(part, Recurrence):
                 part.initialise(generator)

@@ -130,6 +130,11 @@ class TransformerSpec(Spec):
         return plain and self.causal and not self.memory_len
 
     @property
+    def looks(self) -> bool:
+        """Whether every block looks at a source."""
+        return all(block.cross is not None for block in self.blocks)
+
+    @property
     def num_heads(self) -> int:
         return self.block.attention.num_heads
 
@@ -239,6 +244,18 @@ class Transformer(nn.Module):
             return Reading(x, layers)
         kept: Any = close_caches(caches, layout, None) if memory is None else memory.close(caches, layout)
         return Reading(x, layers, kept.last(self.spec.memory_len) if self.spec.memory_len else kept)
+
+    def prepared(self, states: Tensor) -> Tensor:
+        """What is kept of a source's states to look at: all of them, of which each block makes its keys."""
+        return states
+
+    def cross_weights(self, tokens: Tensor, layout: Layout, source: Source, table: Tensor | None) -> list[list[Tensor]]:
+        """Of each depth and sequence, which states of the source a target looks at, [heads, queries, keys]."""
+        reading = self(tokens, layout, keep=range(self.spec.num_layers), source=source, table=table)
+        _, relations = self.relations(reading.layers[0], layout, None, None, None)
+        return [
+            block.cross_weights(reading.layers[i], layout, relations, source) for i, block in enumerate(self.depths())
+        ]
 
     def source_keys(self, memory: Memory) -> list[tuple[Tensor, Tensor]]:
         """Keys and values that cross attention of each depth makes of the source."""

@@ -19,6 +19,7 @@ import torch
 from polyseme.errors import UserError, nearest
 from polyseme.files import sha256, write_whole
 from polyseme.parts.characters import BEGIN, END, Characters, spell
+from polyseme.parts.encoder_decoder import EncoderDecoder
 from polyseme.parts.features import Where
 from polyseme.parts.layout import Layout, bins
 from polyseme.parts.model import Model
@@ -97,7 +98,7 @@ class Encoder:
 
     @classmethod
     def open(cls, path: Path | str) -> Encoder:
-        """Any model folder, or ELMo in its published form."""
+        """Any model folder, or ELMo in its published form; of an encoder and a decoder, the encoder (CoVe)."""
         path, device = Path(path), choose_device()
         if is_published(path):
             return cls(path, read_elmo(path).to(device), None)
@@ -106,7 +107,8 @@ class Encoder:
         if isinstance(getattr(folder.model.trunk, "embeddings", None), Characters):
             return cls(path, folder.model, None)
         folder.tokenizer.check()
-        return cls(path, folder.model, folder.tokenizer)
+        closed = isinstance(folder.model.trunk, EncoderDecoder)  # the sources it learnt from had an end mark
+        return cls(path, folder.model, folder.tokenizer.closed() if closed else folder.tokenizer)
 
     @property
     def num_layers(self) -> int:

@@ -182,9 +182,8 @@ def set_frame(made: Tokenizer, start: str, between: str, end: str) -> None:
     )
 
 
-def set_end_template(made: Tokenizer) -> None:
+def set_end_template(made: Tokenizer, end: str = "</s>") -> None:
     """`A </s> B </s>`."""
-    end = "</s>"
     made.post_processor = processors.TemplateProcessing(
         single=f"$A:0 {end}:0", pair=f"$A:0 {end}:0 $B:0 {end}:0", special_tokens=[(end, made.token_to_id(end))]
     )

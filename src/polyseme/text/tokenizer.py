@@ -320,6 +320,15 @@ class Tokenizer:
         set_frame(backend, start, between, end)
         return Tokenizer(backend, {key: value for key, value in self.config.items() if key != "tokenizer_class"})
 
+    def closed(self) -> Tokenizer:
+        """A copy that puts the end mark behind a text, where nothing is put around it yet."""
+        end = self.special_tokens.get("eos")
+        if self.num_added() or end is None:
+            return self
+        backend = copy.deepcopy(self.backend)
+        set_end_template(backend, end)
+        return Tokenizer(backend, self.config)
+
     def num_added(self, pair: bool = False) -> int:
         """How many special tokens `wrap` adds."""
         return sum(what >= 0 for what, _ in (self._pair if pair else self._single))

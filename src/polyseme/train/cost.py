@@ -13,6 +13,7 @@ from polyseme.parts.lookup import LookupSpec
 from polyseme.parts.model import Model
 from polyseme.parts.over import OverSpec
 from polyseme.parts.recurrent import RecurrentSpec
+from polyseme.parts.recurrent_decoder import RecurrentDecoderSpec
 from polyseme.parts.trunk import TransformerSpec
 from polyseme.parts.window import WindowSpec
 
@@ -31,9 +32,9 @@ def training_flops(model: Model, batch: Batch) -> int:
     trunk, dim, lengths = model.spec.trunk, model.spec.trunk.dim, batch.layout.lengths
     if batch.near is not None:  # the products of pairs of words alone
         return 6 * dim * batch.near.products
-    if isinstance(trunk, RecurrentSpec | WindowSpec | LookupSpec | OverSpec):
+    if isinstance(trunk, WindowSpec | LookupSpec | OverSpec):
         total = 6 * trunk.weights * sum(lengths)
-    elif isinstance(trunk, TransformerSpec):
+    elif isinstance(trunk, TransformerSpec | RecurrentSpec):
         total = _stack_flops(trunk, lengths)
     elif batch.source is None or trunk.decoder is None:
         total = _stack_flops(trunk.encoder, lengths)
@@ -46,11 +47,19 @@ def training_flops(model: Model, batch: Batch) -> int:
             continue
         pooled = isinstance(head, LabelHeadSpec) and head.reads == "pooled" and trunk.pooler.dense
         total += 6 * targets.count * (head.weights(dim) + (dim * dim if pooled else 0))
-    return total
+    return total if batch.own is None else 4 * total // 3  # one reading more, forward
 
 
-def _stack_flops(stack: TransformerSpec, lengths: Sequence[int], source: Sequence[int] = ()) -> int:
+def _stack_flops(
+    stack: TransformerSpec | RecurrentSpec | RecurrentDecoderSpec, lengths: Sequence[int], source: Sequence[int] = ()
+) -> int:
     """Of one stack, which may look at a source too."""
+    if isinstance(stack, RecurrentSpec):
+        return 6 * stack.weights * sum(lengths)
+    if isinstance(stack, RecurrentDecoderSpec):
+        own, theirs = stack.weights
+        products = sum(n * m for n, m in zip(lengths, source)) if stack.look else 0
+        return 6 * (own * sum(lengths) + theirs * sum(source)) + 12 * stack.dim * products
     dim, blocks, longest = stack.dim, stack.blocks, max(lengths, default=0)
     total = 6 * stack.embeddings.inner * dim * sum(lengths)
     for block, times in Counter(blocks[i] for i in stack.depths).items():

@@ -1,0 +1,52 @@
+"""Recurrent translation. `--set model.attention=additive --set model.order=inside`, and their like, choose its kind."""
+
+from __future__ import annotations
+
+from polyseme.objectives.translation import Translation
+from polyseme.train.optim import OptimSpec
+from polyseme.train.recipe import BudgetSpec, Recipe
+from polyseme.train.schedule import ScheduleSpec
+
+
+def multi30k() -> Recipe:
+    """One LSTM layer of 512 on each side for 29,000 pairs of captions (Multi30k), ten checkpoints averaged.
+
+    Attention is multiplicative, after the recurrence; `model.attention` is none, dot, cosine, multiplicative or
+    additive, `model.order` inside or after.
+    """
+    return Recipe(
+        name="seq2seq-multi30k",
+        family="seq2seq",
+        model={"num_layers": 1, "dim": 512, "dropout": 0.5},
+        objective=Translation(),
+        max_len=128,
+        batch_tokens=4096,
+        bin_tokens=4096,
+        budget=BudgetSpec(steps=4000),
+        optim=OptimSpec(rate=2e-3, beta2=0.98, decay=0.0),
+        schedule=ScheduleSpec("inverse_sqrt", warmup=400),
+        holdout=0.01,
+        eval_every=400,
+        save_every=200,
+        average=10,
+        log_every=50,
+    )
+
+
+def tiny() -> Recipe:
+    """LSTMs of 128 units: two minutes on a CPU, to try things out."""
+    return Recipe(
+        name="seq2seq-tiny",
+        family="seq2seq",
+        size="tiny",
+        objective=Translation(),
+        max_len=128,
+        batch_tokens=1024,
+        bin_tokens=1024,
+        budget=BudgetSpec(steps=600),
+        optim=OptimSpec(rate=5e-3, beta2=0.98, decay=0.0),
+        schedule=ScheduleSpec("inverse_sqrt", warmup=100),
+        eval_every=300,
+        save_every=100,
+        average=5,
+    )

@@ -1,0 +1,140 @@
+"""Recurrent translation by its commands: a toy language, every kind of attention, resumed, explained, as features."""
+
+import importlib
+import json
+import random
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import polyseme
+from polyseme.recipes import find_recipe
+from polyseme.train import pretrain as module
+from polyseme.train.recipe import BudgetSpec
+from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS, done
+
+WORDS = {word: f"{word[::-1]}o" for word in (*ANIMALS, *VERBS, *ADJECTIVES, *PLACES)}
+KINDS = {
+    "none": ["model.attention=none"],
+    "multiplicative": ["objective.own=0.2", "objective.own_epochs=4"],
+    "additive": ["model.attention=additive", "model.order=inside", "model.cell=gru"],
+}
+SHORT = ["model.dim=48", "model.dropout=0.0", "max_len=48", "batch_tokens=768", "bin_tokens=768", "budget.steps=80",
+         "optim.rate=1e-2", "schedule.warmup=30", "eval_every=200", "save_every=20", "average=2",
+         "holdout=0.02"]  # fmt: skip
+
+
+def rows(number, seed):
+    draw = random.Random(seed)
+    for _ in range(number):
+        words = [draw.choice(ADJECTIVES), draw.choice(ANIMALS), draw.choice(VERBS), draw.choice(PLACES)]
+        words = words[: draw.randint(2, 4)]
+        yield " ".join(words), " ".join(WORDS[w] for w in words)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("seq2seq")
+    for name, number, seed in (("train", 1500, 1), ("test", 30, 2)):
+        both = list(rows(number, seed))
+        for i, side in enumerate(("en", "xx")):
+            (folder / f"{name}.{side}").write_text("".join(pair[i] + "\n" for pair in both))
+    sides = folder / "train.en", folder / "train.xx"
+    done("tokenizer", "train", *sides, "--kind", "bpe", "--vocab-size", 380, "--out", folder / "joint")
+    done("pairs", *sides, "--tokenizer", folder / "joint", "--out", folder / "pairs")
+    for name, changes in KINDS.items():
+        given = [part for change in (*SHORT, *changes) for part in ("--set", change)]
+        done("pretrain", "seq2seq-tiny", "--corpus", folder / "pairs", "--out", folder / name, *given)
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_learns_the_language_and_shows_where_it_looked(kind, made, tmp_path):
+    model = made / kind / "model"
+    said = done("translate", model, "--data", made / "test.en", "--reference", made / "test.xx", "--out",
+                tmp_path / "out.txt", "--json")  # fmt: skip
+    assert json.loads(said)["bleu"] > (30 if kind == "none" else 60)
+    done("explain", model, "--translate", "old cat sees river", "--out", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    if kind == "none":
+        assert "looks back at nothing" in page and "layer 1" not in page
+        return
+    shares = [float(x) for x in re.findall(r"<title>[^<]*: ([\d.]+)</title>", page)]
+    assert "layer 1" in page and page.count("head 1") == 1 and max(shares) > 0.4
+    writer = polyseme.load(model, device="cpu")._writer
+    from polyseme.explain.translation import align
+
+    found = align(writer, writer.source("old cat"), [7, 8])
+    assert found.weights.shape == (1, 1, 3, len(found.source))
+    assert found.weights.sum(-1) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["multiplicative", "additive"])
+def test_resumed_it_ends_with_the_same_weights(kind, made, tmp_path, monkeypatch):
+    """The first with scheduled sampling."""
+    recipe = find_recipe(str(made / kind / "recipe.json"))
+    recipe = recipe.replace(budget=BudgetSpec(steps=16), save_every=4, model=recipe.model | {"dropout": 0.2})
+    recipe = recipe.replace(objective=recipe.objective.replace(own_epochs=0))
+    module.pretrain(recipe, made / "pairs", tmp_path / "whole")
+    save = module.save_checkpoint
+
+    def crash(folder, checkpoint, keep):
+        save(folder, checkpoint, keep)
+        if checkpoint.step == 8:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "save_checkpoint", crash)
+        with pytest.raises(KeyboardInterrupt):
+            module.pretrain(recipe, made / "pairs", tmp_path / "cut")
+    module.pretrain(recipe, made / "pairs", tmp_path / "cut", resume=True)
+    a, b = (load_file(tmp_path / name / "model/model.safetensors") for name in ("whole", "cut"))
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_what_it_cannot_be(made, refused, tmp_path):
+    def run(*changes, says):
+        given = [part for change in changes for part in ("--set", change)]
+        refused("pretrain", "seq2seq-tiny", "--corpus", made / "pairs", "--out", tmp_path / "r", *given, says=says)
+
+    run("model.attention=hard", says=["model.attention is 'hard'", "'cosine'"])
+    run("model.order=before", says="'inside', 'after'")
+    run("model.dim=33", says="dim is 33")
+    run("compile=true", says="works by lengths")
+    run("objective.own=2", says="own is 2")
+
+
+def test_the_benchmark_keeps_what_is_done(made, tmp_path, monkeypatch, capsys):
+    """Models side by side, in processes of their own; what was measured is not measured again."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    benchmark = importlib.import_module("translation")
+    out = tmp_path / "out"
+    given = ["translation.py", "--corpus", made / "pairs", "--test", made / "test.en", made / "test.xx", "--out", out]
+    given += ["--models", "dot-inside", "seq2seq-tiny", "--seeds", 2, "--beams", 2]
+    given += [part for change in ("model.dim=16", *SHORT[2:], "budget.steps=2") for part in ("--set", change)]
+    asked = []
+
+    def process(command, stdout, stderr, env):
+        """In this process: it is the same function."""
+        asked.append(command[-2:])
+        monkeypatch.setattr(sys, "argv", command[1:])
+        benchmark.main()
+        monkeypatch.setattr(sys, "argv", [*map(str, given)])
+        return SimpleNamespace(poll=lambda: 0, returncode=0)
+
+    monkeypatch.setattr(benchmark.subprocess, "Popen", process)
+    monkeypatch.setattr(benchmark, "header", str)  # which asks git
+    monkeypatch.setattr(sys, "argv", [*map(str, given)])
+    benchmark.main()
+    assert asked == [[model, seed] for seed in "01" for model in ("dot-inside", "seq2seq-tiny")]
+    said, found = capsys.readouterr().out, json.loads((out / "results.json").read_text())
+    assert len(found) == 4 and {one["seed"] for one in found} == {0, 1} and "| dot-inside | 0.0 | 2 |" in said
+    assert json.loads((out / "dot-inside/seed-1/recipe.json").read_text())["recipe"]["model"]["order"] == "inside"
+    (out / "seq2seq-tiny/seed-1/result.json").unlink()
+    benchmark.main()
+    assert asked[4:] == [["seq2seq-tiny", "1"]] and len(json.loads((out / "results.json").read_text())) == 4
