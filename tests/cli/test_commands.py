@@ -109,7 +109,8 @@ def test_finetune_evaluate_predict(project, done, tmp_path, kind):
 
     dev = project / f"{kind}-dev.{ending}"
     found = json.loads(done("evaluate", run / "model", "--data", dev, "--json"))
-    assert found.pop("examples") == 24
+    assert found.pop("examples") == 24 and found.pop("parameters") == results["parameters"]
+    assert found.pop("examples_per_second") > 0 and found.pop("ms_per_text") > 0
     assert found == pytest.approx(results["mean"])
     said = done("evaluate", run / "model", "--data", dev)
     assert all(f"{name}: {value:.4f}" in said for name, value in found.items()) and "24 examples" in said
