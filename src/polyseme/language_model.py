@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -30,7 +29,7 @@ from polyseme.parts.relative import Queries
 from polyseme.progress import progress
 from polyseme.prompting import Answers, answer_scores, joined, written
 from polyseme.reading import Packed, fetched, in_bins, means
-from polyseme.scores import Score
+from polyseme.scores import Choice, Guess, LastWord, Score
 from polyseme.weights.folder import ModelFolder, load_model
 
 if TYPE_CHECKING:
@@ -39,35 +38,6 @@ if TYPE_CHECKING:
 NORMALISE = ("none", "length", "unconditional")
 LAYERS = ("embeddings", "last", "second-to-last", "sum-last-4", "concat-last-4", "sum-all", "all")
 Per = Literal["token", "word", "text"]
-
-
-@dataclass(frozen=True)
-class Guess:
-    """One way to fill a mask."""
-
-    piece: str
-    probability: float
-
-
-@dataclass(frozen=True)
-class LastWord:
-    """How likely a text's last word is, and whether each token of it was the likeliest (what greedy decoding says).
-
-    `cut` tokens of the context were left out, from its beginning, because the model reads no more.
-    """
-
-    score: Score
-    right: bool
-    cut: int
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The likeliest of several answers: its number, what each is worth as compared, and what that rests on."""
-
-    best: int
-    values: tuple[float, ...]
-    scores: tuple[Score, ...]
 
 
 def load(folder: str | Path, device: str | None = None, precision: str = "float32", task: str = "") -> LanguageModel:

@@ -100,7 +100,7 @@ def test_what_is_said_of_a_word_and_of_the_rest():
 
 def model_of(folder, data, name, window=12):
     task = Task.of("span", data, span=SpanSpec(stride=5))
-    reader = Reader(Encoder.open(folder), "scalar-mix", {"so": 1}, None, window)
+    reader = Reader((Encoder.open(folder),), ("scalar-mix",), {"so": 1}, None, window)
     model = spec_of(task, reader, SMALL.replace(name=name, where="both"), None).build(3).double()
     (encoded,), model.trunk.features.store = reader.lay(task, (data,), labelled=True)
     return model, task, encoded
@@ -127,7 +127,7 @@ def test_together_equals_alone(folder, name):
 def test_windows_of_words_map_back_to_characters(folder):
     data = questions(20, 2, 0.2, 60)
     task = Task.of("span", data, span=SpanSpec(stride=5))
-    reader = Reader(None, "last", {}, None, 12)
+    reader = Reader((), (), {}, None, 12)
     (encoded,), store = reader.lay(task, (data,), labelled=True)
     spelled = dict.fromkeys(e.of for e in encoded)
     for window in encoded:
@@ -197,6 +197,6 @@ def test_by_command(tmp_path, done):
     for name in ("auto", "bilstm"):
         given = ("finetune", "--features", "none", "--network", name, "--task", "span", *files)
         said = done(*given, "--out", tmp_path / name, "--set", "network.size=8", "--set", "max_len=10")
-        assert "over features" in said and "has_answer_f1" in said
+        assert ("over features" in said or "words alone" in said) and "has_answer_f1" in said
         said = done("evaluate", tmp_path / name / "model", "--data", tmp_path / "q.json")
         assert said.startswith("12 examples\nexact: ")

@@ -113,7 +113,7 @@ def test_it_needs_something_held_out():
     recipe = RECIPES["gpt2-tiny"]().replace(optim=OptimSpec(method="nt_asgd"), holdout=0.0)
     with pytest.raises(UserError, match="holdout is 0"):
         recipe.check()
-    with pytest.raises(UserError, match="nt_asgd waits"):
+    with pytest.raises(UserError, match="learnt by adamw or muon"):
         FinetuneSpec(optim=OptimSpec(method="nt_asgd")).check()
 
 
