@@ -16,6 +16,7 @@ from polyseme.generation import Search, Writer
 from polyseme.language_model import LanguageModel
 from polyseme.parts.layout import Layout, Source
 from polyseme.report import escape, note, page, table
+from polyseme.text.tokenizer import Tokenizer
 
 SHOWN = 400  # nodes of a tree
 
@@ -49,9 +50,9 @@ def align(writer: Writer, source: Sequence[int], written: Sequence[int]) -> Alig
     layers = trunk.cross_weights(tokens, layout, Source(ids, Layout.of([len(ids)], device=device)))
     maps = [sequences[0].float().cpu().numpy() for sequences in layers]
     ends = writer.target.pieces(sorted(writer.eos))[:1]
-    shown = [*_bare(writer.target.pieces(list(written))), *ends]
+    shown = [*_bare(writer.target, list(written)), *ends]
     weights = np.stack(maps) if maps else np.zeros((0, 0, len(shown), len(source)), np.float32)
-    return Alignment(_bare(writer.tokenizer.pieces(list(source))), shown, weights)
+    return Alignment(_bare(writer.tokenizer, list(source)), shown, weights)
 
 
 def explain_translation(model: LanguageModel, text: str, beams: int = 4, penalty: float = 1.0) -> str:
@@ -104,7 +105,7 @@ def tree(found: Found, writer: Writer) -> str:
         places.append((60 + 96 * level, 24 + 30 * counts[level]))
         counts[level] += 1
     width, height = 96 * len(counts) + 90, 30 * max(counts, default=1) + 24
-    pieces = _bare(writer.target.pieces([node.token for node in nodes]))
+    pieces = _bare(writer.target, [node.token for node in nodes])
     lines, labels = [], []
     for i, (node, (x, y)) in enumerate(zip(nodes, places)):
         px, py = places[node.parent] if node.parent >= 0 else (-30.0, height / 2)
@@ -169,6 +170,8 @@ def _figure(name: str, alignment: Alignment, weights: np.ndarray, cell: int, nam
     return f"<figure style='margin:.3rem 0'>{drawing}<figcaption class=note>{escape(name)}</figcaption></figure>"
 
 
-def _bare(pieces: Sequence[str]) -> list[str]:
-    """Pieces as one reads them: a space is a low line."""
-    return [piece.replace("Ġ", "_").replace("▁", "_") for piece in pieces]
+def _bare(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Pieces as one reads them: a space is a low line. Bytes that are no letter by themselves stay as they are."""
+    read = [tokenizer.decode([i]) if tokenizer.byte_level else "" for i in ids]
+    pieces = [text if text and "\ufffd" not in text else piece for text, piece in zip(read, tokenizer.pieces(ids))]
+    return [piece.replace("Ġ", "_").replace("▁", "_").replace(" ", "_") for piece in pieces]
