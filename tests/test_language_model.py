@@ -204,13 +204,17 @@ def test_a_word_is_the_mean_of_its_pieces(family, ours):
     elif kind == "unigram":
         starts = [i for i, p in enumerate(pieces) if p.startswith("▁")]
         starts.append(next(i for i, p in enumerate(pieces) if p in ("[SEP]", "</s>")))
+    elif kind == "characters":
+        spaces = [i for i, p in enumerate(pieces) if p == " "]  # each is a word of its own
+        starts = sorted([1, *spaces, *(i + 1 for i in spaces), len(pieces) - 1])
     elif kind == "words":
         assert len(pieces) == len(tokens) == len(words) == 3 and np.array_equal(tokens, words)
         return
     else:
         lead = int(pieces[0] == "<s>")
         starts = [lead, *(i for i, p in enumerate(pieces) if p.startswith("Ġ")), len(pieces) - lead]
-    assert len(starts) == 4 and len(words) == 3 and len(pieces) == len(tokens) > 5
+    number = 5 if kind == "characters" else 3
+    assert len(starts) == number + 1 and len(words) == number and len(pieces) == len(tokens) > 5
     for word, begin, end in zip(words, starts, starts[1:]):
         np.testing.assert_allclose(word, tokens[begin:end].mean(0), atol=1e-5)
 

@@ -40,7 +40,7 @@ def folders(tmp_path_factory):
     for name, family in FAMILIES.items():
         kind = family.tokenizer.replace("events", "bpe")
         tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 400).marked(family.marks)
-        usual = {"num_layers": 1, "dim": 16, "num_heads": 2, "vocab_size": tokenizer.vocab_size, "max_len": 48,
+        usual = {"num_layers": 1, "dim": 16, "num_heads": 2, "vocab_size": tokenizer.vocab_size, "max_len": 96,
                  "dropout": 0.0, "attention_dropout": 0.0}  # fmt: skip
         spec = family.spec(**{k: v for k, v in usual.items() if k in signature(family.trunk).parameters})
         made[name] = tmp_path_factory.mktemp(name)
@@ -57,7 +57,7 @@ def test_every_family(folders, tmp_path, family):
     assert folder.model.heads["tag"].crf is not None
     assert all(broken(p.tags) is None for p in predict(folder, data))
     task = Task.from_model(folder.model)
-    encoded = task.encode(data[:5], folder.tokenizer, 40)
+    encoded = task.encode(data[:5], folder.tokenizer, 90)
     for one, (scores, best) in zip(encoded, answers(folder.model, task, encoded)):
         np.testing.assert_allclose(logits(folder.model, task, [one])[0], scores, atol=1e-5)
         assert answers(folder.model, task, [one])[0][1].tolist() == best.tolist()

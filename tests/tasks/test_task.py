@@ -173,7 +173,7 @@ def test_together_equals_alone(tokenizers, family, kind):
     draw = np.random.default_rng(0)
     chosen = [tuple(draw.choice(WORDS, size=draw.integers(1, 9))) for _ in range(20)]
     examples = [Example("", text=" ".join(w), words=w) for w in chosen]
-    sizes = {"num_layers": 2, "dim": 16, "num_heads": 2, "vocab_size": tokenizer.vocab_size, "max_len": 64}
+    sizes = {"num_layers": 2, "dim": 16, "num_heads": 2, "vocab_size": tokenizer.vocab_size, "max_len": 80}
     sizes["buckets"] = 50
     spec = FAMILIES[family].spec(**fitting(FAMILIES[family], **sizes))
     head = FAMILIES[family].label_head(task.head_name, task.labels, spec.trunk)
@@ -181,7 +181,7 @@ def test_together_equals_alone(tokenizers, family, kind):
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
-    encoded = task.encode(examples, tokenizer, 64)
+    encoded = task.encode(examples, tokenizer, 80)
     together = logits(model, task, encoded, bin_tokens=50)
     for one, found in zip(encoded, together):
         np.testing.assert_allclose(logits(model, task, [one])[0], found, atol=1e-6)
