@@ -60,6 +60,7 @@ def evaluate(
     from polyseme.tasks.speed import ms_alone
 
     opened = _open(models, ensemble, truncate, task)
+    task = task or opened.columns
     kind = kind_of(task) if task and not opened.several else opened.kind
     if task in DATA_SETS:
         given = DATA_SETS[task].part(data, "dev", skip_bad)
@@ -114,6 +115,7 @@ def predict(
     from polyseme.tasks.submission import FILES, write_submission
 
     opened = _open(models, ensemble, truncate, task)
+    task = task or opened.columns
     kind = kind_of(task) if task and not opened.several else opened.kind
     if task in DATA_SETS:
         given = DATA_SETS[task].part(data, "test", skip_bad, need_labels=False)
@@ -141,6 +143,11 @@ class Opened:
     data: str = ""
     chosen: tuple[str, ...] = ()
     several: bool = False  # whether the model has other tasks too, so that --task said which
+
+    @property
+    def columns(self) -> str:
+        """The data set as which a file has to be read, where its columns alone say what is asked: semantic roles."""
+        return "srl" if self.data.startswith("srl") else ""
 
 
 def _open(models: list[Path], ensemble: bool, truncate: bool | None, task: str = "") -> Opened:
