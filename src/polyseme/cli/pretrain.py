@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ def pretrain(
     ] = None,
 ) -> None:
     """Pre-train a model. Ctrl-C and SIGTERM save and leave; --resume goes on exactly."""
+    began = time.perf_counter()  # what is imported below takes seconds, which are the user's too
     from polyseme.cli.output import set_values
     from polyseme.errors import UserError
     from polyseme.ngram.run import NgramRecipe, count_corpus
@@ -38,7 +40,7 @@ def pretrain(
         return tell(out, count_corpus(chosen, corpus, out))
     if budget:
         chosen = chosen.replace(budget=BudgetSpec.parse(budget))
-    tell(out, run(chosen, corpus, out, resume, begin_from(begin, chosen, corpus) if begin else None))
+    tell(out, run(chosen, corpus, out, resume, begin_from(begin, chosen, corpus) if begin else None, began))
 
 
 def tell(out: Path, results: dict[str, Any]) -> None:

@@ -99,16 +99,21 @@ class Lesson:
 
 
 def pretrain(
-    recipe: Recipe, corpus_path: Path, out: Path, resume: bool = False, lesson: Lesson | None = None
+    recipe: Recipe,
+    corpus_path: Path,
+    out: Path,
+    resume: bool = False,
+    lesson: Lesson | None = None,
+    began: float | None = None,
 ) -> dict[str, Any]:
-    """Run the recipe and return its results: losses, perplexity, cost.
+    """Run the recipe and return its results: losses, perplexity, cost. A budget in minutes counts since it `began`.
 
     The run folder holds the recipe, the log, checkpoints, the model and a report. Under `torchrun` every rank calls
     this; only the first writes.
     """
     if isinstance(recipe.objective, Distilled) and (lesson is None or lesson.teacher is None):
         raise UserError(f"the objective of {recipe.name} has a teacher: name it with `polyseme distil TEACHER`")
-    began = time.perf_counter()
+    began = time.perf_counter() if began is None else began
     rank, world = distributed.start()
     device = choose_device()
     recipe = recipe.check()
