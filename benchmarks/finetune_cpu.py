@@ -241,7 +241,7 @@ def main() -> None:
             train, dev = data[key["task"]]
             settings = settings_of(key["task"], options.epochs, reads)
             if warm:  # what is compiled or loaded once is nobody's time
-                few = (train[:64], dev[:32], settings.replace(epochs=1.0), 0)
+                few = (train[:64], train[:32], settings.replace(epochs=1.0), 0)
                 ours(model, key["task"], *few)
                 theirs(model, key["task"], *few, options.by_length)
                 warm = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ from polyseme.generation import Search, Writer
 from polyseme.language_model import LanguageModel
 from polyseme.parts.layout import Layout, Source
 from polyseme.report import escape, note, page, table
-from polyseme.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from polyseme.text.tokenizer import Tokenizer
 
 SHOWN = 400  # nodes of a tree
 
