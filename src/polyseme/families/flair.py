@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from polyseme.families import rnn_lm
 from polyseme.families.family import READS, Family, Rule, own_names, read_config
 from polyseme.families.rnn_lm import ENDLESS, HEAD_RULES, POOLED, architectures
 from polyseme.parts.embeddings import EmbeddingsSpec
-from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
+from polyseme.parts.heads import HeadSpec
 from polyseme.parts.init import InitSpec
 from polyseme.parts.model import ModelSpec
 from polyseme.parts.recurrent import RecurrentSpec
@@ -39,14 +40,7 @@ def trunk(
 
 def heads(spec: RecurrentSpec) -> dict[str, HeadSpec]:
     """One for each direction, with a matrix of its own: a character's vector is far shorter than a state."""
-    head = LanguageHeadSpec(spec.embeddings.vocab_size, bias=True, tied=False)
-    if spec.direction == "both":
-        return {"next": head.replace(half="first"), "previous": head.replace(half="second")}
-    return {"previous" if spec.direction == "backward" else "next": head}
-
-
-def label_head(name: str, labels: tuple[str, ...], spec: RecurrentSpec) -> HeadSpec:
-    return LabelHeadSpec(labels, READS[name], spec.output_dropout)
+    return {name: head.replace(tied=False) for name, head in rnn_lm.heads(spec).items()}
 
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
@@ -79,7 +73,7 @@ FLAIR = Family(
     sizes={"tiny": {"dim": 192, "char_dim": 32, "dropout": 0.0}, "small": {"dim": 1024}, "paper": {}},
     published={},
     heads=heads,
-    label_head=label_head,
+    label_head=rnn_lm.label_head,
     to_config=to_config,
     from_config=from_config,
     architectures=architectures("Flair"),
