@@ -20,7 +20,7 @@ body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var
        max-width: 58rem; padding: 2rem 1.2rem 4rem; }
 h1 { font-size: 1.7rem; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 2.4rem 0 .6rem; }
 p.lead { color: var(--soft); margin-top: 0; } p.note { color: var(--soft); font-size: .9rem; }
-table { border-collapse: collapse; margin: .6rem 0; }
+table { border-collapse: collapse; margin: .6rem 0; display: block; overflow-x: auto; }
 th, td { padding: .28rem .8rem .28rem 0; text-align: left; border-bottom: 1px solid var(--line); }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 pre { background: var(--tint); padding: .8rem 1rem; overflow-x: auto; font-size: .85rem; border-radius: 4px; }
