@@ -1,7 +1,8 @@
-"""Pictures of results: bars of `gpu.py --out`, or the curve of a run's log.
+"""Pictures of results: bars of `gpu.py --out`, the curve of a run's log, or those of `translation.py`.
 
 python benchmarks/picture.py gpu RESULTS.json OUT.svg
 python benchmarks/picture.py curve RUN/log.jsonl OUT.svg
+python benchmarks/picture.py translation RESULTS.json OUT.svg
 """
 
 from __future__ import annotations
@@ -49,13 +50,32 @@ def curve(path: Path, out: Path) -> None:
     _save(figure, axis, out)
 
 
+def translation(path: Path, out: Path) -> None:
+    """The loss on held-out pairs by step, the mean of a model's seeds."""
+    models: dict[str, list[list[list[float]]]] = {}
+    for one in json.loads(path.read_text()):
+        models.setdefault(one["model"], []).append(one["curve"])
+    figure, axis = plt.subplots(figsize=(6, 3.5))
+    for name, curves in models.items():
+        steps = [step for step, _ in curves[0]]
+        losses = [sum(loss for _, loss in points) / len(points) for points in zip(*curves)]
+        axis.plot(steps, losses, label=name, linewidth=1.2)
+    axis.set_xlabel("step")
+    axis.set_ylabel("loss on held-out pairs, nats a token")
+    axis.set_ylim(1.4, 3.5)
+    axis.legend(frameon=False, fontsize=8)
+    _save(figure, axis, out)
+
+
 def _save(figure: plt.Figure, axis: plt.Axes, out: Path) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
 
 
+PICTURES = {"gpu": gpu, "curve": curve, "translation": translation}
+
 if __name__ == "__main__":
-    if len(sys.argv) != 4 or sys.argv[1] not in ("gpu", "curve"):
+    if len(sys.argv) != 4 or sys.argv[1] not in PICTURES:
         raise SystemExit(__doc__)
-    {"gpu": gpu, "curve": curve}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
+    PICTURES[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
