@@ -1,13 +1,13 @@
 """Perplexity of the language models before attention on one text: same vocabulary, same stream of words, same time.
 
     python benchmarks/before_attention.py --train CORPUS --test CORPUS --out FOLDER [--seconds 150]
-        [--models lstm awd …] [--seeds 1] [--jobs 1] [--set path=value …]
+        [--epochs 0] [--models lstm awd …] [--seeds 1] [--jobs 1] [--set path=value …]
 
 The corpora are made by `polyseme prepare` with one vocabulary of words. Each network reads the text as one stream, with
-what it remembers handed on, for so many seconds (`--jobs` of them at once share the device and slow each other), and is
-measured once, at the end, on the whole test text; n-grams are counted. Perplexity is by the nats of the whole text over
-its words; the networks predict the end of each document too, n-grams that of each sentence. FOLDER/results.json has
-each as it is done, and the same command goes on from there.
+what it remembers handed on, for so many seconds (`--jobs` of them at once share the device and slow each other), or so
+many `--epochs`, and is measured once, at the end, on the whole test text; n-grams are counted. Perplexity is by the
+nats of the whole text over its words; the networks predict the end of each document too, n-grams that of each sentence.
+FOLDER/results.json has each as it is done, and the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -50,10 +50,13 @@ def network(name: str, seed: int, options: argparse.Namespace) -> dict[str, floa
 
     family, model, rate, clip = NETWORKS[name]
     awd = SegmentLM(spread=5.0, activation=2.0, change=1.0)
+    budget = BudgetSpec(minutes=options.seconds / 60)
+    if options.epochs:
+        budget = BudgetSpec(tokens=int(options.epochs * Corpus.open(options.train).num_tokens))
     recipe = Recipe(
         name=name, family=family, size="", model=model, objective=awd if name == "awd" else SegmentLM(), seed=seed,
         max_len=SEGMENT, batch_tokens=LANES * SEGMENT, bin_tokens=LANES * SEGMENT,
-        budget=BudgetSpec(minutes=options.seconds / 60),
+        budget=budget,
         optim=OptimSpec(rate=rate, eps=1e-8, decay=1e-6, clip=clip),
         schedule=ScheduleSpec("cosine", warmup=100), holdout=0.0, eval_every=10**9, save_every=10**9, log_every=100,
     )  # fmt: skip
@@ -95,12 +98,14 @@ def main() -> None:
     for name in ("train", "test", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=150.0)
+    parser.add_argument("--epochs", type=float, default=0.0)
     parser.add_argument("--models", nargs="*", default=[*COUNTED, *NETWORKS], choices=[*COUNTED, *NETWORKS])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--set", nargs="*", default=[], help="path=value, on every network")
     options = parser.parse_args()
-    print(header(f"{options.seconds:g} s a network, {options.jobs} at a time"), flush=True)
+    each = f"{options.epochs:g} epochs" if options.epochs else f"{options.seconds:g} s"
+    print(header(f"{each} a network, {options.jobs} at a time"), flush=True)
     path = options.out / "results.json"
     done: dict[str, dict[str, float]] = read_json(path) if path.exists() else {}
     pairs = [(m, s) for m in options.models for s in range(1 if m in COUNTED else options.seeds)]
