@@ -52,14 +52,15 @@ def reached(stream: Stream) -> list[tuple[int, list[int]]]:
 
 
 def plain_loss(model: Model, head: str, stream: Stream) -> Tensor:
-    """The objective as its paper writes it, pair by pair."""
+    """The objective as its paper writes it, pair by pair; of a mean, each part gets the whole gradient."""
     vectors, own = model.trunk.look_up(stream.tokens), model.heads[head].own
     total = torch.zeros((), dtype=torch.float64)
     for at, around in reached(stream):
         if not around:
             continue
         if stream.mean:
-            cases = [(vectors[around].mean(0), at)]
+            moved = vectors[around].sum(0)
+            cases = [(vectors[around].mean(0).detach() + moved - moved.detach(), at)]
         else:  # the tree's pairs are read the other way round
             cases = [(vectors[at], j) if head == "negative" else (vectors[j], at) for j in around]
         for given, target in cases:

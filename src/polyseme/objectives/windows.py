@@ -47,7 +47,7 @@ class Windows(Spec):
     negatives: int = 5
     power: float = 0.75
     block: int = 16
-    drawn: int = 32
+    drawn: int = 16
 
     def __post_init__(self) -> None:
         for name in ("window", "block", "drawn", "negatives"):

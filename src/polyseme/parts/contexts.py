@@ -162,10 +162,15 @@ class NegativeHead(Head):
         ])  # fmt: skip
 
     def _mean(self, stream: Stream, inputs: Tensor, loss: bool) -> Found:
-        """CBOW: the mean of the words that each word reaches predicts it."""
+        """CBOW: the mean of the words that each word reaches predicts it.
+
+        Each of those takes the whole step, not its share of the mean, as in the authors' code: a mean that has to move
+        moves as far whatever the window.
+        """
         size, margin, dim = stream.block, stream.margin, inputs.shape[1]
         counts = stream.counts().to(inputs.dtype)
-        share = stream.near() / counts.clamp(min=1).view(-1, size, 1)
+        near = stream.near().to(inputs.dtype)
+        share = near / counts.clamp(min=1).view(-1, size, 1)
         asked = (counts > 0).to(inputs.dtype).view(-1, size, 1)
         mean = torch.bmm(share, blocks(inputs, size, margin))
         ids = stream.tokens[margin : margin + stream.num_blocks * size]
@@ -180,8 +185,8 @@ class NegativeHead(Head):
         score = score.sigmoid_().sub_(1).mul_(asked)
         against = against.sigmoid_().mul_(weights)
         back = torch.bmm(against, others).addcmul_(score, truth)
-        gradient = joined(torch.bmm(share.transpose(1, 2), back), size, margin)
-        terms = joined(share.sum(1), size, margin) * (1 + stream.weight * stream.negatives.shape[1])
+        gradient = joined(torch.bmm(near.transpose(1, 2), back), size, margin)
+        terms = joined(near.sum(1), size, margin) * (1 + stream.weight * stream.negatives.shape[1])
         return Found(total, gradient, terms, [
             RowGradient(self.own, ids, (score * mean).view(-1, dim), asked.view(-1)),
             self._others(stream, torch.bmm(against.transpose(1, 2), mean), weights),
@@ -261,7 +266,8 @@ class TreeHead(Head):
         total = (F.softplus(-scores * turns[:, None]) * chosen).sum() if loss else None
         scores = (scores * turns[:, None]).sigmoid_().sub_(1) * turns[:, None] * asked[:, :, None]
         back = torch.bmm(scores, truth)
-        if stream.mean:
+        if stream.mean:  # each takes the whole step
+            reach = near.to(inputs.dtype)
             back = reach[:, :, None] * back
         gradient, terms = torch.zeros_like(inputs), torch.zeros_like(inputs[:, 0])
         depth = turns.abs().sum(1)

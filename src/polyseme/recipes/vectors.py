@@ -9,7 +9,9 @@ from polyseme.train.recipe import BudgetSpec, Recipe
 from polyseme.train.schedule import ScheduleSpec
 
 
-def _windows(name: str, family: str, size: str, objective: Windows, tokens: int, rate: float = 0.025) -> Recipe:
+def _windows(
+    name: str, family: str, size: str, objective: Windows, tokens: int, rate: float = 0.025, damp: float = 0.1
+) -> Recipe:
     """The rate falls linearly to nothing over the run, as in the authors' code; a step is 16,384 words of text."""
     return Recipe(
         name=name,
@@ -20,7 +22,7 @@ def _windows(name: str, family: str, size: str, objective: Windows, tokens: int,
         batch_tokens=16384,
         bin_tokens=16384,
         budget=BudgetSpec(tokens=tokens),
-        optim=OptimSpec(method="rows", rate=rate, at_once=1024, damp=0.1),
+        optim=OptimSpec(method="rows", rate=rate, at_once=1024, damp=damp),
         schedule=ScheduleSpec("linear", warmup=1),
         holdout=0.001,
         eval_every=2000,
@@ -45,7 +47,7 @@ def word2vec_tiny() -> Recipe:
 
 def cbow_tiny() -> Recipe:
     """CBOW at 100 numbers a word."""
-    return _windows("cbow-tiny", "word2vec", "tiny", Windows(predict="word"), 30_000_000, rate=0.05)
+    return _windows("cbow-tiny", "word2vec", "tiny", Windows(predict="word"), 30_000_000, rate=0.05, damp=0.02)
 
 
 def fasttext() -> Recipe:

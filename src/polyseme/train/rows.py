@@ -30,9 +30,11 @@ class RowWork:
         self.run = run
         self.total = torch.zeros((), device=run.device)  # the mean loss
         self.broken = torch.zeros((), device=run.device)  # the first step that was not finite; then nothing changes
+        self.threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # those of so small an operator wait for each other longer than they work
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        torch.set_num_threads(self.threads)
 
     @torch.no_grad()
     def learn(self, batch: Batch, counts: Tensor, first: bool) -> None:
@@ -64,15 +66,16 @@ class RowWork:
     def _add(self, gradient: RowGradient) -> None:
         table, ids, rows, terms = gradient
         rate, damp = self.run.optimiser.param_groups[0]["lr"], self.run.optim.damp
-        wide = (-1, *[1] * (rows.ndim - 1))
         if self.run.optim.method == "adagrad":
             state = self.run.optimiser.state[table]
             if "sum" not in state:
                 state["sum"] = torch.ones_like(table)
             state["sum"].index_add_(0, ids, rows.square())
-            rows = rows * state["sum"].index_select(0, ids).rsqrt_()
+            rows = rows * state["sum"].index_select(0, ids).rsqrt_().mul_(-rate)
         elif damp:
-            number = torch.zeros_like(table[:, 0] if table.ndim > 1 else table)
-            number = number.index_add_(0, ids, terms.to(number)).mul_(rate * damp).add_(1).reciprocal_()
-            rows = rows * number.index_select(0, ids).view(wide)
-        table.index_add_(0, ids, rows * -rate)
+            number = torch.zeros_like(table[:, 0] if table.ndim > 1 else table).index_add_(0, ids, terms.to(rows))
+            scale = number.index_select(0, ids).mul_(rate * damp).add_(1).reciprocal_().mul_(-rate)
+            rows = rows * scale.view(-1, *[1] * (rows.ndim - 1))
+        else:
+            rows = rows * -rate
+        table.index_add_(0, ids, rows)
