@@ -27,6 +27,7 @@ import multiprocessing
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -193,7 +194,8 @@ def run(job: Job, row: Row, place: Place) -> dict[str, Any]:
             settings = USUAL.replace(epochs=job.epochs, batch_size=32, decoder=row.decoder, network=network)
             words = Path(place.words) if row.words and place.words else None
             given |= {"cache": Path(place.cache), "words": words}
-            results = finetune_over(models, "tagging", train, dev, None, settings, **given)
+            with tempfile.TemporaryDirectory() as folder:  # what is kept says how a mix weighs the layers
+                results = finetune_over(models, "tagging", train, dev, Path(folder) / "run", settings, **given)
     except (UserError, RuntimeError, OSError) as error:
         return {**asdict(job), "error": f"{type(error).__name__}: {error}"[:500]}
     kept = {name: results[name] for name in ("primary", "mean", "steps", "parameters")}
