@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from polyseme.decode.sample import Written, limits
-from polyseme.decode.writing import Ids, Writing, begin
+from polyseme.decode.writing import Ids, Speaker, Writing, begin
 from polyseme.errors import UserError
 from polyseme.parts.model import Model
 
@@ -65,7 +65,7 @@ class _Sentence:
 
 @torch.inference_mode()
 def beam(
-    model: Model,
+    model: Model | Speaker,
     prompts: Sequence[Ids],
     most: int | Sequence[int],
     width: int = 4,

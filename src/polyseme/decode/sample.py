@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.decode.writing import Ids, begin
+from polyseme.decode.writing import Ids, Speaker, begin
 from polyseme.errors import UserError
 from polyseme.objectives.draws import CONTINUE, draw, uniform
 from polyseme.objectives.draws import keys as keys_of
@@ -77,7 +77,7 @@ def limits(most: int | Sequence[int], number: int) -> list[int]:
 
 @torch.inference_mode()
 def stream(
-    model: Model,
+    model: Model | Speaker,
     prompts: Sequence[Ids],
     most: int | Sequence[int],
     how: Sampling = GREEDY,
@@ -122,7 +122,7 @@ def stream(
 
 
 def sample(
-    model: Model,
+    model: Model | Speaker,
     prompts: Sequence[Ids],
     most: int | Sequence[int],
     how: Sampling = GREEDY,

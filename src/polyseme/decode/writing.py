@@ -39,14 +39,29 @@ class Writing(Protocol):
         """Whether it is worth while to let finished rows fall away."""
 
 
+class Speaker(Protocol):
+    """A model that is no network, as n-grams are: it begins by itself, and has no sources and no limit of places."""
+
+    def begin(self, prompts: Sequence[Ids]) -> Writing: ...
+
+
 def begin(
-    model: Model, prompts: Sequence[Ids], sources: Sequence[Ids] | None, rows: int, longest: int, cached: bool = True
+    model: Model | Speaker,
+    prompts: Sequence[Ids],
+    sources: Sequence[Ids] | None,
+    rows: int,
+    longest: int,
+    cached: bool = True,
 ) -> Writing:
     """The prompts read, with room for so many rows of so many tokens.
 
     `sources` are for a model that writes a target for a source; its prompts open with its start mark. With `cached`
     off every step reads everything anew: the definition that the others are held to.
     """
+    if not isinstance(model, Model):
+        if sources is not None:
+            raise UserError("the model goes on with a beginning, and has no source")
+        return model.begin(prompts)
     trunk = model.spec.trunk
     check(model, prompts, sources, longest)
     if not cached:
