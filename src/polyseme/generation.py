@@ -51,6 +51,7 @@ class Search(Spec):
     beams: int = 0
     penalty: float = 1.0
     best: int = 1
+    patience: float = 0.0  # 0 stops a beam when nothing better can come
 
     def __post_init__(self) -> None:
         for name in ("copies", "best"):
@@ -156,7 +157,7 @@ class Writer:
         model, n = self.model, search.copies
         if search.beams:
             numbers = search.beams, search.penalty, search.best
-            return beam(model, beginnings, mosts, *numbers, sources, self.eos, self.banned)
+            return beam(model, beginnings, mosts, *numbers, sources, self.eos, self.banned, patience=search.patience)
         repeated = [ids for ids in beginnings for _ in range(n)]
         again = None if sources is None else [ids for ids in sources for _ in range(n)]
         copies = list(range(n)) * len(beginnings)
