@@ -5,7 +5,7 @@
 
 MODEL is a folder of the family `transformer` (the recipe transformer-multi30k), SOURCES a text, a sentence a line. The
 weights are handed over through `ctranslate2.specs`. Both are given ids, so no tokenizer is in the times, and batches of
-sentences of like length. Before anything is measured the translations are compared: float32 has to give the same
+sentences of like length. The translations are compared: float32 has to give the same
 tokens for nearly all sentences, and the same scores for these.
 
 A beam of CTranslate2 stops when as many texts have ended as it is wide (patience 1), ours when nothing better can come;
@@ -36,6 +36,7 @@ from polyseme.generation import Writer
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.positions import sinusoids
 
+WARM = 20  # sentences before the clock starts
 Found = list[tuple[tuple[int, ...], float]]  # of each sentence its tokens and their log-probability
 
 
@@ -86,8 +87,9 @@ def peer_folder(writer: Writer, out: Path) -> Path:
     return out
 
 
-def ours(writer: Writer, sources: list[list[int]], width: int, batch: int, patience: float) -> Found:
+def ours(writer: Writer, sources: list[list[int]], width: int, batch: int, patience: float, number: int) -> Found:
     """Batches of like length, as `Writer.found` makes them, but of a number of sentences."""
+    sources = sources[:number]
     found: Found = [((), 0.0)] * len(sources)
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     for first in range(0, len(order), batch):
@@ -106,7 +108,8 @@ def ours(writer: Writer, sources: list[list[int]], width: int, batch: int, patie
     return found
 
 
-def theirs(translator: Any, sources: list[list[str]], width: int, batch: int) -> Found:
+def theirs(translator: Any, sources: list[list[str]], width: int, batch: int, number: int) -> Found:
+    sources = sources[:number]
     how = {"beam_size": width, "max_decoding_length": 200, "min_decoding_length": 0, "return_scores": True}
     batches = [sources] if batch > 1 else [[source] for source in sources]
     results = [r for some in batches for r in translator.translate_batch(some, max_batch_size=batch, **how)]
@@ -120,16 +123,18 @@ def compare(mine: Found, other: Found) -> tuple[float, float]:
     return len(same) / len(mine), max((abs(a - b) for a, b in same), default=float("nan"))
 
 
-def timed(work: dict[str, Callable[[], Found]], rounds: int) -> dict[str, tuple[float, float]]:
-    """Seconds of the clock and of the processor, the best of the rounds; each in turn."""
-    best = {name: (float("inf"), float("inf")) for name in work}
-    for _ in range(rounds):
+def timed(work: dict[str, Callable[..., Found]], number: int, rounds: int) -> tuple[dict[str, Found], dict[str, Any]]:
+    """What each found, and its seconds of the clock and of the processor: the best of the rounds, each in turn."""
+    found: dict[str, Found] = {}
+    best = {name: (math.inf, math.inf) for name in work}
+    for count in [min(number, WARM), *[number] * rounds]:
         for name, run in work.items():
             clock, processor = time.perf_counter(), time.process_time()
-            run()
+            found[name] = run(count)
             spent = time.perf_counter() - clock, time.process_time() - processor
-            best[name] = min(best[name][0], spent[0]), min(best[name][1], spent[1])
-    return best
+            if count == number:
+                best[name] = min(best[name][0], spent[0]), min(best[name][1], spent[1])
+    return found, best
 
 
 def main() -> None:
@@ -161,14 +166,13 @@ def main() -> None:
     print(header(f"Translating {len(lines)} sentences, CTranslate2 {ctranslate2.__version__}"))
     rows = []
     for width, batch in itertools.product(args.beams, args.batches):
-        work: dict[str, Callable[[], Found]] = {}
+        work: dict[str, Callable[..., Found]] = {}
         if width > 1:
             work["polyseme, provably best"] = partial(ours, writer, sources, width, batch, 0.0)
         work["polyseme"] = partial(ours, writer, sources, width, batch, 1.0)
         for kind, translator in peers.items():
             work[f"CTranslate2 {kind}"] = partial(theirs, translator, named, width, batch)
-        found = {name: run() for name, run in work.items()}
-        times = timed(work, args.rounds)
+        found, times = timed(work, len(lines), args.rounds)
         base = times.get("CTranslate2 float32", (math.nan, math.nan))
         for name, (clock, processor) in times.items():
             same, apart = compare(found["polyseme"], found[name])

@@ -108,7 +108,8 @@ def test_memory_is_what_arithmetic_says_and_is_written_in_place(family):
         assert all(torch.equal(t[:, :3], old) for (t, old) in zip((t for p in memory.states for t in p), before))
         assert memory.lengths.tolist() == [8, 8]
         writing.go(torch.tensor([4, 4]), [1, 1])  # one row twice: only the row that changes is copied
-        assert torch.equal(memory.states[0][0][0], memory.states[0][0][1])
+        first, second = memory.states[0][0][:2, :8]
+        assert torch.equal(first, second)
 
 
 def test_prompts_of_several_lengths_and_rows_that_move():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from polyseme.decode.beam import beam
+from polyseme.decode.highest import highest
 from polyseme.decode.sample import GREEDY, Sampling, sample
 from polyseme.decode.writing import can_write, needs_source
 from polyseme.errors import UserError
@@ -181,6 +182,35 @@ def test_stopping_early_changes_nothing(penalty):
         for a, b in zip(early, late):
             assert [t.tokens for t in a.texts] == [t.tokens for t in b.texts]
     assert any(len(a.nodes) < len(b.nodes) for a, b in zip(early, late)) or penalty > 1, "nothing was saved"
+
+
+def test_patience_stops_when_so_many_have_ended():
+    """It is what fewer steps give: the tree is a part of the whole one, and all that has ended in it is there."""
+    model, prompts, _ = texts("gpt2")
+    ends = {token for found in beam(model, prompts, 6, 3) for token in found.texts[0].tokens[:3]}
+    whole = beam(model, prompts, 12, 3, 2.0, 3, None, ends, early=False)
+    hasty, patient = (beam(model, prompts, 12, 3, 2.0, 3, None, ends, patience=p) for p in (1.0, 100.0))
+    assert any(len(a.nodes) < len(b.nodes) for a, b in zip(hasty, whole))
+    for few, many, all_ in zip(hasty, patient, whole):
+        begun = [node[:2] for node in all_.nodes[: len(few.nodes)]]
+        assert [node[:2] for node in few.nodes] == begun, "the same search, left off"
+        assert [t.tokens for t in many.texts] == [t.tokens for t in all_.texts]
+        assert len(few.texts) == 3 and few.texts[0].value <= all_.texts[0].value
+    for wrong in (-1.0, math.nan):
+        with pytest.raises(UserError, match="patience"):
+            beam(model, prompts, 3, patience=wrong)
+
+
+@pytest.mark.parametrize("size", [5, 640, 3000, 3008])
+def test_the_highest_are_those_of_a_sort(size):
+    scores = torch.randn(7, size, generator=torch.Generator().manual_seed(size))
+    scores[0], scores[1, 3:], scores[2, :-1] = scores[0].sort().values, -math.inf, -math.inf
+    for number in (1, 4, 10):
+        values, which = highest(scores, number)
+        expected = scores.sort(-1, descending=True)
+        assert torch.equal(values, expected.values[:, :number]) and torch.equal(scores.gather(1, which), values)
+        assert all(len(set(row)) == len(row) for row in which.tolist())
+        assert torch.equal(which[[0, 3, 4, 5, 6]], expected.indices[[0, 3, 4, 5, 6], :number])
 
 
 def test_what_has_ended_is_never_opened_again():

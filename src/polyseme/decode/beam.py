@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polyseme.decode.highest import highest
 from polyseme.decode.sample import Written, limits
 from polyseme.decode.writing import Ids, Speaker, Writing, begin
 from polyseme.errors import UserError
@@ -101,8 +102,9 @@ def beam(
     writing = begin(model, prompts, sources, len(prompts) * width, longest, cached)
     alive: list[_Sentence | None] = list(sentences)
     running = torch.zeros(len(prompts), 1, dtype=torch.float64, device=writing.scores.device)
+    never = torch.tensor(list(banned), dtype=torch.int64, device=running.device)
     for step in range(max(mosts)):
-        ranked = _ranked(writing, running, (1 + max(len(eos), 1)) * width, banned)
+        ranked = _ranked(writing, running, (1 + max(len(eos), 1)) * width, never)
         rows: list[list[tuple[int, int, float]]] = []  # of each sentence: parent, token, score
         for i, sentence in enumerate(alive):
             rows.append([])
@@ -132,19 +134,14 @@ def beam(
     return [Found(sentence.texts(best), sentence.nodes) for sentence in sentences]
 
 
-def _ranked(
-    writing: Writing, running: Tensor, number: int, banned: Collection[int]
-) -> list[list[tuple[int, int, float]]]:
+def _ranked(writing: Writing, running: Tensor, number: int, banned: Tensor) -> list[list[tuple[int, int, float]]]:
     """The best candidates of each sentence, best first: which of its rows, which token, and the score with it."""
-    scores, (sentences, each) = writing.scores, running.shape
-    total = scores.logsumexp(-1, keepdim=True)
-    if banned:
-        scores[:, torch.tensor(list(banned), device=scores.device)] = -math.inf
-    top = scores.topk(min(number, scores.shape[-1]))
-    reached = running.unsqueeze(-1) + (top.values - total).double().view(sentences, each, -1)
+    chances, (sentences, each) = writing.scores.log_softmax(-1), running.shape
+    values, tokens = highest(chances.index_fill_(1, banned, -math.inf), number)
+    reached = running.unsqueeze(-1) + values.double().view(sentences, each, -1)
     best = reached.flatten(1).topk(min(number, reached[0].numel()))
-    tokens = top.indices.view(sentences, -1).gather(1, best.indices)
-    rows = best.indices // top.values.shape[-1]
+    tokens = tokens.view(sentences, -1).gather(1, best.indices)
+    rows = best.indices // values.shape[-1]
     return [list(zip(*parts)) for parts in zip(rows.tolist(), tokens.tolist(), best.values.tolist())]
 
 

@@ -143,7 +143,7 @@ class _Rows:
     def _ones(self, rows: int) -> Layout:
         return Layout.of([1] * rows, device=next(self.model.parameters()).device)
 
-    def _predict(self, last: Tensor, layout: Layout, rows: Tensor) -> Tensor:
+    def _predict(self, last: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
         scores = self.model.predict(self.head, last, layout, rows)
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
@@ -183,7 +183,7 @@ class _Static(_Rows):
 
     def _step(self, tokens: Tensor) -> Tensor:
         reading = self.model.trunk(tokens, self.layout, memory=self.memory, remember=True)
-        return self._predict(reading.last, self.layout, self.every)
+        return self._predict(reading.last, self.layout, None)
 
     def spares(self, rows: int, alive: int) -> bool:
         """On a GPU rows fall away by halves: another number of rows is another recording."""
@@ -202,10 +202,6 @@ class _Static(_Rows):
                 self.sources = len(kept)
         if len(chosen) != self.rows:
             self.rows, self.layout = len(chosen), self._ones(len(chosen))
-
-    @property
-    def every(self) -> Tensor:
-        return self.layout.starts[:-1].long()
 
 
 class _Remembered(_Rows):
