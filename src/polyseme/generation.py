@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from polyseme.decode.beam import Found, beam
 from polyseme.decode.sample import GREEDY, Sampling, Written, sample, stream
-from polyseme.decode.writing import can_write, needs_source
+from polyseme.decode.writing import Speaker, can_write, needs_source
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.layout import bins
+from polyseme.parts.model import Model
 from polyseme.parts.spec import Spec
 from polyseme.progress import progress
 from polyseme.text.tokenizer import Tokenizer
@@ -49,6 +51,7 @@ class Search(Spec):
     beams: int = 0
     penalty: float = 1.0
     best: int = 1
+    patience: float = 0.0  # 0 stops a beam when nothing better can come
 
     def __post_init__(self) -> None:
         for name in ("copies", "best"):
@@ -62,23 +65,44 @@ class Search(Spec):
             raise UserError("a beam search draws nothing: give a width, or how to sample")
 
 
+@dataclass(frozen=True, eq=False)
 class Writer:
-    """A model with its tokenizer, told apart by what it reads: a beginning, or a source."""
+    """A model with its tokenizers and marks; `begun` turns a prompt into ids, with the mark that opens it.
 
-    def __init__(self, folder: ModelFolder):
-        self.folder, self.model, self.tokenizer = folder, folder.model, folder.tokenizer
-        if not can_write(self.model):
-            has = ", ".join(self.model.heads) or "no head"
-            raise UserError(f"{folder.path} cannot write: {self.model.spec.family} with {has} predicts no next token")
-        self.sourced = needs_source(self.model)
-        self.target = folder.target or folder.tokenizer  # of what it writes
-        marks, own = self.target.specials, self.tokenizer.specials
+    One that is `sourced` writes a target, behind its `start`, for a source, which ends in `closing`.
+    """
+
+    path: Path
+    model: Model | Speaker
+    tokenizer: Tokenizer
+    target: Tokenizer  # of what it writes
+    begun: Callable[[str], list[int]]
+    eos: frozenset[int]
+    banned: frozenset[int]
+    start: tuple[int, ...] = ()
+    closing: tuple[int, ...] = ()
+    sourced: bool = False
+
+    @classmethod
+    def of(cls, folder: ModelFolder) -> Writer:
+        """Told apart by what it reads: a beginning, or a source."""
+        model, tokenizer = folder.model, folder.tokenizer
+        if not can_write(model):
+            has = ", ".join(model.heads) or "no head"
+            raise UserError(f"{folder.path} cannot write: {model.spec.family} with {has} predicts no next token")
+        sourced, target = needs_source(model), folder.target or tokenizer
+        marks, own = target.specials, tokenizer.specials
         end = marks.sep if marks.eos is None else marks.eos
-        self.closing = [mark for mark in (own.eos, own.sep) if mark is not None][:1]
-        self.eos = frozenset(() if end is None else (end,))
-        self.banned = self.target.special_ids - self.eos - set(self.target.sentinels)
-        first = getattr(marks, FAMILIES[self.model.spec.family].start) if self.sourced else marks.bos
-        self.start = [mark for mark in (first, end) if mark is not None][:1]
+        eos = frozenset(() if end is None else (end,))
+        first = getattr(marks, FAMILIES[model.spec.family].start) if sourced else marks.bos
+        start = tuple(mark for mark in (first, end) if mark is not None)[:1]
+        closing = tuple(mark for mark in (own.eos, own.sep) if mark is not None)[:1]
+        banned = target.special_ids - eos - set(target.sentinels)
+
+        def begun(text: str) -> list[int]:
+            return [*start, *tokenizer.encode(text)]
+
+        return cls(folder.path, model, tokenizer, target, begun, eos, frozenset(banned), start, closing, sourced)
 
     def source(self, text: str) -> list[int]:
         """A source and its end mark."""
@@ -87,16 +111,17 @@ class Writer:
     @property
     def longest(self) -> tuple[int, int]:
         """How many tokens a source and a target may have, marks counted."""
+        assert isinstance(self.model, Model)
         trunk = self.model.spec.trunk
         decoder = trunk.decoder if isinstance(trunk, EncoderDecoderSpec) else None
         return trunk.embeddings.max_len, (decoder or trunk).embeddings.max_len
 
     def asked(self, prompts: Sequence[str], prefix: str) -> tuple[list[list[int]], list[list[int]] | None]:
         """What the searches are given: beginnings, and sources where the model reads those."""
-        begun = self.target.encode(prefix) if prefix else []
         if self.sourced:
+            begun = self.target.encode(prefix) if prefix else []
             return [[*self.start, *begun] for _ in prompts], [self.source(prompt) for prompt in prompts]
-        beginnings = [[*self.start, *self.tokenizer.encode(prompt + prefix)] for prompt in prompts]
+        beginnings = [self.begun(prompt + prefix) for prompt in prompts]
         if any(not ids for ids in beginnings):
             raise UserError("an empty prompt: this model has no mark that opens texts, so it needs a beginning")
         return beginnings, None
@@ -108,12 +133,15 @@ class Writer:
 
         With `most` 0, a target may have twice the tokens of its source and 20, if there is room for them.
         """
-        free, room = not search.most, self.longest[1] - max(map(len, beginnings), default=0)
         own = [len(ids) for ids in sources or [[]] * len(beginnings)]
-        mosts = [min(2 * size + 20, room) if free else search.most for size in own]
+        mosts = [search.most] * len(own)
+        if not search.most:
+            room = self.longest[1] - max(map(len, beginnings), default=0)
+            mosts = [min(2 * size + 20, room) for size in own]
         sizes = [len(ids) + most + size for ids, most, size in zip(beginnings, mosts, own)]
         rows = search.beams or search.copies
-        cells = CELLS["cuda" if next(self.model.parameters()).is_cuda else "cpu"]
+        on_gpu = isinstance(self.model, Model) and next(self.model.parameters()).is_cuda
+        cells = CELLS["cuda" if on_gpu else "cpu"]
         results: list[Found | None] = [None] * len(beginnings)
         with progress("write", len(beginnings), "texts", show=len(beginnings) > 50) as bar:
             for index in bins([size * rows for size in sizes], cells):
@@ -129,7 +157,7 @@ class Writer:
         model, n = self.model, search.copies
         if search.beams:
             numbers = search.beams, search.penalty, search.best
-            return beam(model, beginnings, mosts, *numbers, sources, self.eos, self.banned)
+            return beam(model, beginnings, mosts, *numbers, sources, self.eos, self.banned, patience=search.patience)
         repeated = [ids for ids in beginnings for _ in range(n)]
         again = None if sources is None else [ids for ids in sources for _ in range(n)]
         copies = list(range(n)) * len(beginnings)
@@ -162,7 +190,7 @@ def translate(
     `split` cuts a text into parts, whose translations are joined with spaces.
     """
     if not writer.sourced:
-        raise UserError(f"{writer.folder.path} cannot translate: it goes on with a text, and does not write one for it")
+        raise UserError(f"{writer.path} cannot translate: it goes on with a text, and does not write one for it")
     limit = writer.longest[0]
     parts: list[list[str]] = []
     for number, text in enumerate(texts, 1):

@@ -44,7 +44,7 @@ def load(folder: str | Path, device: str | None = None, precision: str = "float3
     """Open a model folder, written here or by `transformers`. On a GPU, `bf16` is several times as fast. Of a model
     that was fine-tuned for several tasks, `task` says which it is to answer.
 
-    A folder of n-grams opens as an `NgramModel`: it answers `score` and `sample`, and to every other question of a
+    A folder of n-grams opens as an `NgramModel`: it answers `score` and `generate`, and to every other question of a
     `LanguageModel` it says in one line that it cannot. So whoever asks need not know which of the two it is.
     """
     if precision not in ("float32", "bf16"):
@@ -319,7 +319,7 @@ class LanguageModel:
 
     @cached_property
     def _writer(self) -> Writer:
-        return Writer(self.folder)
+        return Writer.of(self.folder)
 
     @torch.inference_mode()
     def embed(

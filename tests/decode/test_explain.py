@@ -17,7 +17,7 @@ TEXT = "the old cat sees the dog."
 @pytest.mark.parametrize("family", ["t5", "transformer", "seq2seq"])
 def test_alignments_are_probabilities(family, tiny_folders):
     model = polyseme.load(tiny_folders[family], device="cpu")
-    writer = Writer(model.folder)
+    writer = Writer.of(model.folder)
     (source,), written = [writer.source(TEXT)], (5, 6, 7)
     found = align(writer, source, written)
     layers, heads = (1, 1) if family == "seq2seq" else (3, 3)
@@ -32,7 +32,7 @@ def test_cross_attention_is_transformers_own(tiny_folders):
         tiny_folders["t5"], attn_implementation="eager"
     ).eval()
     model = polyseme.load(tiny_folders["t5"], device="cpu")
-    writer = Writer(model.folder)
+    writer = Writer.of(model.folder)
     source, written = writer.source(TEXT), [5, 9, 12]
     with torch.no_grad():
         out = theirs(
@@ -64,7 +64,7 @@ def test_the_page(family, tiny_folders, done, refused, tmp_path):
     Checked().feed(page)
     assert not tags
     model = polyseme.load(tiny_folders[family], device="cpu")
-    writer = Writer(model.folder)
+    writer = Writer.of(model.folder)
     beginnings, sources = writer.asked([TEXT + " <b>"], "")
     (found,) = writer.found(beginnings, sources, Search(0, beams=3, best=3))
     way = _way(found)

@@ -2,32 +2,49 @@
 
 import itertools
 import math
+import tempfile
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from polyseme.decode.beam import beam
+from polyseme.decode.highest import highest
 from polyseme.decode.sample import GREEDY, Sampling, sample
 from polyseme.decode.writing import can_write, needs_source
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
+from polyseme.ngram.table import Ngrams, Words
 from polyseme.parts.layout import Layout, Source
 from tests.contracts import cases
+from tests.ngram import made
 
 EOS = 3
-WRITERS = [name for name in cases.NAMES if can_write(cases.tiny_model(name))]
+NETWORKS = [name for name in cases.NAMES if can_write(cases.tiny_model(name))]
+WRITERS = [*NETWORKS, "ngram"]
 
 
 def texts(family, number=4, seed=0):
     """Prompts, and sources for those that need them."""
+    if family == "ngram":
+        sentences = made.made_sentences(seed)
+        return counted(sentences), [[made.START, *each[: i + 1]] for i, each in enumerate(sentences[:number])], None
     model = cases.tiny_model(family)
     prompts = [row.tolist() for row in cases.sequences((5, 2, 7, 2)[:number], seed)]
     sources = [row.tolist() for row in cases.sequences((4, 9, 4, 6)[:number], seed + 1)]
     return model, prompts, sources if needs_source(model) else None
 
 
+def counted(sentences, words=made.WORDS):
+    """A model of trigrams; what is mapped stays when the files are gone."""
+    with tempfile.TemporaryDirectory() as work:
+        return made.learnt(sentences, 3, Path(work), words)
+
+
 def near(family):
-    return 1e-6 if family == "transformer_xl" else 1e-9  # the adaptive softmax works in float32
+    """The adaptive softmax works in float32, and n-grams, which keep float32, add up to one as nearly."""
+    return {"transformer_xl": 1e-6, "ngram": 1e-5}.get(family, 1e-9)
 
 
 def one(sources, i):
@@ -36,6 +53,8 @@ def one(sources, i):
 
 def log_probability(model, prompt, written, source=None):
     """Of a text behind its prompt, read at once."""
+    if isinstance(model, Ngrams):
+        return float(model.log10(np.array([*prompt, *written]))[len(prompt) :].sum()) * math.log(10)
     row = torch.tensor([*prompt, *written])
     layout = Layout.of([len(row)])
     places = torch.arange(len(prompt) - 1, len(row) - 1)
@@ -64,7 +83,7 @@ def test_which_families_write():
     assert plain <= set(WRITERS) and "bert" not in WRITERS
 
 
-@pytest.mark.parametrize("family", WRITERS)
+@pytest.mark.parametrize("family", NETWORKS)
 def test_with_and_without_cache(family):
     model, prompts, sources = texts(family)
     for how in (GREEDY, Sampling(seed=4)):
@@ -111,7 +130,7 @@ def test_together_equals_alone(family):
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0, -0.5])
-@pytest.mark.parametrize("family", ["gpt2", "transformer", "seq2seq", "xlnet"])
+@pytest.mark.parametrize("family", ["gpt2", "transformer", "seq2seq", "xlnet", "ngram"])
 def test_a_beam_of_one_is_greedy(family, penalty):
     model, prompts, sources = texts(family)
     for eos in ({EOS}, {EOS, 7, 11, 30, 41, 50, 55}):
@@ -120,16 +139,26 @@ def test_a_beam_of_one_is_greedy(family, penalty):
         assert [f.texts[0].tokens for f in found] == [g.tokens for g in greedy]
 
 
-@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0, -1.0])
-@pytest.mark.parametrize("family", ["gpt2", "transformer", "seq2seq"])
-def test_a_beam_as_wide_as_the_space_is_exhaustive_search(family, penalty):
+def of_four_words(family):
+    """The last of them ends a text."""
+    if family == "ngram":
+        rng = np.random.default_rng(1)
+        words = Words(5, start=4, end=3, can_follow=np.arange(5) < 4)
+        return counted([rng.choice(3, rng.integers(1, 6), p=[0.5, 0.3, 0.2]).tolist() for _ in range(60)], words)
     sizes = {"num_layers": 1, "dim": 8, "num_heads": 2, "vocab_size": 4, "max_len": 16, "dropout": 0.0}
     spec = FAMILIES[family].spec(**cases.fitting(FAMILIES[family], **sizes))
     model = spec.build(3).double().eval()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())).double())
-    sources = [[1, 2, 3], [2]] if needs_source(model) else None
+    return model
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0, -1.0])
+@pytest.mark.parametrize("family", ["gpt2", "transformer", "seq2seq", "ngram"])
+def test_a_beam_as_wide_as_the_space_is_exhaustive_search(family, penalty):
+    model = of_four_words(family)
+    sources = [[1, 2, 3], [2]] if family != "ngram" and needs_source(model) else None
     prompts, eos, most = [[1, 2], [0]], 3, 4
     for i, found in enumerate(beam(model, prompts, most, 300, penalty, 5, sources, {eos})):
         expected = []
@@ -141,7 +170,7 @@ def test_a_beam_as_wide_as_the_space_is_exhaustive_search(family, penalty):
                 expected.append((score / length**penalty, tuple(t for t in text if t != eos)))
         expected.sort(reverse=True)
         assert [t.tokens for t in found.texts] == [text for _, text in expected[:5]]
-        assert [t.value for t in found.texts] == pytest.approx([value for value, _ in expected[:5]], abs=1e-9)
+        assert [t.value for t in found.texts] == pytest.approx([value for value, _ in expected[:5]], abs=near(family))
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.7, 1.0, 2.0, -0.5])
@@ -153,6 +182,35 @@ def test_stopping_early_changes_nothing(penalty):
         for a, b in zip(early, late):
             assert [t.tokens for t in a.texts] == [t.tokens for t in b.texts]
     assert any(len(a.nodes) < len(b.nodes) for a, b in zip(early, late)) or penalty > 1, "nothing was saved"
+
+
+def test_patience_stops_when_so_many_have_ended():
+    """It is what fewer steps give: the tree is a part of the whole one, and all that has ended in it is there."""
+    model, prompts, _ = texts("gpt2")
+    ends = {token for found in beam(model, prompts, 6, 3) for token in found.texts[0].tokens[:3]}
+    whole = beam(model, prompts, 12, 3, 2.0, 3, None, ends, early=False)
+    hasty, patient = (beam(model, prompts, 12, 3, 2.0, 3, None, ends, patience=p) for p in (1.0, 100.0))
+    assert any(len(a.nodes) < len(b.nodes) for a, b in zip(hasty, whole))
+    for few, many, all_ in zip(hasty, patient, whole):
+        begun = [node[:2] for node in all_.nodes[: len(few.nodes)]]
+        assert [node[:2] for node in few.nodes] == begun, "the same search, left off"
+        assert [t.tokens for t in many.texts] == [t.tokens for t in all_.texts]
+        assert len(few.texts) == 3 and few.texts[0].value <= all_.texts[0].value
+    for wrong in (-1.0, math.nan):
+        with pytest.raises(UserError, match="patience"):
+            beam(model, prompts, 3, patience=wrong)
+
+
+@pytest.mark.parametrize("size", [5, 640, 3000, 3008])
+def test_the_highest_are_those_of_a_sort(size):
+    scores = torch.randn(7, size, generator=torch.Generator().manual_seed(size))
+    scores[0], scores[1, 3:], scores[2, :-1] = scores[0].sort().values, -math.inf, -math.inf
+    for number in (1, 4, 10):
+        values, which = highest(scores, number)
+        expected = scores.sort(-1, descending=True)
+        assert torch.equal(values, expected.values[:, :number]) and torch.equal(scores.gather(1, which), values)
+        assert all(len(set(row)) == len(row) for row in which.tolist())
+        assert torch.equal(which[[0, 3, 4, 5, 6]], expected.indices[[0, 3, 4, 5, 6], :number])
 
 
 def test_what_has_ended_is_never_opened_again():
@@ -199,6 +257,15 @@ def test_more_than_the_model_has_places_for_is_refused(search):
     with pytest.raises(UserError, match="less than 1"):
         run(model, [[1]], 0)
     assert run(model, [], 3) == []
+    ngrams, prompts, _ = texts("ngram")
+    assert (
+        len(run(ngrams, [prompts[0], []], 60)) == 2
+    )  # no places, so no end of them; words behind nothing are likely too
+    with pytest.raises(UserError, match="has no source"):
+        run(ngrams, prompts[:1], 3, sources=[[1]])
+    for token in (-1, 40):
+        with pytest.raises(UserError, match=f"the token {token}, expected one from 0 to 39"):
+            run(ngrams, [[5, token]], 3)
     endless, prompts, _ = texts("music")  # relative places: no end
     assert len(run(endless, [prompts[0]], 60)) == 1
 

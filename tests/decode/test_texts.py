@@ -53,7 +53,7 @@ def test_against_generate_on_the_same_folder(tiny_folders):
 def test_a_prefix_is_how_the_text_begins(family, tiny_folders):
     model = polyseme.load(tiny_folders[family], device="cpu")
     (found,) = model.generate(PROMPT, Search(10), prefix=" the grey")
-    writer = Writer(model.folder)
+    writer = Writer.of(model.folder)
     beginnings, sources = writer.asked([PROMPT], " the grey")
     assert beginnings[0][-len(model.tokenizer.encode(" the grey")) :] == model.tokenizer.encode(" the grey")
     (again,) = writer.found(beginnings, sources, Search(10))

@@ -40,7 +40,7 @@ ARROWS: dict[str, set[str]] = {
     "weights": {"errors", "files", "parts", "families", "text"},
     "report": {"files"},
     "scores": set(),
-    "ngram": {"errors", "files", "progress", "parts", "text", "corpus", "report", "scores"},
+    "ngram": {"errors", "files", "progress", "parts", "text", "corpus", "report", "scores", "generation"},
     "train": {
         "errors",
         "files",

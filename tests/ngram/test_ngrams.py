@@ -1,4 +1,4 @@
-"""N-grams against the equations of the paper; what they give is a distribution; sampling follows it."""
+"""N-grams against the equations of the paper; what they give is a distribution."""
 
 from __future__ import annotations
 
@@ -11,39 +11,8 @@ from polyseme.errors import UserError
 from polyseme.ngram import count as counting
 from polyseme.ngram.count import count
 from polyseme.ngram.estimate import FALLBACK, discounts, estimate
-from polyseme.ngram.model import draw
-from polyseme.ngram.table import Ngrams, Words
+from tests.ngram.made import CAN, END, SIZE, START, WORDS, learnt, made_sentences, stream_of
 from tests.ngram.plain import PlainKneserNey
-
-SIZE, START, END = 40, 2, 3
-CAN = np.ones(SIZE, bool)
-CAN[[0, START]] = False
-WORDS = Words(SIZE, START, END, CAN)
-
-
-def made_sentences(seed: int, number: int = 300) -> list[list[int]]:
-    """Text of a kind: a few words often, each with favourites behind it; the last words of the vocabulary never."""
-    rng = np.random.default_rng(seed)
-    favourites = rng.integers(4, SIZE - 4, (SIZE, 3))
-    found = []
-    for _ in range(number):
-        sentence = [int(4 + (SIZE - 8) * rng.random() ** 3)]
-        while rng.random() < 0.88:
-            far = rng.random() < 0.4
-            sentence.append(
-                int(4 + (SIZE - 8) * rng.random() ** 3) if far else int(rng.choice(favourites[sentence[-1]]))
-            )
-        found.append(sentence)
-    return found
-
-
-def stream_of(sentences: list[list[int]]) -> np.ndarray:
-    return WORDS.stream(np.concatenate(sentences), np.array([len(s) for s in sentences]))
-
-
-def learnt(sentences: list[list[int]], order: int, work, **more) -> Ngrams:
-    work.mkdir(exist_ok=True)
-    return estimate(count([stream_of(sentences)], WORDS, order, work), WORDS, work, **more)[0]
 
 
 def histories(sentences: list[list[int]], order: int, seed: int = 0) -> list[list[int]]:
@@ -154,24 +123,3 @@ def test_discounts_by_hand():
 def test_nothing_to_count(tmp_path):
     with pytest.raises(UserError, match="no sentence"):
         count([], WORDS, 3, tmp_path)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_sampling_follows_the_distribution(temperature, tmp_path):
-    stats = pytest.importorskip("scipy.stats")
-    sentences = made_sentences(1)
-    model = learnt(sentences, 3, tmp_path)
-    for seed, row in enumerate(([START], [START, sentences[0][0]], [9, 30])):
-        chances = model.distribution(padded([row], 2))
-        drawn = draw(np.repeat(chances, 20_000, axis=0), temperature, np.random.default_rng(seed))
-        expected = chances[0] ** (1 / temperature)
-        expected *= 20_000 / expected.sum()
-        seen = np.bincount(drawn, minlength=SIZE)
-        assert not seen[~CAN].any()
-        rare = expected < 5
-        groups = [np.append(x[~rare], x[rare].sum()) for x in (seen, expected)]
-        keep = groups[1] > 0
-        assert stats.chisquare(groups[0][keep], groups[1][keep]).pvalue > 1e-3
-        wrong = np.roll(groups[1][keep], 1)
-        assert stats.chisquare(groups[0][keep], wrong).pvalue < 1e-6  # the test can fail
-    assert (draw(chances, 0.0, np.random.default_rng(0)) == chances.argmax(1)).all()

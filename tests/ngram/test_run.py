@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 import polyseme
+from polyseme.decode.sample import Sampling
 from polyseme.errors import UserError
 from polyseme.files import read_json
+from polyseme.generation import Search
 from polyseme.ngram.count import count
 from polyseme.ngram.estimate import estimate
 from polyseme.ngram.model import NgramModel
@@ -102,12 +104,6 @@ def test_what_can_be_asked(run, cli, done, tmp_path):
     out, _ = run
     model = polyseme.load(out / "model")
     assert isinstance(model, NgramModel)
-    sampled = model.sample(200, seed=1)
-    assert sampled == model.sample(200, seed=1) != model.sample(200, seed=2)
-    starts = Counter(text.split()[0] for text in sampled)
-    assert starts["the"] > 70 and starts["it"] > 70
-    assert all(text.startswith("it lives") for text in model.sample(5, prompt="It lives"))
-    assert max(len(model.tokenizer.encode(text)) for text in model.sample(50, length=4)) <= 4
     (tmp_path / "lines.txt").write_text("It lives in the river.\nriver the in lives It.\n")
     rows = [
         json.loads(line)
@@ -122,9 +118,45 @@ def test_what_can_be_asked(run, cli, done, tmp_path):
     assert answer.status == 2 and answer.err.count("\n") == 1
     with pytest.raises(UserError, match="nothing to read"):
         model.score(["the cat", " "])
-    for wrong in ({"count": 0}, {"length": 0}, {"temperature": -1.0}):
-        with pytest.raises(UserError):
-            model.sample(**wrong)
+
+
+def test_it_writes(run, cli, done, tmp_path):
+    """Through the searches of every model: drawn, the likeliest, by a beam, streamed; by the library and a command."""
+    out, _ = run
+    model = polyseme.load(out / "model")
+    drawn = [Search(40, Sampling(seed=seed), copies=200) for seed in (1, 2)]
+    texts = [[found.text for found in model.generate("", search)] for search in drawn]
+    assert texts[0] == [found.text for found in model.generate("", drawn[0])] != texts[1]
+    starts = Counter(text.split()[0] for text in texts[0])
+    assert starts["the"] > 70 and starts["it"] > 70, "an empty prompt is the start of a sentence"
+    (likeliest,) = model.generate("It lives")
+    assert likeliest.finished and likeliest.text.startswith(" in the ") and not likeliest.score > 0
+    (beam,) = model.generate("It lives", Search(beams=1))
+    assert beam == likeliest
+    (wide,) = model.generate("It lives", Search(beams=8, penalty=0.0))
+    assert wide.score >= likeliest.score
+    assert "".join(model.stream("It lives")) == likeliest.text == "".join(model.stream("It", prefix=" lives"))
+    whole, before = model.score(["it lives" + likeliest.text, "it lives"])
+    end = np.array([model.ngrams.words.start, *model.tokenizer.encode("it lives"), model.ngrams.words.end])
+    before = before.log_probability - math.log(10) * model.ngrams.log10(end)[-1]
+    assert likeliest.score == pytest.approx(whole.log_probability - before, abs=1e-5)
+    assert model.generate("A cat. It lives") == [likeliest], "a sentence before has no say"
+    (short,) = model.generate("It lives", Search(1))
+    assert len(short.tokens) == 1 and not short.finished
+    said = done("generate", out / "model", "--prompt", "It lives")
+    assert said == "It lives" + likeliest.text + "\n"
+    (tmp_path / "x").write_text("It\n")
+    rows = done("generate", out / "model", "--prompt", "It", "--beams", 3, "--best", 2, "--json").splitlines()
+    assert len(rows) == 2 and json.loads(rows[0])["log_probability"] <= 0
+    for wrong, says in (
+        (["generate", out / "model", "--prompt", "It", "--temperature", "-1"], "temperature"),
+        (["generate", out / "model", "--prompt", "It", "--beams", 2, "--sample"], "draws nothing"),
+        (["translate", out / "model", "--data", tmp_path / "x"], "counts n-grams"),
+    ):
+        answer = cli(*wrong)
+        assert answer.status == 2 and says in answer.err and answer.err.count("\n") == 1, answer.err
+    with pytest.raises(UserError, match="without a source"):
+        model.generate("It", Search(0))
 
 
 def test_arpa_there_and_back_by_commands(run, done, cli, tmp_path):

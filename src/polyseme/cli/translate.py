@@ -15,6 +15,9 @@ def translate(
     out: Annotated[Path | None, typer.Option(help="the file to write, one translation a line")] = None,
     beams: Annotated[int, typer.Option(help="the width of the beam; 0 takes the likeliest token", min=0)] = 5,
     penalty: Annotated[float, typer.Option(help="scores are divided by length to this power")] = 1.0,
+    patience: Annotated[
+        float, typer.Option(help="stop when beams × this many have ended, sooner; 0 when nothing better can come")
+    ] = 0.0,
     most: Annotated[int, typer.Option(help="tokens of a translation; 0 goes by its source", min=0)] = 0,
     split: Annotated[bool, typer.Option("--split", help="translate sentence by sentence what is too long")] = False,
     lang: Annotated[str, typer.Option(help="the language of the texts, by which --split finds sentences")] = "en",
@@ -41,7 +44,7 @@ def translate(
         raise UserError(f"{data} has {len(texts)} lines, and {reference} {len(right)}: they are no pairs")
     opened = polyseme.load(model)
     cut = (lambda text: split_sentences(text, lang)) if split else None
-    found = opened.translate(texts, Search(most, beams=beams, penalty=penalty), cut)
+    found = opened.translate(texts, Search(most, beams=beams, penalty=penalty, patience=patience), cut)
     lines = [" ".join(each.text.split()) for each in found]
     if out is not None:
         write_text(out, "".join(line + "\n" for line in lines))

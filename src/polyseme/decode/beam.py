@@ -16,10 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polyseme.decode.highest import highest
 from polyseme.decode.sample import Written, limits
-from polyseme.decode.writing import Ids, Writing, begin
+from polyseme.decode.writing import Ids, Speaker, Writing, begin
 from polyseme.errors import UserError
 from polyseme.parts.model import Model
+from polyseme.parts.spec import in_range
 
 
 class Node(NamedTuple):
@@ -65,7 +67,7 @@ class _Sentence:
 
 @torch.inference_mode()
 def beam(
-    model: Model,
+    model: Model | Speaker,
     prompts: Sequence[Ids],
     most: int | Sequence[int],
     width: int = 4,
@@ -76,11 +78,14 @@ def beam(
     banned: Collection[int] = (),
     early: bool = True,
     cached: bool = True,
+    patience: float = 0.0,
 ) -> list[Found]:
     """The `best` texts of at most `most` tokens (or each its own) behind each prompt, of the beams of a given width.
 
     A sentence is done as soon as no beginning that is left can come among its best: a score only falls, so none gets
     above what it has, over the length that is kindest to it. With `early` off it goes on to `most`, to the same result.
+    With a `patience` it is done too when width × patience texts have ended (Kasai et al. 2022, §2): many tools stop so,
+    with 1; it takes fewer steps and may miss a better text.
     """
     if width < 1 or not 1 <= best <= width:
         raise UserError(
@@ -89,6 +94,7 @@ def beam(
     mosts = limits(most, len(prompts))
     if not math.isfinite(penalty):
         raise UserError(f"the length penalty is {penalty}, expected a number")
+    in_range("patience", patience, 0, math.inf)
     if not prompts:
         return []
     sentences = [_Sentence(i) for i in range(len(prompts))]
@@ -96,15 +102,19 @@ def beam(
     writing = begin(model, prompts, sources, len(prompts) * width, longest, cached)
     alive: list[_Sentence | None] = list(sentences)
     running = torch.zeros(len(prompts), 1, dtype=torch.float64, device=writing.scores.device)
+    never = torch.tensor(list(banned), dtype=torch.int64, device=running.device)
     for step in range(max(mosts)):
-        ranked = _ranked(writing, running, (1 + max(len(eos), 1)) * width, banned)
+        ranked = _ranked(writing, running, (1 + max(len(eos), 1)) * width, never)
         rows: list[list[tuple[int, int, float]]] = []  # of each sentence: parent, token, score
         for i, sentence in enumerate(alive):
             rows.append([])
             if sentence is not None:
                 end = mosts[sentence.number]
                 rows[i] = _step(sentence, ranked[i], width, eos, step + 1, end, penalty)
-                if _done(sentence, rows[i], best, width, step + 1, end, penalty, early):
+                enough = max(best, round(width * patience)) if patience else math.inf
+                if len(sentence.ended) >= enough or _done(
+                    sentence, rows[i], best, width, step + 1, end, penalty, early
+                ):
                     alive[i] = None
         left = [i for i, sentence in enumerate(alive) if sentence is not None]
         if not left:
@@ -124,19 +134,14 @@ def beam(
     return [Found(sentence.texts(best), sentence.nodes) for sentence in sentences]
 
 
-def _ranked(
-    writing: Writing, running: Tensor, number: int, banned: Collection[int]
-) -> list[list[tuple[int, int, float]]]:
+def _ranked(writing: Writing, running: Tensor, number: int, banned: Tensor) -> list[list[tuple[int, int, float]]]:
     """The best candidates of each sentence, best first: which of its rows, which token, and the score with it."""
-    scores, (sentences, each) = writing.scores, running.shape
-    total = scores.logsumexp(-1, keepdim=True)
-    if banned:
-        scores[:, torch.tensor(list(banned), device=scores.device)] = -math.inf
-    top = scores.topk(min(number, scores.shape[-1]))
-    reached = running.unsqueeze(-1) + (top.values - total).double().view(sentences, each, -1)
+    chances, (sentences, each) = writing.scores.log_softmax(-1), running.shape
+    values, tokens = highest(chances.index_fill_(1, banned, -math.inf), number)
+    reached = running.unsqueeze(-1) + values.double().view(sentences, each, -1)
     best = reached.flatten(1).topk(min(number, reached[0].numel()))
-    tokens = top.indices.view(sentences, -1).gather(1, best.indices)
-    rows = best.indices // top.values.shape[-1]
+    tokens = tokens.view(sentences, -1).gather(1, best.indices)
+    rows = best.indices // values.shape[-1]
     return [list(zip(*parts)) for parts in zip(rows.tolist(), tokens.tolist(), best.values.tolist())]
 
 

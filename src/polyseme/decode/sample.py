@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.decode.writing import Ids, begin
+from polyseme.decode.writing import Ids, Speaker, begin
 from polyseme.errors import UserError
 from polyseme.objectives.draws import CONTINUE, draw, uniform
 from polyseme.objectives.draws import keys as keys_of
@@ -77,7 +77,7 @@ def limits(most: int | Sequence[int], number: int) -> list[int]:
 
 @torch.inference_mode()
 def stream(
-    model: Model,
+    model: Model | Speaker,
     prompts: Sequence[Ids],
     most: int | Sequence[int],
     how: Sampling = GREEDY,
@@ -100,13 +100,12 @@ def stream(
     size = writing.scores.shape[-1]
     alive: list[int | None] = list(range(len(prompts)))  # which sequence is in which row; None if it has ended
     choose = _Choice(how, prompts, sources, copies or [0] * len(prompts), size, writing.scores.device)
+    never = _ids(banned, writing.scores)
     for step in range(max(mosts)):
         scores = writing.scores
-        total = scores.logsumexp(-1)
-        if banned:
-            scores[:, _ids(banned, scores)] = -float("inf")
-        tokens = choose(scores, alive, step)
-        chances = scores.gather(1, tokens[:, None])[:, 0] - total
+        total = scores.log_softmax(-1)
+        tokens = choose(scores.index_fill_(1, never, -math.inf), alive, step)
+        chances = total.gather(1, tokens[:, None])[:, 0]
         numbers, values = torch.stack([tokens.double(), chances.double()]).tolist()  # one wait for a GPU
         found = [(n, int(token), score) for n, token, score in zip(alive, numbers, values)]
         yield [Token(n, t, s) for n, t, s in found if n is not None]
@@ -122,7 +121,7 @@ def stream(
 
 
 def sample(
-    model: Model,
+    model: Model | Speaker,
     prompts: Sequence[Ids],
     most: int | Sequence[int],
     how: Sampling = GREEDY,
@@ -214,4 +213,6 @@ def _closed_up(alive: Sequence[bool]) -> list[int]:
 
 
 def _ids(ids: Collection[int], like: Tensor) -> Tensor:
-    return torch.tensor(sorted(ids) if isinstance(ids, set | frozenset) else list(ids), device=like.device)
+    return torch.tensor(
+        sorted(ids) if isinstance(ids, set | frozenset) else list(ids), dtype=torch.int64, device=like.device
+    )

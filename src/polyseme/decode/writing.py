@@ -39,14 +39,29 @@ class Writing(Protocol):
         """Whether it is worth while to let finished rows fall away."""
 
 
+class Speaker(Protocol):
+    """A model that is no network, as n-grams are: it begins by itself, and has no sources and no limit of places."""
+
+    def begin(self, prompts: Sequence[Ids]) -> Writing: ...
+
+
 def begin(
-    model: Model, prompts: Sequence[Ids], sources: Sequence[Ids] | None, rows: int, longest: int, cached: bool = True
+    model: Model | Speaker,
+    prompts: Sequence[Ids],
+    sources: Sequence[Ids] | None,
+    rows: int,
+    longest: int,
+    cached: bool = True,
 ) -> Writing:
     """The prompts read, with room for so many rows of so many tokens.
 
     `sources` are for a model that writes a target for a source; its prompts open with its start mark. With `cached`
     off every step reads everything anew: the definition that the others are held to.
     """
+    if not isinstance(model, Model):
+        if sources is not None:
+            raise UserError("the model goes on with a beginning, and has no source")
+        return model.begin(prompts)
     trunk = model.spec.trunk
     check(model, prompts, sources, longest)
     if not cached:
@@ -128,7 +143,7 @@ class _Rows:
     def _ones(self, rows: int) -> Layout:
         return Layout.of([1] * rows, device=next(self.model.parameters()).device)
 
-    def _predict(self, last: Tensor, layout: Layout, rows: Tensor) -> Tensor:
+    def _predict(self, last: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
         scores = self.model.predict(self.head, last, layout, rows)
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
@@ -168,7 +183,7 @@ class _Static(_Rows):
 
     def _step(self, tokens: Tensor) -> Tensor:
         reading = self.model.trunk(tokens, self.layout, memory=self.memory, remember=True)
-        return self._predict(reading.last, self.layout, self.every)
+        return self._predict(reading.last, self.layout, None)
 
     def spares(self, rows: int, alive: int) -> bool:
         """On a GPU rows fall away by halves: another number of rows is another recording."""
@@ -187,10 +202,6 @@ class _Static(_Rows):
                 self.sources = len(kept)
         if len(chosen) != self.rows:
             self.rows, self.layout = len(chosen), self._ones(len(chosen))
-
-    @property
-    def every(self) -> Tensor:
-        return self.layout.starts[:-1].long()
 
 
 class _Remembered(_Rows):

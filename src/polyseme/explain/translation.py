@@ -15,6 +15,7 @@ from polyseme.errors import UserError
 from polyseme.generation import Search, Writer
 from polyseme.language_model import LanguageModel
 from polyseme.parts.layout import Layout, Source
+from polyseme.parts.model import Model
 from polyseme.report import escape, note, page, table
 
 if TYPE_CHECKING:
@@ -44,8 +45,10 @@ class Alignment:
 @torch.inference_mode()
 def align(writer: Writer, source: Sequence[int], written: Sequence[int]) -> Alignment:
     """Where each token of a translation looked in its source."""
-    trunk: Any = writer.model.trunk
-    device = next(writer.model.parameters()).device
+    model = writer.model
+    assert isinstance(model, Model)
+    trunk: Any = model.trunk
+    device = next(model.parameters()).device
     target = [*writer.start, *written]
     ids = torch.tensor(list(source), device=device)
     tokens, layout = torch.tensor(target, device=device), Layout.of([len(target)], device=device)
@@ -59,7 +62,7 @@ def align(writer: Writer, source: Sequence[int], written: Sequence[int]) -> Alig
 
 def explain_translation(model: LanguageModel, text: str, beams: int = 4, penalty: float = 1.0) -> str:
     """A page of one translation, which needs no other file."""
-    writer = Writer(model.folder)
+    writer = Writer.of(model.folder)
     if not writer.sourced:
         raise UserError(f"{model.folder.path} cannot translate: it goes on with a text, and does not write one for it")
     if not text.strip():

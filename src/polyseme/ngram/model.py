@@ -7,7 +7,8 @@ their hashes and notes, as with every model. There is no tensor to train, so the
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from polyseme.corpus.sentences import split_sentences
 from polyseme.errors import UserError
 from polyseme.files import read_json, sha256, whole_folder, write_json
+from polyseme.generation import Search, Writer, generate, streamed
 from polyseme.ngram.table import MOST, Ngrams, Words
 from polyseme.scores import Score
 from polyseme.text.tokenizer import Tokenizer
@@ -23,9 +25,9 @@ from polyseme.text.tokenizer import Tokenizer
 FAMILY = "ngram"
 FORMAT = 1
 _TOGETHER = 1 << 20  # tokens scored at once
-_CHANCES = 1 << 24  # probabilities held at once when sampling
 _LACKS = (
     *("fill", "next_sentence", "choose", "choose_each", "embed", "predict", "answer", "last_words"),
+    "translate",
     *("model", "folder", "device", "max_len", "opening", "bin_tokens"),
 )  # what a neural model has
 
@@ -98,47 +100,30 @@ class NgramModel:
             found += map(Score, np.add.reduceat(logs, begins).tolist(), tokens.tolist())
         return found
 
-    def sample(
-        self, count: int = 1, prompt: str = "", length: int = 100, temperature: float = 1.0, seed: int = 0
-    ) -> list[str]:
-        """Sentences that begin with the prompt, each until its end is drawn or it has `length` tokens."""
-        if count < 1 or length < 1:
-            raise UserError(f"count is {count} and length is {length}: both have to be 1 or more")
-        if not 0 <= temperature < float("inf"):
-            raise UserError(f"temperature is {temperature}: it has to be 0 or more")
-        begun = self.tokenizer.encode_run([prompt]).ids.tolist()
-        rng = np.random.default_rng(seed)
-        together = max(_CHANCES // self.ngrams.words.size, 1)
-        found: list[str] = []
-        while len(found) < count:
-            rows = self.sample_ids(min(together, count - len(found)), begun, length, temperature, rng)
-            found += [self.tokenizer.decode(row) for row in rows]
-        return found
+    sourced = False  # it goes on with a beginning
 
-    def sample_ids(
-        self, count: int, begun: Sequence[int], length: int, temperature: float, rng: np.random.Generator
-    ) -> list[list[int]]:
-        """The ids of sentences, without marks; `begun` is part of them."""
-        words = self.ngrams.words
-        past = np.full((count, self.ngrams.order - 1 + len(begun) + 1), -1, np.int64)
-        past[:, -len(begun) - 1 :] = [words.start, *begun]
-        open_ = np.ones(count, bool)
-        found = [list(begun) for _ in range(count)]
-        for _ in range(length - len(begun)):
-            rows = np.flatnonzero(open_)
-            tokens = draw(self.ngrams.distribution(past[rows]), temperature, rng)
-            open_[rows[tokens == words.end]] = False
-            past = np.concatenate([past[:, 1:], np.full((count, 1), words.end)], axis=1)
-            past[rows, -1] = tokens
-            for row, token in zip(rows.tolist(), tokens.tolist()):
-                if token != words.end:
-                    found[row].append(token)
-            if not open_.any():
-                break
-        return found
+    def generate(self, prompts: str | Sequence[str], search: Search | None = None, prefix: str = "") -> list[Any]:
+        """What comes behind a prompt, until the sentence ends, as `LanguageModel.generate` has it."""
+        found = generate(self._writer, [prompts] if isinstance(prompts, str) else prompts, search or Search(), prefix)
+        return found[0] if isinstance(prompts, str) else found
+
+    def stream(self, prompt: str, search: Search | None = None, prefix: str = "") -> Iterator[str]:
+        """The same of one prompt, piece by piece while it is written."""
+        return streamed(self._writer, prompt, search or Search(), prefix)
+
+    @cached_property
+    def _writer(self) -> Writer:
+        """Sentences of a prompt are read between their marks, the last is left open; what is unknown is not written."""
+        tokenizer, words = self.tokenizer, self.ngrams.words
+        ends = frozenset([words.end])
+        return Writer(self.path, self.ngrams, tokenizer, tokenizer, self._begun, ends, tokenizer.special_ids - ends)
+
+    def _begun(self, text: str) -> list[int]:
+        stream, _ = self._streams([text], empty=True)
+        return stream[:-1].tolist() or [self.ngrams.words.start]
 
     def cannot(self, what: str) -> UserError:
-        return UserError(f"{self.path} cannot {what}: it counts n-grams, which can be scored and sampled")
+        return UserError(f"{self.path} cannot {what}: it counts n-grams, which can be scored and can write")
 
     def __getattr__(self, name: str) -> Any:
         """What only a neural model has is a mistake to ask for, told in one line."""
@@ -149,32 +134,19 @@ class NgramModel:
     def _name(self, token: int, otherwise: str) -> str:
         return self.tokenizer.pieces([token])[0] or otherwise
 
-    def _streams(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """All texts as one stream, and the length of each in it."""
+    def _streams(self, texts: Sequence[str], empty: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """All texts as one stream, and the length of each in it; whether a text may be `empty`."""
         sentences = [split_sentences(text, self.language) for text in texts]
         run = self.tokenizer.encode_run([sentence for part in sentences for sentence in part])
         stays = run.lengths > 0
         of = np.repeat(np.arange(len(texts)), [len(part) for part in sentences])[stays]
         lengths = np.bincount(of, run.lengths[stays] + 2, len(texts)).astype(np.int64)
-        if not lengths.all():
+        if not empty and not lengths.all():
             raise UserError(f"there is nothing to read in {texts[int(np.argmin(lengths))]!r}")
         words, unknown = self.ngrams.words, self.tokenizer.specials.unk
         marks = ~words.can_follow[run.ids] | (run.ids == words.end)  # the names of marks, written in a text
         ids = run.ids if unknown is None else np.where(marks, unknown, run.ids)
         return words.stream(ids, run.lengths[stays]), lengths
-
-
-def draw(chances: np.ndarray, temperature: float, rng: np.random.Generator) -> np.ndarray:
-    """One id for each row of probabilities; at temperature 0 the likeliest."""
-    if temperature == 0:
-        return chances.argmax(1)
-    if temperature != 1:
-        with np.errstate(divide="ignore"):
-            logs = np.log(chances)
-        chances = np.exp((logs - logs.max(1, keepdims=True)) / temperature)
-    sums = np.cumsum(chances, axis=1)
-    places = rng.random((len(chances), 1)) * sums[:, -1:]
-    return (sums <= places).sum(1)
 
 
 def is_ngram(folder: Path) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from polyseme.corpus.store import map_array
 from polyseme.errors import UserError
@@ -102,21 +103,41 @@ class Ngrams:
 
     def distribution(self, histories: np.ndarray) -> np.ndarray:
         """Probabilities of every id, float64 [rows, size], after the histories [rows, length], -1 before they begin."""
-        histories = histories[:, histories.shape[1] - min(self.order - 1, histories.shape[1]) :].astype(np.int64)
-        chances = np.tile(10.0 ** self.levels[0].logp.astype(np.float64), (len(histories), 1))
-        for length in range(1, histories.shape[1] + 1):
-            context = histories[:, -length]
-            for back in range(length - 1, 0, -1):
-                context = find(self.levels[length - back], context, histories[:, -back])
+        return 10.0 ** self.behind(self.state(histories))
+
+    def state(self, histories: np.ndarray) -> np.ndarray:
+        """What counts of the histories [rows, length], -1 before they begin: their last words, looked up.
+
+        Column n, of order - 1, has the number of the n-gram that the last n + 1 words are, -1 where there is none.
+        """
+        found = np.full((len(histories), self.order - 1), -1, np.int64)
+        for words in histories[:, max(histories.shape[1] - self.order + 1, 0) :].T:
+            found = self.read(found, words.astype(np.int64))
+        return found
+
+    def read(self, state: np.ndarray, words: np.ndarray) -> np.ndarray:
+        """The state when each row has one word more."""
+        longer = (find(level, state[:, n], words) for n, level in enumerate(self.levels[1:-1]))
+        columns = [words, *longer][: self.order - 1]
+        return np.stack(columns, axis=1) if columns else state
+
+    def behind(self, state: np.ndarray) -> np.ndarray:
+        """Log10 of the probability of every id, float64 [rows, size]: all backed off, then what was seen is set."""
+        logs = np.tile(self.levels[0].logp.astype(np.float64), (len(state), 1))
+        for below, level, context in zip(self.levels, self.levels[1:], state.T):
             rows = np.flatnonzero(context >= 0)
-            level, context = self.levels[length], context[rows]
-            chances[rows] *= 10.0 ** self.levels[length - 1].backoff[context].astype(np.float64)[:, None]
+            context = context[rows]
+            logs[rows] += below.backoff[context].astype(np.float64)[:, None]
             first = level.begins[context].astype(np.int64)
             count = level.begins[context + 1].astype(np.int64) - first
             places = ranges(first, count)
-            chances[np.repeat(rows, count), level.words[places]] = 10.0 ** level.logp[places].astype(np.float64)
-        chances[:, ~self.words.can_follow] = 0.0
-        return chances
+            logs[np.repeat(rows, count), level.words[places]] = level.logp[places]
+        logs[:, ~self.words.can_follow] = -np.inf
+        return logs
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> NgramWriting:
+        """The prompts read, for a search (`polyseme.decode`) to go on with."""
+        return NgramWriting(self, prompts)
 
     def contexts(self, order: int) -> np.ndarray:
         """The number of the context of each n-gram of a level above the first."""
@@ -150,6 +171,30 @@ class Ngrams:
             levels.append(level)
             below = length
         return cls(words, levels)
+
+
+class NgramWriting:
+    """Sequences under way, as `polyseme.decode.writing` wants them: of each only its state is kept."""
+
+    def __init__(self, ngrams: Ngrams, prompts: Sequence[Sequence[int]]):
+        self.ngrams = ngrams
+        histories = np.full((len(prompts), ngrams.order - 1), -1, np.int64)
+        for row, ids in zip(histories, prompts):
+            if wrong := [token for token in ids if not 0 <= token < ngrams.words.size]:
+                raise UserError(f"a prompt has the token {wrong[0]}, expected one from 0 to {ngrams.words.size - 1}")
+            last = ids[max(len(ids) - len(row), 0) :]
+            row[len(row) - len(last) :] = last
+        self._at(ngrams.state(histories))
+
+    def _at(self, state: np.ndarray) -> None:
+        self.state, self.scores = state, torch.from_numpy(np.log(10) * self.ngrams.behind(state))
+
+    def go(self, tokens: torch.Tensor, chosen: Sequence[int] | None = None) -> None:
+        state = self.state if chosen is None else self.state[list(chosen)]
+        self._at(self.ngrams.read(state, tokens.numpy()))
+
+    def spares(self, rows: int, alive: int) -> bool:
+        return alive < rows
 
 
 def array_file(order: int, part: str) -> str:

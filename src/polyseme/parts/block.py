@@ -53,11 +53,16 @@ class Block(nn.Module):
         source: Source | None = None,
     ) -> Tensor:
         attended = self.attention(self.attention_before(x), layout, positions, cache, relations=relations)
-        x = added(self.attention_after, x, self.dropout(attended))
+        x = added(self.attention_after, x, self._kept(attended))
         if self.cross is not None:
             attended = self.cross.across(self.cross_before(x), layout, source, cache)
-            x = added(self.cross_after, x, self.dropout(attended))
-        return added(self.ffn_after, x, self.dropout(self.ffn(self.ffn_before(x))))
+            x = added(self.cross_after, x, self._kept(attended))
+        return added(self.ffn_after, x, self._kept(self.ffn(self.ffn_before(x))))
+
+    def _kept(self, y: Tensor) -> Tensor:
+        """With dropout, in training; a step of decoding would feel the call of a part that does nothing."""
+        found: Tensor = self.dropout(y) if self.training else y
+        return found
 
     def cross_weights(self, x: Tensor, layout: Layout, relations: Shared | None, source: Source) -> list[Tensor]:
         """Which states of the source a target looks at, [heads, queries, keys] for each sequence."""

@@ -45,9 +45,14 @@ class StaticMemory:
         def empty(like: Tensor, *shape: int) -> Tensor:
             return like.new_zeros(*shape, *like.shape[1:])  # what is hidden must still be a number
 
+        even = len(set(memory.layout.lengths)) < 2 and not fixed  # then nothing is hidden
+
+        def room(like: Tensor) -> Tensor:
+            return like.new_empty(rows, columns, *like.shape[1:]) if even else empty(like, rows, columns)
+
         number = len(memory.source.layout.lengths) if memory.source is not None else 0
         return cls(
-            [(empty(k, rows, columns), empty(v, rows, columns)) for k, v in memory.states],
+            [(room(k), room(v)) for k, v in memory.states],
             torch.zeros(rows, dtype=torch.int64, device=device),
             [(empty(k, number, wide), empty(v, number, wide)) for k, v in crossed],
             torch.zeros(number, dtype=torch.int64, device=device) if number else None,
@@ -154,5 +159,5 @@ def _take(buffers: Sequence[Pair], lengths: Tensor, chosen: Sequence[int], colum
     for pair in buffers:
         for part in pair:
             filled = part[:, :columns]
-            filled[where] = filled.index_select(0, which)
+            filled.index_copy_(0, where, filled.index_select(0, which))
     lengths[where] = lengths[which]
