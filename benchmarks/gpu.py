@@ -35,6 +35,7 @@ from report import header, table
 
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.terms import losses
+from polyseme.parts.graphs import step_out
 from polyseme.parts.model import Model
 from polyseme.train.cost import training_flops
 from polyseme.train.half import Half
@@ -87,6 +88,7 @@ def check(model: Model, peer: Any, row: Row, batch: Batch) -> dict[str, float]:
 
 def train_ours(row: Row, model: Model, batch: Batch, peak: float, steps: int) -> Measured:
     fresh()
+    step_out()
     optim = OptimSpec()
     run = Training(
         model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec("constant"), 10**6, DEVICE, "bf16",

@@ -21,6 +21,7 @@ from polyseme.families import FAMILIES
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.specs import MaskedPairs
 from polyseme.objectives.terms import losses
+from polyseme.parts.graphs import step_out
 from polyseme.parts.heads import LabelHeadSpec
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.reading import fetched, in_bins, means
@@ -173,6 +174,7 @@ def documents(row: Row, peer: Any, model: Model, folder: Path, peak: float, step
         raise SystemExit(f"{folder} has a vocabulary of {corpus.vocab_size}, not {model.trunk.table.shape[0]}")
     data, _ = open_data(recipe, corpus, Tokenizer.load(folder / "tokenizer"), 0, 1)
     samples = [batch for batches, _ in itertools.islice(data.steps(Cursor()), 4) for batch in batches]
+    step_out()
     optim = OptimSpec()
     run = Training(
         model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec("constant"), 10**6, DEVICE, "bf16",

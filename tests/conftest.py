@@ -12,6 +12,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import contextlib
+import functools
 import io
 import json
 import random
@@ -24,8 +25,13 @@ from unittest import mock
 
 import pytest
 import torch
+import typer
 
 torch.set_num_threads(1)
+# Tests lose no power, only time: what was written is there for the next reader without the disk's word for it.
+os.fsync = lambda handle: None
+# Typer makes all commands anew at every call, which takes longer than most of them.
+made = functools.cache(typer.main.get_command)
 
 ANIMALS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt", "seal", "swan"]
 VERBS = ["sees", "hears", "follows", "likes", "finds", "chases", "feeds", "leads"]
@@ -50,6 +56,7 @@ def cli(*args: object) -> Answer:
     status: object = 0
     with (
         mock.patch.object(sys, "argv", ["polyseme", *map(str, args)]),
+        mock.patch.object(typer.main, "get_command", made),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import html
 import io
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -90,33 +92,92 @@ def side_by_side(*parts: str) -> str:
 
 
 def curves(rows: Sequence[dict[str, Any]], references: dict[str, float] | None = None, unit: str = "nats") -> str:
-    """Training and validation loss by step as an inline SVG; a table where matplotlib is not installed."""
-    terms = sorted({name for row in rows for name in row.get("loss", {})})
-    try:
-        figure, axes = _figure(len(terms), 1, (4.6 * max(len(terms), 1) + 2, 3.1))
-    except ImportError:
-        last = rows[-12:]
-        return table(
-            ["step", *terms],
-            [(r["step"], *(r["loss"].get(t, "") for t in terms)) for r in last if "loss" in r],
-        )
-    for name, axis in zip(terms, axes[0]):
-        steps = np.array([r["step"] for r in rows if name in r.get("loss", {})])
-        values = np.array([r["loss"][name] for r in rows if name in r.get("loss", {})])
-        axis.plot(steps, values, color="#b9c4d6", linewidth=0.8, label="training")
-        width = max(len(values) // 40, 1)
-        if len(values) > 2 * width:
-            smooth = np.convolve(values, np.ones(width) / width, "valid")
-            axis.plot(steps[width - 1 :], smooth, color="#2b6cb0", label=f"training, mean of {width}")
+    """Training and validation loss by step, a chart for each term."""
+    charts = []
+    for name in sorted({name for row in rows for name in row.get("loss", {})}):
+        points = [(r["step"], r["loss"][name]) for r in rows if name in r.get("loss", {})]
+        width = len(points) // 40
+        lines = [Line("training", points, "#b9c4d6" if width > 1 else "#2b6cb0")]
+        if width > 1:
+            smooth = np.convolve([value for _, value in points], np.ones(width) / width, "valid").tolist()
+            places = [step for step, _ in points[width - 1 :]]
+            lines.append(Line(f"training, mean of {width}", list(zip(places, smooth)), "#2b6cb0"))
         measured = [(r["step"], r["valid"][name]) for r in rows if name in r.get("valid", {})]
-        if measured:
-            axis.plot(*zip(*measured), "o-", color="#c05621", markersize=3.5, label="held-out")
+        lines.append(Line("held-out", measured, "#c05621", dots=True))
         for label, level in (references or {}).items():
-            axis.axhline(level, color="#5b6478", linestyle=":", linewidth=1, label=label)
-        axis.set_xlabel("step")
-        axis.set_ylabel(f"{name} loss ({unit})")
-        axis.legend(frameon=False, fontsize=8)
-    return _svg(figure)
+            ends = [(points[0][0], level), (points[-1][0], level)]
+            lines.append(Line(label, ends, "#5b6478", 'stroke-dasharray="2 3"'))
+        charts.append(chart(lines, "step", f"{name} loss ({unit})"))
+    return side_by_side(*charts)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart; `style` is further attributes of its path."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+    colour: str
+    style: str = ""
+    dots: bool = False
+
+
+def chart(lines: Sequence[Line], across: str, up: str) -> str:
+    """Lines over two axes as an inline SVG, `across` in whole numbers; points that are not finite are left out.
+
+    It is drawn here: every run ends with one, and a plotting library takes longer for it than a small run takes.
+    """
+    kept = [replace(line, points=[p for p in line.points if all(map(math.isfinite, p))]) for line in lines]
+    kept = [line for line in kept if line.points]
+    if not kept:
+        return ""
+    width, height, left, top = 430, 230, 62, 8 + 16 * math.ceil(len(kept) / 2)
+    (x0, x1), (y0, y1) = ((min(values), max(values)) for values in zip(*(p for line in kept for p in line.points)))
+    x1, (y0, y1) = max(x1, x0 + 1), (y0 - 0.04 * (y1 - y0), y1 + 0.04 * (y1 - y0)) if y1 > y0 else (y0 - 1, y0 + 1)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return left + (x - x0) / (x1 - x0) * (width - left - 12), top + (y1 - y) / (y1 - y0) * height
+
+    def text(x: float, y: float, said: str, more: str = 'text-anchor="middle"') -> str:
+        return f'<text x="{x:.1f}" y="{y:.1f}" {more}>{escape(said)}</text>'
+
+    parts = []
+    for number, line in enumerate(kept):
+        places = [place(*point) for point in line.points]
+        path, right, down = (
+            "L".join(f"{x:.1f} {y:.1f}" for x, y in places),
+            left + 180 * (number % 2),
+            16 * (number // 2),
+        )
+        key = f"M{right} {down + 8}h18"
+        parts.append(f'<path d="M{path}{key}" fill="none" stroke="{line.colour}" stroke-width="1.6" {line.style}/>')
+        parts.append(text(right + 23, down + 12, line.label, ""))
+        dots = places if line.dots or len(places) == 1 else ()
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{line.colour}"/>' for x, y in dots]
+    axes = f"M{left} {top}v{height}H{width}"
+    for tick in _ticks(x0, x1, 6, least=1):
+        x, y = place(tick, y0)
+        axes += f"M{x:.1f} {y:.1f}v4"
+        parts.append(text(x, y + 17, f"{tick:,.10g}"))
+    for tick in _ticks(y0, y1, 6):
+        x, y = place(x0, tick)
+        axes += f"M{x:.1f} {y:.1f}h-4"
+        parts.append(text(x - 8, y + 4, f"{tick:,.10g}", 'text-anchor="end"'))
+    parts.append(text((left + width) / 2, top + height + 36, across))
+    parts.append(text(12, top + height / 2, up, f'text-anchor="middle" transform="rotate(-90 12 {top + height / 2})"'))
+    return (
+        f'<svg width="{width}" height="{top + height + 44}" viewBox="0 0 {width} {top + height + 44}" font-size="11" '
+        f'fill="#1c2230" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}'
+        f'<path d="{axes}" fill="none" stroke="#5b6478"/></svg>'
+    )
+
+
+def _ticks(low: float, high: float, most: int, least: float = 0.0) -> list[float]:
+    """Round numbers between two, at most about so many: 1, 2 or 5 times a power of ten apart."""
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = max(next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough), least)
+    return [round(step * i, 12) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def histograms(parts: dict[str, tuple[Sequence[int], Sequence[int]]], height: str) -> str:

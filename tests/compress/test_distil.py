@@ -14,6 +14,7 @@ from polyseme.families import FAMILIES
 from polyseme.objectives.batch import IGNORED
 from polyseme.objectives.distil import Distilled
 from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs
+from polyseme.parts.graphs import step_out
 from polyseme.parts.layout import Layout
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
@@ -165,6 +166,7 @@ def test_compiled_and_eager_agree():
     above, below = pair("bert", "distilbert", torch.float32)
     terms, batch = Distilled().losses(above), batch_of(below, cases.sequences((5, 9, 9)))
     plain, expected = gradients(below, terms, [batch])
+    step_out()
     report, found = gradients(below, torch.compile(terms, backend="aot_eager"), [batch])
     assert report.loss == pytest.approx(plain.loss, rel=1e-5)
     for name, gradient in found.items():

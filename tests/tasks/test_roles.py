@@ -272,7 +272,8 @@ def test_the_marked_word_is_seen_and_company_changes_nothing(folders, name):
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
 def test_it_learns(folders, tmp_path, name, done):
     data = clauses(460, most=2)
-    settings = FinetuneSpec(epochs=12, batch_size=8, optim=OptimSpec(rate=5e-3))
+    size = 16 if name == "bert" else 8  # the others learn more slowly
+    settings = FinetuneSpec(epochs=12, batch_size=size, optim=OptimSpec(rate=5e-3))
     given = {"primary": "f1", "extra": role_scores, "data_set": "srl"}
     found = finetune(folders[name], "tagging", data[:400], data[400:], tmp_path / "run", settings, **given)
     assert found["mean"]["f1"] > 0.95 and found["mean"]["perfect"] > 0.9

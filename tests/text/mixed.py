@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import lzma
 import random
@@ -54,6 +55,7 @@ def generated(count: int, seed: int = 1, marks: list[str] = MARKS, spaces: list[
     return lines
 
 
+@functools.cache
 def english(count: int) -> list[str]:
     """Lines of Python's documentation and, where it is there, of the pre-training text."""
     lines = [line for _, text in sorted(topics.items()) for line in text.splitlines() if line.strip()]
@@ -65,6 +67,7 @@ def english(count: int) -> list[str]:
     return lines[:count]
 
 
+@functools.cache
 def mixed(count: int = 10_000) -> list[str]:
     """Two fifths English, the rest generated."""
     lines = english(count * 2 // 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import unicodedata
 
@@ -31,6 +32,7 @@ NOISE = [
 ]
 
 
+@functools.cache
 def noise(count: int, seed: int) -> list[str]:
     """Strings of anything: marks on nothing, code points from everywhere."""
     draw = random.Random(seed)
@@ -65,9 +67,14 @@ def without_spaces(text: str) -> str:
     return "".join(text.split())
 
 
+@functools.cache
+def combining(line: str) -> list[int]:
+    return [unicodedata.combining(unicodedata.normalize("NFKD", character)[0]) for character in line]
+
+
 def cluster(line: str, start: int, end: int) -> str:
     """A slice with the whole of its first and last cluster: NFC and NFKC put several marks into their order."""
-    marks = [unicodedata.combining(unicodedata.normalize("NFKD", character)[0]) for character in line]
+    marks = combining(line)
     while start and marks[start]:
         start -= 1
     while end < len(line) and marks[end]:

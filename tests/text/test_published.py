@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import json
@@ -38,6 +39,7 @@ def same(tokenizer: Tokenizer, original: Callable[[str], list[int]], lines: list
     return ties
 
 
+@functools.cache
 def lost(line: str) -> bool:
     """Whether `tokenizers` would lose a mark or joiner: one that stands behind what sentencepiece replaces."""
     for before, after in itertools.pairwise(line):

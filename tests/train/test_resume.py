@@ -26,6 +26,7 @@ from polyseme.train.checkpoint import load_checkpoint
 from polyseme.train.optim import OptimSpec
 from polyseme.train.pretrain import Stopped, pretrain
 from polyseme.train.recipe import BudgetSpec, Recipe
+from tests.conftest import done
 from tests.contracts.cases import fitting
 
 STEPS = 9
@@ -96,6 +97,14 @@ def recipe(family: str, compile: bool = False) -> Recipe:
         save_every=2,
         log_every=1,
     )
+
+
+@pytest.fixture(scope="module")
+def whole(corpora, tmp_path_factory) -> Path:
+    """A run of BERT that was never stopped."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    pretrain(recipe("bert"), corpora["wordpiece"], run)
+    return run
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -219,9 +228,8 @@ def test_segments_of_drawn_length_resume_in_mid_stream(direction, corpora, tmp_p
     assert any(name.startswith("memory/") for name in weights(tmp_path / "whole"))
 
 
-def test_a_real_kill(corpora, tmp_path):
-    """SIGKILL from outside, at any moment, writing included."""
-    pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "whole")
+def test_a_real_kill(corpora, whole, tmp_path):
+    """SIGKILL from outside, at any moment, writing included; another process goes on."""
     (tmp_path / "recipe.json").write_text(json.dumps(recipe("bert").to_json()))
     command = [sys.executable, "-m", "polyseme.cli.main", "pretrain", str(tmp_path / "recipe.json"),
                "--corpus", str(corpora["wordpiece"]), "--out", str(tmp_path / "killed")]  # fmt: skip
@@ -232,11 +240,13 @@ def test_a_real_kill(corpora, tmp_path):
         time.sleep(0.002)
     process.kill()
     process.wait()
-    subprocess.run([*command, "--resume"], check=True, env=os.environ | threads, capture_output=True)
-    assert_same(tmp_path / "whole", tmp_path / "killed")
+    done(
+        "pretrain", tmp_path / "recipe.json", "--corpus", corpora["wordpiece"], "--out", tmp_path / "killed", "--resume"
+    )
+    assert_same(whole, tmp_path / "killed")
 
 
-def test_sigterm_saves_and_leaves(corpora, tmp_path, monkeypatch):
+def test_sigterm_saves_and_leaves(corpora, whole, tmp_path, monkeypatch):
     real = module.train
 
     def signalled(run, data):
@@ -251,11 +261,10 @@ def test_sigterm_saves_and_leaves(corpora, tmp_path, monkeypatch):
     assert load_checkpoint(tmp_path / "run" / "checkpoints").step == 3
     monkeypatch.setattr(module, "train", real)
     pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "run", resume=True)
-    pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "whole")
-    assert_same(tmp_path / "whole", tmp_path / "run")
+    assert_same(whole, tmp_path / "run")
 
 
-def test_a_damaged_checkpoint_is_walked_past(corpora, tmp_path, monkeypatch):
+def test_a_damaged_checkpoint_is_walked_past(corpora, whole, tmp_path, monkeypatch):
     real = module.train
 
     def short(run, data):
@@ -274,8 +283,7 @@ def test_a_damaged_checkpoint_is_walked_past(corpora, tmp_path, monkeypatch):
     assert load_checkpoint(tmp_path / "run" / "checkpoints").step == 2
     monkeypatch.setattr(module, "train", real)
     pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "run", resume=True)
-    pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "whole")
-    assert_same(tmp_path / "whole", tmp_path / "run")
+    assert_same(whole, tmp_path / "run")
 
 
 def test_nan_stops_with_the_last_good_checkpoint(corpora, tmp_path, monkeypatch):

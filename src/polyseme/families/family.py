@@ -99,12 +99,9 @@ def read_config(config: dict[str, Any], needed: dict[str, Any], fixed: dict[str,
 
 def own_names(spec: ModelSpec) -> tuple[Rule, ...]:
     """The rules of a family that nobody else has: every tensor keeps its name."""
-    import torch
+    from polyseme.parts.model import outline
 
-    from polyseme.parts.model import Model
-
-    with torch.device("meta"):
-        names = Model(spec.replace(heads={})).state_dict()
+    names = outline(spec.replace(heads={})).state_dict()
     return tuple(Rule(name, (name,)) for name in names)
 
 

@@ -128,7 +128,6 @@ def attend_room(q: Tensor, k: Tensor, v: Tensor, room: Room, window: int = 0, sc
     return out.transpose(1, 2).reshape(q.shape)
 
 
-@torch.compiler.disable
 def attend_runs(
     q: Tensor,
     k: Tensor,
@@ -143,7 +142,7 @@ def attend_runs(
     """CPU, or float32, or a bias: neighbours of equal length are viewed as one dense batch.
 
     The loader sorts a micro-batch by length, so there are few runs. Lengths change from batch to batch, so a
-    compiled model steps out of its graph here.
+    compiled model steps out of its graph here (`graphs.py`).
     """
     pairs, bias = paired_runs(q_layout, k_layout), scoring.bias
     counts = [(n * rows, n * columns) for n, rows, columns in pairs]

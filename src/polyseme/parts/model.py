@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from polyseme.errors import UserError
 from polyseme.parts.contexts import Found, Stream
@@ -50,6 +51,21 @@ class ModelSpec(Spec):
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         model.initialise(generator)
         return model
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves new tensors as they are: to fill those of the meta device torch calls its compiler, and takes long."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", "") == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def outline(spec: ModelSpec) -> Model:
+    """The module on the meta device: names and shapes, without memory and values."""
+    with torch.device("meta"), _Unfilled():
+        return Model(spec)
 
 
 class Model(nn.Module):

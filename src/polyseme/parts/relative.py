@@ -284,7 +284,6 @@ class RelativeAttention(nn.Module):
             k, v = F.linear(source, self.qkv.weight[width:]).view(len(source), 2, heads, -1).unbind(1)
         return q, k, v
 
-    @torch.compiler.disable
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, relations: Relations, stream: bool = False) -> Tensor:
         runs = relations.runs(self.spec.causal, self.spec.window, stream)
         heads, dropout = self.spec.num_heads, self.spec.dropout if self.training else 0.0

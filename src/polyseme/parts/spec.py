@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from dataclasses import dataclass
@@ -76,8 +77,11 @@ class Spec:
         return self.replace(**{name: read_value(hints[name], _parse(text), path)})
 
 
+_resolved = functools.cache(typing.get_type_hints)  # it compiles every annotation anew
+
+
 def _hints(cls: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
+    hints = _resolved(cls)
     if "kind" in hints:
         raise TypeError(f"{cls.__name__}: a field cannot be called kind, which says which spec it is")
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polyseme.errors import UserError
 from polyseme.parts.layout import Layout
-from polyseme.parts.model import Model
+from polyseme.parts.model import Model, outline
 from polyseme.parts.relative import RelativeAttentionSpec
 
 
@@ -44,8 +44,7 @@ def with_memory(model: Model, length: int, even: bool = False) -> Model:
     if not isinstance(attention, RelativeAttentionSpec) or not attention.causal:
         raise UserError(f"{model.spec.family} has no memory of a set length: read it by windows")
     block = trunk.block.replace(attention=attention.replace(window=length if even else 0))
-    with torch.device("meta"):
-        other = Model(model.spec.replace(trunk=trunk.replace(block=block, memory_len=length)))
+    other = outline(model.spec.replace(trunk=trunk.replace(block=block, memory_len=length)))
     other.load_state_dict(model.state_dict(), assign=True)
     return other.eval()
 

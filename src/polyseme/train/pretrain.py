@@ -32,6 +32,7 @@ from polyseme.objectives.batch import Batch, Carry
 from polyseme.objectives.distil import Distilled
 from polyseme.objectives.packing import Bound, Shape, Streamed, Vocabulary
 from polyseme.objectives.terms import losses, scores
+from polyseme.parts.graphs import step_out
 from polyseme.parts.memory import Memory
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.progress import progress
@@ -314,6 +315,7 @@ Terms = Callable[[Model, Batch], dict[str, Tensor]]
 
 def compiled(function: Terms, device: torch.device) -> Terms:
     """The function compiled, or, on a machine without a compiler, one line and the function itself."""
+    step_out()
     try:
         torch.compile(lambda x: x * 2 + 1)(torch.ones(3, device=device))
     except Exception as error:

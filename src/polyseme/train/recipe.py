@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_type_hints
 
-import torch
-
 from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES
 from polyseme.objectives.cooccurrence import Counts
@@ -20,7 +18,7 @@ from polyseme.objectives.specs import MaskedLM, Objective
 from polyseme.objectives.translation import Translation
 from polyseme.objectives.windows import Windows
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
-from polyseme.parts.model import Model, ModelSpec
+from polyseme.parts.model import ModelSpec, outline
 from polyseme.parts.spec import Spec, read_value
 from polyseme.train.optim import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
@@ -105,8 +103,7 @@ class Recipe(Spec):
             raise UserError(
                 f"{self.family} has no published name for {error}, so its folder could not be saved"
             ) from None
-        with torch.device("meta"):
-            Model(spec)
+        outline(spec)
         if unfit := [name for name in self.objective.terms if name not in spec.heads]:
             raise UserError(f"{type(self.objective).__name__} needs a head {unfit[0]!r}, which {self.family} has not")
         self._check_reading(spec)

@@ -22,7 +22,7 @@ from polyseme.families import FAMILIES, Family
 from polyseme.families.family import FIXED_LABELS
 from polyseme.files import read_json, sha256, whole_folder, write_json, write_tensors
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec
-from polyseme.parts.model import Model, ModelSpec
+from polyseme.parts.model import Model, ModelSpec, outline
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.table import to_ours, to_theirs
 
@@ -83,8 +83,7 @@ def load_model(path: str | Path, heads: dict[str, HeadSpec] | None = None, seed:
         raise UserError(f"there is no model folder at {folder}")
     spec, notes = read_spec(folder)
     family = FAMILIES[spec.family]
-    with torch.device("meta"):
-        shapes = {name: t.shape for name, t in Model(spec).state_dict().items()}
+    shapes = {name: t.shape for name, t in outline(spec).state_dict().items()}
     extra = folder / "polyseme.safetensors"
     state = _load(extra) if extra.exists() else {}
     for name, tensor in state.items():
@@ -96,8 +95,7 @@ def load_model(path: str | Path, heads: dict[str, HeadSpec] | None = None, seed:
         kept = tuple(f"heads.{name}." for name, head in spec.heads.items() if heads.get(name) == head)
         spec = spec.replace(heads=heads)
         state = {name: t for name, t in state.items() if not name.startswith("heads.") or name.startswith(kept)}
-    with torch.device("meta"):
-        model = Model(spec)
+    model = outline(spec)
     model.to_empty(device="cpu")
     fresh = sorted(set(model.state_dict()) - set(state))
     if fresh:

@@ -1,0 +1,18 @@
+"""What a compiled model does outside of its graph."""
+
+from __future__ import annotations
+
+import torch
+
+from polyseme.parts import attend
+from polyseme.parts.relative import RelativeAttention
+
+
+def step_out() -> None:
+    """Call this before `torch.compile`: attention whose shapes change from batch to batch stays out of graphs.
+
+    Decorators would say it where it belongs, but they import torch's compiler, which takes about as long as torch
+    itself and which a command that compiles nothing never needs.
+    """
+    for owner, name in ((attend, "attend_runs"), (RelativeAttention, "_attend")):
+        setattr(owner, name, torch.compiler.disable(getattr(owner, name)))
