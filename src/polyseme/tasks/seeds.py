@@ -105,7 +105,8 @@ class Work:
     def notes(self, fitted: Task, **more: Any) -> dict[str, Any]:
         """What the folder of a model says of its task."""
         settings = self.settings.replace(span=fitted.span).to_json()
-        return {"task": fitted.kind, "labels": list(fitted.labels), "settings": settings, **more}
+        found = {"task": fitted.kind, "labels": list(fitted.labels), "settings": settings, **more}
+        return found | ({"text": fitted.text.to_json()} if fitted.text else {})
 
 
 def run_seeds(
@@ -269,15 +270,21 @@ def training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int)
         seed,
         record=device.type == "cuda"
         and precision == "bf16"
+        and not writes(model)
         and not model.spec.trunk.by_lengths
         and not any(head.crf or head.asks for head in model.heads.values()),
     )
 
 
+def writes(model: Model) -> bool:
+    """Whether it answers in text: then its decoder has something to read."""
+    return isinstance(model.trunk, EncoderDecoder) and "next" in model.heads
+
+
 def groups(model: Model) -> list[list[torch.nn.Parameter]]:
-    """Parameters from input to output; of two stacks those of the encoder, since tasks have no target to decode."""
+    """Parameters from input to output; of two stacks those of the encoder, unless there is a target to decode."""
     trunk = model.trunk
-    return trunk.encoder.groups() if isinstance(trunk, EncoderDecoder) else trunk.groups()
+    return trunk.encoder.groups() if isinstance(trunk, EncoderDecoder) and not writes(model) else trunk.groups()
 
 
 def phased(
@@ -295,6 +302,8 @@ def phased(
 def in_phases(run: Training, settings: FinetuneSpec, size: int, stream: Callable[[int], Steps]) -> Iterator[Report]:
     """The same for any steps: `stream` gives those after the first so many."""
     parts = groups(run.model)
+    if not any(True for _ in run.model.heads.parameters()):
+        parts = parts[:-1]  # no head is new: the last layer learns from the beginning
     for first, end, frozen in settings.phases(size, len(parts)):
         for number, group in enumerate(parts):
             for parameter in group:
