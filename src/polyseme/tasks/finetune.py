@@ -130,6 +130,7 @@ def finetune(
     others: Mapping[str, Sequence[Example]] | None = None,
     tell: Tell | None = None,
     keep: bool = False,
+    checkpoints: int = 0,
 ) -> dict[str, Any]:
     """Fine-tune once for each seed, measure on the dev examples; report all seeds, mean and deviation.
 
@@ -140,8 +141,9 @@ def finetune(
 
     The seed draws the new head, the order of the examples and the dropout. `out` gets `results.json`,
     `log.jsonl`, `predictions.json` and the model of the seed that did best on the dev examples (that choice flatters
-    its own number, but not the mean); with `keep` also those of all seeds, in `seeds`. With `scratch` the same model
-    starts from fresh weights: the row that says what pre-training was worth.
+    its own number, but not the mean); with `keep` also those of all seeds, in `seeds`; of each seed the last so many
+    `checkpoints`, one an epoch. With `scratch` the same model starts from fresh weights: the row that says what
+    pre-training was worth.
     """
     settings = (settings or FinetuneSpec()).check()
     check_run(kind, out, settings, seeds)
@@ -166,7 +168,7 @@ def finetune(
     about |= {"model": str(model_folder), "from_scratch": scratch}
     if kind == "span":
         about["wrong_offsets"] = {"train": wrong_offsets(train_examples), "dev": wrong_offsets(dev_examples)}
-    return run_seeds(work, build, save, out, range(first_seed, first_seed + seeds), about, tell, keep)
+    return run_seeds(work, build, save, out, range(first_seed, first_seed + seeds), about, tell, keep, checkpoints)
 
 
 def written_form(path: Path, kind: Kind, examples: Sequence[Example], name: str) -> TextSpec | None:

@@ -25,7 +25,7 @@ from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import COLUMNS, Example
 from polyseme.tasks.metrics import score
 from polyseme.tasks.roles import role_columns
-from polyseme.tasks.spans import Best, best_answers, best_spans
+from polyseme.tasks.spans import Best, best_spans, best_stretch
 from polyseme.tasks.task import Prediction, Task
 from polyseme.tasks.text_to_text import text_scores, text_stretches
 from polyseme.weights.folder import ModelFolder
@@ -72,20 +72,21 @@ def predictions(model: Model, task: Task, examples: Sequence[Example], encoded: 
         found = answers(model, task, list(encoded))
         return [task.decode(scores, e, best) for (scores, best), e in zip(found, examples)]
 
-    def scored() -> Iterator[tuple[Encoded, np.ndarray]]:
+    def scored() -> Iterator[tuple[int, Best]]:
         todo = iter(encoded)
         while some := list(islice(todo, WINDOWS)):
-            yield from zip(some, logits(model, task, some))
-
-    def written() -> Iterator[tuple[int, Best]]:
-        todo = iter(encoded)
-        while some := list(islice(todo, WINDOWS)):
-            yield from zip([window.of for window in some], text_stretches(model, task, some))
+            yield from zip([window.of for window in some], best_of(model, task, some))
 
     with progress("answer", len(examples), "questions", show=len(examples) > 1):
-        if task.text:
-            return [Prediction(span=answer) for answer in best_answers(written(), examples, task.span)]
         return [Prediction(span=answer) for answer in best_spans(scored(), examples, task.span)]
+
+
+def best_of(model: Model, task: Task, windows: Sequence[Encoded]) -> list[Best]:
+    """The best stretch of each window, by its scores or as the model would write it."""
+    if task.text:
+        return text_stretches([model], windows, task.span.longest)
+    both = zip(windows, logits(model, task, windows))
+    return [best_stretch(window, scores, task.span.longest) for window, scores in both]
 
 
 def as_examples(given: Sequence[Any], model: Model, notes: Mapping[str, Any] | None = None) -> list[Example]:

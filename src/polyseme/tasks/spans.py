@@ -170,15 +170,8 @@ def target_of(truth: tuple[int, int] | None, place: str, offsets: np.ndarray, le
     return np.array([null, null])
 
 
-def best_spans(
-    scored: Iterable[tuple[Encoded, np.ndarray]], examples: Sequence[Example], spec: SpanSpec
-) -> list[SpanAnswer]:
-    """The best stretch of each example, from its windows and their scores [tokens, 2]."""
-    return best_answers(((window.of, _best(window, scores, spec.longest)) for window, scores in scored), examples, spec)
-
-
-def best_answers(best: Iterable[tuple[int, Best]], examples: Sequence[Example], spec: SpanSpec) -> list[SpanAnswer]:
-    """The same from the best stretch of each window, and the number of its example."""
+def best_spans(best: Iterable[tuple[int, Best]], examples: Sequence[Example], spec: SpanSpec) -> list[SpanAnswer]:
+    """The best stretch of each example, from those of its windows, each with the number of its example."""
     found = []
     for number, group in groupby(best, key=lambda pair: pair[0]):
         top, null = Best(-np.inf, 0, 0, 0.0, 0.0), np.inf
@@ -216,7 +209,7 @@ def best_threshold(examples: Sequence[Example], found: Sequence[SpanAnswer]) -> 
     return float(edges[int(np.argmax(np.where(real, totals, -np.inf)))])
 
 
-def _best(window: Encoded, scores: np.ndarray, longest: int) -> Best:
+def best_stretch(window: Encoded, scores: np.ndarray, longest: int) -> Best:
     """The best stretch of one window. All stretches up to the longest are compared, not those of the best starts."""
     assert window.offsets is not None
     scores = scores.astype(np.float64)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from polyseme.decode.closed import answer_chances, stretches
+from polyseme.decode.closed import Stretch, answer_chances, stretches
 from polyseme.errors import UserError
 from polyseme.objectives.batch import IGNORED, Batch, Targets
 from polyseme.parts.layout import Layout, Source, bins
@@ -28,6 +28,8 @@ from polyseme.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from polyseme.tasks.task import Task
+
+BIN = 16384  # tokens that are read at once, those of all answers counted
 
 
 def sources(
@@ -142,7 +144,7 @@ def text_batch(encoded: Sequence[Encoded]) -> tuple[Batch, list[int]]:
     return Batch(flat, layout, None, {"next": found}, layout.total + behind.total, source=source), order
 
 
-def text_scores(model: Model, task: Task, encoded: Sequence[Encoded], bin_tokens: int) -> list[np.ndarray]:
+def text_scores(model: Model, task: Task, encoded: Sequence[Encoded], bin_tokens: int = BIN) -> list[np.ndarray]:
     """The log-probability of every answer, [1, labels] or [choices, 1]; of a number, the likeliest one itself."""
     found = [np.empty(0)] * len(encoded)
     assert task.text is not None
@@ -159,22 +161,46 @@ def text_scores(model: Model, task: Task, encoded: Sequence[Encoded], bin_tokens
     return found
 
 
-def text_stretches(model: Model, task: Task, encoded: Sequence[Encoded], bin_tokens: int = 16384) -> list[Best]:
-    """What is written for each window, as characters of its context."""
+def text_stretches(models: Sequence[Model], encoded: Sequence[Encoded], most: int, bin_tokens: int = BIN) -> list[Best]:
+    """What is written for each window, in at most so many tokens, as characters of its context.
+
+    Of several models: of what each would write, what they hold for the likeliest on the average.
+    """
     found = [Best(-1e9, 0, 0, 0.0, 0.0)] * len(encoded)
     for some in _bins(encoded, bin_tokens):
         some = [i for i in some if len(encoded[i].rows)]
-        items = [encoded[i] for i in some]
-        if not items:
+        if not some:
             continue
-        texts, ends = [e.ids[e.rows].tolist() for e in items], [e.written.end for e in items if e.written]
-        with at_rest(model):
-            written = stretches(model, _starts(items), texts, task.span.longest, ends[0], _read(items))
-        for i, item, one in zip(some, items, written):
+        items = [encoded[i] for i in some]
+        given = _starts(items), [e.ids[e.rows].tolist() for e in items]
+        ends = [e.written.end for e in items if e.written]
+        each = []
+        for model in models:
+            with at_rest(model):
+                each.append(stretches(model, *given, most, ends[0], _read(items)))
+        chosen = _agreed(models, items, list(zip(*each))) if len(models) > 1 else each[0]
+        for i, item, one in zip(some, items, chosen):
             assert item.offsets is not None
             begin, end = int(item.offsets[one.first, 0]), int(item.offsets[one.last, 1])
             found[i] = Best(one.score, begin, max(begin, end), float(np.exp(one.score)), one.none)
     return found
+
+
+def _agreed(
+    models: Sequence[Model], items: Sequence[Encoded], proposed: Sequence[Sequence[Stretch]]
+) -> Iterator[Stretch]:
+    """The best of several stretches of each window, by the mean of the probabilities that models give it."""
+    ends = [e.written.end for e in items if e.written]
+    texts = [[e.ids[e.rows[s.first : s.last + 1]].tolist() for s in own] for e, own in zip(items, proposed)]
+    answers = [[[end], *([*text, end] for text in own)] for own, end in zip(texts, ends)]
+    each = []
+    for model in models:
+        with at_rest(model):
+            each.append(answer_chances(model, _starts(items), answers, _read(items)))
+    for own, *chances in zip(proposed, *each):
+        means = np.logaddexp.reduce(chances, axis=0) - np.log(len(chances))
+        best = int(means[1:].argmax())
+        yield own[best]._replace(score=float(means[1 + best]), none=float(means[0]))
 
 
 @contextmanager
