@@ -75,8 +75,9 @@ def base(tmp_path_factory):
 def run(base, tmp_path_factory):
     """A run of two seeds, of which all models and the last two epochs are kept."""
     data, out = examples("classification", 140), tmp_path_factory.mktemp("run") / "r"
-    results = finetune(base, "classification", data[:100], data[100:], out, QUICK.replace(epochs=8.0), seeds=2,
-                       keep=True, checkpoints=2)  # fmt: skip
+    train = data[:100] * 3
+    settings = QUICK.replace(epochs=3.0)
+    results = finetune(base, "classification", train, data[100:], out, settings, seeds=2, keep=True, checkpoints=2)
     return out, data[100:], results
 
 
@@ -272,13 +273,13 @@ def test_the_folder_is_a_t5_to_others(run):
 def test_ensembles_over_checkpoints(run, base, tmp_path, done, refused):
     out, dev, results = run
     kept = models_in(out)
-    step = results["steps"] // 8
-    assert kept == [out / f"checkpoints/seed-{s}/step-{n * step}" for s in (0, 1) for n in (7, 8)]
+    step = results["steps"] // 3
+    assert kept == [out / f"checkpoints/seed-{s}/step-{n * step}" for s in (0, 1) for n in (2, 3)]
     assert models_in(out / "checkpoints/seed-1") == kept[2:] and models_in(kept[0]) == [kept[0]]
     assert sorted(p.name for p in (out / "checkpoints/seed-0").iterdir()) == sorted(p.name for p in kept[:2])
     last, whole = load_model(kept[1]), load_model(out / "seeds/0")
     assert all(torch.equal(a, b) for a, b in zip(last.model.state_dict().values(), whole.model.state_dict().values()))
-    assert last.notes["step"] == 8 * step and last.notes["dev"]["accuracy"] == results["seeds"][0]["accuracy"]
+    assert last.notes["step"] == 3 * step and last.notes["dev"]["accuracy"] == results["seeds"][0]["accuracy"]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps({"text": e.text, "label": e.label}) + "\n" for e in dev))
     found = json.loads(done("evaluate", out, "--ensemble", "--data", tmp_path / "d.jsonl", "--json"))
     assert found["accuracy"] > 0.95 and found["parameters"] == 4 * results["parameters"]
@@ -307,7 +308,7 @@ def test_several_tasks_are_written_by_one_head(base, tmp_path):
     kinds = ("classification", "regression")
     jobs = [Job(f"my-{kind}", kind, examples(kind, 20), examples(kind, 6)) for kind in kinds]
     tags = [Example(f"t:{i}", words=("cat", "dog"), tags=("A", "B")) for i in range(6)]
-    settings = QUICK.replace(steps=10)
+    settings = QUICK.replace(steps=5)
     finetune_together(base, [*jobs, Job("tags", "tagging", tags, tags)], tmp_path / "r", settings)
     folder = load_model(tmp_path / "r/model")
     assert set(folder.model.heads) == {"next", "tag@tags"}
