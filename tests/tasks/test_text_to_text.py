@@ -118,6 +118,18 @@ def test_examples_as_text(base, name, kind, example, source, target):
     assert one.ids.tolist() == [*tokenizer.encode(source), one.written.end] and not one.cut
 
 
+def test_choices_that_are_answered_by_their_text():
+    """ReCoRD's: which of the entities; they are listed without names."""
+    form, example = FORMS["superglue/record"], Example("", "so it is", label="1", choices=("cat", "dog", "cat fish"))
+    assert form.parts(example) == [
+        ("record entities:", "cat"),
+        (",", "dog"),
+        (",", "cat fish"),
+        ("passage:", "so it is"),
+    ]
+    assert form.said(example.choices) == ["cat", "dog", "cat fish"]
+
+
 def test_numbers_are_rounded():
     """To 0.2 for STS-B as the paper has it; else to about 25 steps of the range in the training data."""
     sts = FORMS["glue/sts-b"]

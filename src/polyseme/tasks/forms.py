@@ -2,7 +2,8 @@
 
 Prefixes, names of fields and words for labels are those of the paper's appendix D where it has them, so that models
 others have trained so are asked as they know it. What our examples hold in one text stays one: COPA's question behind
-its premise, MultiRC's answer behind its question, WiC's word before its first sentence.
+its premise, MultiRC's answer behind its question, ReCoRD's query behind its passage, WiC's word before its first
+sentence.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class TextSpec(Spec):
         found: list[tuple[str, str]] = []
         for before, name in re.findall(r"(.*?)\{(text|pair|choices)\}", self.template):
             if name == "choices":
-                named = (f"{'' if i > 1 else before}choice{i}: " for i in range(1, 1 + len(example.choices or ())))
-                found += zip(named, example.choices or ())
+                for i, choice in enumerate(example.choices or ()):
+                    called = f"choice{i + 1}:" if self.says == "name" else "," if i else ""
+                    found.append((called if i else before + called, choice))
             elif (value := getattr(example, name)) is not None:
                 found.append((before, value))
         return [(before.strip(), text) for before, text in found]
