@@ -373,7 +373,7 @@ class LanguageModel:
         """Labels of a fine-tuned model, for texts, pairs of texts or lists of words."""
         from polyseme.tasks.predict import as_examples, predict
 
-        return predict(self.folder, as_examples(examples, self.model))
+        return predict(self.folder, as_examples(examples, self.model, self.folder.notes))
 
     def answer(self, context: str, question: str) -> SpanAnswer:
         """The stretch of the context that answers the question; its text is empty where the model finds none.
@@ -382,8 +382,9 @@ class LanguageModel:
         """
         from polyseme.tasks.predict import as_examples, predict
 
-        self._need("span", "find answers in a text")
-        (found,) = predict(self.folder, as_examples([(context, question)], self.model))
+        if "text" not in self.folder.notes or self.folder.notes.get("task") != "span":
+            self._need("span", "find answers in a text")
+        (found,) = predict(self.folder, as_examples([(context, question)], self.model, self.folder.notes))
         assert found.span is not None
         return found.span
 

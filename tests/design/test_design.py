@@ -56,7 +56,10 @@ ARROWS: dict[str, set[str]] = {
         "report",
     },
     "recipes": {"errors", "files", "objectives", "train", "ngram"},
-    "tasks": {"errors", "files", "progress", "parts", "families", "objectives", "text", "weights", "report", "train"},
+    "tasks": {
+        *{"errors", "files", "progress", "parts", "families", "objectives", "text", "weights", "report", "train"},
+        "decode",
+    },
     "reading": {"prefetch", "progress", "parts"},
     "compress": {"errors", "files", "parts", "objectives", "text", "corpus", "weights", "train"},
     "decode": {"errors", "parts", "objectives.draws"},

@@ -237,7 +237,7 @@ def test_by_command(folders, tmp_path, done):
         (["M", "--features", "F"], "give a model folder to fine-tune, or --features with one to freeze"),
         ([], "give a model folder to fine-tune, or --features with one to freeze"),
         (["M", "--layers", "last"], "--layers, --where and --cache go with --features"),
-        (["--features", "F", "--scratch"], "--scratch, --layer-decay and --unfreeze are for fine-tuning"),
+        (["--features", "F", "--scratch"], "--scratch, --layer-decay, --unfreeze and --keep-checkpoints are for"),
         (["--features", "F", "--layers", "lst"], "there is no choice of layers 'lst'; did you mean 'last'"),
         (["--features", "F", "--network", "esim"], "esim compares two texts, which tagging has not"),
         (["--features", "F", "--network", "biattentive"], "biattentive says one thing of a text"),

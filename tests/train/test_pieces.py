@@ -105,6 +105,18 @@ def test_decay_touches_matrices_only(family, layer_decay):
         assert decays[id(p)] == (0.0 if plain else 0.01), name
 
 
+@pytest.mark.parametrize("layer_decay", [1.0, 0.5])
+def test_heads_may_have_a_rate_of_their_own(layer_decay):
+    model = tiny()
+    optimiser = OptimSpec(layer_decay=layer_decay, head=20.0).build(model, model.trunk.groups())
+    set_rate(optimiser, 1e-5)
+    rates = {id(p): g["lr"] for g in optimiser.param_groups for p in g["params"]}
+    assert [rates[id(p)] for p in model.heads.parameters()] == pytest.approx(
+        [2e-4] * len(list(model.heads.parameters()))
+    )
+    assert max(rates[id(p)] for p in model.trunk.parameters()) == pytest.approx(1e-5 * layer_decay)
+
+
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_layer_decay(family):
     model = tiny(family)

@@ -45,6 +45,10 @@ def finetune(
     ] = [],  # noqa: B006
     scratch: Annotated[bool, typer.Option(help="fresh weights: what is pre-training worth?")] = False,
     keep_seeds: Annotated[bool, typer.Option(help="keep the model of every seed, in seeds/N: for an ensemble")] = False,
+    keep_checkpoints: Annotated[
+        int,
+        typer.Option(help="keep the models of the last N epochs, in checkpoints/seed-S/step-N: for an ensemble", min=0),
+    ] = 0,
     baselines: Annotated[bool, typer.Option(help="majority (or mean) and linear rows beside the result")] = False,
     baseline: Annotated[
         list[str], typer.Option(help="one such row: majority, linear; for tags memm and crf, which take minutes")
@@ -102,8 +106,8 @@ def finetune(
     task, alone = tasks[0], len(tasks) == 1 and "=" not in tasks[0]
     kind = kind_of(task) if alone else None
     compared = list(dict.fromkeys([*(("majority", "linear") if baselines else ()), *baseline]))
-    if kind is None and (baseline or keep_seeds):
-        raise UserError("--baseline and --keep-seeds are for one task")
+    if kind is None and (baseline or keep_seeds or keep_checkpoints):
+        raise UserError("--baseline, --keep-seeds and --keep-checkpoints are for one task")
     for name in compared if kind else ():
         check_baseline(name, kind)  # type: ignore[arg-type]
     over = bool(features or words or network != "auto")  # a network is laid over something
@@ -114,8 +118,9 @@ def finetune(
         raise UserError("--layers, --where and --cache go with --features")
     if freeze_words and words is None:
         raise UserError("--freeze-words goes with --words")
-    if over and (scratch or layer_decay or unfreeze):
-        raise UserError("--scratch, --layer-decay and --unfreeze are for fine-tuning: features stay as they are")
+    if over and (scratch or layer_decay or unfreeze or keep_checkpoints):
+        these = "--scratch, --layer-decay, --unfreeze and --keep-checkpoints"
+        raise UserError(f"{these} are for fine-tuning: features stay as they are")
     chosen: dict[str, Any] = {"optim.layer_decay": layer_decay, "unfreeze": unfreeze}
     if over:
         chosen |= {"network.name": network, "network.layers": ",".join(layers) or None, "network.where": where or None}
@@ -150,7 +155,8 @@ def finetune(
 
     def once(chosen: FinetuneSpec, folder: Path) -> dict[str, Any]:
         if model is not None:
-            return run(model, kind, to_learn, to_measure, folder, chosen, scratch=scratch, **measured)
+            own: dict[str, Any] = {"scratch": scratch, "checkpoints": keep_checkpoints}
+            return run(model, kind, to_learn, to_measure, folder, chosen, **own, **measured)
         laid = {"cache": cache or out.parent / "features", "words": words, **measured}
         return finetune_over([Path(path) for path in frozen], kind, to_learn, to_measure, folder, chosen, **laid)
 

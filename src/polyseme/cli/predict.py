@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from polyseme.tasks.examples import Kind
     from polyseme.tasks.task import Prediction
 
-Models = Annotated[list[Path], typer.Argument(help="a fine-tuned model folder; several with --ensemble")]
+Models = Annotated[
+    list[Path], typer.Argument(help="a fine-tuned model folder; with --ensemble several, or a run with what it kept")
+]
 Ensemble = Annotated[bool, typer.Option(help="several models as one: their probabilities are averaged")]
 Text = Annotated[str, typer.Option(help="the column or key of the text")]
 Pair = Annotated[str, typer.Option(help="the column or key of the second text")]
@@ -155,12 +157,13 @@ def _open(models: list[Path], ensemble: bool, truncate: bool | None, task: str =
     from polyseme.errors import UserError
     from polyseme.tasks import predict as alone
     from polyseme.tasks.ensemble import ensemble as together
-    from polyseme.tasks.ensemble import evaluate_ensemble
+    from polyseme.tasks.ensemble import evaluate_ensemble, models_in
     from polyseme.tasks.over import is_over, open_over
     from polyseme.tasks.task import Task
     from polyseme.tasks.together import one_task
     from polyseme.train.cost import num_parameters
 
+    models = [found for path in models for found in models_in(path)] if ensemble else models
     if ensemble != (len(models) > 1):
         raise UserError("--ensemble is for several models" if ensemble else "several models: say --ensemble")
     if laid := [model for model in models if is_over(model)]:

@@ -250,4 +250,6 @@ T5 = Family(
     ),
     start="pad",
     sentinels=100,
+    # tags stay with a head: written as text, one word too many or too few would shift all that follow
+    writes=("classification", "pair", "regression", "choice", "span"),
 )

@@ -13,6 +13,16 @@ Target = np.ndarray | int | float | None  # the numbers of an example's labels, 
 
 
 @dataclass(frozen=True, eq=False)
+class Written:
+    """For a model that answers in text: the mark its targets open with, the mark they end with, and the answers that
+    there are, as ids, each with its end mark. There are none where an answer is a stretch of the text."""
+
+    start: int
+    end: int
+    answers: tuple[np.ndarray, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Encoded:
     """For tagging, `rows` are the first pieces of the words not cut off; for spans, the pieces of the context; for
     coreference, [n, 6], the rows of `parts/coreference.py` for each word, and the target is its mentions.
@@ -31,6 +41,7 @@ class Encoded:
     offsets: np.ndarray | None = None  # int32 [len(rows), 2], the characters of the context that each row covers
     null: int = 0  # the row that stands for "no answer"
     apart: bool = False  # whether an answer is chosen among `rows` and `null` alone, not among all there are
+    written: Written | None = None  # then a target is the number of an answer, or a stretch of `ids`
 
     @property
     def rivals(self) -> np.ndarray:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -10,9 +12,22 @@ from polyseme.errors import UserError
 from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import Example
 from polyseme.tasks.predict import Extra, encode_for, logits, measure
-from polyseme.tasks.spans import best_spans
+from polyseme.tasks.spans import best_spans, best_stretch
 from polyseme.tasks.task import Prediction, Task
+from polyseme.tasks.text_to_text import text_stretches
 from polyseme.weights.folder import ModelFolder
+
+KEPT = ("checkpoints/seed-*/step-*", "seeds/*", "step-*")  # where a run, or a seed of it, keeps several models
+
+
+def models_in(path: Path) -> list[Path]:
+    """A model folder itself; of a run, or of the checkpoints of a seed, all models that were kept."""
+    kept = [] if (path / "config.json").exists() else [sorted(path.glob(pattern), key=_numbers) for pattern in KEPT]
+    return next((found for found in kept if found), [path])
+
+
+def _numbers(path: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", f"{path.parent.name} {path.name}")]
 
 
 def ensemble(
@@ -33,6 +48,10 @@ def ensemble(
     for folder, task in zip(folders, tasks):
         if (task.kind, task.labels) != (first.kind, first.labels):
             raise UserError(f"{folder.path} answers another task than {folders[0].path}: no ensemble")
+        if first.kind == "span" and bool(task.text) != bool(first.text):
+            raise UserError(
+                f"of {folder.path} and {folders[0].path} one writes answers, one points at them: no ensemble"
+            )
     parts: list[list[np.ndarray]] = []
     read: list[Encoded] = []
     for folder, task in zip(folders, tasks):
@@ -40,9 +59,16 @@ def ensemble(
         if first.kind == "span" and read and not _same(read, encoded):
             raise UserError(f"{folder.path} reads other tokens than {folders[0].path}: no ensemble of spans")
         read = encoded
+        if first.kind == "span" and first.text:
+            continue
         parts.append([_shares(scores, task) for scores in logits(folder.model, task, encoded)])
     if first.kind == "span":
-        found = best_spans(zip(read, _means(parts)), examples, first.span)
+        longest = first.span.longest
+        if first.text:
+            best = text_stretches([folder.model for folder in folders], read, longest)
+        else:
+            best = [best_stretch(window, scores, longest) for window, scores in zip(read, _means(parts))]
+        found = best_spans(zip([window.of for window in read], best), examples, first.span)
         return first, [Prediction(span=span) for span in found]
     return first, joined(first, parts, examples)
 

@@ -21,6 +21,7 @@ from polyseme.parts.tags import broken
 from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import Example, Kind
 from polyseme.tasks.features import NetworkSpec
+from polyseme.tasks.forms import TextSpec, form_of
 from polyseme.tasks.metrics import require
 from polyseme.tasks.predict import Extra
 from polyseme.tasks.seeds import Part, Tell, Work, run_seeds
@@ -129,6 +130,7 @@ def finetune(
     others: Mapping[str, Sequence[Example]] | None = None,
     tell: Tell | None = None,
     keep: bool = False,
+    checkpoints: int = 0,
 ) -> dict[str, Any]:
     """Fine-tune once for each seed, measure on the dev examples; report all seeds, mean and deviation.
 
@@ -139,12 +141,14 @@ def finetune(
 
     The seed draws the new head, the order of the examples and the dropout. `out` gets `results.json`,
     `log.jsonl`, `predictions.json` and the model of the seed that did best on the dev examples (that choice flatters
-    its own number, but not the mean); with `keep` also those of all seeds, in `seeds`. With `scratch` the same model
-    starts from fresh weights: the row that says what pre-training was worth.
+    its own number, but not the mean); with `keep` also those of all seeds, in `seeds`; of each seed the last so many
+    `checkpoints`, one an epoch. With `scratch` the same model starts from fresh weights: the row that says what
+    pre-training was worth.
     """
     settings = (settings or FinetuneSpec()).check()
     check_run(kind, out, settings, seeds)
-    task = Task.of(kind, train_examples, settings.both_orders, settings.span, settings.coreference)
+    form = written_form(Path(model_folder), kind, train_examples, data_set)
+    task = Task.of(kind, train_examples, settings.both_orders, settings.span, settings.coreference, form)
     crf = crf_of(settings, train_examples)
     loaded = _open(Path(model_folder), task, settings, first_seed, scratch, crf)
 
@@ -164,7 +168,15 @@ def finetune(
     about |= {"model": str(model_folder), "from_scratch": scratch}
     if kind == "span":
         about["wrong_offsets"] = {"train": wrong_offsets(train_examples), "dev": wrong_offsets(dev_examples)}
-    return run_seeds(work, build, save, out, range(first_seed, first_seed + seeds), about, tell, keep)
+    return run_seeds(work, build, save, out, range(first_seed, first_seed + seeds), about, tell, keep, checkpoints)
+
+
+def written_form(path: Path, kind: Kind, examples: Sequence[Example], name: str) -> TextSpec | None:
+    """How the model of a folder writes a task, if its family answers in text."""
+    if not path.is_dir():
+        raise UserError(f"there is no model folder at {path}")
+    spec = read_spec(path)[0]
+    return form_of(FAMILIES[spec.family], spec.trunk, kind, examples, name)
 
 
 def chain_of(notes: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +233,7 @@ def open_for(
     spec = read_spec(path)[0]
     family = FAMILIES[spec.family]
     known = family.heads(spec.trunk)
-    if settings.auxiliary and "next" not in known:
+    if settings.auxiliary and ("next" not in known or any(task.text for task, _ in tasks)):
         raise UserError(f"auxiliary is the loss of a causal language model, which {family.name} is not")
     heads: dict[str, HeadSpec] = {}
     for task, crf in tasks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -25,8 +25,9 @@ from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import COLUMNS, Example
 from polyseme.tasks.metrics import score
 from polyseme.tasks.roles import role_columns
-from polyseme.tasks.spans import best_spans, windows
+from polyseme.tasks.spans import Best, best_spans, best_stretch
 from polyseme.tasks.task import Prediction, Task
+from polyseme.tasks.text_to_text import text_scores, text_stretches
 from polyseme.weights.folder import ModelFolder
 
 WINDOWS = 512  # how many are read before only their answers are kept
@@ -71,18 +72,26 @@ def predictions(model: Model, task: Task, examples: Sequence[Example], encoded: 
         found = answers(model, task, list(encoded))
         return [task.decode(scores, e, best) for (scores, best), e in zip(found, examples)]
 
-    def scored() -> Iterator[tuple[Encoded, np.ndarray]]:
+    def scored() -> Iterator[tuple[int, Best]]:
         todo = iter(encoded)
         while some := list(islice(todo, WINDOWS)):
-            yield from zip(some, logits(model, task, some))
+            yield from zip([window.of for window in some], best_of(model, task, some))
 
     with progress("answer", len(examples), "questions", show=len(examples) > 1):
         return [Prediction(span=answer) for answer in best_spans(scored(), examples, task.span)]
 
 
-def as_examples(given: Sequence[Any], model: Model) -> list[Example]:
+def best_of(model: Model, task: Task, windows: Sequence[Encoded]) -> list[Best]:
+    """The best stretch of each window, by its scores or as the model would write it."""
+    if task.text:
+        return text_stretches([model], windows, task.span.longest)
+    both = zip(windows, logits(model, task, windows))
+    return [best_stretch(window, scores, task.span.longest) for window, scores in both]
+
+
+def as_examples(given: Sequence[Any], model: Model, notes: Mapping[str, Any] | None = None) -> list[Example]:
     """Plain values as examples of the model's task: texts, pairs of texts, or sequences of words to tag."""
-    task = Task.from_model(model)
+    task = Task.from_model(model, notes)
     found = []
     for i, value in enumerate(given, 1):
         if isinstance(value, Example):
@@ -147,6 +156,8 @@ def answers(
 
     Always in the precision of the weights: a model measured after training and one loaded again say the same.
     """
+    if task.text:
+        return [(scores, scores.argmax(-1)) for scores in text_scores(model, task, encoded, bin_tokens)]
     device = next(model.parameters()).device
     found = [(np.empty(0), np.empty(0))] * len(encoded)
     training = model.training
@@ -253,7 +264,7 @@ def encode_for(
         raise UserError(f"max_len {wanted} is longer than the model reads ({limit})")
     cut = settings.get("truncate", False) if truncate is None else truncate
     if task.kind == "span":
-        return _counted(windows(examples, folder.tokenizer, wanted, task.span, cut, labelled), len(examples))
+        return _counted(task.windows(examples, folder.tokenizer, wanted, cut, labelled), len(examples))
     found = task.encode(examples, folder.tokenizer, wanted, cut, labelled)
     if shorter := sum(e.cut for e in found):
         share = f"{shorter / len(examples):.1%}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from polyseme.tasks.finetune import FinetuneSpec
 
 Steps = Iterator[tuple[list[Batch], Any]]  # micro-batches of each step, and where it stands
+Save = Callable[[Path, Model, dict[str, Any]], None]  # a model, and what its folder says of it
 Tell = Callable[[int, list[Prediction]], object]  # hears of each seed what it predicts for the dev examples
 
 
@@ -105,22 +107,25 @@ class Work:
     def notes(self, fitted: Task, **more: Any) -> dict[str, Any]:
         """What the folder of a model says of its task."""
         settings = self.settings.replace(span=fitted.span).to_json()
-        return {"task": fitted.kind, "labels": list(fitted.labels), "settings": settings, **more}
+        found = {"task": fitted.kind, "labels": list(fitted.labels), "settings": settings, **more}
+        return found | ({"text": fitted.text.to_json()} if fitted.text else {})
 
 
 def run_seeds(
     work: Work,
     build: Callable[[int], Model],
-    save: Callable[[Path, Model, dict[str, Any]], None],
+    save: Save,
     out: Path | None,
     seeds: Sequence[int],
     about: dict[str, Any],
     tell: Tell | None = None,
     keep: bool = False,
+    checkpoints: int = 0,
 ) -> dict[str, Any]:
     """Train once for each seed the model that `build` makes for it, measure, and write the run folder.
 
-    With `keep` the model of every seed stays, in `seeds/N`: for an ensemble.
+    For ensembles: with `keep` the model of every seed stays, in `seeds/N`; of each seed the last so many `checkpoints`,
+    one an epoch, in `checkpoints/seed-N/step-N`, as model folders.
     """
     task, settings, dev, primary = work.task, work.settings, work.dev, work.metric()
     size = len(work.train.encoded)
@@ -136,7 +141,9 @@ def run_seeds(
         run = training(build(seed), settings, size, seed)
         run.terms = work.terms or run.terms
         began = time.perf_counter()
-        done = _learn(work, run, seed, primary)
+        about_seed = {"data": about.get("data", ""), "seed": seed}
+        steps_kept = Kept(work, save, out / "checkpoints" / f"seed-{seed}", checkpoints, about_seed) if out else None
+        done = _learn(work, run, seed, primary, steps_kept)
         rows += _rows(seed, done)
         spent["tokens"] += sum(report.tokens for report in done)
         spent["flops"] += sum(report.flops for report in done)
@@ -146,7 +153,7 @@ def run_seeds(
         answering += time.perf_counter() - began
         fitted, said, found = work.judged(said)
         if out is not None and keep:
-            save(out / "seeds" / str(seed), run.model, work.notes(fitted, data=about.get("data", ""), seed=seed))
+            save(out / "seeds" / str(seed), run.model, work.notes(fitted, **about_seed))
         if tell is not None:
             tell(seed, said)
         kept[seed] = [p.answer for p in said]
@@ -191,7 +198,7 @@ def run_seeds(
     return results
 
 
-def _learn(work: Work, run: Training, seed: int, primary: str) -> list[Report]:
+def _learn(work: Work, run: Training, seed: int, primary: str, kept: Kept | None = None) -> list[Report]:
     """Train one seed's model; with patience, to the best of its epochs."""
     best, done = Best(work.settings.patience), []
     epoch = math.ceil(len(work.train.encoded) / work.settings.batch_size)
@@ -200,12 +207,31 @@ def _learn(work: Work, run: Training, seed: int, primary: str) -> list[Report]:
             shown = run.device.type == "cpu" or report.step % CHECKED == 0  # when the loop has asked the GPU
             bar.advance(1, f"loss {report.loss[work.task.head_name]:.3f}" if shown else "")
             done.append(report)
+            if kept and (report.step % epoch == 0 or report.step == run.total):
+                kept.add(report.step, run.model)
             if best.patience and report.step % epoch == 0:
                 best.note(report.step, work.answers(run.model)[2][primary], run.model)
                 if best.over:
                     break
     best.restore(run.model)
     return done
+
+
+class Kept:
+    """The last `most` states of a model, as whole model folders; each says what it was worth on the dev examples."""
+
+    def __init__(self, work: Work, save: Save, folder: Path, most: int, about: dict[str, Any]):
+        self.work, self.save, self.folder, self.most, self.about = work, save, folder, most, about
+        self.there: list[Path] = []
+
+    def add(self, step: int, model: Model) -> None:
+        if not self.most:
+            return
+        fitted, _, found = self.work.answers(model)
+        self.there.append(self.folder / f"step-{step}")
+        self.save(self.there[-1], model, self.work.notes(fitted, **self.about, step=step, dev=found))
+        while len(self.there) > self.most:
+            shutil.rmtree(self.there.pop(0))
 
 
 class Best:
@@ -269,15 +295,21 @@ def training(model: Model, settings: FinetuneSpec, num_examples: int, seed: int)
         seed,
         record=device.type == "cuda"
         and precision == "bf16"
+        and not writes(model)
         and not model.spec.trunk.by_lengths
         and not any(head.crf or head.asks for head in model.heads.values()),
     )
 
 
+def writes(model: Model) -> bool:
+    """Whether it answers in text: then its decoder has something to read."""
+    return isinstance(model.trunk, EncoderDecoder) and "next" in model.heads
+
+
 def groups(model: Model) -> list[list[torch.nn.Parameter]]:
-    """Parameters from input to output; of two stacks those of the encoder, since tasks have no target to decode."""
+    """Parameters from input to output; of two stacks those of the encoder, unless there is a target to decode."""
     trunk = model.trunk
-    return trunk.encoder.groups() if isinstance(trunk, EncoderDecoder) else trunk.groups()
+    return trunk.encoder.groups() if isinstance(trunk, EncoderDecoder) and not writes(model) else trunk.groups()
 
 
 def phased(
@@ -295,6 +327,8 @@ def phased(
 def in_phases(run: Training, settings: FinetuneSpec, size: int, stream: Callable[[int], Steps]) -> Iterator[Report]:
     """The same for any steps: `stream` gives those after the first so many."""
     parts = groups(run.model)
+    if not any(True for _ in run.model.heads.parameters()):
+        parts = parts[:-1]  # no head is new: the last layer learns from the beginning
     for first, end, frozen in settings.phases(size, len(parts)):
         for number, group in enumerate(parts):
             for parameter in group:

@@ -8,21 +8,23 @@ stretch at the token of the whole sequence; it wins if it is worth more than the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import numpy as np
 
 from polyseme.errors import UserError
 from polyseme.parts.spec import Spec
-from polyseme.tasks.encoded import Encoded, Target, end_of
+from polyseme.tasks.encoded import Encoded, Target, Written, end_of
 from polyseme.tasks.examples import Example
 from polyseme.tasks.metrics import question_scores
 from polyseme.tasks.squad import sound_answers
 from polyseme.text.tokenizer import Tokenizer
 
 CHUNK = 1 << 14  # characters that are tokenised at a time
+Around = Callable[[list[int], list[int]], tuple[list[int], list[int]]]  # question and context to ids and segments
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,9 @@ class SpanAnswer:
 
 
 @dataclass(frozen=True)
-class _Best:
+class Best:
+    """The best stretch of a window, in characters of the context; and what "no answer" is worth there."""
+
     value: float
     start: int
     end: int
@@ -70,14 +74,18 @@ def windows(
     spec: SpanSpec,
     truncate: bool = False,
     labelled: bool = True,
+    around: Around | None = None,
+    written: Written | None = None,
 ) -> Iterator[Encoded]:
     """Every window of every example, one after the other, so that no document has to be held as tokens.
 
-    A question may take half of a window; a longer one is an error, or is cut if `truncate` is set.
+    A question may take half of a window; a longer one is an error, or is cut if `truncate` is set. `around` puts
+    question and context together, if not as a pair.
     """
-    if max_len // 2 - tokenizer.num_added(pair=True) < 2:
+    around = around or partial(_wrap, tokenizer)
+    frame, marks = around([-1], [-2])[0], tokenizer.specials
+    if max_len // 2 - len(frame) < 0:
         raise UserError(f"max_len {max_len} leaves no room for text beside the special tokens")
-    frame, marks = _wrap(tokenizer, [-1], [-2])[0], tokenizer.specials
     first = frame[0] == marks.cls and marks.cls is not None
     last: tuple[str, list[tuple[np.ndarray, np.ndarray]]] = ("", [])
     for number, example in enumerate(examples):
@@ -89,8 +97,8 @@ def windows(
             raise UserError(f"{example.where}: the question has {len(question)} tokens, and {room} are read: truncate")
         cut = len(question) > room
         question = question[:room]
-        size = max_len - len(_wrap(tokenizer, question, [])[0])
-        lead = _wrap(tokenizer, question, [-1])[0].index(-1)
+        size = max_len - len(around(question, [])[0])
+        lead = around(question, [-1])[0].index(-1)
         if last[0] is not example.text:  # the questions of a paragraph come together
             chunks = pieces(tokenizer, example.text)
             last = (example.text, list(chunks)) if len(example.text) <= CHUNK else ("", [])
@@ -98,7 +106,7 @@ def windows(
         given = last[1] or pieces(tokenizer, example.text)
         step = min(spec.stride, max(size // 2, 1))
         for place, ids, offsets in slide(given, size, step):
-            wrapped, segments = _wrap(tokenizer, question, ids.tolist())
+            wrapped, segments = around(question, ids.tolist())
             null = 0 if first else len(wrapped) - 1
             yield Encoded(
                 np.array(wrapped, dtype=np.int64),
@@ -109,6 +117,7 @@ def windows(
                 of=number,
                 offsets=offsets,
                 null=null,
+                written=written,
             )
 
 
@@ -161,14 +170,11 @@ def target_of(truth: tuple[int, int] | None, place: str, offsets: np.ndarray, le
     return np.array([null, null])
 
 
-def best_spans(
-    scored: Iterable[tuple[Encoded, np.ndarray]], examples: Sequence[Example], spec: SpanSpec
-) -> list[SpanAnswer]:
-    """The best stretch of each example, from its windows and their scores [tokens, 2]."""
+def best_spans(best: Iterable[tuple[int, Best]], examples: Sequence[Example], spec: SpanSpec) -> list[SpanAnswer]:
+    """The best stretch of each example, from those of its windows, each with the number of its example."""
     found = []
-    best = ((window.of, _best(window, scores, spec.longest)) for window, scores in scored)
     for number, group in groupby(best, key=lambda pair: pair[0]):
-        top, null = _Best(-np.inf, 0, 0, 0.0, 0.0), np.inf
+        top, null = Best(-np.inf, 0, 0, 0.0, 0.0), np.inf
         for _, one in group:  # no list of them: a document may have any number of windows
             top, null = (one if one.value > top.value else top), min(null, one.null)
         odds = float(null - top.value)
@@ -203,14 +209,14 @@ def best_threshold(examples: Sequence[Example], found: Sequence[SpanAnswer]) -> 
     return float(edges[int(np.argmax(np.where(real, totals, -np.inf)))])
 
 
-def _best(window: Encoded, scores: np.ndarray, longest: int) -> _Best:
+def best_stretch(window: Encoded, scores: np.ndarray, longest: int) -> Best:
     """The best stretch of one window. All stretches up to the longest are compared, not those of the best starts."""
     assert window.offsets is not None
     scores = scores.astype(np.float64)
     null = float(scores[window.null].sum())
     n = len(window.rows)
     if not n:
-        return _Best(-1e9, 0, 0, 0.0, null)
+        return Best(-1e9, 0, 0, 0.0, null)
     starts, ends = scores[window.rows, 0], scores[window.rows, 1]
     values = np.full((min(longest, n), n), -np.inf)
     for more in range(len(values)):
@@ -219,7 +225,7 @@ def _best(window: Encoded, scores: np.ndarray, longest: int) -> _Best:
     value = float(values[longer, first])
     whole = np.logaddexp.reduce(scores[window.rivals], axis=0).sum()
     begin, end = int(window.offsets[first, 0]), int(window.offsets[first + longer, 1])
-    return _Best(value, begin, max(begin, end), float(np.exp(value - whole)), null)
+    return Best(value, begin, max(begin, end), float(np.exp(value - whole)), null)
 
 
 def _wrap(tokenizer: Tokenizer, question: list[int], context: list[int]) -> tuple[list[int], list[int]]:

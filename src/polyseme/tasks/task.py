@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -22,7 +22,9 @@ from polyseme.tasks.clusters import Mention
 from polyseme.tasks.coreference import encode_documents, head_for, laid_rows, mentions_of
 from polyseme.tasks.encoded import Encoded, Target, end_of, word_pieces, wrap
 from polyseme.tasks.examples import Example, Kind, as_number
+from polyseme.tasks.forms import TextSpec
 from polyseme.tasks.spans import SpanAnswer, SpanSpec, windows
+from polyseme.tasks.text_to_text import source_windows, sources, text_batch
 from polyseme.text.tokenizer import Tokenizer
 
 HEADS: dict[Kind, str] = {
@@ -61,7 +63,7 @@ class Task:
     """What is predicted: the kind, and the labels in the order of the head's rows; none for regression.
 
     With `both_orders` a pair is read twice, either text first, and the two states are added: for tasks where neither
-    text comes before the other (Radford et al. 2018, §3.3, similarity).
+    text comes before the other (Radford et al. 2018, §3.3, similarity). With `text` it is written and answered as text.
     """
 
     kind: Kind
@@ -70,6 +72,7 @@ class Task:
     span: SpanSpec = field(default_factory=SpanSpec)
     coreference: CoreferenceHeadSpec = field(default_factory=CoreferenceHeadSpec)
     name: str = ""  # where a model answers several tasks
+    text: TextSpec | None = None
 
     @classmethod
     def of(
@@ -79,6 +82,7 @@ class Task:
         both_orders: bool = False,
         span: SpanSpec | None = None,
         coreference: CoreferenceHeadSpec | None = None,
+        text: TextSpec | None = None,
     ) -> Task:
         """The task of a training set. Tags are in order of frequency: the first is the best blind guess.
 
@@ -86,13 +90,15 @@ class Task:
         """
         if both_orders and kind not in ("pair", "regression"):
             raise UserError(f"both_orders is for pairs of texts, not for {kind}")
+        if both_orders and text:
+            raise UserError("both_orders adds two states, and this family answers in text: it has none to add")
         if kind == "span":
             span = span or SpanSpec()
             if not any(e.answers for e in examples):
                 raise UserError(f"the training data has no answers ({examples[0].where} …): there is nothing to learn")
             if span.threshold is None and any(e.answers == () for e in examples):
                 span = span.replace(threshold=0.0)
-            return cls(kind, FIXED_LABELS["span"], span=span)
+            return cls(kind, FIXED_LABELS["span"], span=span, text=text)
         if kind == "coreference":
             return cls(kind, (), coreference=head_for(coreference or CoreferenceHeadSpec(), examples))
         if kind == "tagging":
@@ -104,13 +110,17 @@ class Task:
             said = f"only the label {labels[0]!r}" if labels else "no labels"
             raise UserError(f"the training data has {said} ({examples[0].where} …): there is nothing to learn")
         fixed = {"regression": (), "choice": FIXED_LABELS["choice"]}
-        return cls(kind, fixed.get(kind, tuple(labels)), both_orders)
+        return cls(kind, fixed.get(kind, tuple(labels)), both_orders, text=text)
 
     @classmethod
     def from_model(cls, model: Model, notes: Mapping[str, Any] | None = None) -> Task:
         """The task a model's head was trained for; the notes of its folder tell a pair from a single text."""
         notes = notes or {}
         settings = notes.get("settings", {})
+        if "text" in notes and "next" in model.spec.heads:
+            text = TextSpec.from_json(notes["text"], "text")
+            span = SpanSpec.from_json(settings.get("span", {}), "settings.span")
+            return cls(notes["task"], tuple(notes["labels"]), span=span, text=text)
         if isinstance(found := model.spec.heads.get("coreference"), CoreferenceHeadSpec):
             return cls("coreference", (), coreference=found)
         for name in ("classify", "tag", "choice", "span"):
@@ -128,12 +138,16 @@ class Task:
 
     @property
     def head_name(self) -> str:
+        if self.text:
+            return "next"  # of all tasks that a model writes: the source says which one it is
         return HEADS[self.kind] + (f"@{self.name}" if self.name else "")
 
     def head(self, family: Family, trunk: TrunkSpec) -> HeadSpec:
         """The spec of its head over a trunk of the family."""
         if self.kind == "coreference":
             return self.coreference
+        if self.text:
+            return family.heads(trunk)["next"]
         return family.label_head(HEADS[self.kind], self.labels, trunk)
 
     def encode(
@@ -150,14 +164,18 @@ class Task:
         Without `labelled` there are no targets, and labels that are present are not looked at.
         """
         if self.kind == "span":
-            return list(windows(examples, tokenizer, max_len, self.span, truncate, labelled))
+            return list(self.windows(examples, tokenizer, max_len, truncate, labelled))
         if self.kind == "coreference":
             return encode_documents(examples, tokenizer, max_len, self.coreference, truncate, labelled)
         numbers = {label: i for i, label in enumerate(self.labels)}
         targets = [self._target(e, numbers) if labelled else None for e in examples]
         if max_len - tokenizer.num_added(pair=True) < 2:
             raise UserError(f"max_len {max_len} leaves no room for text beside the special tokens")
-        if self.kind == "tagging":
+        if self.text:
+            for example in examples:
+                self._sequences(example)  # says what is missing
+            found = sources(self, self.text, examples, targets, tokenizer, max_len)
+        elif self.kind == "tagging":
             found = [_encode_words(e, t, tokenizer, max_len) for e, t in zip(examples, targets)]
         else:
             found = self._encode_texts(examples, targets, tokenizer, max_len)
@@ -170,8 +188,23 @@ class Task:
             )
         return [replace(encoded, cut=True) if size > max_len else encoded for encoded, size in found]
 
+    def windows(
+        self,
+        examples: Sequence[Example],
+        tokenizer: Tokenizer,
+        max_len: int,
+        truncate: bool = False,
+        labelled: bool = True,
+    ) -> Iterator[Encoded]:
+        """What `encode` gives of spans, window by window."""
+        if self.text:
+            return source_windows(self, self.text, examples, tokenizer, max_len, truncate, labelled)
+        return windows(examples, tokenizer, max_len, self.span, truncate, labelled)
+
     def batch(self, encoded: Sequence[Encoded]) -> tuple[Batch, list[int]]:
         """One packed batch, equal lengths side by side; and which example stands at each place."""
+        if self.text:
+            return text_batch(encoded)
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
         items = [encoded[i] for i in order]
         sizes = np.array([size for e in items for size in e.sizes])
@@ -240,7 +273,8 @@ class Task:
             return mentions_of(example)
         given = example.tags if self.kind == "tagging" else example.label
         if given is None or self.kind == "regression":
-            return None if given is None else as_number(given, example.where)
+            number = None if given is None else as_number(given, example.where)
+            return self.text.place(number) if self.text and number is not None else number
         if self.kind == "choice":
             return int(example.label or 0)
         for label in given if isinstance(given, tuple) else (given,):

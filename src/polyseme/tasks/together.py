@@ -27,7 +27,7 @@ from polyseme.report import write_report
 from polyseme.tasks.baselines import majority
 from polyseme.tasks.coreference import lost_mentions
 from polyseme.tasks.examples import Example, Kind
-from polyseme.tasks.finetune import FinetuneSpec, _encode, chain_of, check_run, crf_of, open_for
+from polyseme.tasks.finetune import FinetuneSpec, _encode, chain_of, check_run, crf_of, open_for, written_form
 from polyseme.tasks.predict import Extra
 from polyseme.tasks.seeds import Best, Part, Work, _rows, _summary, in_phases, steps, training
 from polyseme.tasks.squad import trainable
@@ -77,7 +77,10 @@ def finetune_together(
     for job in jobs:
         check_run(job.kind, out, settings if job.kind == "tagging" else plain, seeds)
     shape = (settings.both_orders, settings.span, settings.coreference)
-    tasks = [replace(Task.of(job.kind, job.train, *_for(job.kind, shape)), name=job.name) for job in jobs]
+    tasks = []
+    for job in jobs:
+        form = written_form(Path(model_folder), job.kind, job.train, job.data_set or job.name)
+        tasks.append(replace(Task.of(job.kind, job.train, *_for(job.kind, shape), form), name=job.name))
     asked = [(t, crf_of(settings, j.train) if j.kind == "tagging" else None) for t, j in zip(tasks, jobs)]
     loaded = open_for(Path(model_folder), asked, settings, first_seed, scratch)
 
@@ -184,9 +187,8 @@ class Tally:
         }
 
     def notes(self, seed: int) -> dict[str, Any]:
-        settings = self.work.settings.replace(span=self.fitted[seed].span, both_orders=self.work.task.both_orders)
-        labels = list(self.work.task.labels)
-        return {"task": self.job.kind, "data": self.job.data, "labels": labels, "settings": settings.to_json()}
+        found = self.work.notes(self.fitted[seed], data=self.job.data)
+        return found | {"settings": found["settings"] | {"both_orders": self.work.task.both_orders}}
 
 
 def one_task(folder: ModelFolder, name: str = "") -> ModelFolder:
@@ -197,6 +199,8 @@ def one_task(folder: ModelFolder, name: str = "") -> ModelFolder:
     if name not in tasks:
         wrong = f"no task {name!r}; {nearest(name, tasks)}" if name else f"several tasks, {', '.join(tasks)}: say which"
         raise UserError(f"{folder.path} answers {wrong}")
+    if "text" in tasks[name]:  # one head writes them all
+        return replace(folder, model=folder.model.only("next", "next"), notes=tasks[name])
     head = HEADS[tasks[name]["task"]]
     return replace(folder, model=folder.model.only(f"{head}@{name}", head), notes=tasks[name])
 
