@@ -67,9 +67,7 @@ class Family:
     frame: tuple[str, str, str] | None = None
     start: Literal["bos", "pad"] = "bos"  # the mark that a target opens with; eos, where there is none
     sentinels: int = 0  # special tokens at the end of its vocabulary that stand for spans
-    writes: tuple[
-        str, ...
-    ] = ()  # the kinds of tasks that it answers in text, as far as it has a decoder; else by heads
+    writes: tuple[str, ...] = ()  # the kinds of tasks that it answers in text, given a decoder; else by heads
 
     def modern(self, name: str) -> str:
         """A published tensor's name as today's files write it."""
