@@ -4,6 +4,7 @@ from inspect import signature
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from polyseme.families import FAMILIES, Family
@@ -13,6 +14,7 @@ from polyseme.parts.heads import BoundaryHeadSpec, LabelHeadSpec
 from polyseme.parts.layout import Layout, Source
 from polyseme.parts.model import Model, ModelSpec
 from polyseme.parts.relative import Queries
+from polyseme.train.loop import choose_device
 
 VOCAB = 61
 WORDS = [f"word{i}" for i in range(VOCAB)]
@@ -53,7 +55,12 @@ VARIANTS |= {
 }
 CASES = {name: (name, EXTRA.get(name, {})) for name in FAMILIES} | VARIANTS
 NAMES = list(CASES)
-DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+PLACES = [
+    ("cpu", torch.float64, 1e-10),
+    ("cpu", torch.float32, 1e-5),
+    pytest.param("cuda", torch.float32, 1e-4, marks=GPU),
+]
 
 
 def fitting(family: Family, **given: object) -> dict[str, Any]:
@@ -75,20 +82,22 @@ def tiny_spec(name: str, dropout: float = 0.0) -> ModelSpec:
 CAUSAL = [name for name in NAMES if tiny_spec(name).trunk.causal]
 
 
-def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> Model:
+def tiny_model(family: str, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Model:
     """Weights far from their start, so that every bias and norm shows."""
+    if device == "cuda":
+        choose_device()  # float32 is float32 there too
     model = tiny_spec(family).build(seed=1).to(dtype).eval()
     model.know(WORDS)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=generator, dtype=torch.float64).to(dtype) * 0.2)
-    return model
+    return model.to(device)
 
 
-def sequences(lengths: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
+def sequences(lengths: tuple[int, ...], seed: int = 0, device: str = "cpu") -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(0, VOCAB, (n,), generator=generator) for n in lengths]
+    return [torch.randint(0, VOCAB, (n,), generator=generator).to(device) for n in lengths]
 
 
 def segments_of(layout: Layout, family: str) -> torch.Tensor | None:

@@ -13,24 +13,28 @@ FAMILIES = [name for name in cases.NAMES if isinstance(cases.tiny_spec(name).tru
 SOURCES, TARGETS = (5, 9, 9, 1, 12, 5), (3, 2, 2, 7, 1, 3)
 
 
-def pairs(seed=0):
-    return cases.sequences(SOURCES, seed), cases.sequences(TARGETS, seed + 1)
+def pairs(device="cpu"):
+    return cases.sequences(SOURCES, 0, device), cases.sequences(TARGETS, 1, device)
 
 
 def read(model, sources, targets, **more):
-    source = Source(torch.cat(sources), Layout.of([len(row) for row in sources]))
-    return model.trunk(torch.cat(targets), Layout.of([len(row) for row in targets]), source=source, **more)
+    source = Source(torch.cat(sources), layout_of(sources))
+    return model.trunk(torch.cat(targets), layout_of(targets), source=source, **more)
+
+
+def layout_of(rows):
+    return Layout.of([len(row) for row in rows], device=rows[0].device)
 
 
 def test_both_families_are_here():
     assert {"t5", "transformer", "seq2seq"} <= set(FAMILIES)
 
 
-@pytest.mark.parametrize("dtype,tolerance", cases.DTYPES)
+@pytest.mark.parametrize("device,dtype,tolerance", cases.PLACES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packing_of_both_sides(family, dtype, tolerance):
-    model = cases.tiny_model(family, dtype)
-    sources, targets = pairs()
+def test_packing_of_both_sides(family, device, dtype, tolerance):
+    model = cases.tiny_model(family, dtype, device)
+    sources, targets = pairs(device)
     with torch.no_grad():
         together = read(model, sources, targets).last.split(list(TARGETS))
         for source, target, found in zip(sources, targets, together):
@@ -54,12 +58,12 @@ def test_packing_of_fixed_shapes(family):
     torch.testing.assert_close(found[:-6], expected, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("dtype,tolerance", cases.DTYPES)
+@pytest.mark.parametrize("device,dtype,tolerance", cases.PLACES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_memory_in_chunks_equals_at_once(family, dtype, tolerance):
+def test_memory_in_chunks_equals_at_once(family, device, dtype, tolerance):
     """The source is read once; what it gave is part of the memory."""
-    model = cases.tiny_model(family, dtype)
-    sources, targets = cases.sequences((4, 20, 1)), cases.sequences((7, 12, 4), 5)
+    model = cases.tiny_model(family, dtype, device)
+    sources, targets = cases.sequences((4, 20, 1), 0, device), cases.sequences((7, 12, 4), 5, device)
     with torch.no_grad():
         at_once = read(model, sources, targets).last.split([7, 12, 4])
         found, done, memory = [[], [], []], [0, 0, 0], None
@@ -68,7 +72,7 @@ def test_memory_in_chunks_equals_at_once(family, dtype, tolerance):
             if memory is None:
                 reading = read(model, sources, chunk, remember=True)
             else:
-                reading = model.trunk(torch.cat(chunk), Layout.of(sizes), memory=memory.detach(), remember=True)
+                reading = model.trunk(torch.cat(chunk), layout_of(chunk), memory=memory.detach(), remember=True)
             for i, part in enumerate(reading.last.split(list(sizes))):
                 found[i].append(part)
             memory, done = reading.memory, [d + n for d, n in zip(done, sizes)]
@@ -76,12 +80,12 @@ def test_memory_in_chunks_equals_at_once(family, dtype, tolerance):
         torch.testing.assert_close(torch.cat(parts), expected, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("dtype,tolerance", cases.DTYPES)
+@pytest.mark.parametrize("device,dtype,tolerance", cases.PLACES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_causality_of_the_decoder(family, dtype, tolerance):
+def test_causality_of_the_decoder(family, device, dtype, tolerance):
     """A later target changes no earlier state; any token of the source changes all of them, and no other pair's."""
-    model = cases.tiny_model(family, dtype)
-    sources, targets = cases.sequences((8, 5)), cases.sequences((10, 4), 5)
+    model = cases.tiny_model(family, dtype, device)
+    sources, targets = cases.sequences((8, 5), 0, device), cases.sequences((10, 4), 5, device)
     later = [targets[0].clone(), targets[1]]
     later[0][6] = (later[0][6] + 1) % cases.VOCAB
     other = [sources[0].clone(), sources[1]]

@@ -20,17 +20,17 @@ from tests.contracts import cases
 LENGTHS = (5, 9, 9, 1, 12, 5)
 
 
-@pytest.mark.parametrize("dtype,tolerance", cases.DTYPES)
+@pytest.mark.parametrize("device,dtype,tolerance", cases.PLACES)
 @pytest.mark.parametrize("family", cases.NAMES)
-def test_packing_alone_equals_among_neighbours(family, dtype, tolerance):
-    model = cases.tiny_model(family, dtype)
-    rows = cases.sequences(LENGTHS)
-    layout = Layout.of(LENGTHS)
+def test_packing_alone_equals_among_neighbours(family, device, dtype, tolerance):
+    model = cases.tiny_model(family, dtype, device)
+    rows = cases.sequences(LENGTHS, device=device)
+    layout = Layout.of(LENGTHS, device=device)
     with torch.no_grad():
         together = model.trunk(torch.cat(rows), layout, cases.segments_of(layout, family)).last
         pooled = model.trunk.pool(together, layout)
         for i, (row, found) in enumerate(zip(rows, together.split(list(LENGTHS)))):
-            one = Layout.of([len(row)])
+            one = Layout.of([len(row)], device=device)
             alone = model.trunk(row, one, cases.segments_of(one, family)).last
             torch.testing.assert_close(found, alone, atol=tolerance, rtol=0)
             torch.testing.assert_close(pooled[i : i + 1], model.trunk.pool(alone, one), atol=tolerance, rtol=0)
@@ -47,18 +47,18 @@ def test_packing_of_a_fixed_shape_changes_nothing(family):
     torch.testing.assert_close(found[:-4], expected, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("dtype,tolerance", cases.DTYPES)
+@pytest.mark.parametrize("device,dtype,tolerance", cases.PLACES)
 @pytest.mark.parametrize("family", cases.CAUSAL)
-def test_memory_in_chunks_equals_at_once(family, dtype, tolerance):
-    model = cases.tiny_model(family, dtype)
-    rows = cases.sequences((7, 12, 4))
+def test_memory_in_chunks_equals_at_once(family, device, dtype, tolerance):
+    model = cases.tiny_model(family, dtype, device)
+    rows = cases.sequences((7, 12, 4), device=device)
     with torch.no_grad():
-        at_once = model.trunk(torch.cat(rows), Layout.of([7, 12, 4])).last.split([7, 12, 4])
+        at_once = model.trunk(torch.cat(rows), Layout.of([7, 12, 4], device=device)).last.split([7, 12, 4])
         memory, found = None, [[], [], []]
         done = [0, 0, 0]
         for sizes in ((3, 1, 2), (1, 6, 1), (3, 5, 1)):
             chunk = [row[d : d + n] for row, d, n in zip(rows, done, sizes)]
-            reading = model.trunk(torch.cat(chunk), Layout.of(sizes), memory=memory, remember=True)
+            reading = model.trunk(torch.cat(chunk), Layout.of(sizes, device=device), memory=memory, remember=True)
             for i, part in enumerate(reading.last.split(list(sizes))):
                 found[i].append(part)
             memory, done = reading.memory, [d + n for d, n in zip(done, sizes)]
@@ -69,15 +69,16 @@ def test_memory_in_chunks_equals_at_once(family, dtype, tolerance):
 def gradients(model: Model, batches: list) -> dict[str, torch.Tensor]:
     """The gradients after one step of the real loop, clipping off; a pooler that no head reads has none."""
     optim = OptimSpec(rate=0.0, clip=0.0)
-    run = Training(model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec(), 1, torch.device("cpu"))
+    device = next(model.parameters()).device
+    run = Training(model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec(), 1, device)
     list(train(run, [(batches, None)]))
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("dtype,tolerance", cases.DTYPES)
+@pytest.mark.parametrize("device,dtype,tolerance", cases.PLACES)
 @pytest.mark.parametrize("family", cases.NAMES)
-def test_sum_any_micro_batches_give_the_same_gradient(family, dtype, tolerance):
-    model = cases.tiny_model(family, dtype)
+def test_sum_any_micro_batches_give_the_same_gradient(family, device, dtype, tolerance):
+    model = cases.tiny_model(family, dtype, device)
     rows = cases.sequences(LENGTHS)
     whole = gradients(model, [cases.training_batch(model, rows)])
     for cut in ((1, 2, 3), (6,), (3, 3), (1, 1, 1, 1, 1, 1)):
@@ -143,16 +144,16 @@ def test_round_trip_of_weights(family):
     assert all(torch.equal(back[name], state[name]) for name in state)
 
 
-@pytest.mark.parametrize("dtype,tolerance", cases.DTYPES)
+@pytest.mark.parametrize("device,dtype,tolerance", cases.PLACES)
 @pytest.mark.parametrize("family", cases.NAMES)
-def test_causality(family, dtype, tolerance):
+def test_causality(family, device, dtype, tolerance):
     """A future token changes no past output of a causal trunk; it does change a bidirectional one."""
-    model = cases.tiny_model(family, dtype)
-    row = cases.sequences((10,))[0]
+    model = cases.tiny_model(family, dtype, device)
+    row = cases.sequences((10,), device=device)[0]
     other = row.clone()
     other[6] = (row[6] + 1) % cases.VOCAB
     with torch.no_grad():
-        before, after = (model.trunk(r, Layout.of([10])).last[:6] for r in (row, other))
+        before, after = (model.trunk(r, Layout.of([10], device=device)).last[:6] for r in (row, other))
     if model.spec.trunk.causal:
         torch.testing.assert_close(before, after, atol=tolerance, rtol=0)
     else:

@@ -92,6 +92,7 @@ class Training:
 def choose_device() -> torch.device:
     """The GPU if there is one. On a CPU every operation is deterministic, so that a run can be repeated bit for bit."""
     if torch.cuda.is_available():
+        torch.backends.cudnn.allow_tf32 = False  # float32 means it; who wants speed takes bfloat16
         return torch.device("cuda", torch.cuda.current_device())
     torch.use_deterministic_algorithms(True)
     # filling fresh memory is that mode's aid to debugging, and costs 5 %
