@@ -165,7 +165,8 @@ def _open(models: list[Path], ensemble: bool, truncate: bool | None, task: str =
 
     models = [found for path in models for found in models_in(path)] if ensemble else models
     if ensemble != (len(models) > 1):
-        raise UserError("--ensemble is for several models" if ensemble else "several models: say --ensemble")
+        one = f"--ensemble is for several models, or a run that kept some (--keep-seeds): {models[0]} is one"
+        raise UserError(one if ensemble else "several models: say --ensemble")
     if laid := [model for model in models if is_over(model)]:
         if ensemble:
             raise UserError(f"{laid[0]} is laid over features: --ensemble is for fine-tuned models")
