@@ -207,9 +207,11 @@ def _agreed(
 def at_rest(model: Model) -> Iterator[None]:
     """Without dropout, for a while."""
     training = model.training
-    model.eval()
-    yield
-    model.train(training)
+    try:
+        model.eval()
+        yield
+    finally:
+        model.train(training)
 
 
 def _starts(encoded: Sequence[Encoded]) -> list[list[int]]:
