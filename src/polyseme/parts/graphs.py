@@ -15,4 +15,6 @@ def step_out() -> None:
     itself and which a command that compiles nothing never needs.
     """
     for owner, name in ((attend, "attend_runs"), (RelativeAttention, "_attend")):
-        setattr(owner, name, torch.compiler.disable(getattr(owner, name)))
+        plain = getattr(owner, name)
+        if not hasattr(plain, "_torchdynamo_disable"):
+            setattr(owner, name, torch.compiler.disable(plain))
