@@ -56,11 +56,8 @@ VARIANTS |= {
 CASES = {name: (name, EXTRA.get(name, {})) for name in FAMILIES} | VARIANTS
 NAMES = list(CASES)
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-PLACES = [
-    ("cpu", torch.float64, 1e-10),
-    ("cpu", torch.float32, 1e-5),
-    pytest.param("cuda", torch.float32, 1e-4, marks=GPU),
-]
+DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
+PLACES = [*(("cpu", *each) for each in DTYPES), pytest.param("cuda", torch.float32, 1e-4, marks=GPU)]
 
 
 def fitting(family: Family, **given: object) -> dict[str, Any]:
