@@ -138,6 +138,34 @@ def test_many_terms_of_a_row_count_less() -> None:
     assert moved[4].item() == pytest.approx(-0.1 / (1 + 0.1 * 2), rel=1e-5) and not moved[[0, 2, 3]].any()
 
 
+def test_threads_come_back_when_a_run_ends_or_is_left() -> None:
+    """Word vectors learn on one thread; what comes after has those it had."""
+    from polyseme.train.loop import Training, train
+    from polyseme.train.rows import RowWork
+    from polyseme.train.schedule import ScheduleSpec
+
+    spec = find_recipe("word2vec-tiny").replace(model={"dim": 3}).model_spec(10)
+    model, optim = spec.build(0), OptimSpec(method="rows")
+
+    def steps():
+        raise KeyboardInterrupt
+        yield
+
+    usual = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run = Training(model, optim.build(model, []), optim, ScheduleSpec(), 3, torch.device("cpu"))
+        with pytest.raises(KeyboardInterrupt):
+            next(train(run, steps()))
+        assert torch.get_num_threads() == 2
+        work = RowWork(run)
+        assert torch.get_num_threads() == 1
+        work.close()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(usual)
+
+
 @pytest.mark.parametrize("change,said", [
     (("optim.method", "adamw"), "optim.method is 'adamw', but Windows is trained by 'rows' or 'adagrad'"),
     (("compile", "true"), "compile is for models of one shape"),
