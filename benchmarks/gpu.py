@@ -92,7 +92,7 @@ def train_ours(row: Row, model: Model, batch: Batch, peak: float, steps: int) ->
     optim = OptimSpec()
     run = Training(
         model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec("constant"), 10**6, DEVICE, "bf16",
-        terms=torch.compile(losses) if model.spec.trunk.one_shape else losses, record=not model.spec.trunk.by_lengths,
+        terms=torch.compile(losses) if model.spec.trunk.one_shape else losses, record=True,
     )  # fmt: skip
 
     def data() -> Iterator[tuple[list[Batch], int]]:

@@ -79,13 +79,9 @@ class WordVectors:
 
     def vector(self, word: str) -> np.ndarray:
         """Of length one; of a word that is not there by its n-grams, or a `UserError` that names words near it."""
-        number = self.find(word)
-        if number is not None:
-            return self.unit[number]
-        if self.unseen is not None:
-            made = self.unseen(word.lower() if self.lowercase else word)
-            if made.any():
-                return made / np.linalg.norm(made)
+        found = self._known(word)
+        if found is not None:
+            return found
         close = difflib.get_close_matches(word.lower(), self.words[:200_000], n=3, cutoff=0.6)
         near = f"; near it in spelling: {', '.join(close)}" if close else f"; it has {len(self.words):,} words"
         raise UserError(f"{word!r} is not in the vocabulary of {self.where}{near}")
@@ -111,10 +107,11 @@ class WordVectors:
         return Agreement(spearman(cosines, np.array([value for *_, value in known])), len(known), len(pairs))
 
     def _known(self, word: str) -> np.ndarray | None:
-        try:
-            return self.vector(word)
-        except UserError:
-            return None
+        number = self.find(word)
+        if number is not None:
+            return self.unit[number]
+        made = None if self.unseen is None else self.unseen(word.lower() if self.lowercase else word)
+        return made / np.linalg.norm(made) if made is not None and made.any() else None
 
     def analogies(
         self, sections: dict[str, list[tuple[str, str, str, str]]], multiply: bool = False, restrict: int = 30_000

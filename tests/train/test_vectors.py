@@ -85,6 +85,14 @@ def test_words_of_a_kind_come_together(name: str, objective: dict, corpus: Path,
         assert list(state) == ["trunk.embeddings.tokens.weight"]
 
 
+def test_similarity_does_not_look_for_words_near_those_it_lacks(monkeypatch) -> None:
+    """Which for one word takes as long as thousands of pairs."""
+    monkeypatch.setattr("difflib.get_close_matches", lambda *_, **__: pytest.fail("looked"))
+    vectors = WordVectors(["a", "b", "c"], np.eye(3, dtype=np.float32) + 0.1)
+    found = vectors.similarity([("a", "b", 1.0), ("b", "c", 2.0), ("a", "spoon", 3.0)])
+    assert (found.asked, found.pairs) == (2, 3)
+
+
 def test_as_a_trunk_it_serves_every_task(corpus: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     pretrain(small("fasttext-tiny"), corpus, tmp_path / "run")
     folder = tmp_path / "run" / "model"
@@ -131,8 +139,10 @@ def test_many_terms_of_a_row_count_less() -> None:
     table = model.trunk.embeddings.tokens.weight
     before = table.detach().clone()
     ids, rows = torch.tensor([1, 4, 1]), torch.ones(3, 3)
+    work = RowWork(run)
+    work.rate.fill_(0.1)
     with torch.no_grad():
-        RowWork(run)._add(RowGradient(table, ids, rows, torch.tensor([3.0, 1.0, 2.0])))
+        work._add(RowGradient(table, ids, rows, torch.tensor([3.0, 1.0, 2.0])))
     moved = (table - before).detach()[:, 0]
     assert moved[1].item() == pytest.approx(-0.1 * 2 / (1 + 5 * 0.1 * 2), rel=1e-5)
     assert moved[4].item() == pytest.approx(-0.1 / (1 + 0.1 * 2), rel=1e-5) and not moved[[0, 2, 3]].any()

@@ -37,8 +37,8 @@ class Targets:
 class Carry:
     """What a row of batches hands on, each of which goes on where the one before it ended."""
 
-    def __init__(self) -> None:
-        self.memory: Memory | None = None
+    def __init__(self, memory: Memory | None = None) -> None:
+        self.memory = memory
 
 
 @dataclass(frozen=True, eq=False)

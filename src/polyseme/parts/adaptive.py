@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.errors import UserError
+from polyseme.parts import kernels
 from polyseme.parts.head import Head
 from polyseme.parts.norms import NoNormSpec
 from polyseme.parts.spec import Spec, in_range
@@ -83,13 +84,25 @@ class AdaptiveEmbeddings(nn.Module):
         spec = self.spec
         if longest > spec.max_len:
             raise UserError(f"a sequence of {longest} tokens is longer than the model reads ({spec.max_len})")
+        return self.dropout((self._of_all if tokens.is_cuda else self._of_each)(tokens) * spec.dim**0.5)
+
+    def _of_each(self, tokens: Tensor) -> Tensor:
+        """Each band looks its own tokens up."""
         found, places = [], []
-        for (first, size, _), band, projection in zip(spec.bands, self.tables, self.projections):
+        for (first, size, _), band, projection in zip(self.spec.bands, self.tables, self.projections):
             place = torch.nonzero((tokens >= first) & (tokens < first + size)).squeeze(1)
             found.append(projection(band(tokens[place] - first)))
             places.append(place)
-        back = torch.argsort(torch.cat(places))
-        return self.dropout(torch.cat(found).index_select(0, back) * spec.dim**0.5)
+        return torch.cat(found).index_select(0, torch.argsort(torch.cat(places)))
+
+    def _of_all(self, tokens: Tensor) -> Tensor:
+        """Each band looks something up for every token: on a GPU cheaper than to ask how many are its own."""
+        found = []
+        for (first, size, _), band, projection in zip(self.spec.bands, self.tables, self.projections):
+            own = (tokens >= first) & (tokens < first + size)
+            vectors = projection(band((tokens - first).clamp(0, size - 1)))
+            found.append(vectors.masked_fill(~own[:, None], 0.0))
+        return torch.stack(found).sum(0)
 
 
 @dataclass(frozen=True)
@@ -105,6 +118,8 @@ class AdaptiveHeadSpec(Bands):
 
 
 class AdaptiveHead(Head):
+    asks = not kernels.READY
+
     def __init__(self, spec: AdaptiveHeadSpec):
         super().__init__()
         self.spec = spec
@@ -114,11 +129,11 @@ class AdaptiveHead(Head):
 
     def forward(self, states: Tensor, tables: AdaptiveEmbeddings) -> Tensor:
         """The log probability of every token, [rows, vocab_size]."""
-        top = self._top(states, tables).float().log_softmax(-1)
+        top = F.linear(*self._top(states, tables)).float().log_softmax(-1)
         shortlist = self.spec.bands[0][1]
         found = [top[:, :shortlist]]
         for band in range(1, len(self.spec.bands)):
-            inside = self._inside(band, states, tables).float().log_softmax(-1)
+            inside = F.linear(*self._inside(band, states, tables)).float().log_softmax(-1)
             found.append(top[:, shortlist + band - 1, None] + inside)
         return torch.cat(found, dim=-1)
 
@@ -129,24 +144,35 @@ class AdaptiveHead(Head):
         if smoothing:  # which needs the scores of all
             return super().loss(states, table, values, ignored, smoothing)
         shortlist = self.spec.bands[0][1]
-        choices, tails = values, []
+        choices, found = values, []
         for band, (first, size, _) in list(enumerate(self.spec.bands))[1:]:
             inside = (values >= first) & (values < first + size)
             choices = torch.where(inside, shortlist + band - 1, choices)
+            if kernels.serve(states):  # of all rows: to ask a GPU which lie in the band would take longer
+                own = torch.where(inside, values - first, ignored)
+                found.append(kernels.vocabulary_loss(*self._inside(band, states, table), own, ignored))
+                continue
             rows = torch.nonzero(inside).squeeze(1)
-            scores = self._inside(band, states.index_select(0, rows), table).float()
-            tails.append(F.cross_entropy(scores, values[rows] - first, reduction="sum"))
-        top = self._top(states, table).float()
-        total = F.cross_entropy(top, choices, ignore_index=ignored, reduction="sum")
-        return torch.stack([total, *tails]).sum()
+            scores = F.linear(*self._inside(band, states.index_select(0, rows), table)).float()
+            found.append(F.cross_entropy(scores, values[rows] - first, reduction="sum"))
+        top = self._top(states, table)
+        if kernels.serve(states):
+            found.append(kernels.vocabulary_loss(*top, choices, ignored))
+        else:
+            found.append(F.cross_entropy(F.linear(*top).float(), choices, ignore_index=ignored, reduction="sum"))
+        return torch.stack(found).sum()
 
-    def _top(self, states: Tensor, tables: AdaptiveEmbeddings) -> Tensor:
-        """Scores of the first band's tokens and of the other bands."""
+    def _top(self, states: Tensor, tables: AdaptiveEmbeddings) -> tuple[Tensor, Tensor, Tensor]:
+        """States, weights and biases whose scores are those of the first band's tokens and of the other bands."""
         own = states if self.projection is None else states @ self.projection.weight
-        scores = F.linear(own, tables.tables[0].weight, self.biases[0])  # type: ignore[arg-type]
-        return scores if self.clusters is None else torch.cat([scores, self.clusters(own)], dim=-1)
+        weights, biases = [tables.tables[0].weight], [self.biases[0]]
+        if self.clusters is not None:
+            weights.append(self.clusters.weight)
+            biases.append(self.clusters.bias)
+        return own, torch.cat(weights), torch.cat(biases)  # type: ignore[arg-type]
 
-    def _inside(self, band: int, states: Tensor, tables: AdaptiveEmbeddings) -> Tensor:
+    def _inside(self, band: int, states: Tensor, tables: AdaptiveEmbeddings) -> tuple[Tensor, Tensor, Tensor]:
+        """The same for the tokens of another band."""
         projection = tables.projections[band]
         own = states @ projection.weight if isinstance(projection, nn.Linear) else states
-        return F.linear(own, tables.tables[band].weight, self.biases[band])  # type: ignore[arg-type]
+        return own, tables.tables[band].weight, self.biases[band]  # type: ignore[return-value]

@@ -78,6 +78,7 @@ class CharactersSpec(Spec):
 class Characters(nn.Module):
     """Each distinct word of a batch is read once, however often it stands there."""
 
+    asks: ClassVar[bool] = True  # the device how many words are distinct
     spellings: Tensor  # int16 [vocab_size, width]
 
     def __init__(self, spec: CharactersSpec):
@@ -125,15 +126,18 @@ class Characters(nn.Module):
         if not len(characters):
             return self.project.weight.new_zeros(0, self.spec.dim)
         activation, widest = ACTIVATIONS[self.spec.activation], max(width for width, _ in self.spec.filters)
+        number, cuda = len(characters), characters.device.type == "cuda"
+        together, even = (16 * TOGETHER, 8) if cuda else (TOGETHER, 1)
+        if cuda:  # cuDNN plans for milliseconds whenever it meets a new shape: let there be few
+            characters = F.pad(characters, (0, 0, 0, -number % (4 * TOGETHER)), value=FILLING + 1)
         sizes, order = (characters != FILLING + 1).sum(1).sort(stable=True)
         parts = []
-        together = TOGETHER if characters.device.type == "cpu" else 16 * TOGETHER
         longest = [*sizes[together - 1 :: together].tolist(), int(sizes[-1])]  # one wait for a GPU
         for some, size in zip(order.split(together), longest):
-            chosen = characters.index_select(0, some)[:, : size + widest]
+            chosen = characters.index_select(0, some)[:, : -(-(size + widest) // even) * even]
             x = F.embedding(chosen, self.characters.weight).transpose(1, 2)
             parts.append(torch.cat([activation(convolve(x).amax(-1)) for convolve in self.convolutions], dim=-1))
-        x = torch.cat(parts).index_select(0, order.argsort())
+        x = torch.cat(parts).index_select(0, order.argsort()[:number])
         for highway in self.highways:
             x = highway(x)
         return self.project(x)

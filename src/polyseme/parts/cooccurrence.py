@@ -34,7 +34,7 @@ class Cells:
         return len(self.tokens)
 
     def count(self) -> Tensor:
-        return torch.tensor(len(self.tokens), device=self.tokens.device)
+        return torch.full((), len(self.tokens), device=self.tokens.device)
 
     def part(self, first: int, last: int) -> Cells:
         return Cells(*(t[first:last] for t in (self.tokens, self.others, self.logs, self.weights)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -46,6 +46,12 @@ class Layout:
             torch.from_numpy(starts).to(device, non_blocking=True),
             torch.from_numpy(positions).to(device, non_blocking=True),
         )
+
+    @staticmethod
+    @lru_cache(256)
+    def known(lengths: tuple[int, ...], device: torch.device) -> Layout:
+        """The same, for lengths that come again and again: worked out and sent to the device once."""
+        return Layout.of(lengths, device=device)
 
     @property
     def total(self) -> int:

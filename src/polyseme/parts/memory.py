@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -51,18 +52,15 @@ class Memory:
         """The newest `length` of each sequence."""
         if max(self.layout.lengths, default=0) <= length:
             return self
-        sizes = np.array(self.layout.lengths)
-        kept = np.minimum(sizes, length)
-        ends = np.repeat(np.cumsum(sizes), sizes)
-        index = np.flatnonzero(ends - np.arange(len(ends)) <= length)
-        return self._of(index, Layout.of(kept, device=self.layout.starts.device))
+        return self._of(*_newest(self.layout.lengths, length, self.layout.starts.device))
 
     def without_last(self) -> Memory:
         """All but the newest token of each sequence: one that was read for what stands in its place."""
         sizes = np.array(self.layout.lengths)
         keep = np.ones(int(sizes.sum()), dtype=bool)
         keep[np.cumsum(sizes) - 1] = False
-        found = self._of(np.flatnonzero(keep), Layout.of(sizes - 1, device=self.layout.starts.device))
+        index = torch.from_numpy(np.flatnonzero(keep)).to(self.layout.starts.device)
+        found = self._of(index, Layout.of(sizes - 1, device=self.layout.starts.device))
         return replace(found, read=tuple(n - 1 for n in self.read))
 
     def take(self, chosen: Sequence[int]) -> Memory:
@@ -70,13 +68,11 @@ class Memory:
         found = replace(self._of(*_sequences(self.layout, chosen)), read=tuple(self.read[i] for i in chosen))
         if self.source is None:
             return found
-        rows, layout = _sequences(self.source.layout, chosen)
-        index = torch.from_numpy(rows).to(layout.starts.device)
+        index, layout = _sequences(self.source.layout, chosen)
         return replace(found, source=Source(self.source.values.index_select(0, index), layout))
 
-    def _of(self, rows: np.ndarray, layout: Layout) -> Memory:
+    def _of(self, index: Tensor, layout: Layout) -> Memory:
         """These rows of it."""
-        index = torch.from_numpy(rows).to(layout.starts.device)
         states = tuple(tuple(t.index_select(0, index) for t in part) for part in self.states)
         return replace(self, layout=layout, states=states)
 
@@ -96,11 +92,30 @@ class Memory:
         return cls(layout, tuple(states), tuple(tensors["read"].tolist()))
 
 
-def _sequences(layout: Layout, chosen: Sequence[int]) -> tuple[np.ndarray, Layout]:
+def _sequences(layout: Layout, chosen: Sequence[int]) -> tuple[Tensor, Layout]:
     """The rows of these sequences, and their layout."""
     starts = np.cumsum([0, *layout.lengths])
     index = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in chosen])
-    return index, Layout.of([layout.lengths[i] for i in chosen], device=layout.starts.device)
+    device = layout.starts.device
+    return torch.from_numpy(index).to(device), Layout.of([layout.lengths[i] for i in chosen], device=device)
+
+
+@lru_cache(64)
+def _newest(lengths: tuple[int, ...], length: int, device: torch.device) -> tuple[Tensor, Layout]:
+    """The last rows of sequences of these lengths, `length` of each at most, and their layout."""
+    sizes = np.array(lengths)
+    ends = np.repeat(np.cumsum(sizes), sizes)
+    index = np.flatnonzero(ends - np.arange(len(ends)) <= length)
+    return torch.from_numpy(index).to(device), Layout.of(np.minimum(sizes, length), device=device)
+
+
+@lru_cache(64)
+def _joined(old: tuple[int, ...], new: tuple[int, ...], device: torch.device) -> tuple[Layout, Tensor]:
+    """The layout of new rows behind old ones, sequence by sequence, and the order in which they join."""
+    before, behind = np.array(old), np.array(new)
+    ranks = [np.repeat(2 * np.arange(len(old)), before), np.repeat(2 * np.arange(len(new)) + 1, behind)]
+    index = np.argsort(np.concatenate(ranks), kind="stable")
+    return Layout.of(before + behind, device=device), torch.from_numpy(index).to(device)
 
 
 class Cache:
@@ -123,13 +138,10 @@ class Cache:
 
 
 def open_caches(memory: Memory | None, layout: Layout, depth: int) -> list[Cache]:
-    """A cache for each depth; the order in which old and new rows join is worked out once for all of them."""
+    """A cache for each depth; the order in which old and new rows join is one for all of them."""
     if memory is None:
         return [Cache(None, layout, None) for _ in range(depth)]
-    old, new = np.array(memory.layout.lengths), np.array(layout.lengths)
-    joined = Layout.of(old + new, device=layout.starts.device)
-    ranks = np.concatenate([np.repeat(2 * np.arange(len(old)), old), np.repeat(2 * np.arange(len(new)) + 1, new)])
-    index = torch.from_numpy(np.argsort(ranks, kind="stable")).to(layout.starts.device)
+    joined, index = _joined(memory.layout.lengths, layout.lengths, layout.starts.device)
     return [Cache(part, joined, index) for part in memory.states]
 
 

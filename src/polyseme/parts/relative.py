@@ -94,7 +94,7 @@ class Relations:
         assert self.queries is not None and self.ranks is not None
         found, at, column = [], 0, 0
         rows_of, order = self.queries.rows, self.queries.order.index_select(0, self.queries.rows)
-        past = [k - n for k, n in zip(self.keys.lengths, self.layout.lengths)]
+        past = (self.keys.starts.diff() - self.layout.starts.diff()).long()  # by the device: a recording may ask it
         starts = self.layout.positions.index_select(0, rows_of)
         sequence = 0
         for n, rows, columns in paired_runs(self.queries.layout, self.keys):
@@ -102,8 +102,7 @@ class Relations:
             sequence, first = sequence + n, sequence
             at, column = here.stop, there.stop
             hidden = self.ranks[there].view(n, 1, columns) >= order[here].view(n, rows, 1)
-            before = torch.tensor(past[first:sequence], device=starts.device).view(n, 1)
-            first_place = self.most - starts[here].view(n, rows) - before
+            first_place = self.most - starts[here].view(n, rows) - past[first:sequence, None]
             mine = None if self.segments is None else self.segments[0].index_select(0, rows_of[here])
             found.append(Run(n, rows, columns, hidden, self._apart(mine, there, n), first_place))
         return found

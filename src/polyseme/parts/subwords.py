@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -69,6 +70,8 @@ def buckets_of(word: str, spec: SubwordEmbeddingsSpec) -> list[int]:
 
 class SubwordEmbeddings(nn.Module):
     """`know` has to be told the words before any is read: ids alone do not say which n-grams a word has."""
+
+    asks: ClassVar[bool] = True  # the device how many words are distinct
 
     def __init__(self, spec: SubwordEmbeddingsSpec):
         super().__init__()

@@ -223,8 +223,9 @@ class Transformer(nn.Module):
         caches, positions, longest = None, layout.positions, layout.longest
         if memory is not None:
             caches = memory.open(layout, self.spec.num_layers)
-            positions, total = memory.places(layout)
-            longest = longest if self.spec.memory_len else total  # a set length is read without end, in chunks
+            if not isinstance(self.spec.relations, RelationsSpec):  # which knows how far apart tokens are, and no more
+                positions, total = memory.places(layout)
+                longest = longest if self.spec.memory_len else total  # a set length is read without end, in chunks
         elif remember:
             caches = open_caches(None, layout, self.spec.num_layers)
         x = self.embeddings(tokens, positions, segments, longest, table)

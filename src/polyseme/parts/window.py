@@ -96,10 +96,9 @@ class Window(nn.Module):
         rows, joined, new = x, layout, torch.arange(layout.total, device=x.device)
         if caches:
             rows, joined = caches[0].extend(x)
-            lengths = torch.tensor(layout.lengths, device=x.device)
             # the chunk's rows are the last of each sequence
             shifts = joined.starts[1:].long() - layout.starts[1:].long()
-            new = new + shifts.repeat_interleave(lengths, output_size=layout.total)
+            new = new + shifts.repeat_interleave(layout.starts.diff(), output_size=layout.total)
         positions = joined.positions.index_select(0, new)
         beside = [
             rows.index_select(0, (new - back).clamp(min=0)).masked_fill((positions < back)[:, None], 0.0)

@@ -31,6 +31,8 @@ from polyseme.files import read_json, told, write_json, write_text
 from polyseme.objectives.batch import Batch, Carry
 from polyseme.objectives.distil import Distilled
 from polyseme.objectives.packing import Bound, Shape, Streamed, Vocabulary
+from polyseme.objectives.permutation import PermutationLM
+from polyseme.objectives.segments import SegmentLM
 from polyseme.objectives.terms import losses, scores
 from polyseme.parts.graphs import step_out
 from polyseme.parts.memory import Memory
@@ -216,7 +218,7 @@ def training(
         seed=recipe.seed,
         rank=rank,
         terms=losses,
-        record=recipe.compile and not model.spec.trunk.by_lengths,
+        record=_recordable(recipe, model),
     )
     if lesson is not None and lesson.teacher is not None and isinstance(recipe.objective, Distilled):
         half = precision == "bf16" and device.type == "cuda"  # as the loop has the student
@@ -228,6 +230,13 @@ def training(
         run.terms = compiled(plain, device)
     run.compiled = run.terms is not plain
     return run
+
+
+def _recordable(recipe: Recipe, model: Model) -> bool:
+    """Whether a GPU can replay steps: of one shape, as compiled ones are, by rows, or over sequences of one length."""
+    if recipe.optim.by_rows or isinstance(recipe.objective, SegmentLM | PermutationLM):
+        return not any(getattr(part, "asks", False) for part in model.modules())
+    return recipe.compile and not model.spec.trunk.by_lengths
 
 
 def _environment(run: Training, world: int) -> dict[str, Any]:

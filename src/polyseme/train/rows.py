@@ -7,6 +7,7 @@ is nearly 1 for most words, and makes of many terms less than their sum, as if e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from polyseme.errors import UserError
 from polyseme.objectives.batch import Batch
+from polyseme.parts.model import Near
 from polyseme.parts.rows import RowGradient
 from polyseme.train import distributed
+from polyseme.train.work import Recorded
 
 if TYPE_CHECKING:
     from polyseme.train.loop import Training
@@ -28,31 +31,52 @@ class RowWork:
         if distributed.several():
             raise UserError(f"the method {run.optim.method!r} changes tables in place, so it runs in one process only")
         self.run = run
+        self.rate = torch.zeros((), device=run.device)  # stays where it is: recordings know it by its place
         self.total = torch.zeros((), device=run.device)  # the mean loss
         self.broken = torch.zeros((), device=run.device)  # the first step that was not finite; then nothing changes
         self.threads = torch.get_num_threads()
         torch.set_num_threads(1)  # those of so small an operator wait for each other longer than they work
+        self._learn: Callable[[Near], None] = self._learn_some
+        self._tell: Callable[[Near], Tensor] = self._learn_and_tell
+        if run.record and run.device.type == "cuda":
+            self._learn, self._tell = Recorded(self._learn), Recorded(self._tell)
 
     def close(self) -> None:
         torch.set_num_threads(self.threads)
+        for part in (self._learn, self._tell):
+            if isinstance(part, Recorded):
+                part.recordings.clear()
 
     @torch.no_grad()
     def learn(self, batch: Batch, counts: Tensor, first: bool) -> None:
         """The loss is that of the first words alone, before they are learnt from: all of it would cost time."""
-        near, model = batch.to(self.run.device).near, self.run.model
+        near = batch.to(self.run.device).near
         assert near is not None
-        (name,) = batch.targets
+        (self.name,) = batch.targets
+        self.rate.fill_(self.run.optimiser.param_groups[0]["lr"])
         each = max(self.run.optim.at_once // near.block, 1)
         for low in range(0, near.num_blocks, each):
             part = near.part(low, min(low + each, near.num_blocks))
-            asked = first and low == 0
-            loss, found = model.row_gradients(name, part, asked)
-            if asked and loss is not None:
-                self.total = loss / part.count().clamp(min=1)
+            if first and low == 0:
+                self.total = self._tell(part)
                 if self.run.device.type == "cpu" and not self.total.isfinite():
                     return  # told by `measure`
+            else:
+                self._learn(part)
+
+    def _learn_some(self, part: Near) -> None:
+        for gradient in self.run.model.row_gradients(self.name, part)[1]:
+            self._add(gradient)
+
+    def _learn_and_tell(self, part: Near) -> Tensor:
+        """The mean loss."""
+        total, found = self.run.model.row_gradients(self.name, part, loss=True)
+        assert total is not None
+        mean = total / part.count().clamp(min=1)
+        if self.run.device.type == "cuda" or mean.isfinite():
             for gradient in found:
                 self._add(gradient)
+        return mean
 
     def measure(self, step: Tensor) -> Tensor:
         """The mean loss, no norm of a gradient, and the first step that was not finite, or 0."""
@@ -65,7 +89,7 @@ class RowWork:
 
     def _add(self, gradient: RowGradient) -> None:
         table, ids, rows, terms = gradient
-        rate, damp = self.run.optimiser.param_groups[0]["lr"], self.run.optim.damp
+        rate, damp = self.rate, self.run.optim.damp
         if self.run.optim.method == "adagrad":
             state = self.run.optimiser.state[table]
             if "sum" not in state:

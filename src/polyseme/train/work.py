@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from polyseme.objectives.batch import Batch, changed, signature, tensors
+from polyseme.objectives.batch import Batch, Carry, changed, signature, tensors
+from polyseme.parts.memory import Memory
 from polyseme.train import distributed
 from polyseme.train.asgd import TriggeredASGD
 from polyseme.train.half import Half
@@ -33,6 +35,7 @@ class Work:
         self.run = run
         cuda = run.device.type == "cuda"
         self.half = Half(run.model, run.record) if cuda and run.precision == "bf16" else None
+        self.by_lengths = run.model.spec.trunk.by_lengths
         self.totals = torch.zeros(0, device=run.device)  # the mean of each term
         self.broken = torch.zeros((), device=run.device)  # the first step that was not finite; then nothing changes
         if cuda:
@@ -52,37 +55,48 @@ class Work:
     def learn(self, batch: Batch, counts: Tensor, first: bool) -> None:
         """Add the gradients of a micro-batch, each term divided by its count over the step.
 
-        What is carried from batch to batch, or read in chunks, is for the host to see to: that is not recorded.
+        What is read in chunks is for the host to see to, and so are uneven lengths where the trunk works by them: that
+        is not recorded.
         """
-        if batch.carry is not None or batch.chunk:
-            (self._learn_first if first else self._learn_more)(batch, counts)
-        else:
-            (self._first if first else self._more)(batch, counts)
+        plain = batch.chunk or (self.by_lengths and len(set(batch.layout.lengths)) > 1)
+        learn = (self._learn_first, self._learn_more) if plain else (self._first, self._more)
+        carry = batch.carry
+        memory = None if carry is None or batch.opens else carry.memory
+        kept = learn[0 if first else 1](batch, counts, memory)
+        if carry is not None and kept is not None:
+            read = memory.read if memory else (0,) * len(batch.layout.lengths)  # a recording cannot count
+            carry.memory = replace(kept, read=tuple(a + b for a, b in zip(read, batch.layout.lengths)))
 
-    def _learn_first(self, batch: Batch, counts: Tensor) -> None:
+    def _learn_first(self, batch: Batch, counts: Tensor, memory: Memory | None) -> Memory | None:
         if self.half:
             self.half.load()
         else:
             self.run.optimiser.zero_grad(set_to_none=True)
-        found = self._gradients(batch, counts)
+        found, kept = self._gradients(batch, counts, memory)
         if self.totals.shape != found.shape:
             self.totals = torch.zeros_like(found)  # stays where it is: recordings know it by its place
         self.totals.copy_(found)
         if self.half:
             self.half.give(fresh=True)
+        return kept
 
-    def _learn_more(self, batch: Batch, counts: Tensor) -> None:
-        self.totals += self._gradients(batch, counts)
+    def _learn_more(self, batch: Batch, counts: Tensor, memory: Memory | None) -> Memory | None:
+        found, kept = self._gradients(batch, counts, memory)
+        self.totals += found
         if self.half:
             self.half.give(fresh=False)
+        return kept
 
-    def _gradients(self, batch: Batch, counts: Tensor) -> Tensor:
+    def _gradients(self, batch: Batch, counts: Tensor, memory: Memory | None) -> tuple[Tensor, Memory | None]:
+        """The mean of each term, and what is remembered of the batch."""
+        carry = Carry(memory)
         batch = batch.to(self.run.device)
+        batch = replace(batch, carry=batch.carry and carry, opens=memory is None)
         with nullcontext() if self.half else self.run.autocast():
             sums = self.run.terms(self.half.model if self.half else self.run.model, batch)
         means = torch.stack(list(sums.values())) / counts.to(self.run.device)
         sum(batch.targets[name].weight * mean for name, mean in zip(sums, means)).backward()
-        return means.detach()
+        return means.detach(), carry.memory
 
     def _measure(self, step: Tensor) -> Tensor:
         """The mean of each term, the norm of the gradient, and the first step that was not finite, or 0.
@@ -130,7 +144,7 @@ class Recorded:
         for mine, yours in zip(inputs, tensors(given)):
             mine.copy_(yours, non_blocking=True)
         graph.replay()
-        return result.clone() if isinstance(result, Tensor) else result
+        return changed(result, torch.clone)
 
     def _aside(self, given: tuple[Any, ...]) -> Any:
         """A plain call, on the stream that will record: gradients belong to the stream that first made them."""

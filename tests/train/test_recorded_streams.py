@@ -1,0 +1,97 @@
+"""On a GPU, steps over sequences of one length are replayed, with a memory too, and come out as if they were not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from polyseme.objectives.batch import Batch, Carry, Targets
+from polyseme.objectives.windows import Windows
+from polyseme.parts.contexts import Stream
+from polyseme.parts.layout import Layout
+from polyseme.parts.model import Model
+from polyseme.parts.relative import Queries
+from polyseme.recipes import find_recipe
+from polyseme.train.loop import Training, train
+from polyseme.train.optim import OptimSpec
+from polyseme.train.schedule import ScheduleSpec
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+LANES, VOCABULARY, STEPS = 8, 500, 24
+
+
+def stream(lengths: list[int]) -> list[Batch]:
+    """Segments of many lanes, the ninth of which begins anew."""
+    draw, carry, found = torch.Generator().manual_seed(0), Carry(), []
+    for number, length in enumerate(lengths):
+        tokens = torch.randint(0, VOCABULARY // 10, (LANES, length + 1), generator=draw)
+        rows = torch.arange(LANES * length)
+        targets = {"next": Targets(rows, tokens[:, 1:].flatten(), len(rows))}
+        batch = Batch(tokens[:, :-1].flatten(), Layout.of([length] * LANES), None, targets, len(rows))
+        found.append(replace(batch, carry=carry, opens=number % 9 == 0))
+    return found
+
+
+def permuted() -> list[Batch]:
+    """Sequences with the last third of an order to be predicted in a query stream."""
+    draw, found, length, each = torch.Generator().manual_seed(0), [], 24, 8
+    for _ in range(STEPS):
+        tokens = torch.randint(0, VOCABULARY // 10, (LANES * length,), generator=draw)
+        order = torch.cat([torch.randperm(length, generator=draw) for _ in range(LANES)]) - (length - each)
+        rows = (order >= 0).nonzero()[:, 0]
+        queries = Queries(order.clamp(min=-1), rows, Layout.of([each] * LANES))
+        targets = {"masked": Targets(len(tokens) + torch.arange(len(rows)), tokens[rows], len(rows))}
+        found.append(Batch(tokens, Layout.of([length] * LANES), None, targets, len(tokens), queries=queries))
+    return found
+
+
+def windows(output: str, mean: bool) -> list[Batch]:
+    """Blocks of words for heads that learn by rows, more of them than are learnt from at once."""
+    draw, found, size = torch.Generator().manual_seed(0), [], 40 * 16
+    for _ in range(STEPS):
+        tokens = torch.randint(0, VOCABULARY // 10, (size + 10,), generator=draw)
+        left, right = (torch.randint(1, 6, (size,), generator=draw).to(torch.int16) for _ in range(2))
+        negatives = torch.randint(0, VOCABULARY, (40, 4), generator=draw)
+        near, none = Stream(tokens, left, right, negatives, 16, 5, 5 / 4, mean), torch.zeros(0, dtype=torch.int64)
+        found.append(Batch(none, Layout.of([]), None, {output: Targets(none, none, size)}, size, near=near))
+    return found
+
+
+def run(name: str, batches: list[Batch], record: bool) -> tuple[list[float], Model]:
+    recipe, (head,), optim = find_recipe(name), batches[0].targets, OptimSpec(rate=2e-3)
+    if isinstance(recipe.objective, Windows):
+        recipe = recipe.replace(objective=recipe.objective.replace(output=head))
+        optim = OptimSpec(method="rows", rate=0.05, at_once=160, damp=1.0)
+    model = recipe.model_spec(VOCABULARY).build(seed=0).to("cuda")
+    run = Training(model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec("constant"), len(batches),
+                   torch.device("cuda"), "bf16", record=record)  # fmt: skip
+    return [report.loss[head] for report in train(run, (([b], None) for b in batches))], model
+
+
+def agree(recipe: str, batches: Callable[[], list[Batch]]) -> None:
+    plain, model = run(recipe, batches(), False)
+    noise = max(abs(a - b) for a, b in zip(plain, run(recipe, batches(), False)[0]))
+    replayed, same = run(recipe, batches(), True)
+    assert plain[-1] < plain[0]
+    assert max(abs(a - b) for a, b in zip(plain, replayed)) <= 2 * noise + 1e-5
+    for p, q in zip(model.parameters(), same.parameters()):
+        torch.testing.assert_close(p, q, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("lengths", [[16] * STEPS, [16, 12] * (STEPS // 2)], ids=["even", "varied"])
+@pytest.mark.parametrize("recipe", ["rnn_lm-tiny", "ulmfit-tiny", "nnlm-tiny", "transformer_xl-tiny"])
+def test_replayed_segments_are_the_plain_ones(recipe: str, lengths: list[int]) -> None:
+    agree(recipe, lambda: stream(lengths))
+
+
+def test_a_replayed_query_stream_is_the_plain_one() -> None:
+    agree("xlnet-tiny", permuted)
+
+
+@pytest.mark.parametrize("output", ["negative", "tree"])
+@pytest.mark.parametrize("mean", [False, True], ids=["skip-gram", "cbow"])
+def test_replayed_rows_are_the_plain_ones(output: str, mean: bool) -> None:
+    agree("word2vec-tiny", lambda: windows(output, mean))
