@@ -179,6 +179,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--epochs", type=float, default=0.0, help="for every task; else 3, and 2 for squad-shifts")
     parser.add_argument("--limit", type=int, default=0, help="training examples, to try it out")
     parser.add_argument("--dev-limit", type=int, default=0, help="examples to measure on")
@@ -223,7 +224,7 @@ def main() -> None:
     done: list[dict[str, Any]] = read_json(options.out)["runs"] if options.out.is_file() else []
     asked: list[dict[str, Any]] = []
     for task in options.tasks:
-        for seed in range(options.seeds):
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
             for side in SIDES if seed % 2 == 0 else reversed(SIDES):  # a slow hour hits both
                 spec = settings_of(task, options.epochs, reads).to_json()
                 key = {"task": task, "seed": seed, "side": side, **common, "limit": options.limit, "settings": spec}
