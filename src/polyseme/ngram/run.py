@@ -44,10 +44,8 @@ class NgramRecipe(Spec):
         """Itself, if its numbers can be used."""
         if not 1 <= self.order <= MOST:
             raise UserError(f"order is {self.order}, expected a number from 1 to {MOST}")
-        if not 0 <= self.holdout < 1:
-            raise UserError(f"holdout is {self.holdout}, expected a share from 0 to below 1")
-        if self.memory_mb < 1:
-            raise UserError(f"memory_mb is {self.memory_mb}, which is less than 1")
+        self.within(0, 1, "holdout")
+        self.within(1, math.inf, "memory_mb")
         return self
 
 

@@ -15,7 +15,6 @@ from polyseme.parts.features import Features, FeaturesSpec
 from polyseme.parts.init import InitSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.recurrent import Layer, Recurrence, RecurrentSpec, Steps
-from polyseme.parts.spec import in_range
 from polyseme.parts.trunk import PoolerSpec, Reading, SimpleTrunkSpec, Trunk
 
 Network = Literal["linear", "bilstm", "biattentive", "esim", "bidaf"]
@@ -43,9 +42,9 @@ class OverSpec(SimpleTrunkSpec):
     num_segments: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        in_range("dropout", self.dropout, 0, 1)
-        in_range("size", self.size, 1, 1 << 20)
-        in_range("num_layers", self.num_layers, 1, 100)
+        self.within(0, 1, "dropout")
+        self.within(1, 1 << 20, "size")
+        self.within(1, 100, "num_layers")
         if self.features.between and (self.network != "bilstm" or self.num_layers < 2):
             has = f"{self.network} with num_layers {self.num_layers}"
             raise UserError(f"features join between the layers of a bilstm with num_layers 2 or more, not of {has}")

@@ -16,7 +16,6 @@ from polyseme.parts.init import InitSpec
 from polyseme.parts.layout import Layout, Source
 from polyseme.parts.memory import Memory, close_caches, open_caches
 from polyseme.parts.relative import Queries
-from polyseme.parts.spec import in_range
 from polyseme.parts.trunk import PoolerSpec, Reading, SimpleTrunkSpec, Trunk
 
 
@@ -44,9 +43,8 @@ class WindowSpec(SimpleTrunkSpec):
     remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        in_range("window", self.window, 1, math.inf)
-        in_range("hidden_dim", self.hidden_dim, 1, math.inf)
-        in_range("dropout", self.dropout, 0, 1)
+        self.within(1, math.inf, "window", "hidden_dim")
+        self.within(0, 1, "dropout")
 
     @property
     def read(self) -> int:

@@ -5,6 +5,7 @@ no example or with a few, and what its answer is measured by.
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -40,8 +41,7 @@ class PromptSpec(Spec):
     def __post_init__(self) -> None:
         if not self.template.endswith(ANSWER) or self.template.count(ANSWER) != 1:
             raise UserError(f"the template {self.template!r} has to end in {ANSWER}")
-        if self.most < 1:
-            raise UserError(f"most is {self.most}, which is less than 1")
+        self.within(1, math.inf, "most")
 
     @property
     def fields(self) -> list[str]:
