@@ -50,7 +50,7 @@ def sample(opened: LanguageModel, begun: list[str], length: int, temperature: fl
 
     network, marks = opened.model, opened.tokenizer.specials
     if "next" not in network.heads or marks.bos is None:
-        raise UserError(f"{opened.folder.path} cannot go on with a piece: it has no head 'next'")
+        raise UserError(f"{opened.path} cannot go on with a piece: it has no head 'next'")
     how = Sampling(temperature, seed=seed)
     if length > opened.max_len and not endless(network):
         raise UserError(f"length is {length}, and the model has places for {opened.max_len} events")
