@@ -183,6 +183,22 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} is not valid JSON{where}") from None
 
 
+def parse_json(text: str | bytes, where: str) -> Any:
+    """Parsed JSON, or a `UserError` that says where it stands."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: malformed JSON: {error}") from None
+
+
+def json_object(text: str, where: str) -> dict[str, Any]:
+    """The same of what has to be an object."""
+    found = parse_json(text, where)
+    if not isinstance(found, dict):
+        raise UserError(f"{where}: expected a JSON object, found {text[:40]!r}")
+    return found
+
+
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A temporary folder that becomes `path` when the block ends well, and is removed when it does not.
