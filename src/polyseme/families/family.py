@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -117,3 +117,9 @@ def both(ours: str, theirs: str = "", how: Literal["same", "transpose"] = "same"
 
 
 OWN_LABELS = {name: both(f"heads.{name}.linear") for name in ("classify", "tag")}  # rules of heads under our own names
+
+
+def own_classes(name: str, trained: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Class names of a family that no other tool has: with the heads of its training, those of labels, and none."""
+    labels = {"ForSequenceClassification": ("classify",), "ForTokenClassification": ("tag",)}
+    return {name + ending: heads for ending, heads in {**trained, **labels, "Model": ()}.items()}

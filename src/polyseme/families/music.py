@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from polyseme.families.family import OWN_LABELS, READS, Family, both, own, read_config
+from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_classes, read_config
 from polyseme.parts.attention import AttentionSpec
 from polyseme.parts.block import BlockSpec
 from polyseme.parts.embeddings import EmbeddingsSpec
@@ -115,12 +115,7 @@ MUSIC = Family(
     label_head=label_head,
     to_config=to_config,
     from_config=from_config,
-    architectures={
-        "MusicForCausalLM": ("next",),
-        "MusicForSequenceClassification": ("classify",),
-        "MusicForTokenClassification": ("tag",),
-        "MusicModel": (),
-    },
+    architectures=own_classes("Music", {"ForCausalLM": ("next",)}),
     prefix="trunk.",
     rules=(
         *own("trunk.embeddings.tokens.weight", "trunk.embeddings.positions.weight"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import OWN_LABELS, READS, Family, both, own, read_config
+from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_classes, read_config
 from polyseme.parts.embeddings import EmbeddingsSpec
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
 from polyseme.parts.init import InitSpec
@@ -85,12 +85,7 @@ NNLM = Family(
     label_head=label_head,
     to_config=to_config,
     from_config=from_config,
-    architectures={
-        "NNLMForCausalLM": ("next",),
-        "NNLMForSequenceClassification": ("classify",),
-        "NNLMForTokenClassification": ("tag",),
-        "NNLMModel": (),
-    },
+    architectures=own_classes("NNLM", {"ForCausalLM": ("next",)}),
     prefix="trunk.",
     rules=(*own("trunk.embeddings.tokens.weight"), *both("trunk.hidden")),
     head_rules={"next": own("heads.next.bias", "heads.next.own.weight"), **OWN_LABELS},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from polyseme.families.family import OWN_LABELS, READS, Family, both, own, read_config
+from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_classes, read_config
 from polyseme.parts.embeddings import EmbeddingsSpec
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
 from polyseme.parts.init import InitSpec
@@ -117,15 +117,8 @@ def from_config(config: dict[str, Any]) -> RecurrentSpec:
 
 
 def architectures(name: str) -> dict[str, tuple[str, ...]]:
-    """Class names of our own: no other tool has these families."""
-    return {
-        f"{name}ForCausalLM": ("next",),
-        f"{name}ForReverseLM": ("previous",),
-        f"{name}ForBidirectionalLM": ("next", "previous"),
-        f"{name}ForSequenceClassification": ("classify",),
-        f"{name}ForTokenClassification": ("tag",),
-        f"{name}Model": (),
-    }
+    one = {"ForCausalLM": ("next",), "ForReverseLM": ("previous",)}
+    return own_classes(name, {**one, "ForBidirectionalLM": ("next", "previous")})
 
 
 _CELL = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")

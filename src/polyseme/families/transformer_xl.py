@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import OWN_LABELS, READS, Family, both, own, read_config
+from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_classes, read_config
 from polyseme.parts.adaptive import AdaptiveEmbeddingsSpec, AdaptiveHeadSpec
 from polyseme.parts.block import BlockSpec
 from polyseme.parts.feedforward import FeedForwardSpec
@@ -151,12 +151,7 @@ TRANSFORMER_XL = Family(
     label_head=label_head,
     to_config=to_config,
     from_config=from_config,
-    architectures={
-        "TransformerXLForCausalLM": ("next",),
-        "TransformerXLForSequenceClassification": ("classify",),
-        "TransformerXLForTokenClassification": ("tag",),
-        "TransformerXLModel": (),
-    },
+    architectures=own_classes("TransformerXL", {"ForCausalLM": ("next",)}),
     prefix="trunk.",
     rules=(
         *own(*(f"trunk.embeddings.{part}.{i}.weight" for part in ("tables", "projections") for i in _BANDS)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import OWN_LABELS, READS, Family, own, read_config
+from polyseme.families.family import OWN_LABELS, READS, Family, own, own_classes, read_config
 from polyseme.parts.contexts import NegativeHeadSpec, TreeHeadSpec
 from polyseme.parts.cooccurrence import CountHeadSpec
 from polyseme.parts.embeddings import EmbeddingsSpec
@@ -61,16 +61,8 @@ def from_config(config: dict[str, Any]) -> LookupSpec:
     return make(**read_config(config, {name: name for name in names}, {}), dropout=config.get("dropout", 0.0))
 
 
-def _architectures(name: str, *of_training: str) -> dict[str, tuple[str, ...]]:
-    return {
-        f"{name}ForSequenceClassification": ("classify",),
-        f"{name}ForTokenClassification": ("tag",),
-        **{f"{name}With{head.title()}": (head,) for head in of_training},
-        f"{name}Model": (),
-    }
-
-
 _WINDOWS = OWN_LABELS | {"negative": own("heads.negative.own"), "tree": own("heads.tree.own", "heads.tree.counts")}
+_CLASSES = {"WithNegative": ("negative",), "WithTree": ("tree",)}
 _SHARED = (
     "Words are learnt from in blocks: the negatives of a block are drawn once and shared by its words.",
     "The gradients of about a thousand words are added up before the tables change.",
@@ -88,7 +80,7 @@ WORD2VEC = Family(
     label_head=label_head,
     to_config=to_config,
     from_config=from_config,
-    architectures=_architectures("Word2Vec", "negative", "tree"),
+    architectures=own_classes("Word2Vec", _CLASSES),
     prefix="trunk.",
     rules=own("trunk.embeddings.tokens.weight"),
     head_rules=_WINDOWS,
@@ -114,7 +106,7 @@ FASTTEXT = Family(
     label_head=label_head,
     to_config=to_config,
     from_config=from_config,
-    architectures=_architectures("FastText", "negative", "tree"),
+    architectures=own_classes("FastText", _CLASSES),
     prefix="trunk.",
     rules=own("trunk.embeddings.tokens.weight", "trunk.embeddings.grams.weight"),
     head_rules=_WINDOWS,
@@ -133,7 +125,7 @@ GLOVE = Family(
     label_head=label_head,
     to_config=to_config,
     from_config=from_config,
-    architectures=_architectures("GloVe", "count"),
+    architectures=own_classes("GloVe", {"WithCount": ("count",)}),
     prefix="trunk.",
     rules=own("trunk.embeddings.tokens.weight"),
     head_rules=OWN_LABELS | {"count": own("heads.count.own", "heads.count.bias", "heads.count.first_bias")},
