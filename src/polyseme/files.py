@@ -183,6 +183,23 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} is not valid JSON{where}") from None
 
 
+def taken(path: Path) -> bool:
+    """Whether a folder written there would take the place of something: a file, or a folder that is not empty."""
+    return path.is_file() or (path.is_dir() and any(path.iterdir()))
+
+
+def new_folder(out: Path) -> None:
+    """Refuse to write a folder over what is there."""
+    if taken(out):
+        raise UserError(f"{out} is already there: choose another --out, or remove it first")
+
+
+def new_file(out: Path) -> None:
+    """Refuse to write a file over what is there, whatever that is."""
+    if out.exists():
+        raise UserError(f"{out} is already there: choose another --out, or remove it first")
+
+
 def parse_json(text: str | bytes, where: str) -> Any:
     """Parsed JSON, or a `UserError` that says where it stands."""
     try:

@@ -24,11 +24,11 @@ def music(
     """Let a model play, event by event, and write the piece as MIDI."""
     import polyseme
     from polyseme.corpus.midi import mido, read_notes, write_notes
+    from polyseme.files import new_file
     from polyseme.text.events import to_events, to_notes
 
     mido()
-    if out.exists():
-        raise UserError(f"{out} is already there: choose another --out, or remove it first")
+    new_file(out)
     opened = polyseme.load(model)
     if opened.tokenizer.kind != "events":
         raise UserError(f"{model} writes text and not music: its tokenizer is of kind {opened.tokenizer.kind}")

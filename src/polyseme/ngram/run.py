@@ -15,7 +15,7 @@ import numpy as np
 
 from polyseme.corpus.store import Corpus, verify
 from polyseme.errors import UserError
-from polyseme.files import whole_folder, write_json
+from polyseme.files import new_folder, whole_folder, write_json
 from polyseme.ngram.count import count, sentences
 from polyseme.ngram.estimate import estimate
 from polyseme.ngram.model import FAMILY, NgramModel
@@ -56,8 +56,7 @@ def count_corpus(recipe: NgramRecipe, corpus_path: Path, out: Path) -> dict[str,
     """
     began = time.perf_counter()
     recipe = recipe.check()
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UserError(f"{out} is already there: choose another --out, or remove it first")
+    new_folder(out)
     verify(corpus_path)
     corpus, tokenizer = Corpus.open(corpus_path), Tokenizer.load(corpus_path / "tokenizer")
     words = Words.of(tokenizer)

@@ -26,7 +26,7 @@ from polyseme.corpus.order import WINDOW, Bin, Cursor, Lanes, Order
 from polyseme.corpus.store import Corpus, verify
 from polyseme.errors import Stopped, UserError
 from polyseme.families import FAMILIES
-from polyseme.files import read_json, write_json
+from polyseme.files import read_json, taken, write_json
 from polyseme.objectives.batch import Batch, Carry
 from polyseme.objectives.distil import Distilled
 from polyseme.objectives.packing import Bound, Shape, Streamed, Vocabulary
@@ -348,7 +348,7 @@ def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool, about: di
     saved = {"recipe": recipe.to_json(), "corpus": str(corpus.path), "corpus_hash": corpus.manifest_hash, **about}
     path = out / "recipe.json"
     if not path.exists():
-        if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        if taken(out):
             raise UserError(f"{out} is already there and holds no run: choose another --out")
         return saved
     if not resume:
