@@ -119,7 +119,7 @@ def test_bad_input_is_one_line(files, tmp_path, monkeypatch, capsys):
         (["--train-sizes", "10,900"], "train sizes are from 2 to the 40 examples there are, not 900"),
         (["--general", classifier], "give one of --text"),
         (["--set", "classifier.epoch=3"], "unknown key 'epoch' in FinetuneSpec; did you mean 'epochs'?"),
-        (["--set", "classifier.unfreeze=-1"], "unfreeze is -1.0, which is negative"),
+        (["--set", "classifier.unfreeze=-1"], "unfreeze is -1.0, expected 0 or more"),
         (["--budget", "long"], "a budget is a time such as"),
     ):
         assert call(monkeypatch, files, tmp_path / "out", *more) == 2

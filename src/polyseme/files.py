@@ -183,6 +183,39 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} is not valid JSON{where}") from None
 
 
+def taken(path: Path) -> bool:
+    """Whether a folder written there would take the place of something: a file, or a folder that is not empty."""
+    return path.is_file() or (path.is_dir() and any(path.iterdir()))
+
+
+def new_folder(out: Path) -> None:
+    """Refuse to write a folder over what is there."""
+    if taken(out):
+        raise UserError(f"{out} is already there: choose another --out, or remove it first")
+
+
+def new_file(out: Path) -> None:
+    """Refuse to write a file over what is there, whatever that is."""
+    if out.exists():
+        raise UserError(f"{out} is already there: choose another --out, or remove it first")
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """Parsed JSON, or a `UserError` that says where it stands."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: malformed JSON: {error}") from None
+
+
+def json_object(text: str, where: str) -> dict[str, Any]:
+    """The same of what has to be an object."""
+    found = parse_json(text, where)
+    if not isinstance(found, dict):
+        raise UserError(f"{where}: expected a JSON object, found {text[:40]!r}")
+    return found
+
+
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A temporary folder that becomes `path` when the block ends well, and is removed when it does not.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,13 +55,8 @@ class Search(Spec):
     patience: float = 0.0  # 0 stops a beam when nothing better can come
 
     def __post_init__(self) -> None:
-        for name in ("copies", "best"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}, which is less than 1")
-        if self.most < 0:
-            raise UserError(f"most is {self.most}, expected a number of tokens")
-        if self.beams < 0:
-            raise UserError(f"beams is {self.beams}, expected 0 for none, or a width")
+        self.within(1, math.inf, "copies", "best")
+        self.within(0, math.inf, "most", "beams")
         if self.beams and (self.sampling != GREEDY or self.copies > 1):
             raise UserError("a beam search draws nothing: give a width, or how to sample")
 

@@ -68,7 +68,7 @@ class LanguageModel:
     """Every question one can ask a model. Texts are read packed, sorted by length, and answered in order."""
 
     def __init__(self, folder: ModelFolder, device: str | None = None, bin_tokens: int = 0):
-        self.folder, self.tokenizer = folder, folder.tokenizer
+        self.path, self.folder, self.tokenizer = folder.path, folder, folder.tokenizer
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model: Model = folder.model.to(self.device).eval()
         self.bin_tokens = bin_tokens or (65536 if self.device.type == "cuda" else 2048)
@@ -391,9 +391,9 @@ class LanguageModel:
     def _need(self, head: str, what: str) -> None:
         if head not in self.model.heads:
             has = ", ".join(self.model.heads) or "no head"
-            raise UserError(f"{self.folder.path} cannot {what}: it has {has}, and that needs the head {head!r}")
+            raise UserError(f"{self.path} cannot {what}: it has {has}, and that needs the head {head!r}")
         if head == "next" and isinstance(self.model.spec.trunk, EncoderDecoderSpec):
-            raise UserError(f"{self.folder.path} cannot {what}: it writes a target for a source")
+            raise UserError(f"{self.path} cannot {what}: it writes a target for a source")
 
     def _check_length(self, length: int, text: str) -> None:
         if length > self.max_len:

@@ -23,7 +23,7 @@ from polyseme.corpus.store import Corpus
 from polyseme.errors import UserError
 from polyseme.families.ulmfit import to_config
 from polyseme.files import read_json, write_json, write_text
-from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.spec import Spec
 from polyseme.recipes import ulmfit as recipes
 from polyseme.tasks.ensemble import joined
 from polyseme.tasks.examples import Example
@@ -69,8 +69,8 @@ class Plan(Spec):
     classifier: FinetuneSpec = field(default_factory=_classifier)
 
     def __post_init__(self) -> None:
-        in_range("target_epochs", self.target_epochs, 0, 1e6)
-        in_range("vocab_size", self.vocab_size, 0, 1e9)
+        self.within(0, 1e6, "target_epochs")
+        self.within(0, 1e9, "vocab_size")
 
     @property
     def directions(self) -> tuple[str, ...]:

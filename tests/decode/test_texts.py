@@ -96,7 +96,7 @@ def test_prompts_that_cannot_be(tiny_folders):
     if not gpt.opening:
         with pytest.raises(UserError, match="needs a beginning"):
             gpt.generate("")
-    with pytest.raises(UserError, match="copies is 0, which is less than 1"):
+    with pytest.raises(UserError, match="copies is 0, expected 1 or more"):
         Search(copies=0)
     with pytest.raises(UserError, match="without a source"):
         gpt.generate("The", Search(0))

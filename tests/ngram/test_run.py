@@ -152,9 +152,13 @@ def test_it_writes(run, cli, done, tmp_path):
         (["generate", out / "model", "--prompt", "It", "--temperature", "-1"], "temperature"),
         (["generate", out / "model", "--prompt", "It", "--beams", 2, "--sample"], "draws nothing"),
         (["translate", out / "model", "--data", tmp_path / "x"], "counts n-grams"),
+        (["explain", out / "model", "--translate", "It", "--out", tmp_path / "p"], "transformer, seq2seq or t5"),
     ):
         answer = cli(*wrong)
         assert answer.status == 2 and says in answer.err and answer.err.count("\n") == 1, answer.err
+    assert not (tmp_path / "p").exists()
+    with pytest.raises(UserError, match="cannot do that: it counts n-grams, which can be scored and can write"):
+        model.folder  # noqa: B018
     with pytest.raises(UserError, match="without a source"):
         model.generate("It", Search(0))
 

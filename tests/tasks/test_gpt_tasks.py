@@ -274,7 +274,7 @@ def test_bad_settings(folders, tmp_path):
     data = pairs()
     with pytest.raises(UserError, match="auxiliary is the loss of a causal language model, which bert is not"):
         finetune(folders["bert"], "pair", data, data, None, FinetuneSpec(steps=1, auxiliary=0.5))
-    with pytest.raises(UserError, match="is negative"):
+    with pytest.raises(UserError, match=r"auxiliary is -1\.0, expected 0 or more"):
         FinetuneSpec(auxiliary=-1.0).check()
 
 

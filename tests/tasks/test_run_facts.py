@@ -156,7 +156,7 @@ def test_small_sets_are_trained_longer():
     assert FinetuneSpec(epochs=3.0, batch_size=16, least_steps=100).total(32) == 100
     assert FinetuneSpec(epochs=3.0, batch_size=16, least_steps=100).total(1600) == 300
     assert FinetuneSpec(steps=7, least_steps=100).total(32) == 7
-    with pytest.raises(UserError, match="least_steps is -1, which is negative"):
+    with pytest.raises(UserError, match="least_steps is -1, expected 0 or more"):
         FinetuneSpec(least_steps=-1).check()
 
 

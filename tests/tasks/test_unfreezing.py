@@ -105,7 +105,7 @@ def test_a_phase_goes_on_where_the_one_before_ended(done, tmp_path):
 def test_bad_settings_are_one_line(tmp_path):
     path = make("bert", tmp_path / "model")
     for settings, said in (
-        (FinetuneSpec(unfreeze=-1.0), "unfreeze is -1.0, which is negative"),
+        (FinetuneSpec(unfreeze=-1.0), "unfreeze is -1.0, expected 0 or more"),
         (FinetuneSpec(unfreeze=3.0), "end before all 4 groups are unfrozen"),
         (FinetuneSpec(chunk=8), "chunk is 8, but bert has no memory"),
     ):

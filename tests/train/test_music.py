@@ -134,7 +134,7 @@ def test_both_places_are_one_family(tmp_path):
     }
     config = json.loads((tmp_path / "relative/config.json").read_text())
     assert config["positions"] == "relative" and config["furthest"] == 256
-    with pytest.raises(UserError, match="furthest is 0, expected from 1"):
+    with pytest.raises(UserError, match="furthest is 0, expected 1 or more"):
         FAMILIES["music"].spec("tiny", furthest=0)
 
 

@@ -365,6 +365,25 @@ def test_a_budget_that_is_none(text):
         BudgetSpec.parse(text)
 
 
+@pytest.mark.parametrize(
+    "path,value,told",
+    [
+        ("keep", "0", "keep is 0, expected 1 or more"),
+        ("average", "-1", "average is -1, expected 0 or more"),
+        ("holdout", "1", r"holdout is 1\.0, expected from 0 to below 1"),
+        ("budget.steps", "-1", r"budget\.steps is -1, expected 0 or more"),
+        ("budget.steps", "0", "the budget is empty"),
+        ("optim.rate", "0", r"optim\.rate is 0\.0, which is not above 0"),
+        ("bin_tokens", "8", "bin_tokens 8 is smaller than max_len 128"),
+        ("batch_tokens", "20000", "batch_tokens 20000 is not a multiple of bin_tokens 16384"),
+    ],
+)
+def test_numbers_of_a_recipe_that_cannot_be(path, value, told):
+    recipe = Recipe("r", "bert").check()
+    with pytest.raises(UserError, match=f"^{told}"):
+        recipe.at(path, value).check()
+
+
 @pytest.mark.parametrize("seconds,each,others", [(60, 0.5, []), (100, 0.1, [(2, 50), (5, 200)]), (7, 0.3, [(1, 4)])])
 def test_steps_fill_the_time_and_no_more(seconds, each, others):
     def spent(steps):

@@ -18,13 +18,13 @@ def export_arpa(
     out: Annotated[Path, typer.Option(help="the file to write: .arpa or .arpa.gz")],
 ) -> None:
     """Write a model of n-grams as an ARPA file."""
+    from polyseme.files import new_file
     from polyseme.ngram.arpa import write_arpa
     from polyseme.ngram.model import NgramModel, is_ngram
 
     if not is_ngram(model):
         raise UserError(f"{model} is no model of n-grams, and only these are written as ARPA")
-    if out.exists():
-        raise UserError(f"{out} is already there: choose another --out, or remove it first")
+    new_file(out)
     opened = NgramModel.open(model)
     write_arpa(out, opened.ngrams, opened.tokenizer)
     print(f"{out}: " + ", ".join(f"{size:,} {n}-grams" for n, size in enumerate(opened.ngrams.sizes, start=1)))
@@ -39,12 +39,12 @@ def import_arpa(
     ] = None,
 ) -> None:
     """Make a model folder from an ARPA file."""
-    from polyseme.cli.output import empty_or_new
+    from polyseme.files import new_folder
     from polyseme.ngram.arpa import read_arpa
     from polyseme.ngram.model import NgramModel
     from polyseme.text.tokenizer import Tokenizer
 
-    empty_or_new(out)
+    new_folder(out)
     ngrams, found = read_arpa(file, Tokenizer.load(tokenizer) if tokenizer else None)
     NgramModel(out, ngrams, found).save(out, {"arpa": file.name})
     print(f"{out}: " + ", ".join(f"{size:,} {n}-grams" for n, size in enumerate(ngrams.sizes, start=1)))

@@ -18,8 +18,9 @@ def demo(
 
     from polyseme.demo.run import MARKER, run
     from polyseme.errors import UserError
+    from polyseme.files import taken
 
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+    if taken(out):
         if not (out / MARKER).is_file():
             raise UserError(f"{out} holds something that is not a demo: choose another --out")
         shutil.rmtree(out)

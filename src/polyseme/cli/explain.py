@@ -17,11 +17,9 @@ def explain(
 ) -> None:
     """A page of one translation: alignment, the beam as a tree with scores, cross attention by layer and head."""
     import polyseme
-    from polyseme.errors import UserError
     from polyseme.explain.translation import explain_translation
-    from polyseme.files import write_text
+    from polyseme.files import new_file, write_text
 
-    if out.exists():
-        raise UserError(f"{out} is already there: choose another --out, or remove it first")
+    new_file(out)
     write_text(out, explain_translation(polyseme.load(model), translate, beams, penalty))
     print(f"{out}: the translation of {translate!r}")

@@ -24,11 +24,11 @@ def music(
     """Let a model play, event by event, and write the piece as MIDI."""
     import polyseme
     from polyseme.corpus.midi import mido, read_notes, write_notes
+    from polyseme.files import new_file
     from polyseme.text.events import to_events, to_notes
 
     mido()
-    if out.exists():
-        raise UserError(f"{out} is already there: choose another --out, or remove it first")
+    new_file(out)
     opened = polyseme.load(model)
     if opened.tokenizer.kind != "events":
         raise UserError(f"{model} writes text and not music: its tokenizer is of kind {opened.tokenizer.kind}")
@@ -50,7 +50,7 @@ def sample(opened: LanguageModel, begun: list[str], length: int, temperature: fl
 
     network, marks = opened.model, opened.tokenizer.specials
     if "next" not in network.heads or marks.bos is None:
-        raise UserError(f"{opened.folder.path} cannot go on with a piece: it has no head 'next'")
+        raise UserError(f"{opened.path} cannot go on with a piece: it has no head 'next'")
     how = Sampling(temperature, seed=seed)
     if length > opened.max_len and not endless(network):
         raise UserError(f"length is {length}, and the model has places for {opened.max_len} events")

@@ -1,4 +1,4 @@
-"""How verbs speak: tables, JSON, and the check that nothing is overwritten."""
+"""How verbs speak: tables and JSON; and what they are told."""
 
 from __future__ import annotations
 
@@ -19,12 +19,6 @@ SOURCES = (
     "- for standard input (say --format); python-docs or gettext. "
     "Each may end in ::lang=de,weight=2,key=body,format=jsonl"
 )
-
-
-def empty_or_new(out: Path) -> None:
-    """Refuse to write over what is there."""
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UserError(f"{out} is already there: choose another --out, or remove it first")
 
 
 def print_json(value: Any) -> None:

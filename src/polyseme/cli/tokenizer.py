@@ -72,15 +72,14 @@ def train(
     skip_bad: Annotated[bool, typer.Option(help=_SKIP)] = False,
 ) -> None:
     """Train a tokenizer on text, check it, and save it where `transformers` opens it too."""
-    from polyseme.cli.output import empty_or_new
     from polyseme.corpus.sources import open_sources
-    from polyseme.files import whole_folder
+    from polyseme.files import new_folder, whole_folder
     from polyseme.progress import progress
     from polyseme.text.counts import MAX_WORDS, Stratum, WordCounts
     from polyseme.text.tokenizer import Tokenizer
     from polyseme.text.vocabulary import check_size
 
-    empty_or_new(out)
+    new_folder(out)
     if vocab_size is None and kind not in ("characters", "words", "spaced"):
         raise UserError(f"--vocab-size is missing: how many pieces a vocabulary of kind {kind} may have")
     if vocab_size is None:
@@ -161,11 +160,10 @@ def import_(
     ] = None,
 ) -> None:
     """Turn a published vocabulary into a tokenizer folder; what a file is, its content says."""
-    from polyseme.cli.output import empty_or_new
-    from polyseme.files import whole_folder
+    from polyseme.files import new_folder, whole_folder
     from polyseme.text.tokenizer import Tokenizer
 
-    empty_or_new(out)
+    new_folder(out)
     made = Tokenizer.read(file, lowercase)
     if kind and made.kind != kind:
         raise UserError(f"{', '.join(map(str, file))}: the kind is {made.kind}, not {kind}")

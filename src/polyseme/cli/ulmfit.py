@@ -37,7 +37,7 @@ def ulmfit(
     from polyseme.cli.output import print_table, set_values
     from polyseme.corpus.sources import open_sources
     from polyseme.errors import UserError
-    from polyseme.files import read_json, sha256, write_json, write_text
+    from polyseme.files import read_json, sha256, taken, write_json, write_text
     from polyseme.tasks.examples import read_examples
 
     try:
@@ -60,7 +60,7 @@ def ulmfit(
     begun_with = out / "plan.json"
     if begun_with.exists() and read_json(begun_with) != asked:
         raise UserError(f"{out} was begun with another plan or other examples: choose another --out")
-    if not begun_with.exists() and (out.is_file() or (out.is_dir() and any(out.iterdir()))):
+    if not begun_with.exists() and taken(out):
         raise UserError(f"{out} is already there and holds no run of ulmfit: choose another --out")
     if (out / "results.json").exists() and not sizes:
         raise UserError(f"{out} already holds a finished run: choose another --out")

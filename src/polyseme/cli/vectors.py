@@ -102,11 +102,11 @@ def import_(
     ] = None,
 ) -> None:
     """Make a model folder of a file of vectors, for `embed`, `finetune` and the rest."""
-    from polyseme.cli.output import empty_or_new
+    from polyseme.files import new_folder
     from polyseme.weights.folder import save_model
     from polyseme.weights.vectors import model_of, read_vectors
 
-    empty_or_new(out)
+    new_folder(out)
     model, tokenizer = model_of(*read_vectors(file), lowercase)
     save_model(out, model, tokenizer, {"imported": file.name})
     print(f"{out}: {tokenizer.vocab_size:,} words, {model.spec.trunk.dim} numbers each")

@@ -8,7 +8,6 @@ lies beside the other, in `target/`.
 from __future__ import annotations
 
 import itertools
-import json
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +23,7 @@ from polyseme.corpus.lines import lines
 from polyseme.corpus.po import read_po
 from polyseme.corpus.store import FORMAT, manifest_hash, shard_file, token_type
 from polyseme.errors import UserError, nearest
-from polyseme.files import sha256, whole_folder, write_array, write_json
+from polyseme.files import new_folder, parse_json, sha256, whole_folder, write_array, write_json
 from polyseme.progress import progress
 from polyseme.text.tokenizer import Tokenizer
 
@@ -128,10 +127,7 @@ def _json(path: Path, keys: tuple[str, str]) -> Iterator[Pair]:
         if not line.strip():
             continue
         where = f"{path} line {number}"
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{where}: malformed JSON ({error})") from None
+        row = parse_json(line, where)
         row = row.get("translation", row) if isinstance(row, dict) else row
         if not isinstance(row, dict):
             raise UserError(f"{where}: {type(row).__name__} where an object must be")
@@ -159,8 +155,7 @@ def prepare_pairs(
     the tokenizer of the target side, if that is another.
     """
     out = Path(out)
-    if out.exists() and (out.is_file() or any(out.iterdir())):
-        raise UserError(f"{out} is already there: choose another --out, or remove it first")
+    new_folder(out)
     if longest < 1 or (ratio and ratio < 1):
         raise UserError(f"longest is {longest} and ratio {ratio:g}: both have to be 1 or more, or the ratio 0 for none")
     other = target or tokenizer

@@ -17,7 +17,7 @@ from polyseme.errors import UserError
 from polyseme.objectives.draws import CONTINUE, draw, uniform
 from polyseme.objectives.draws import keys as keys_of
 from polyseme.parts.model import Model
-from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class Sampling(Spec):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        in_range("temperature", self.temperature, 0, math.inf)
-        in_range("top_k", self.top_k, 0, math.inf)
+        self.within(0, math.inf, "temperature", "top_k")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}, expected a share above 0 and up to 1")
         if not 0 < self.repetition < math.inf:

@@ -22,7 +22,7 @@ def gradients_by_distance(model: LanguageModel, texts: list[str], furthest: int 
     """
     network = model.model
     if "next" not in network.heads or not network.spec.trunk.causal:
-        raise UserError(f"{model.folder.path} does not predict what comes next from what came before")
+        raise UserError(f"{model.path} does not predict what comes next from what came before")
     if not 1 <= furthest < model.max_len:
         raise UserError(f"distance is {furthest}: the model reads {model.max_len} tokens, so 1 to {model.max_len - 1}")
     ids = np.concatenate([model.tokenizer.encode(text) for text in texts] or [[]]).astype(np.int64)

@@ -62,9 +62,10 @@ def align(writer: Writer, source: Sequence[int], written: Sequence[int]) -> Alig
 
 def explain_translation(model: LanguageModel, text: str, beams: int = 4, penalty: float = 1.0) -> str:
     """A page of one translation, which needs no other file."""
+    if not model.sourced:
+        can = "a model that writes a target for a source can be explained, such as transformer, seq2seq or t5"
+        raise UserError(f"{model.path} cannot translate: {can}")
     writer = Writer.of(model.folder)
-    if not writer.sourced:
-        raise UserError(f"{model.folder.path} cannot translate: it goes on with a text, and does not write one for it")
     if not text.strip():
         raise UserError("there is nothing to translate: the text is empty")
     beginnings, sources = writer.asked([text], "")
@@ -94,7 +95,7 @@ def explain_translation(model: LanguageModel, text: str, beams: int = 4, penalty
          + note(f"Width {beams}, length penalty {penalty:g}. A number is the log-probability up to there.")),
         *([("Cross attention by layer and head", "".join(heads))] if heads else []),
     ]  # fmt: skip
-    return page(f"A translation by {model.folder.path.name}", lead, sections)
+    return page(f"A translation by {model.path.name}", lead, sections)
 
 
 def tree(found: Found, writer: Writer) -> str:

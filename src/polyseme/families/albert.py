@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 from polyseme.errors import UserError, nearest
-from polyseme.families.bert import ACTIVATIONS
+from polyseme.families.bert import ACTIVATIONS, arguments
 from polyseme.families.family import READS, Family, Rule, both, read_config
 from polyseme.parts.attention import AttentionSpec
 from polyseme.parts.block import BlockSpec
@@ -100,36 +100,10 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
 
 def from_config(config: dict[str, Any]) -> TransformerSpec:
     """One group of layers is ALBERT; as many groups as layers is `sharing="none"`; what is between is not supported."""
-    names = {theirs: ours for ours, theirs in ACTIVATIONS.items()}
-    values = read_config(
-        config,
-        needed={
-            "num_layers": "num_hidden_layers",
-            "dim": "hidden_size",
-            "num_heads": "num_attention_heads",
-            "ffn_dim": "intermediate_size",
-            "vocab_size": "vocab_size",
-            "max_len": "max_position_embeddings",
-            "embedding_dim": "embedding_size",
-        },
-        fixed={
-            "num_hidden_groups": [1, config.get("num_hidden_layers")],
-            "inner_group_num": [1],
-            "position_embedding_type": ["absolute"],
-            "tie_word_embeddings": [True],
-            "hidden_act": ["gelu_new", *(name for name in names if name != "gelu_new")],
-        },
-    )
-    return trunk(
-        **values,
-        num_segments=config.get("type_vocab_size", 2),
-        sharing="all" if config.get("num_hidden_groups", 1) == 1 else "none",
-        dropout=config.get("hidden_dropout_prob", 0.0),
-        attention_dropout=config.get("attention_probs_dropout_prob", 0.0),
-        activation=names[config.get("hidden_act", "gelu_new")],
-        eps=config.get("layer_norm_eps", 1e-12),
-        init_std=config.get("initializer_range", 0.02),
-    )
+    unsaid = {"hidden_act": "gelu_new", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    groups = {"num_hidden_groups": [1, config.get("num_hidden_layers")], "inner_group_num": [1]}
+    values = arguments(unsaid | config) | read_config(config, {"embedding_dim": "embedding_size"}, groups)
+    return trunk(**values, sharing="all" if config.get("num_hidden_groups", 1) == 1 else "none")
 
 
 _LAYER = "albert.encoder.albert_layer_groups.{}.albert_layers.0"

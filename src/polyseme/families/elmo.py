@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import READS, Family, Rule, own_names, read_config
+from polyseme.families.family import READS, Family, own, own_names, read_config
 from polyseme.parts.characters import CharactersSpec
 from polyseme.parts.feedforward import ActivationName
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
@@ -124,10 +124,7 @@ ELMO = Family(
     architectures={"ElmoForBidirectionalLM": ("next", "previous"), "Elmo": ()},
     prefix="trunk.",
     rules=own_names,
-    head_rules={
-        head: tuple(Rule(f"heads.{head}.{part}", (f"heads.{head}.{part}",)) for part in ("own.weight", "bias"))
-        for head in ("next", "previous")
-    },
+    head_rules={name: own(f"heads.{name}.own.weight", f"heads.{name}.bias") for name in ("next", "previous")},
     departures=(
         "Trained from scratch, cells and projections are not clipped: the fused kernel cannot.",
         "A batch does not go on from the states of the batch before; the published program does, even when it is asked "

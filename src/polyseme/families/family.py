@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -98,14 +98,28 @@ def read_config(config: dict[str, Any], needed: dict[str, Any], fixed: dict[str,
     return {ours: config[theirs] for ours, theirs in needed.items()}
 
 
-def own_names(spec: ModelSpec) -> tuple[Rule, ...]:
-    """The rules of a family that nobody else has: every tensor keeps its name."""
-    from polyseme.parts.model import outline
-
-    names = outline(spec.replace(heads={})).state_dict()
+def own(*names: str) -> tuple[Rule, ...]:
+    """The rules of tensors that keep their names: no other tool has them."""
     return tuple(Rule(name, (name,)) for name in names)
 
 
-def both(ours: str, theirs: str, how: Literal["same", "transpose"] = "same") -> tuple[Rule, Rule]:
-    """The rules of a layer's weight and bias; only a weight is ever transposed."""
+def own_names(spec: ModelSpec) -> tuple[Rule, ...]:
+    """The rules of a trunk that nobody else has."""
+    from polyseme.parts.model import outline
+
+    return own(*outline(spec.replace(heads={})).state_dict())
+
+
+def both(ours: str, theirs: str = "", how: Literal["same", "transpose"] = "same") -> tuple[Rule, Rule]:
+    """The rules of a layer's weight and bias, under our own name if there is no other; only a weight is transposed."""
+    theirs = theirs or ours
     return Rule(f"{ours}.weight", (f"{theirs}.weight",), how), Rule(f"{ours}.bias", (f"{theirs}.bias",))
+
+
+OWN_LABELS = {name: both(f"heads.{name}.linear") for name in ("classify", "tag")}  # rules of heads under our own names
+
+
+def own_classes(name: str, trained: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Class names of a family that no other tool has: with the heads of its training, those of labels, and none."""
+    labels = {"ForSequenceClassification": ("classify",), "ForTokenClassification": ("tag",)}
+    return {name + ending: heads for ending, heads in {**trained, **labels, "Model": ()}.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from polyseme.families import rnn_lm
-from polyseme.families.family import READS, Family, Rule, own_names, read_config
+from polyseme.families.family import READS, Family, own, own_names, read_config
 from polyseme.families.rnn_lm import ENDLESS, HEAD_RULES, POOLED, architectures
 from polyseme.parts.embeddings import EmbeddingsSpec
 from polyseme.parts.heads import HeadSpec
@@ -80,7 +80,7 @@ FLAIR = Family(
     prefix="trunk.",
     rules=own_names,
     head_rules={
-        name: (*rules, *(Rule(f"heads.{name}.own.weight", (f"heads.{name}.own.weight",)),) * (name not in READS))
+        name: rules if name in READS else (*rules, *own(f"heads.{name}.own.weight"))
         for name, rules in HEAD_RULES.items()
     },
     departures=(

@@ -51,7 +51,7 @@ def heads(spec: TransformerSpec) -> dict[str, HeadSpec]:
 
 
 def label_head(name: str, labels: tuple[str, ...], spec: TransformerSpec) -> HeadSpec:
-    """As `transformers` has them: a bare matrix for classes, dropout before the others (§4.1, 0.1)."""
+    """As `transformers` has them: a bare matrix on the last token for classes, dropout before others (§4.1, 0.1)."""
     if name == "classify":
         return LabelHeadSpec(labels, "pooled", bias=False)
     return LabelHeadSpec(labels, READS[name], 0.0 if name == "span" else 0.1)
@@ -62,27 +62,38 @@ ACTIVATIONS: dict[ActivationName, str] = {"gelu_tanh": "gelu", "relu": "relu"}
 
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
+    dim, block = spec.transformer.dim, spec.transformer.block
+    if block.ffn.ffn_dim != 4 * dim:
+        raise UserError(f"ffn_dim is {block.ffn.ffn_dim}: folders of GPT know only 4 × dim, {4 * dim} here")
+    activation = {"afn": ACTIVATIONS[block.ffn.activation]}
+    return {"model_type": "openai-gpt", **described(spec), **activation, "layer_norm_epsilon": block.after.eps}
+
+
+def from_config(config: dict[str, Any]) -> TransformerSpec:
+    return trunk(**arguments(config, "afn", ACTIVATIONS))
+
+
+def described(spec: ModelSpec) -> dict[str, Any]:
+    """What the published configs of GPT and GPT-2 say alike."""
     trunk, block = spec.transformer, spec.transformer.block
-    if block.ffn.ffn_dim != 4 * trunk.dim:
-        raise UserError(f"ffn_dim is {block.ffn.ffn_dim}: folders of GPT know only 4 × dim, {4 * trunk.dim} here")
     return {
-        "model_type": "openai-gpt",
         "vocab_size": trunk.embeddings.vocab_size,
         "n_embd": trunk.dim,
         "n_layer": trunk.num_layers,
         "n_head": block.attention.num_heads,
         "n_positions": trunk.embeddings.max_len,
-        "afn": ACTIVATIONS[block.ffn.activation],
         "resid_pdrop": block.dropout,
         "embd_pdrop": trunk.embeddings.dropout,
         "attn_pdrop": block.attention.dropout,
-        "layer_norm_epsilon": block.after.eps,
         "initializer_range": trunk.init.std,
     }
 
 
-def from_config(config: dict[str, Any]) -> TransformerSpec:
-    names = {theirs: ours for ours, theirs in ACTIVATIONS.items()}
+def arguments(
+    config: dict[str, Any], key: str, activations: dict[ActivationName, str], fixed: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What `trunk` is given for a published config of either, which names its activation under `key`."""
+    names = {theirs: ours for ours, theirs in activations.items()}
     values = read_config(
         config,
         needed={
@@ -92,20 +103,19 @@ def from_config(config: dict[str, Any]) -> TransformerSpec:
             "vocab_size": "vocab_size",
             "max_len": "n_positions",
         },
-        fixed={"afn": list(names), "summary_activation": [None], "tie_word_embeddings": [True]},
+        fixed={key: list(names), "summary_activation": [None], "tie_word_embeddings": [True], **(fixed or {})},
     )
-    return trunk(
-        **values,
-        dropout=config.get("resid_pdrop", 0.1),
-        attention_dropout=config.get("attn_pdrop", 0.1),
-        embedding_dropout=config.get("embd_pdrop", 0.1),
-        activation=names[config.get("afn", "gelu")],
-        eps=config.get("layer_norm_epsilon", 1e-5),
-        init_std=config.get("initializer_range", 0.02),
-    )
+    return values | {
+        "dropout": config.get("resid_pdrop", 0.1),
+        "attention_dropout": config.get("attn_pdrop", 0.1),
+        "embedding_dropout": config.get("embd_pdrop", 0.1),
+        "activation": names[config.get(key, activations["gelu_tanh"])],
+        "eps": config.get("layer_norm_epsilon", 1e-5),
+        "init_std": config.get("initializer_range", 0.02),
+    }
 
 
-def _layer(ours: str, theirs: str, turned: bool = True) -> tuple[Rule, Rule]:
+def layer(ours: str, theirs: str, turned: bool = True) -> tuple[Rule, Rule]:
     how = "transpose" if turned else "same"
     return both(f"trunk.blocks.{{}}.{ours}", f"transformer.h.{{}}.{theirs}", how)  # type: ignore[arg-type]
 
@@ -135,12 +145,12 @@ GPT = Family(
     rules=(
         Rule("trunk.embeddings.tokens.weight", ("transformer.tokens_embed.weight",)),
         Rule("trunk.embeddings.positions.weight", ("transformer.positions_embed.weight",)),
-        *_layer("attention.qkv", "attn.c_attn"),
-        *_layer("attention.out", "attn.c_proj"),
-        *_layer("attention_after", "ln_1", turned=False),
-        *_layer("ffn.up", "mlp.c_fc"),
-        *_layer("ffn.down", "mlp.c_proj"),
-        *_layer("ffn_after", "ln_2", turned=False),
+        *layer("attention.qkv", "attn.c_attn"),
+        *layer("attention.out", "attn.c_proj"),
+        *layer("attention_after", "ln_1", turned=False),
+        *layer("ffn.up", "mlp.c_fc"),
+        *layer("ffn.down", "mlp.c_proj"),
+        *layer("ffn_after", "ln_2", turned=False),
     ),
     head_rules={
         "next": (),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import READS, Family, Rule, both, read_config
+from polyseme.families.family import Family, Rule, both
+from polyseme.families.gpt import arguments, described, heads, label_head, layer
 from polyseme.parts.attention import AttentionSpec
 from polyseme.parts.block import BlockSpec
 from polyseme.parts.embeddings import EmbeddingsSpec
 from polyseme.parts.feedforward import ActivationName, FeedForwardSpec
-from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
 from polyseme.parts.init import InitSpec
 from polyseme.parts.model import ModelSpec
 from polyseme.parts.norms import LayerNormSpec
@@ -54,17 +54,6 @@ def trunk(
     )
 
 
-def heads(spec: TransformerSpec) -> dict[str, HeadSpec]:
-    return {"next": LanguageHeadSpec(spec.embeddings.vocab_size)}
-
-
-def label_head(name: str, labels: tuple[str, ...], spec: TransformerSpec) -> HeadSpec:
-    """As `transformers` has them: a bare matrix on the last token for classes, linear layers for the others."""
-    if name == "classify":
-        return LabelHeadSpec(labels, "pooled", bias=False)
-    return LabelHeadSpec(labels, READS[name], 0.0 if name == "span" else 0.1)
-
-
 ACTIVATIONS: dict[ActivationName, str] = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
 
 
@@ -74,54 +63,19 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
     window = trunk.variants[0].attention.window if trunk.variants else 0
     return {
         "model_type": "gpt2",
-        "vocab_size": trunk.embeddings.vocab_size,
-        "n_embd": trunk.dim,
-        "n_layer": trunk.num_layers,
-        "n_head": block.attention.num_heads,
+        **described(spec),
         "n_inner": block.ffn.ffn_dim,
-        "n_positions": trunk.embeddings.max_len,
         "n_ctx": trunk.embeddings.max_len,
         "activation_function": ACTIVATIONS[block.ffn.activation],
-        "resid_pdrop": block.dropout,
-        "embd_pdrop": trunk.embeddings.dropout,
-        "attn_pdrop": block.attention.dropout,
         "layer_norm_epsilon": block.before.eps,
-        "initializer_range": trunk.init.std,
         **({"model_type": "gpt3", "architectures": [], "window": window} if window else {}),
     }
 
 
 def from_config(config: dict[str, Any]) -> TransformerSpec:
-    names = {theirs: ours for ours, theirs in ACTIVATIONS.items()}
-    values = read_config(
-        config,
-        needed={
-            "num_layers": "n_layer",
-            "dim": "n_embd",
-            "num_heads": "n_head",
-            "vocab_size": "vocab_size",
-            "max_len": "n_positions",
-        },
-        fixed={
-            "activation_function": list(names),
-            "scale_attn_weights": [True],
-            "scale_attn_by_inverse_layer_idx": [False],
-            "summary_activation": [None],
-            "add_cross_attention": [False],
-            "tie_word_embeddings": [True],
-        },
-    )
-    return trunk(
-        **values,
-        ffn_dim=config.get("n_inner") or 0,
-        dropout=config.get("resid_pdrop", 0.1),
-        attention_dropout=config.get("attn_pdrop", 0.1),
-        embedding_dropout=config.get("embd_pdrop", 0.1),
-        activation=names[config.get("activation_function", "gelu_new")],
-        eps=config.get("layer_norm_epsilon", 1e-5),
-        init_std=config.get("initializer_range", 0.02),
-        window=config.get("window", 0),
-    )
+    fixed = {"scale_attn_weights": [True], "scale_attn_by_inverse_layer_idx": [False], "add_cross_attention": [False]}
+    values = arguments(config, "activation_function", ACTIVATIONS, fixed)
+    return trunk(**values, ffn_dim=config.get("n_inner") or 0, window=config.get("window", 0))
 
 
 # GPT-3 (Brown et al. 2020, table 2.1): layers, width, heads
@@ -139,11 +93,6 @@ GPT3 = {
 
 def _gpt3(num_layers: int, dim: int, num_heads: int) -> dict[str, int]:
     return {"num_layers": num_layers, "dim": dim, "num_heads": num_heads, "max_len": 2048, "window": 256}
-
-
-def _layer(ours: str, theirs: str, turned: bool = True) -> tuple[Rule, Rule]:
-    how = "transpose" if turned else "same"
-    return both(f"trunk.blocks.{{}}.{ours}", f"transformer.h.{{}}.{theirs}", how)  # type: ignore[arg-type]
 
 
 GPT2 = Family(
@@ -183,12 +132,12 @@ GPT2 = Family(
     rules=(
         Rule("trunk.embeddings.tokens.weight", ("transformer.wte.weight",)),
         Rule("trunk.embeddings.positions.weight", ("transformer.wpe.weight",)),
-        *_layer("attention_before", "ln_1", turned=False),
-        *_layer("attention.qkv", "attn.c_attn"),
-        *_layer("attention.out", "attn.c_proj"),
-        *_layer("ffn_before", "ln_2", turned=False),
-        *_layer("ffn.up", "mlp.c_fc"),
-        *_layer("ffn.down", "mlp.c_proj"),
+        *layer("attention_before", "ln_1", turned=False),
+        *layer("attention.qkv", "attn.c_attn"),
+        *layer("attention.out", "attn.c_proj"),
+        *layer("ffn_before", "ln_2", turned=False),
+        *layer("ffn.up", "mlp.c_fc"),
+        *layer("ffn.down", "mlp.c_proj"),
         *both("trunk.final_norm", "transformer.ln_f"),
     ),
     head_rules={

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from polyseme.families.family import READS, Family, Rule, both, read_config
+from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_classes, read_config
 from polyseme.parts.attention import AttentionSpec
 from polyseme.parts.block import BlockSpec
 from polyseme.parts.embeddings import EmbeddingsSpec
@@ -99,11 +99,6 @@ def from_config(config: dict[str, Any]) -> TransformerSpec:
     )
 
 
-def _own(name: str) -> Rule:
-    """A tensor under our own name: `transformers` has no such family."""
-    return Rule(name, (name,))
-
-
 MUSIC = Family(
     name="music",
     paper="Huang et al. 2018, Music Transformer: Generating Music with Long-Term Structure",
@@ -120,29 +115,18 @@ MUSIC = Family(
     label_head=label_head,
     to_config=to_config,
     from_config=from_config,
-    architectures={
-        "MusicForCausalLM": ("next",),
-        "MusicForSequenceClassification": ("classify",),
-        "MusicForTokenClassification": ("tag",),
-        "MusicModel": (),
-    },
+    architectures=own_classes("Music", {"ForCausalLM": ("next",)}),
     prefix="trunk.",
     rules=(
-        _own("trunk.embeddings.tokens.weight"),
-        _own("trunk.embeddings.positions.weight"),
-        *(_own(f"trunk.blocks.{{}}.attention.{name}.weight") for name in ("qkv", "distance", "out")),
-        *(
-            rule
-            for name in ("attention_before", "ffn_before", "ffn.up", "ffn.down")
-            for rule in both(f"trunk.blocks.{{}}.{name}", f"trunk.blocks.{{}}.{name}")
-        ),
-        *both("trunk.final_norm", "trunk.final_norm"),
+        *own("trunk.embeddings.tokens.weight", "trunk.embeddings.positions.weight"),
+        *own(*(f"trunk.blocks.{{}}.attention.{part}.weight" for part in ("qkv", "distance", "out"))),
+        *both("trunk.blocks.{}.attention_before"),
+        *both("trunk.blocks.{}.ffn_before"),
+        *both("trunk.blocks.{}.ffn.up"),
+        *both("trunk.blocks.{}.ffn.down"),
+        *both("trunk.final_norm"),
     ),
-    head_rules={
-        "next": (),
-        "classify": both("heads.classify.linear", "heads.classify.linear"),
-        "tag": both("heads.tag.linear", "heads.tag.linear"),
-    },
+    head_rules={"next": (), **OWN_LABELS},
     departures=(
         "Norms stand before each sublayer and after the last, as in GPT-2.",
         "No absolute places are added to the relative ones, so a piece may be longer than those of training.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import READS, Family, Rule, both, read_config
+from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_classes, read_config
 from polyseme.parts.embeddings import EmbeddingsSpec
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
 from polyseme.parts.init import InitSpec
@@ -70,11 +70,6 @@ def from_config(config: dict[str, Any]) -> WindowSpec:
     )
 
 
-def _own(name: str) -> Rule:
-    """A tensor under our own name: no other tool has this family."""
-    return Rule(name, (name,))
-
-
 NNLM = Family(
     name="nnlm",
     paper="Bengio et al. 2003, A Neural Probabilistic Language Model",
@@ -90,19 +85,10 @@ NNLM = Family(
     label_head=label_head,
     to_config=to_config,
     from_config=from_config,
-    architectures={
-        "NNLMForCausalLM": ("next",),
-        "NNLMForSequenceClassification": ("classify",),
-        "NNLMForTokenClassification": ("tag",),
-        "NNLMModel": (),
-    },
+    architectures=own_classes("NNLM", {"ForCausalLM": ("next",)}),
     prefix="trunk.",
-    rules=(_own("trunk.embeddings.tokens.weight"), *both("trunk.hidden", "trunk.hidden")),
-    head_rules={
-        "next": (_own("heads.next.bias"), _own("heads.next.own.weight")),
-        "classify": both("heads.classify.linear", "heads.classify.linear"),
-        "tag": both("heads.tag.linear", "heads.tag.linear"),
-    },
+    rules=(*own("trunk.embeddings.tokens.weight"), *both("trunk.hidden")),
+    head_rules={"next": own("heads.next.bias", "heads.next.own.weight"), **OWN_LABELS},
     departures=(
         "The vocabulary is of pieces; the paper has the words of the AP News (17,964), or of the Brown corpus.",
         "Before the first token of a text the window holds zeros.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from polyseme.families.family import READS, Family, Rule, both, read_config
+from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_classes, read_config
 from polyseme.parts.embeddings import EmbeddingsSpec
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
 from polyseme.parts.init import InitSpec
@@ -117,34 +117,17 @@ def from_config(config: dict[str, Any]) -> RecurrentSpec:
 
 
 def architectures(name: str) -> dict[str, tuple[str, ...]]:
-    """Class names of our own: no other tool has these families."""
-    return {
-        f"{name}ForCausalLM": ("next",),
-        f"{name}ForReverseLM": ("previous",),
-        f"{name}ForBidirectionalLM": ("next", "previous"),
-        f"{name}ForSequenceClassification": ("classify",),
-        f"{name}ForTokenClassification": ("tag",),
-        f"{name}Model": (),
-    }
-
-
-def own(*names: str) -> tuple[Rule, ...]:
-    """Tensors under our own names."""
-    return tuple(Rule(name, (name,)) for name in names)
+    one = {"ForCausalLM": ("next",), "ForReverseLM": ("previous",)}
+    return own_classes(name, {**one, "ForBidirectionalLM": ("next", "previous")})
 
 
 _CELL = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
 RULES = (
     *own("trunk.embeddings.tokens.weight"),
     *own(*(f"trunk.stacks.{stack}.{{}}.cells.0.{name}" for stack in (0, 1) for name in _CELL)),
-    *(rule for stack in (0, 1) for rule in both(*(f"trunk.stacks.{stack}.{{}}.gate",) * 2)),
+    *(rule for stack in (0, 1) for rule in both(f"trunk.stacks.{stack}.{{}}.gate")),
 )
-HEAD_RULES = {
-    "next": own("heads.next.bias"),
-    "previous": own("heads.previous.bias"),
-    "classify": both("heads.classify.linear", "heads.classify.linear"),
-    "tag": both("heads.tag.linear", "heads.tag.linear"),
-}
+HEAD_RULES = {"next": own("heads.next.bias"), "previous": own("heads.previous.bias"), **OWN_LABELS}
 DEPARTURES = (
     "The GRU resets after the product, as torch's fused kernel has it; reset=before is the paper's, step by step.",
     "Each gate has two biases, as in torch, where the papers have one.",

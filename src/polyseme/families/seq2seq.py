@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from polyseme.errors import UserError
-from polyseme.families.family import READS, Family, both, own_names, read_config
-from polyseme.families.rnn_lm import DEPARTURES, own
+from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_names, read_config
+from polyseme.families.rnn_lm import DEPARTURES
 from polyseme.parts.embeddings import EmbeddingsSpec
 from polyseme.parts.encoder_decoder import EncoderDecoderSpec
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
@@ -165,12 +165,8 @@ SEQ2SEQ = Family(
     prefix="trunk.",
     rules=own_names,
     head_rules={
-        "next": (
-            *own("heads.next.bias", "heads.next.own.weight"),
-            *both("heads.next.dense", "heads.next.dense"),
-        ),
-        "classify": both("heads.classify.linear", "heads.classify.linear"),
-        "tag": both("heads.tag.linear", "heads.tag.linear"),
+        "next": (*own("heads.next.bias", "heads.next.own.weight"), *both("heads.next.dense")),
+        **OWN_LABELS,
     },
     departures=(
         *DEPARTURES[:2],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import READS, Family, Rule, both, read_config
+from polyseme.families.family import READS, Family, Rule, both, own, read_config
 from polyseme.parts.attention import AttentionSpec
 from polyseme.parts.block import BlockSpec
 from polyseme.parts.embeddings import EmbeddingsSpec
@@ -113,16 +113,14 @@ def rules(spec: ModelSpec) -> tuple[Rule, ...]:
     """Our own names: `transformers` has no such family."""
     trunk = spec.trunk
     assert isinstance(trunk, EncoderDecoderSpec) and trunk.decoder is not None
-    own = ("encoder",) if getattr(trunk.decoder.embeddings, "shared", True) else ("encoder", "decoder")
-    tables = [f"trunk.{stack}.embeddings.tokens.weight" for stack in own]
-    found = [Rule(name, (name,)) for name in tables]
+    tables = ("encoder",) if getattr(trunk.decoder.embeddings, "shared", True) else ("encoder", "decoder")
+    found = [*own(*(f"trunk.{stack}.embeddings.tokens.weight" for stack in tables))]
     for stack, parts in (("encoder", ("attention",)), ("decoder", ("attention", "cross"))):
         block = f"trunk.{stack}.blocks.{{}}"
         for part in parts:
-            for name in (f"{block}.{part}.qkv.weight", f"{block}.{part}.out.weight"):
-                found.append(Rule(name, (name,)))
+            found += own(f"{block}.{part}.qkv.weight", f"{block}.{part}.out.weight")
         for part in (*(f"{p}_after" for p in parts), "ffn.up", "ffn.down", "ffn_after"):
-            found += both(f"{block}.{part}", f"{block}.{part}")
+            found += both(f"{block}.{part}")
     return tuple(found)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import READS, Family, Rule, both, read_config
+from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_classes, read_config
 from polyseme.parts.adaptive import AdaptiveEmbeddingsSpec, AdaptiveHeadSpec
 from polyseme.parts.block import BlockSpec
 from polyseme.parts.feedforward import FeedForwardSpec
@@ -124,11 +124,6 @@ def from_config(config: dict[str, Any]) -> TransformerSpec:
     )
 
 
-def _own(*names: str) -> tuple[Rule, ...]:
-    """Tensors under our own names: no other tool of today has this family."""
-    return tuple(Rule(name, (name,)) for name in names)
-
-
 _BANDS = range(len(CUTOFFS) + 1)
 
 TRANSFORMER_XL = Family(
@@ -156,37 +151,26 @@ TRANSFORMER_XL = Family(
     label_head=label_head,
     to_config=to_config,
     from_config=from_config,
-    architectures={
-        "TransformerXLForCausalLM": ("next",),
-        "TransformerXLForSequenceClassification": ("classify",),
-        "TransformerXLForTokenClassification": ("tag",),
-        "TransformerXLModel": (),
-    },
+    architectures=own_classes("TransformerXL", {"ForCausalLM": ("next",)}),
     prefix="trunk.",
     rules=(
-        *_own(*(f"trunk.embeddings.tables.{i}.weight" for i in _BANDS)),
-        *_own(*(f"trunk.embeddings.projections.{i}.weight" for i in _BANDS)),
-        *_own("trunk.relations.u", "trunk.relations.v"),
-        *_own(
-            *(
-                f"trunk.blocks.{{}}.attention.{name}"
-                for name in ("qkv.weight", "distance.weight", "out.weight", "u", "v")
-            )
-        ),
-        *both("trunk.blocks.{}.attention_after", "trunk.blocks.{}.attention_after"),
-        *both("trunk.blocks.{}.ffn.up", "trunk.blocks.{}.ffn.up"),
-        *both("trunk.blocks.{}.ffn.down", "trunk.blocks.{}.ffn.down"),
-        *both("trunk.blocks.{}.ffn_after", "trunk.blocks.{}.ffn_after"),
+        *own(*(f"trunk.embeddings.{part}.{i}.weight" for part in ("tables", "projections") for i in _BANDS)),
+        *own("trunk.relations.u", "trunk.relations.v"),
+        *own(*(f"trunk.blocks.{{}}.attention.{part}.weight" for part in ("qkv", "distance", "out"))),
+        *own("trunk.blocks.{}.attention.u", "trunk.blocks.{}.attention.v"),
+        *both("trunk.blocks.{}.attention_after"),
+        *both("trunk.blocks.{}.ffn.up"),
+        *both("trunk.blocks.{}.ffn.down"),
+        *both("trunk.blocks.{}.ffn_after"),
     ),
     head_rules={
-        "next": _own(
+        "next": own(
             *(f"heads.next.biases.{i}" for i in _BANDS),
             "heads.next.clusters.weight",
             "heads.next.clusters.bias",
             "heads.next.projection.weight",
         ),
-        "classify": both("heads.classify.linear", "heads.classify.linear"),
-        "tag": both("heads.tag.linear", "heads.tag.linear"),
+        **OWN_LABELS,
     },
     departures=(
         "The vocabulary is of pieces, not of words, and is cut into bands in proportion to WikiText-103's.",

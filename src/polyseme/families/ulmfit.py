@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from polyseme.families.family import READS, Family, Rule, read_config
+from polyseme.families.family import READS, Family, own, read_config
 from polyseme.families.rnn_lm import ENDLESS, HEAD_RULES, RULES, architectures
 from polyseme.parts.embeddings import EmbeddingsSpec
 from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
@@ -99,11 +99,6 @@ def from_config(config: dict[str, Any]) -> RecurrentSpec:
     return trunk(**found, **others)
 
 
-def _own(head: str, *names: str) -> tuple[Rule, ...]:
-    """Tensors under our own names: no other tool of today has this family."""
-    return tuple(Rule(f"heads.{head}.{name}", (f"heads.{head}.{name}",)) for name in names)
-
-
 _TEXT = tuple(f"{norm}.{part}" for norm in ("input_norm", "norm") for part in ("weight", "bias", "mean", "variance"))
 _TEXT = (*_TEXT, "dense.weight", "dense.bias", "linear.weight", "linear.bias")
 
@@ -128,11 +123,7 @@ ULMFIT = Family(
     architectures={**architectures("ULMFiT"), "ULMFiTForMultipleChoice": ("choice",)},
     prefix="trunk.",
     rules=RULES,
-    head_rules={
-        **HEAD_RULES,
-        "classify": _own("classify", *_TEXT),
-        "choice": _own("choice", *_TEXT),
-    },
+    head_rules=HEAD_RULES | {name: own(*(f"heads.{name}.{part}" for part in _TEXT)) for name in ("classify", "choice")},
     departures=(
         "The vocabulary is of pieces, not of words.",
         "Token vectors begin normal with the deviation of the code's uniform law; so do the layers of heads.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import READS, Family, Rule, both, read_config
+from polyseme.families.family import OWN_LABELS, READS, Family, own, own_classes, read_config
 from polyseme.parts.contexts import NegativeHeadSpec, TreeHeadSpec
 from polyseme.parts.cooccurrence import CountHeadSpec
 from polyseme.parts.embeddings import EmbeddingsSpec
@@ -61,25 +61,8 @@ def from_config(config: dict[str, Any]) -> LookupSpec:
     return make(**read_config(config, {name: name for name in names}, {}), dropout=config.get("dropout", 0.0))
 
 
-def _own(*names: str) -> tuple[Rule, ...]:
-    """Tensors under our own names: `transformers` has no such family."""
-    return tuple(Rule(name, (name,)) for name in names)
-
-
-def _architectures(name: str, *of_training: str) -> dict[str, tuple[str, ...]]:
-    return {
-        f"{name}ForSequenceClassification": ("classify",),
-        f"{name}ForTokenClassification": ("tag",),
-        **{f"{name}With{head.title()}": (head,) for head in of_training},
-        f"{name}Model": (),
-    }
-
-
-_LABELS = {name: both(f"heads.{name}.linear", f"heads.{name}.linear") for name in ("classify", "tag")}
-_WINDOWS = _LABELS | {
-    "negative": _own("heads.negative.own"),
-    "tree": _own("heads.tree.own", "heads.tree.counts"),
-}
+_WINDOWS = OWN_LABELS | {"negative": own("heads.negative.own"), "tree": own("heads.tree.own", "heads.tree.counts")}
+_CLASSES = {"WithNegative": ("negative",), "WithTree": ("tree",)}
 _SHARED = (
     "Words are learnt from in blocks: the negatives of a block are drawn once and shared by its words.",
     "The gradients of about a thousand words are added up before the tables change.",
@@ -97,9 +80,9 @@ WORD2VEC = Family(
     label_head=label_head,
     to_config=to_config,
     from_config=from_config,
-    architectures=_architectures("Word2Vec", "negative", "tree"),
+    architectures=own_classes("Word2Vec", _CLASSES),
     prefix="trunk.",
-    rules=_own("trunk.embeddings.tokens.weight"),
+    rules=own("trunk.embeddings.tokens.weight"),
     head_rules=_WINDOWS,
     departures=(
         *_SHARED,
@@ -123,9 +106,9 @@ FASTTEXT = Family(
     label_head=label_head,
     to_config=to_config,
     from_config=from_config,
-    architectures=_architectures("FastText", "negative", "tree"),
+    architectures=own_classes("FastText", _CLASSES),
     prefix="trunk.",
-    rules=_own("trunk.embeddings.tokens.weight", "trunk.embeddings.grams.weight"),
+    rules=own("trunk.embeddings.tokens.weight", "trunk.embeddings.grams.weight"),
     head_rules=_WINDOWS,
     departures=(*_SHARED, "A word's vector is the mean of its rows, as in the authors' code; the paper has their sum."),
 )
@@ -142,10 +125,10 @@ GLOVE = Family(
     label_head=label_head,
     to_config=to_config,
     from_config=from_config,
-    architectures=_architectures("GloVe", "count"),
+    architectures=own_classes("GloVe", {"WithCount": ("count",)}),
     prefix="trunk.",
-    rules=_own("trunk.embeddings.tokens.weight"),
-    head_rules=_LABELS | {"count": _own("heads.count.own", "heads.count.bias", "heads.count.first_bias")},
+    rules=own("trunk.embeddings.tokens.weight"),
+    head_rules=OWN_LABELS | {"count": own("heads.count.own", "heads.count.bias", "heads.count.first_bias")},
     departures=(
         "Cells are learnt from a thousand at once, and AdaGrad's sums hold a cell's own gradient before it is used.",
         "A finished model has the sum of the two tables, and neither of them alone (§4.2).",

@@ -25,11 +25,9 @@ from polyseme.text.tokenizer import Tokenizer
 FAMILY = "ngram"
 FORMAT = 1
 _TOGETHER = 1 << 20  # tokens scored at once
-_LACKS = (
-    *("fill", "next_sentence", "choose", "choose_each", "embed", "predict", "answer", "last_words"),
-    "translate",
-    *("model", "folder", "device", "max_len", "opening", "bin_tokens"),
-)  # what a neural model has
+# what a neural model can be asked, and what it is made of
+_QUESTIONS = "fill", "next_sentence", "choose", "choose_each", "embed", "predict", "answer", "last_words", "translate"
+_INSIDE = "model", "folder", "device", "max_len", "opening", "bin_tokens"
 
 
 class NgramModel:
@@ -127,8 +125,10 @@ class NgramModel:
 
     def __getattr__(self, name: str) -> Any:
         """What only a neural model has is a mistake to ask for, told in one line."""
-        if name in _LACKS:
+        if name in _QUESTIONS:
             raise self.cannot(f"do that, as it has no {name!r}")
+        if name in _INSIDE:
+            raise self.cannot("do that")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _name(self, token: int, otherwise: str) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from polyseme.corpus.store import Corpus, verify
 from polyseme.errors import UserError
-from polyseme.files import whole_folder, write_json
+from polyseme.files import new_folder, whole_folder, write_json
 from polyseme.ngram.count import count, sentences
 from polyseme.ngram.estimate import estimate
 from polyseme.ngram.model import FAMILY, NgramModel
@@ -44,10 +44,8 @@ class NgramRecipe(Spec):
         """Itself, if its numbers can be used."""
         if not 1 <= self.order <= MOST:
             raise UserError(f"order is {self.order}, expected a number from 1 to {MOST}")
-        if not 0 <= self.holdout < 1:
-            raise UserError(f"holdout is {self.holdout}, expected a share from 0 to below 1")
-        if self.memory_mb < 1:
-            raise UserError(f"memory_mb is {self.memory_mb}, which is less than 1")
+        self.within(0, 1, "holdout")
+        self.within(1, math.inf, "memory_mb")
         return self
 
 
@@ -58,8 +56,7 @@ def count_corpus(recipe: NgramRecipe, corpus_path: Path, out: Path) -> dict[str,
     """
     began = time.perf_counter()
     recipe = recipe.check()
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UserError(f"{out} is already there: choose another --out, or remove it first")
+    new_folder(out)
     verify(corpus_path)
     corpus, tokenizer = Corpus.open(corpus_path), Tokenizer.load(corpus_path / "tokenizer")
     words = Words.of(tokenizer)

@@ -18,7 +18,7 @@ from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.packing import Bound, Shape, Vocabulary
 from polyseme.parts.cooccurrence import Cells
 from polyseme.parts.layout import Layout
-from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.spec import Spec
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
@@ -41,10 +41,8 @@ class Counts(Spec):
     memory: int = 512
 
     def __post_init__(self) -> None:
-        in_range("window", self.window, 1, math.inf)
-        in_range("memory", self.memory, 1, math.inf)
-        in_range("top", self.top, 1, math.inf)
-        in_range("power", self.power, 0, math.inf)
+        self.within(1, math.inf, "window", "memory", "top")
+        self.within(0, math.inf, "power")
 
     def bind(self, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> _Counts:
         return _Counts(self, corpus, vocabulary, max_len)

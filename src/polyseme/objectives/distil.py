@@ -20,7 +20,7 @@ from polyseme.objectives.batch import IGNORED, Batch, Targets
 from polyseme.objectives.packing import Bound, Shape, Vocabulary
 from polyseme.objectives.specs import MaskedLM, Objective
 from polyseme.parts.model import Model
-from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.spec import Spec
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
@@ -42,9 +42,8 @@ class Distilled(Spec):
     cosine: float = 1.0
 
     def __post_init__(self) -> None:
-        in_range("temperature", self.temperature, 1e-3, math.inf)
-        for name in ("soft", "hard", "cosine"):
-            in_range(name, getattr(self, name), 0, math.inf)
+        self.within(1e-3, math.inf, "temperature")
+        self.within(0, math.inf, "soft", "hard", "cosine")
 
     @property
     def terms(self) -> tuple[str, ...]:

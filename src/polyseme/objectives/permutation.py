@@ -37,8 +37,8 @@ class PermutationLM(Spec):
     longest: int = 5
 
     def __post_init__(self) -> None:
-        if self.one_in < 2 or self.longest < 1:
-            raise UserError(f"one_in is {self.one_in}, longest {self.longest}: expected 2 or more, and 1 or more")
+        self.within(2, math.inf, "one_in")
+        self.within(1, math.inf, "longest")
 
     def bind(self, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> Bound:
         return _PermutationLM(self, corpus, vocabulary, max_len, seed)

@@ -12,7 +12,7 @@ from polyseme.corpus.order import Samples
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.draws import HALF, VARIED, below, draw, keys, normal
 from polyseme.objectives.packing import Shape, Streamed, Vocabulary, pack
-from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.spec import Spec
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
@@ -40,8 +40,7 @@ class SegmentLM(Spec):
     change: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("spread", "activation", "change"):
-            in_range(name, getattr(self, name), 0, 1e6)
+        self.within(0, 1e6, "spread", "activation", "change")
 
     def most(self, max_len: int) -> int:
         """How many tokens a segment has at most: a draw beyond six deviations is held there."""

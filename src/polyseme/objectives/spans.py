@@ -12,7 +12,7 @@ from polyseme.corpus.order import cut_samples
 from polyseme.errors import UserError
 from polyseme.objectives.draws import GAPS, SPANS, draw, keys
 from polyseme.objectives.packing import Bound, Paired, Vocabulary
-from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.spec import Spec
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
@@ -36,8 +36,8 @@ class SpanCorruption(Spec):
     mean: float = 3.0
 
     def __post_init__(self) -> None:
-        in_range("rate", self.rate, 0, 1)
-        in_range("mean", self.mean, 1, math.inf)
+        self.within(0, 1, "rate")
+        self.within(1, math.inf, "mean")
 
     def bind(self, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> Bound:
         return _SpanCorruption(self, corpus, vocabulary, max_len, seed)

@@ -50,8 +50,7 @@ class Masking(Spec):
     def __post_init__(self) -> None:
         _share("rate", self.rate)
         _share("random + keep", self.random + self.keep)
-        if self.repeats < 0:
-            raise UserError(f"repeats is {self.repeats}, expected 0 or more")
+        self.within(0, math.inf, "repeats")
 
     def turn(self, epoch: int) -> int:
         """The epoch that enters the draws."""

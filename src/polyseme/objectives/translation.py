@@ -13,7 +13,7 @@ from polyseme.corpus.order import Samples
 from polyseme.errors import UserError
 from polyseme.objectives.draws import OWN, below, draw, keys
 from polyseme.objectives.packing import Bound, Paired, Vocabulary
-from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.spec import Spec
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
@@ -59,9 +59,8 @@ class Translation(Spec):
     own_epochs: int = 0
 
     def __post_init__(self) -> None:
-        in_range("own", self.own, 0, 1)
-        in_range("own_epochs", self.own_epochs, 0, math.inf)
-        in_range("smoothing", self.smoothing, 0, 1)
+        self.within(0, 1, "own", "smoothing")
+        self.within(0, math.inf, "own_epochs")
 
     def bind(self, corpus: Corpus | Pairs, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> Bound:
         """Of pairs in memory, or of a corpus whose documents are pairs."""

@@ -31,10 +31,7 @@ class AttentionSpec(Spec):
 
     def __post_init__(self) -> None:
         in_range("attention dropout", self.dropout, 0, 1)
-        in_range("window", self.window, 0, math.inf)
-        in_range("rotary", self.rotary, 0, math.inf)
-        in_range("head_dim", self.head_dim, 0, math.inf)
-        in_range("scale", self.scale, 0, math.inf)
+        self.within(0, math.inf, "window", "rotary", "head_dim", "scale")
 
     def build(self, dim: int) -> Attention:
         if self.num_heads < 1 or (dim % self.num_heads and not self.head_dim):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polyseme.errors import UserError
 from polyseme.parts.feedforward import ACTIVATIONS, ActivationName
 from polyseme.parts.norms import NoNormSpec
-from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.spec import Spec
 
 BEGIN, END = 256, 257  # the two words around a sentence, each of one character that no text holds
 WORD_BEGIN, WORD_END, FILLING = 258, 259, 260
@@ -57,10 +57,9 @@ class CharactersSpec(Spec):
     norm: ClassVar[NoNormSpec] = NoNormSpec()
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "dim", "max_len", "char_dim"):
-            in_range(name, getattr(self, name), 1, math.inf)
-        in_range("num_highway", self.num_highway, 0, math.inf)
-        in_range("dropout", self.dropout, 0, 1)
+        self.within(1, math.inf, "vocab_size", "dim", "max_len", "char_dim")
+        self.within(0, math.inf, "num_highway")
+        self.within(0, 1, "dropout")
         for each in self.filters:
             if len(each) != 2 or not 1 <= each[0] <= self.width or each[1] < 1:
                 raise UserError(f"a filter is {list(each)}, expected its width, 1 to {self.width}, and their number")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from polyseme.parts.head import Head, Pool
 from polyseme.parts.layout import Layout
-from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.spec import Spec
 
 # the columns of a word's row: its first and last token, its document, the last word of its sentence, who says it, the
 # kind of text; documents lie one behind the other, and words are numbered through
@@ -47,11 +47,9 @@ class CoreferenceHeadSpec(Spec):
     detection: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("width", "antecedents", "hidden", "feature_dim"):
-            in_range(name, getattr(self, name), 1, math.inf)
-        in_range("ratio", self.ratio, 0, math.inf)
-        in_range("detection", self.detection, 0, math.inf)
-        in_range("dropout", self.dropout, 0, 1)
+        self.within(1, math.inf, "width", "antecedents", "hidden", "feature_dim")
+        self.within(0, math.inf, "ratio", "detection")
+        self.within(0, 1, "dropout")
 
     def kept(self, num_words: int) -> int:
         """How many candidates of a document are kept at most, which is what its loss counts for."""

@@ -13,7 +13,7 @@ from polyseme.errors import UserError
 from polyseme.parts.norms import NoNormSpec, NormSpec
 from polyseme.parts.positions import sinusoids
 from polyseme.parts.rows import RowGradient
-from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,9 @@ class EmbeddingsSpec(Spec):
     word_dropout: float = 0.0  # drops whole rows of the table: a word, wherever it stands (Gal and Ghahramani 2016)
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "dim", "max_len"):
-            in_range(name, getattr(self, name), 1, math.inf)
-        for name in ("num_segments", "position_offset", "inner"):
-            in_range(name, getattr(self, name), 0, math.inf)
-        in_range("dropout", self.dropout, 0, 1)
-        in_range("word_dropout", self.word_dropout, 0, 1)
-        in_range("scale", self.scale, 0, math.inf)
+        self.within(1, math.inf, "vocab_size", "dim", "max_len")
+        self.within(0, math.inf, "num_segments", "position_offset", "inner", "scale")
+        self.within(0, 1, "dropout", "word_dropout")
 
     def build(self) -> Embeddings:
         return Embeddings(self)

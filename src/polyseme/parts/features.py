@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from polyseme.errors import UserError
 from polyseme.parts.characters import Characters, CharactersSpec
-from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.spec import Spec
 
 Where = Literal["input", "output", "both", "between"]
 PLACES: dict[str, tuple[str, ...]] = {"both": ("input", "output")}  # where there is more than one
@@ -134,9 +134,9 @@ class FeaturesSpec(Spec):
     max_len: ClassVar[int] = 1 << 20
 
     def __post_init__(self) -> None:
-        in_range("dropout", self.dropout, 0, 1)
-        in_range("vocab_size", self.vocab_size, 1, math.inf)
-        in_range("word_dim", self.word_dim, 0, math.inf)
+        self.within(0, 1, "dropout")
+        self.within(1, math.inf, "vocab_size")
+        self.within(0, math.inf, "word_dim")
         if not self.entering:
             raise UserError("a task model needs features at its input, vectors of words, or their characters")
 

@@ -37,7 +37,7 @@ class FeedForwardSpec(Spec):
 
     def __post_init__(self) -> None:
         in_range("ffn dropout", self.dropout, 0, 1)
-        in_range("ffn_dim", self.ffn_dim, 1, math.inf)
+        self.within(1, math.inf, "ffn_dim")
 
     def build(self, dim: int) -> FeedForward:
         return FeedForward(self, dim)

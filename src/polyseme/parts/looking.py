@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from polyseme.errors import UserError
 from polyseme.parts.layout import Layout, Source
-from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.spec import Spec
 
 STRENGTH = 10.0  # of cosines at the start: a softmax of numbers within ± 1 is nearly even
 
@@ -34,7 +34,7 @@ class LookSpec(Spec):
     inner: int = 0
 
     def __post_init__(self) -> None:
-        in_range("inner", self.inner, 0, math.inf)
+        self.within(0, math.inf, "inner")
 
     @property
     def projects(self) -> bool:

@@ -13,13 +13,12 @@ from polyseme.parts.embeddings import EmbeddingsSpec
 from polyseme.parts.init import InitSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.rows import RowGradient
-from polyseme.parts.spec import Spec
 from polyseme.parts.subwords import SubwordEmbeddingsSpec
-from polyseme.parts.trunk import PoolerSpec, Reading
+from polyseme.parts.trunk import PoolerSpec, Reading, SimpleTrunkSpec, Trunk
 
 
 @dataclass(frozen=True)
-class LookupSpec(Spec):
+class LookupSpec(SimpleTrunkSpec):
     """A vector for each token, the same in every context; the vector of a sequence is their mean.
 
     No token changes the state of another, so it is causal, and there is nothing to remember.
@@ -30,13 +29,7 @@ class LookupSpec(Spec):
     init: InitSpec = field(default_factory=InitSpec)
 
     num_layers: ClassVar[int] = 0
-    num_blocks: ClassVar[int] = 0
-    num_heads: ClassVar[int] = 0
     weights: ClassVar[int] = 0
-    one_shape: ClassVar[bool] = False
-    stream: ClassVar[bool] = False
-    remembers: ClassVar[bool] = False
-    causal: ClassVar[bool] = True
 
     @property
     def dim(self) -> int:
@@ -55,11 +48,10 @@ class LookupSpec(Spec):
         return Lookup(self)
 
 
-class Lookup(nn.Module):
+class Lookup(Trunk):
     def __init__(self, spec: LookupSpec):
         super().__init__()
         self.spec = spec
-        self.recompute = False
         self.embeddings = spec.embeddings.build()
         self.pooler = spec.pooler.build(spec.dim)
 
@@ -78,15 +70,6 @@ class Lookup(nn.Module):
         x = self.embeddings(tokens, layout.positions, segments, layout.longest)
         return Reading(x, {0: x} if 0 in set(keep) else {})
 
-    def pool(self, hidden: Tensor, layout: Layout) -> Tensor:
-        """One vector a sequence, [slots, dim]."""
-        return self.pooler(hidden, layout)
-
-    @property
-    def table(self) -> Tensor | None:
-        """The token vectors, which tied heads share, where there are such."""
-        return self.embeddings.table
-
     def look_up(self, ids: Tensor) -> Tensor:
         """The vectors of some tokens, [n, dim], without dropout."""
         return self.embeddings.look_up(ids)
@@ -98,9 +81,6 @@ class Lookup(nn.Module):
     def groups(self) -> list[list[nn.Parameter]]:
         """Parameters from input to output: the table is the one layer there is."""
         return [list(self.parameters())]
-
-    def matrices(self) -> list[tuple[Tensor, int]]:
-        return []
 
     def initialise(self, generator: torch.Generator | None = None) -> None:
         self.spec.init.apply(self, 1, generator)

@@ -15,14 +15,13 @@ from polyseme.parts.features import Features, FeaturesSpec
 from polyseme.parts.init import InitSpec
 from polyseme.parts.layout import Layout
 from polyseme.parts.recurrent import Layer, Recurrence, RecurrentSpec, Steps
-from polyseme.parts.spec import Spec, in_range
-from polyseme.parts.trunk import PoolerSpec, Reading
+from polyseme.parts.trunk import PoolerSpec, Reading, SimpleTrunkSpec, Trunk
 
 Network = Literal["linear", "bilstm", "biattentive", "esim", "bidaf"]
 
 
 @dataclass(frozen=True)
-class OverSpec(Spec):
+class OverSpec(SimpleTrunkSpec):
     """`linear` is the features themselves; `bilstm` reads them both ways (Lample et al. 2016, §4).
 
     `biattentive` lets two texts, or a text and itself, attend to each other and integrates what they saw (McCann et al.
@@ -37,19 +36,15 @@ class OverSpec(Spec):
     num_layers: int = 1
     dropout: float = 0.5
     init: InitSpec = field(default_factory=lambda: InitSpec(1.0, fan_in=True))
+
     causal: ClassVar[bool] = False
     by_lengths: ClassVar[bool] = True
-    one_shape: ClassVar[bool] = False
-    stream: ClassVar[bool] = False
-    remembers: ClassVar[bool] = False
     num_segments: ClassVar[int] = 2
-    num_heads: ClassVar[int] = 0
-    num_blocks: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        in_range("dropout", self.dropout, 0, 1)
-        in_range("size", self.size, 1, 1 << 20)
-        in_range("num_layers", self.num_layers, 1, 100)
+        self.within(0, 1, "dropout")
+        self.within(1, 1 << 20, "size")
+        self.within(1, 100, "num_layers")
         if self.features.between and (self.network != "bilstm" or self.num_layers < 2):
             has = f"{self.network} with num_layers {self.num_layers}"
             raise UserError(f"features join between the layers of a bilstm with num_layers 2 or more, not of {has}")
@@ -199,13 +194,12 @@ class Bidaf(nn.Module):
         return self.dropout(torch.cat([attended, modelled, ended], dim=-1))
 
 
-class Over(nn.Module):
+class Over(Trunk):
     """A trunk whose tokens are places of a store."""
 
     def __init__(self, spec: OverSpec):
         super().__init__()
         self.spec = spec
-        self.recompute = False
         self.features: Features = spec.features.build()
         recurrent = spec.network != "linear"
         sizes = spec.features.entering, spec.size, spec.num_layers
@@ -251,9 +245,6 @@ class Over(nn.Module):
             return self.compare.none.expand(len(x), -1).index_copy(0, places[0], said)
         return x.new_zeros(len(x), said.shape[1]).index_copy(0, layout.first[: len(said)], said)
 
-    def pool(self, hidden: Tensor, layout: Layout) -> Tensor:
-        return self.pooler(hidden, layout)
-
     @property
     def table(self) -> None:
         """There is none that a head could share."""
@@ -262,9 +253,6 @@ class Over(nn.Module):
         parts = [part for part in (self.features, self.encoder, self.compare) if part is not None]
         found = [list(part.parameters()) for part in parts]
         return [group for group in found if group]
-
-    def matrices(self) -> list[tuple[Tensor, int]]:
-        return []
 
     def initialise(self, generator: torch.Generator | None = None) -> None:
         self.spec.init.apply(self, 1, generator)

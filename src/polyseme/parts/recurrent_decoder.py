@@ -16,7 +16,7 @@ from polyseme.parts.layout import Layout, Source
 from polyseme.parts.looking import Look, Looking, LookSpec
 from polyseme.parts.memory import Memory
 from polyseme.parts.recurrent import STATES, RecurrentSpec
-from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.spec import Spec
 from polyseme.parts.trunk import PoolerSpec, Reading
 
 
@@ -40,7 +40,7 @@ class RecurrentDecoderSpec(Spec):
     looks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        in_range("dropout", self.dropout, 0, 1)
+        self.within(0, 1, "dropout")
         if self.stack.context and (self.look is None or self.stack.context != self.source):
             raise UserError(
                 f"context is {self.stack.context}, which needs a look at states of that size: "

@@ -207,9 +207,7 @@ class RelativeAttentionSpec(Spec):
 
     def __post_init__(self) -> None:
         in_range("attention dropout", self.dropout, 0, 1)
-        in_range("window", self.window, 0, math.inf)
-        in_range("head_dim", self.head_dim, 0, math.inf)
-        in_range("learned", self.learned, 0, math.inf)
+        self.within(0, math.inf, "window", "head_dim", "learned")
 
     def width(self, dim: int) -> int:
         """All heads together."""

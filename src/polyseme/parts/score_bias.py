@@ -13,7 +13,7 @@ from polyseme.errors import UserError
 from polyseme.parts.layout import Layout
 from polyseme.parts.memory import Cache
 from polyseme.parts.relative import Queries
-from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class BucketBiasSpec(Spec):
     max_distance: int = 128
 
     def __post_init__(self) -> None:
-        in_range("num_buckets", self.num_buckets, 4, math.inf)
-        in_range("max_distance", self.max_distance, self.num_buckets // 2 + 1, math.inf)
+        self.within(4, math.inf, "num_buckets")
+        self.within(self.num_buckets // 2 + 1, math.inf, "max_distance")
 
     def build(self, dim: int) -> BucketBias:
         return BucketBias(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import types
 import typing
 from dataclasses import dataclass
@@ -57,6 +58,11 @@ class Spec:
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
 
+    def within(self, low: float, high: float, *names: str) -> None:
+        """A `UserError` unless low ≤ value < high for the fields of these names."""
+        for name in names:
+            in_range(name, getattr(self, name), low, high)
+
     def at(self, path: str, text: str) -> Self:
         """A copy with the value at a dotted path replaced by parsed text: `--set optim.rate=1e-4`."""
         name, _, rest = path.partition(".")
@@ -99,7 +105,8 @@ def _specs_in(hint: Any) -> list[type[Spec]]:
 def in_range(name: str, value: float, low: float, high: float) -> None:
     """A `UserError` unless low ≤ value < high."""
     if isinstance(value, int | float) and not low <= value < high:  # another type is told with its place by from_json
-        raise UserError(f"{name} is {value}, expected from {low:g} to below {high:g}")
+        wanted = f"{low:g} or more" if high == math.inf else f"from {low:g} to below {high:g}"
+        raise UserError(f"{name} is {value}, expected {wanted}")
 
 
 def _plain(value: Any) -> Any:

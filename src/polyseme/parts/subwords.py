@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from polyseme.errors import UserError
 from polyseme.parts.norms import NoNormSpec
 from polyseme.parts.rows import RowGradient
-from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,8 @@ class SubwordEmbeddingsSpec(Spec):
     norm = NoNormSpec()
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "dim", "max_len", "buckets", "shortest", "longest"):
-            in_range(name, getattr(self, name), 1, math.inf)
-        in_range("dropout", self.dropout, 0, 1)
+        self.within(1, math.inf, "vocab_size", "dim", "max_len", "buckets", "shortest", "longest")
+        self.within(0, 1, "dropout")
         if self.shortest > self.longest:
             raise UserError(f"n-grams of {self.shortest} to {self.longest} characters are none")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,43 @@ class Reading:
     last: Tensor  # [T, dim]
     layers: dict[int, Tensor]
     memory: Any = None  # a Memory, if it was asked for
+
+
+@dataclass(frozen=True)
+class SimpleTrunkSpec(Spec):
+    """What others ask of every trunk's spec, as it is of one without attention; abstract. A spec says where it differs.
+
+    It also has `embeddings`, `pooler` and `init`, `dim`, `num_layers`, `num_segments` and `by_lengths`, and `weights`,
+    how many weights of matrices a token meets. What the names mean is said in `TransformerSpec`.
+    """
+
+    causal: ClassVar[bool] = True
+    num_blocks: ClassVar[int] = 0
+    num_heads: ClassVar[int] = 0
+    one_shape: ClassVar[bool] = False
+    stream: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
+
+
+class Trunk(nn.Module):
+    """What others ask of every trunk besides `forward`, `groups` and `initialise`."""
+
+    embeddings: Any
+    pooler: Pooler
+    recompute = False
+
+    def pool(self, hidden: Tensor, layout: Layout) -> Tensor:
+        """One vector a sequence, [slots, dim]."""
+        return self.pooler(hidden, layout)
+
+    @property
+    def table(self) -> Any:
+        """The token vectors, which tied heads share, where there are such."""
+        return self.embeddings.table
+
+    def matrices(self) -> list[tuple[Tensor, int]]:
+        """The matrices inside, and how many are stacked in each: what Muon makes orthogonal."""
+        return []
 
 
 @dataclass(frozen=True)
@@ -181,13 +218,12 @@ class TransformerSpec(Spec):
         return Transformer(self)
 
 
-class Transformer(nn.Module):
+class Transformer(Trunk):
     """With `recompute`, training keeps the input of each block alone and runs the block again backwards."""
 
     def __init__(self, spec: TransformerSpec):
         super().__init__()
         self.spec = spec
-        self.recompute = False
         self.embeddings = spec.embeddings.build()
         self.relations = spec.relations.build(spec.dim)
         self.blocks = nn.ModuleList(block.build(spec.dim) for block in spec.blocks)
@@ -269,15 +305,6 @@ class Transformer(nn.Module):
         """The block that runs at each depth, from input to output."""
         return [self.blocks[i] for i in self.spec.depths]  # type: ignore[misc]
 
-    def pool(self, hidden: Tensor, layout: Layout) -> Tensor:
-        """One vector a sequence, [slots, dim]."""
-        return self.pooler(hidden, layout)
-
-    @property
-    def table(self) -> Any:
-        """The token vectors, which tied language-model heads share."""
-        return self.embeddings.table
-
     def groups(self) -> list[list[nn.Parameter]]:
         """Parameters from input to output, one group a layer: for freezing and for rates by depth.
 
@@ -292,7 +319,6 @@ class Transformer(nn.Module):
         return [group for group in found if group]
 
     def matrices(self) -> list[tuple[Tensor, int]]:
-        """The matrices inside the blocks, and how many are stacked in each: what Muon makes orthogonal."""
         return [
             (child.weight, getattr(part, "stacked", {}).get(name, 1))
             for part in self.blocks.modules()

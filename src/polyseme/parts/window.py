@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +16,11 @@ from polyseme.parts.init import InitSpec
 from polyseme.parts.layout import Layout, Source
 from polyseme.parts.memory import Memory, close_caches, open_caches
 from polyseme.parts.relative import Queries
-from polyseme.parts.spec import Spec, in_range
-from polyseme.parts.trunk import PoolerSpec, Reading
+from polyseme.parts.trunk import PoolerSpec, Reading, SimpleTrunkSpec, Trunk
 
 
 @dataclass(frozen=True)
-class WindowSpec(Spec):
+class WindowSpec(SimpleTrunkSpec):
     """The vectors of `window` tokens, the state's own last, side by side, through one layer with tanh.
 
     With `direct`, those vectors stand behind what the layer makes of them, so that a linear head on the state has
@@ -36,20 +35,16 @@ class WindowSpec(Spec):
     pooler: PoolerSpec = field(default_factory=lambda: PoolerSpec("mean"))
     init: InitSpec = field(default_factory=InitSpec)
 
-    causal: ClassVar[bool] = True
     num_layers: ClassVar[int] = 1
     num_blocks: ClassVar[int] = 1
-    num_heads: ClassVar[int] = 0
     num_segments: ClassVar[int] = 0
     by_lengths: ClassVar[bool] = False
     one_shape: ClassVar[bool] = True
-    stream: ClassVar[bool] = False
     remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        in_range("window", self.window, 1, math.inf)
-        in_range("hidden_dim", self.hidden_dim, 1, math.inf)
-        in_range("dropout", self.dropout, 0, 1)
+        self.within(1, math.inf, "window", "hidden_dim")
+        self.within(0, 1, "dropout")
 
     @property
     def read(self) -> int:
@@ -69,11 +64,10 @@ class WindowSpec(Spec):
         return Window(self)
 
 
-class Window(nn.Module):
+class Window(Trunk):
     def __init__(self, spec: WindowSpec):
         super().__init__()
         self.spec = spec
-        self.recompute = False  # there is little to keep
         self.embeddings = spec.embeddings.build()
         self.hidden = nn.Linear(spec.read, spec.hidden_dim)
         self.pooler = spec.pooler.build(spec.dim)
@@ -111,14 +105,6 @@ class Window(nn.Module):
         last = F.dropout(state, self.spec.dropout, self.training)
         kept = close_caches(caches, layout, memory).last(self.spec.window - 1) if caches and remember else None
         return Reading(last, layers, kept)
-
-    def pool(self, hidden: Tensor, layout: Layout) -> Tensor:
-        """One vector a sequence, [slots, dim]."""
-        return self.pooler(hidden, layout)
-
-    @property
-    def table(self) -> Any:
-        return self.embeddings.table
 
     def groups(self) -> list[list[nn.Parameter]]:
         """Parameters from input to output."""

@@ -4,7 +4,7 @@ no example or with a few, and what its answer is measured by.
 
 from __future__ import annotations
 
-import json
+import math
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyseme.errors import UserError, nearest
-from polyseme.files import read_json
+from polyseme.files import json_object, read_json
 from polyseme.parts.spec import Spec
 from polyseme.tasks.examples import read_lines
 from polyseme.tasks.metrics import bare, word_f1
@@ -40,8 +40,7 @@ class PromptSpec(Spec):
     def __post_init__(self) -> None:
         if not self.template.endswith(ANSWER) or self.template.count(ANSWER) != 1:
             raise UserError(f"the template {self.template!r} has to end in {ANSWER}")
-        if self.most < 1:
-            raise UserError(f"most is {self.most}, which is less than 1")
+        self.within(1, math.inf, "most")
 
     @property
     def fields(self) -> list[str]:
@@ -78,12 +77,7 @@ def read_questions(path: Path, prompt: PromptSpec) -> list[Question]:
         if not line.strip():
             continue
         where = f"{path} line {number}"
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{where}: malformed JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise UserError(f"{where}: {type(row).__name__} where an object must be")
+        row = json_object(line, where)
         for name in (*prompt.fields, "answer"):
             if name not in row:
                 raise UserError(f"{where}: no key {name!r}; {nearest(name, row)}")

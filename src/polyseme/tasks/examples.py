@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from polyseme.errors import UserError, nearest
-from polyseme.files import PACKED, unpacked
+from polyseme.files import PACKED, json_object, unpacked
 from polyseme.parts.tags import broken, mended
 
 Kind = Literal["classification", "pair", "regression", "choice", "tagging", "span", "coreference"]
@@ -285,12 +285,7 @@ def _json_units(rows: Rows, kind: Kind) -> Iterator[Unit]:
 
 def _from_json(rows: Rows, line: int, content: str, kind: Kind) -> Example:
     where = rows.where(line)
-    try:
-        record = json.loads(content)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{where}: malformed JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise UserError(f"{where}: expected a JSON object, found {content[:40]!r}")
+    record = json_object(content, where)
     names = {"words": "words", "tags": "tags"} if kind == "tagging" else rows.names
     if kind == "choice":
         text = "prompt" if rows.names["text"] not in record and "prompt" in record else rows.names["text"]

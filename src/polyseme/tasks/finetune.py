@@ -82,15 +82,11 @@ class FinetuneSpec(Spec):
     alpha: float = 1.0
 
     def check(self) -> FinetuneSpec:
-        for name in ("batch_size", "bin_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}, which is less than 1")
+        self.within(1, math.inf, "batch_size", "bin_tokens")
         if self.steps < 0 or (not self.steps and self.epochs <= 0):
             raise UserError(f"there is nothing to do in {self.steps} steps or {self.epochs:g} epochs")
-        counts = "freeze", "max_len", "auxiliary", "unfreeze", "chunk", "learnt", "patience", "least_steps", "alpha"
-        for name in counts:
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} is {getattr(self, name)}, which is negative")
+        self.within(0, math.inf, "freeze", "max_len", "auxiliary", "unfreeze", "chunk", "learnt")
+        self.within(0, math.inf, "patience", "least_steps", "alpha")
         if self.optim.method not in ("adamw", "muon"):
             raise UserError(f"optim.method is {self.optim.method!r}: tasks are learnt by adamw or muon")
         return self

@@ -7,6 +7,7 @@ stretch at the token of the whole sequence; it wins if it is worth more than the
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,9 +40,7 @@ class SpanSpec(Spec):
     threshold: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("stride", "longest"):
-            if isinstance(getattr(self, name), int) and getattr(self, name) < 1:
-                raise UserError(f"span.{name} is {getattr(self, name)}, which is less than 1")
+        self.within(1, math.inf, "stride", "longest")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polyseme.parts.model import Model
-from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.spec import Spec
 from polyseme.train.asgd import TriggeredASGD
 from polyseme.train.muon import Muon
 
@@ -41,13 +41,9 @@ class OptimSpec(Spec):
     damp: float = 0.0  # of plain descent by rows: how much less than their sum many terms of one row count
 
     def __post_init__(self) -> None:
-        in_range("rate", self.rate, 0, math.inf)
-        in_range("beta1", self.beta1, 0, 1)
-        in_range("beta2", self.beta2, 0, 1)
-        in_range("momentum", self.momentum, 0, 1)
-        in_range("at_once", self.at_once, 1, math.inf)
-        for name in ("eps", "decay", "clip", "layer_decay", "head", "patience", "damp"):
-            in_range(name, getattr(self, name), 0, math.inf)
+        self.within(0, math.inf, "rate", "eps", "decay", "clip", "layer_decay", "head", "patience", "damp")
+        self.within(0, 1, "beta1", "beta2", "momentum")
+        self.within(1, math.inf, "at_once")
 
     @property
     def by_rows(self) -> bool:

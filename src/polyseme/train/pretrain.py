@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import math
 import platform
 import signal
@@ -27,7 +26,7 @@ from polyseme.corpus.order import WINDOW, Bin, Cursor, Lanes, Order
 from polyseme.corpus.store import Corpus, verify
 from polyseme.errors import Stopped, UserError
 from polyseme.families import FAMILIES
-from polyseme.files import read_json, told, write_json, write_text
+from polyseme.files import read_json, taken, write_json
 from polyseme.objectives.batch import Batch, Carry
 from polyseme.objectives.distil import Distilled
 from polyseme.objectives.packing import Bound, Shape, Streamed, Vocabulary
@@ -44,6 +43,7 @@ from polyseme.train import distributed
 from polyseme.train.asgd import TriggeredASGD, averaged
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, mean_weights, save_checkpoint
 from polyseme.train.cost import num_parameters, training_flops
+from polyseme.train.log import Log
 from polyseme.train.loop import Report, Training, choose_device, train
 from polyseme.train.optim import load_optimiser_state, optimiser_state
 from polyseme.train.recipe import Recipe
@@ -143,39 +143,7 @@ def pretrain(
     if checkpoint is not None:
         cursor, spent = _restore(run, checkpoint, environment)
         data.recall(checkpoint.tensors.get("memory", {}), device)
-    log = Log(out, run.start) if rank == 0 else None
-    found: dict[str, float] = {}
-    clock = time.perf_counter()
-    with (
-        _signals() as caught,
-        progress("pretrain", run.total * recipe.batch_tokens, "tokens", show=rank == 0) as bar,
-    ):
-        bar.skip(run.start * recipe.batch_tokens)
-        for report in train(run, data.steps(cursor, run.start)):
-            now = time.perf_counter()
-            spent["tokens"] += report.tokens
-            spent["flops"] += report.flops * world
-            spent["seconds"] += now - clock  # with the measuring and saving after the step before
-            clock = now
-            done = report.step == run.total
-            if log is not None:
-                log.add(report, every=recipe.log_every, last=done)
-            shown = device.type == "cpu" or report.step % recipe.log_every == 0  # on a GPU asking costs a wait
-            bar.advance(recipe.batch_tokens, ", ".join(f"{n} {v:.3f}" for n, v in report.loss.items()) if shown else "")
-            if valid is not None and (done or report.step % recipe.eval_every == 0):
-                found = evaluate(run, valid, recipe)
-                if isinstance(run.optimiser, TriggeredASGD):
-                    run.optimiser.observe(found[recipe.objective.terms[0]])
-                if log is not None:
-                    log.write({"step": report.step, "valid": found})
-            stop = distributed.agree(bool(caught), device)
-            if done or stop or report.step % recipe.save_every == 0:
-                memory = data.remembered()
-                if rank == 0 and report.numbers:
-                    keep = max(recipe.keep, recipe.average)
-                    _save(out, run, report, spent, environment, keep, memory)
-            if stop and not done:
-                raise Stopped(caught[0] if caught else signal.SIGTERM, report.step)
+    found = _steps(recipe, out, run, data, valid, cursor, spent, environment)
     joined = distributed.on_first(lambda: mean_weights(run.model, out / "checkpoints", recipe.average))
     if joined:
         distributed.send_weights(run.model)
@@ -198,6 +166,56 @@ def pretrain(
         write_json(out / "results.json", results)
         write_report(out)
     return results
+
+
+def _steps(
+    recipe: Recipe,
+    out: Path,
+    run: Training,
+    data: Data,
+    valid: Bound | None,
+    cursor: Cursor,
+    spent: dict[str, Any],
+    environment: dict[str, Any],
+) -> dict[str, float]:
+    """Take the steps behind the cursor, with measuring, logging and saving; what they cost is added to `spent`.
+
+    Returns what was measured last. A signal ends it with a checkpoint, and with `Stopped`.
+    """
+    log = Log(out, run.start) if run.rank == 0 else None
+    found: dict[str, float] = {}
+    clock = time.perf_counter()
+    with (
+        _signals() as caught,
+        progress("pretrain", run.total * recipe.batch_tokens, "tokens", show=run.rank == 0) as bar,
+    ):
+        bar.skip(run.start * recipe.batch_tokens)
+        for report in train(run, data.steps(cursor, run.start)):
+            now = time.perf_counter()
+            spent["tokens"] += report.tokens
+            spent["flops"] += report.flops * data.world
+            spent["seconds"] += now - clock  # with the measuring and saving after the step before
+            clock = now
+            done = report.step == run.total
+            if log is not None:
+                log.add(report, every=recipe.log_every, last=done)
+            shown = run.device.type == "cpu" or report.step % recipe.log_every == 0  # on a GPU asking costs a wait
+            bar.advance(recipe.batch_tokens, ", ".join(f"{n} {v:.3f}" for n, v in report.loss.items()) if shown else "")
+            if valid is not None and (done or report.step % recipe.eval_every == 0):
+                found = evaluate(run, valid, recipe)
+                if isinstance(run.optimiser, TriggeredASGD):
+                    run.optimiser.observe(found[recipe.objective.terms[0]])
+                if log is not None:
+                    log.write({"step": report.step, "valid": found})
+            stop = distributed.agree(bool(caught), run.device)
+            if done or stop or report.step % recipe.save_every == 0:
+                memory = data.remembered()
+                if run.rank == 0 and report.numbers:
+                    keep = max(recipe.keep, recipe.average)
+                    _save(out, run, report, spent, environment, keep, memory)
+            if stop and not done:
+                raise Stopped(caught[0] if caught else signal.SIGTERM, report.step)
+    return found
 
 
 def training(
@@ -334,56 +352,12 @@ def compiled(function: Terms, device: torch.device) -> Terms:
     return torch.compile(function)
 
 
-class Log:
-    """`log.jsonl` and TensorBoard events. A resumed run continues both where its checkpoint stood."""
-
-    def __init__(self, out: Path, start: int):
-        self.path = out / "log.jsonl"
-        rows = self.path.read_text(encoding="utf-8").splitlines() if start and self.path.exists() else []
-        write_text(self.path, "".join(row + "\n" for row in rows if _step(row) <= start))
-        self.clock, self.last = time.perf_counter(), start
-        self.board: Any = None
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.board = SummaryWriter(str(out / "tensorboard"), purge_step=start + 1 if start else None)
-        except ImportError:  # the extra `report` is not installed
-            pass
-
-    def add(self, report: Report, every: int, last: bool) -> None:
-        if report.step % every == 0 or report.step == 1 or last:
-            names = ("step", "loss", "rate", "gradient", "tokens")
-            row = {name: getattr(report, name) for name in names}
-            now = time.perf_counter()
-            seconds, self.clock = (now - self.clock) / max(report.step - self.last, 1), now
-            self.last = report.step
-            self.write(row | {"seconds": seconds, "tokens_per_second": report.tokens / max(seconds, 1e-9)})
-
-    def write(self, row: dict[str, Any]) -> None:
-        with told(self.path), open(self.path, "a", encoding="utf-8") as f:
-            f.write(json.dumps(row) + "\n")
-        if self.board is not None:
-            for key, value in row.items():
-                flat = {f"{key}/{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
-                for name, number in flat.items():
-                    self.board.add_scalar(name, number, row["step"])
-            self.board.flush()
-
-
-def _step(row: str) -> float:
-    """The step of a log line; a line cut off by a crash belongs to none."""
-    try:
-        return json.loads(row)["step"]
-    except json.JSONDecodeError:
-        return math.inf
-
-
 def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool, about: dict[str, str]) -> dict[str, Any]:
     """What `recipe.json` holds or will hold, once it is sure that a run may begin or go on in this folder."""
     saved = {"recipe": recipe.to_json(), "corpus": str(corpus.path), "corpus_hash": corpus.manifest_hash, **about}
     path = out / "recipe.json"
     if not path.exists():
-        if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        if taken(out):
             raise UserError(f"{out} is already there and holds no run: choose another --out")
         return saved
     if not resume:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,6 +32,9 @@ class BudgetSpec(Spec):
     steps: int = 0
     tokens: int = 0
     minutes: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.within(0, math.inf, "steps", "tokens", "minutes")
 
     @classmethod
     def parse(cls, text: str) -> BudgetSpec:
@@ -138,29 +142,14 @@ class Recipe(Spec):
 
     def check(self) -> Recipe:
         """Itself, if its numbers fit each other."""
-        for name in (
-            "max_len",
-            "batch_tokens",
-            "bin_tokens",
-            "eval_every",
-            "save_every",
-            "log_every",
-            "keep",
-        ):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}, which is less than 1")
-        if self.average < 0:
-            raise UserError(f"average is {self.average}, expected a number of checkpoints")
-        if self.ramp < 0:
-            raise UserError(f"ramp is {self.ramp}, expected a number of steps")
-        if not 0 <= self.holdout < 1:
-            raise UserError(f"holdout is {self.holdout}, expected a share from 0 to below 1")
+        self.within(1, math.inf, "max_len", "batch_tokens", "bin_tokens")
+        self.within(1, math.inf, "eval_every", "save_every", "log_every", "keep")
+        self.within(0, math.inf, "average", "ramp")
+        self.within(0, 1, "holdout")
         if self.bin_tokens < self.max_len:
             raise UserError(f"bin_tokens {self.bin_tokens} is smaller than max_len {self.max_len}")
         if self.batch_tokens % self.bin_tokens:
             raise UserError(f"batch_tokens {self.batch_tokens} is not a multiple of bin_tokens {self.bin_tokens}")
-        if min(self.budget.steps, self.budget.tokens, self.budget.minutes) < 0:
-            raise UserError("the budget is negative")
         if self.optim.rate <= 0:
             raise UserError(f"optim.rate is {self.optim.rate}, which is not above 0")
         if self.optim.method == "nt_asgd" and not self.holdout:

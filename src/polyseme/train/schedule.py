@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from polyseme.parts.spec import Spec, in_range
+from polyseme.parts.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ScheduleSpec(Spec):
     ratio: float = 32.0
 
     def __post_init__(self) -> None:
-        in_range("ratio", self.ratio, 1, math.inf)
+        self.within(1, math.inf, "ratio")
 
     def scale(self, step: int, total: int) -> float:
         """The factor on the peak rate at a step counted from 0."""

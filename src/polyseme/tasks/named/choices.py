@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 import tarfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from polyseme.errors import UserError, nearest
+from polyseme.files import parse_json
 from polyseme.tasks.examples import Example, Unit, read_lines
 from polyseme.tasks.named.data_set import DataSet, Row, each
 from polyseme.tasks.squad import squad_units
@@ -80,11 +80,7 @@ def _story(path: Path, need_labels: bool) -> Iterator[Unit]:
 def _race(path: Path, need_labels: bool) -> Iterator[Unit]:
     """One JSON an article, in folders (middle, high) or in the archive as it is distributed."""
     for name, data in _articles(path):
-        try:
-            record = json.loads(data.decode("utf-8-sig"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"{name}: malformed JSON: {error}") from None
-        yield from each(_article, Row(name, record, need_labels))
+        yield from each(_article, Row(name, parse_json(data, name), need_labels))
 
 
 def _articles(path: Path) -> Iterator[tuple[str, bytes]]:

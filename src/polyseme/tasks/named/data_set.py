@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.errors import UserError, nearest
-from polyseme.files import PACKED
+from polyseme.files import PACKED, parse_json
 from polyseme.tasks.examples import Example, Kind, Unit, read_lines, read_units, units_of
 from polyseme.tasks.predict import Extra
 
@@ -108,16 +108,9 @@ def json_lines(make: Callable[[Row], Iterable[Example]]) -> Units:
         for number, line in enumerate(read_lines(path), 1):
             if line.strip():
                 where = f"{path}:{number}"
-                yield from each(make, Row(where, parsed(line, where), need_labels))
+                yield from each(make, Row(where, parse_json(line, where), need_labels))
 
     return units
-
-
-def parsed(line: str, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{where}: malformed JSON: {error}") from None
 
 
 def each(make: Callable[[Any], Iterable[Example]], row: Any) -> Iterator[Unit]:

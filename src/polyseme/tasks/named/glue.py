@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.errors import UserError
+from polyseme.files import parse_json
 from polyseme.tasks.examples import Example, Unit, read_lines, units_of
 from polyseme.tasks.metrics import classification
-from polyseme.tasks.named.data_set import DataSet, Row, each, parsed, table, two
+from polyseme.tasks.named.data_set import DataSet, Row, each, table, two
 
 NLI = "does the second sentence follow, not follow, or contradict?"
 
@@ -41,7 +42,7 @@ def _snli_units(path: Path, need_labels: bool) -> Iterator[Unit]:
     """The Stanford files, JSON lines; pairs on which no three annotators agreed (`-`) are left out, as they ask."""
     for number, line in enumerate(read_lines(path), 1):
         where = f"{path}:{number}"
-        record = parsed(line, where)
+        record = parse_json(line, where)
         if isinstance(record, dict) and record.get("gold_label") == "-":
             continue
         yield from each(_snli, Row(where, record, need_labels))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from polyseme.errors import UserError
-from polyseme.files import PACKED
+from polyseme.files import PACKED, parse_json
 from polyseme.tasks.examples import LINES, read_lines
-from polyseme.tasks.named.data_set import Row, parsed
+from polyseme.tasks.named.data_set import Row
 
 
 def read_last_words(path: Path) -> list[tuple[str, str]]:
@@ -17,7 +17,7 @@ def read_last_words(path: Path) -> list[tuple[str, str]]:
     for number, line in enumerate(read_lines(path), 1):
         where = f"{path}:{number}"
         if suffix in LINES:
-            row = Row(where, parsed(line, where), True)
+            row = Row(where, parse_json(line, where), True)
             if isinstance(row.values, dict) and "continuation" in row.values:
                 found.append((row.get("context"), row.get("continuation").strip()))
                 continue
