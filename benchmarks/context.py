@@ -1,9 +1,10 @@
 """How much context models use, and what it costs: Transformer-XL, a Transformer with a fixed window, an LSTM.
 
-    python benchmarks/context.py CORPUS [--seconds 60] [--dim 128] [--layers 2] [--segment 64] [--furthest 512]
+    python benchmarks/context.py CORPUS [--seconds 60] [--dim 128] [--layers 2] [--segment 64] [--out FOLDER] …
 
 The three are trained by `pretrain` on one prepared corpus for the same seconds each, at the same width; the
-Transformers have `--layers` layers, the LSTM two, with about as many weights. Then, on held-out text:
+Transformers have `--layers` layers, the LSTM two, with about as many weights. `--only` trains one of them, so that
+three calls with one `--out` can go side by side; what is trained there is not trained again. Then, on held-out text:
 
 - relative effective context length (Dai et al. 2019, §4.4): tokens at evenly spread places are predicted from 1, 2, …
   steps of `--step` tokens before them, and a model's length is where one step more stops to pay, by the group's best;
@@ -22,6 +23,7 @@ import torch
 from report import header, table
 
 from polyseme.corpus.store import Corpus
+from polyseme.files import read_json
 from polyseme.objectives.packing import Vocabulary
 from polyseme.objectives.segments import SegmentLM
 from polyseme.objectives.specs import CausalLM
@@ -114,6 +116,9 @@ def main() -> None:
     parser.add_argument("--places", type=int, default=500, help="tokens that are predicted at every context")
     parser.add_argument("--threshold", type=float, default=0.01)
     parser.add_argument("--out", type=Path)
+    parser.add_argument(
+        "--only", choices=["transformer_xl", "fixed-window", "lstm"], help="train this one, and no more"
+    )
     given = parser.parse_args()
     out, device = given.out or Path(tempfile.mkdtemp()), choose_device()
     step = given.step or max(given.furthest // 16, 1)
@@ -124,8 +129,14 @@ def main() -> None:
     places = torch.linspace(given.furthest, len(text) - 1, given.places, device=device).long().unique()
     models, losses, rows = {}, {}, []
     for name, recipe in recipes(given).items():
-        results = pretrain(recipe, given.corpus, out / name.replace(" ", "-"))
-        models[name] = load_model(out / name.replace(" ", "-") / "model").model.to(device)
+        folder = out / name.replace(" ", "-")
+        if given.only and folder.name != given.only:
+            continue
+        done = folder / "results.json"
+        results = read_json(done) if done.exists() else pretrain(recipe, given.corpus, folder)
+        if given.only:
+            return
+        models[name] = load_model(folder / "model").model.to(device)
         losses[name] = losses_by_context(models[name], text, places, contexts)
         size, perplexity = num_parameters(models[name]), results["valid"]["perplexity"]
         rows.append([name, f"{size:,}", results["steps"], f"{perplexity:.1f}"])

@@ -55,6 +55,6 @@ def test_on_a_gpu_the_loss_is_that_of_a_cpu(factor: int) -> None:
         loss = own.loss(given, there, values.to(device), -100)
         loss.backward()
         grads = [p.grad for p in (*there.parameters(), *own.parameters()) if p.grad is not None]
-        found.append([loss.detach().float().cpu(), given.grad.float().cpu(), *(g.float().cpu() for g in grads)])
+        found.append([loss.detach().float().cpu(), given.grad.float().cpu(), *(g.float().cpu().clone() for g in grads)])
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() <= 0.03 * one.norm()
