@@ -82,7 +82,7 @@ _WINDOWS = _LABELS | {
 }
 _SHARED = (
     "Words are learnt from in blocks: the negatives of a block are drawn once and shared by its words.",
-    "The gradients of about a thousand words are added up before the tables change.",
+    "The gradients of one or two thousand words are added up before the tables change.",
 )
 
 WORD2VEC = Family(

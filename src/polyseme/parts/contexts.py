@@ -1,7 +1,8 @@
 """Heads that learn word vectors from the words around, with gradients written out.
 
 Text goes through in blocks of neighbouring words, so that the scores of all pairs of words near each other are one
-product of small matrices a block, and so are the gradients; the negatives of a block are drawn once for all its words
+product of small matrices a block, and so are the gradients (a mean of neighbours is a bag of rows: half of such a
+matrix would be zeros); the negatives of a block are drawn once for all its words
 (Ji et al. 2016, §4, share them in a window). A step touches few rows of large tables: each function here returns what
 is to be added to which rows, and whoever trains decides how. Heads of another kind than these have no such gradients.
 """
@@ -60,9 +61,8 @@ class Stream:
         """[B, L, L + 2 margin], 1 or 0: which words of a block and its margins each word of the block reaches."""
         number, size, (_, span) = self.num_blocks, self.block, self.reach.shape
         near = torch.zeros(number, size, size + span - 1, dtype=dtype, device=self.reach.device)
-        near.as_strided((number, size, span), (near.stride(0), near.stride(1) + 1, 1)).copy_(
-            self.reach.view(number, size, span)
-        )
+        band = near.as_strided((number, size, span), (near.stride(0), near.stride(1) + 1, 1))
+        band.copy_(self.reach.view(number, size, span))
         return near
 
     def count(self) -> Tensor:
@@ -116,11 +116,8 @@ def _places(number: int, span: int, device: torch.device) -> tuple[Tensor, Tenso
 def turned(reach: Tensor) -> Tensor:
     """Who reaches: [n, span] → [n + span − 1, span]. Row j has reach[i, j − i] for all i from j − span + 1 to j."""
     number, span = reach.shape
-    return (
-        F.pad(reach, (0, 0, span - 1, span - 1))
-        .as_strided((number + span - 1, span), (span, span - 1), span - 1)
-        .contiguous()
-    )
+    padded = F.pad(reach, (0, 0, span - 1, span - 1))
+    return padded.as_strided((number + span - 1, span), (span, span - 1), span - 1).contiguous()
 
 
 @dataclass(frozen=True)
@@ -203,10 +200,10 @@ class NegativeHead(Head):
         score = score.sigmoid_().sub_(1)  # of a word that reaches none too: its mean is nothing, and so is its step
         against = against.sigmoid_().mul_(stream.weight)
         back = inputs.new_empty(number + 4 * margin, dim)
-        back[: 2 * margin], back[2 * margin + number :] = 0, 0  # nothing comes from beyond the ends
-        torch.mul(truth, score, out=back[2 * margin : 2 * margin + number].view(-1, size, dim)).baddbmm_(
-            against, others
-        )
+        before, inner, behind = back.split([2 * margin, number, 2 * margin])
+        for end in (before, behind):  # nothing comes from beyond them
+            end.zero_()
+        torch.mul(truth, score, out=inner.view(-1, size, dim)).baddbmm_(against, others)
         reached = turned(reach)
         terms = reached.sum(1) * (1 + stream.weight * stream.negatives.shape[1])
         return Found(total, weighted(back, reached), terms, [
