@@ -38,7 +38,13 @@ def many(spec: Windows, epochs: int, pages: Pages | None = None) -> list:
 def words_of(stream) -> np.ndarray:
     margin = stream.margin
     tokens = stream.tokens.numpy()[margin : len(stream.tokens) - margin]
-    return tokens[(stream.left + stream.right).numpy() > 0]
+    return tokens[stream.reach.any(1).numpy()]
+
+
+def sides(stream) -> list[np.ndarray]:
+    """How many words each word of samples of 64 reaches on its left and on its right."""
+    halves = stream.reach[:, : stream.margin], stream.reach[:, stream.margin + 1 :]
+    return [half.sum(1).numpy().reshape(-1, 64) for half in halves]
 
 
 def test_negatives_follow_the_power_of_the_counts() -> None:
@@ -71,14 +77,15 @@ def test_windows_reach_evenly_and_stop_at_the_ends() -> None:
     pages = Pages([[64]] * 200)
     pages.tokens = np.random.default_rng(0).integers(4, SIZE, pages.num_tokens)
     streams = many(Windows(subsample=0, window=5), 5, pages)
-    reach = np.concatenate([s.left.numpy().reshape(-1, 64)[:, 5:-5].ravel() for s in streams])
+    reach = np.concatenate([sides(s)[0][:, 5:-5].ravel() for s in streams])
     seen = np.bincount(reach, minlength=6)[1:]
     close(seen, np.full(5, len(reach) / 5), 4)
-    rows = streams[0].left.numpy().reshape(-1, 64), streams[0].right.numpy().reshape(-1, 64)
+    rows = sides(streams[0])
+    assert not any(s.reach[:, 5].any() for s in streams)  # nobody reaches itself
     assert not rows[0][:, 0].any() and not rows[1][:, -1].any()
     assert (rows[0][:, 10:50] == rows[1][:, 10:50]).all() and rows[0][:, 1].max() == 1
     fixed = many(Windows(subsample=0, window=5, dynamic=False), 1, pages)[0]
-    assert (fixed.left.numpy().reshape(-1, 64)[:, 5:] == 5).all()
+    assert (sides(fixed)[0][:, 5:] == 5).all()
 
 
 def test_a_sample_is_the_same_in_any_batch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from polyseme.families import FAMILIES
 from polyseme.parts.contexts import Stream, blocks, huffman, joined
 from polyseme.parts.cooccurrence import Cells
 from polyseme.parts.model import Model
+from polyseme.parts.rows import RowGradient
 
 VOCAB, DIM, BLOCK, WINDOW = 40, 6, 8, 3
 WORDS = [f"word{i}" for i in range(VOCAB)]
@@ -37,17 +39,25 @@ def stream_of(mean: bool, number: int = 3) -> Stream:
     tokens = np.pad(draw.integers(1, VOCAB, size), (WINDOW, WINDOW + 2))
     reach = draw.integers(1, WINDOW + 1, size)
     left, right = np.minimum(np.arange(size), reach), np.minimum(np.arange(size)[::-1], reach)
-    left, right = (torch.from_numpy(np.pad(x, (0, 2)).astype(np.int16)) for x in (left, right))
+    away = np.arange(-WINDOW, WINDOW + 1)
+    near = (away >= -left[:, None]) & (away <= right[:, None]) & (away != 0)
     negatives = torch.from_numpy(draw.integers(0, VOCAB, (number, 4)))
-    return Stream(torch.from_numpy(tokens), left, right, negatives, BLOCK, WINDOW, 5 / 4, mean)
+    return Stream(
+        torch.from_numpy(tokens),
+        torch.from_numpy(np.pad(near, ((0, 2), (0, 0)))),
+        negatives,
+        BLOCK,
+        WINDOW,
+        5 / 4,
+        mean,
+    )
 
 
 def reached(stream: Stream) -> list[tuple[int, list[int]]]:
     """Each word's place in the stream, and the places of the words it reaches: the definition, in a loop."""
     found = []
-    for i, (left, right) in enumerate(zip(stream.left.tolist(), stream.right.tolist())):
-        at = i + WINDOW
-        found.append((at, [j for j in range(at - left, at + right + 1) if j != at]))
+    for i, near in enumerate(stream.reach.tolist()):
+        found.append((i + WINDOW, [i + k for k, there in enumerate(near) if there]))
     return found
 
 
@@ -73,7 +83,7 @@ def plain_loss(model: Model, head: str, stream: Stream) -> Tensor:
     return total
 
 
-def dense(model: Model, found: list) -> dict[int, Tensor]:
+def dense(model: Model, found: Iterable[RowGradient]) -> dict[int, Tensor]:
     sums = {id(p): torch.zeros_like(p) for p in model.parameters()}
     for table, ids, rows, terms in found:
         assert len(ids) == len(rows) == len(terms)
@@ -95,13 +105,17 @@ def test_gradients_are_those_of_autograd(head: str, mean: bool) -> None:
     assert int(stream.count()) == sum((len(a) > 0) if mean else len(a) for _, a in reached(stream))
 
 
+@pytest.mark.parametrize("mean", [False, True], ids=["skip-gram", "cbow"])
 @pytest.mark.parametrize("head", ["negative", "tree"])
-def test_blocks_apart_give_what_they_give_together(head: str) -> None:
-    model, stream = model_of("word2vec", head), stream_of(False)
-    whole = dense(model, model.row_gradients(head, stream)[1])
-    parts = [dense(model, model.row_gradients(head, stream.part(i, i + 1))[1]) for i in range(3)]
-    for key, value in whole.items():
-        torch.testing.assert_close(sum(part[key] for part in parts), value, rtol=1e-12, atol=1e-12)
+def test_blocks_apart_give_what_they_give_together(head: str, mean: bool) -> None:
+    """Rows, and of how many terms each is the sum."""
+    model, stream = model_of("word2vec", head), stream_of(mean)
+    whole = model.row_gradients(head, stream)[1]
+    parts = [model.row_gradients(head, stream.part(i, i + 1))[1] for i in range(3)]
+    for what in (lambda g: g, lambda g: g._replace(rows=g.terms[:, None].expand(-1, DIM).double())):
+        sums = [dense(model, map(what, part)) for part in parts]
+        for key, value in dense(model, map(what, whole)).items():
+            torch.testing.assert_close(sum(each[key] for each in sums), value, rtol=1e-12, atol=1e-12)
 
 
 def test_a_word_of_ngrams_moves_as_much_as_a_word_without() -> None:

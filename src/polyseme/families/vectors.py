@@ -65,7 +65,7 @@ _WINDOWS = OWN_LABELS | {"negative": own("heads.negative.own"), "tree": own("hea
 _CLASSES = {"WithNegative": ("negative",), "WithTree": ("tree",)}
 _SHARED = (
     "Words are learnt from in blocks: the negatives of a block are drawn once and shared by its words.",
-    "The gradients of about a thousand words are added up before the tables change.",
+    "The gradients of one or two thousand words are added up before the tables change.",
 )
 
 WORD2VEC = Family(

@@ -114,15 +114,16 @@ class _Windows(Bound):
         reach: int | np.ndarray = spec.window
         if spec.dynamic:
             reach = 1 + integers(draw(token_keys, places, REACH), spec.window)
-        left, right = np.minimum(before, reach), np.minimum(behind, reach)
+        left, right = (np.minimum(most, reach).astype(np.int16) for most in (before, behind))
+        away = np.arange(-spec.window, spec.window + 1, dtype=np.int16)
+        near = (away >= -left[:, None]) & (away <= right[:, None]) & (away != 0)
         number = max(-(-len(kept) // spec.block), 1)
         spare = number * spec.block - len(kept)
         firsts = np.arange(0, max(len(kept), 1), spec.block)
         count = int((left + right > 0).sum() if spec.predict == "word" else (left + right).sum())
         stream = Stream(
             torch.from_numpy(np.pad(kept, (spec.window, spec.window + spare))),
-            torch.from_numpy(np.pad(left, (0, spare)).astype(np.int16)),
-            torch.from_numpy(np.pad(right, (0, spare)).astype(np.int16)),
+            torch.from_numpy(np.pad(near, ((0, spare), (0, 0)))),
             torch.from_numpy(self._negatives(token_keys[firsts], places[firsts]) if len(kept) else _none(number, spec)),
             spec.block,
             spec.window,

@@ -1,7 +1,8 @@
 """Heads that learn word vectors from the words around, with gradients written out.
 
 Text goes through in blocks of neighbouring words, so that the scores of all pairs of words near each other are one
-product of small matrices a block, and so are the gradients; the negatives of a block are drawn once for all its words
+product of small matrices a block, and so are the gradients (a mean of neighbours is a bag of rows: half of such a
+matrix would be zeros); the negatives of a block are drawn once for all its words
 (Ji et al. 2016, §4, share them in a window). A step touches few rows of large tables: each function here returns what
 is to be added to which rows, and whoever trains decides how. Heads of another kind than these have no such gradients.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -31,8 +33,7 @@ class Stream:
     """
 
     tokens: Tensor  # int64 [margin + B·L + margin]
-    left: Tensor  # int16 [B·L]: how many words before it each word reaches, at most the margin
-    right: Tensor  # int16 [B·L]
+    reach: Tensor  # bool [B·L, 2 margin + 1]: which of the words around it, from the left to the right, a word reaches
     negatives: Tensor  # int64 [B, N]
     block: int
     margin: int
@@ -54,26 +55,19 @@ class Stream:
         size, low, high = self.block, first * self.block, last * self.block
         tokens = self.tokens[low : high + 2 * self.margin]
         negatives = self.negatives[first:last]
-        return Stream(
-            tokens, self.left[low:high], self.right[low:high], negatives, size, self.margin, self.weight, self.mean
-        )
+        return Stream(tokens, self.reach[low:high], negatives, size, self.margin, self.weight, self.mean)
 
-    def near(self) -> Tensor:
-        """bool [B, L, L + 2 margin]: which words of a block and its margins each word of the block reaches."""
-        size, margin = self.block, self.margin
-        away = torch.arange(size + 2 * margin, dtype=torch.int16, device=self.left.device) - margin
-        away = away - torch.arange(size, dtype=torch.int16, device=self.left.device)[:, None]
-        left, right = self.left.view(-1, size, 1), self.right.view(-1, size, 1)
-        return (away >= -left) & (away <= right) & (away != 0)
+    def near(self, dtype: torch.dtype) -> Tensor:
+        """[B, L, L + 2 margin], 1 or 0: which words of a block and its margins each word of the block reaches."""
+        number, size, (_, span) = self.num_blocks, self.block, self.reach.shape
+        near = torch.zeros(number, size, size + span - 1, dtype=dtype, device=self.reach.device)
+        band = near.as_strided((number, size, span), (near.stride(0), near.stride(1) + 1, 1))
+        band.copy_(self.reach.view(number, size, span))
+        return near
 
     def count(self) -> Tensor:
         """How many words are predicted: a term of the loss each, and its negatives."""
-        reached = self.left + self.right
-        return (reached > 0).sum() if self.mean else reached.sum()
-
-    def counts(self) -> Tensor:
-        """float [B·L]: how many words each reaches."""
-        return (self.left + self.right).float()
+        return (self.reach.any(1) if self.mean else self.reach).sum()
 
 
 class Found(NamedTuple):
@@ -104,6 +98,26 @@ def joined(parts: Tensor, size: int, margin: int) -> Tensor:
     inner[:, :margin] += parts[:-1, margin + size :]
     flat[margin + number * size :] += parts[-1, margin + size :]
     return flat
+
+
+def weighted(rows: Tensor, weights: Tensor) -> Tensor:
+    """Sums of neighbours, [n, dim]: of the rows from i on, as many as there are weights [n, span], for each i."""
+    places, starts = _places(*weights.shape, rows.device)
+    return F.embedding_bag(places, rows, starts, mode="sum", per_sample_weights=weights.flatten())
+
+
+@lru_cache(maxsize=16)
+def _places(number: int, span: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Which rows `weighted` sums up, end to end, and where those of each sum start."""
+    places = torch.arange(number + span - 1, device=device).as_strided((number, span), (1, 1))
+    return places.flatten(), torch.arange(0, number * span, span, device=device)
+
+
+def turned(reach: Tensor) -> Tensor:
+    """Who reaches: [n, span] → [n + span − 1, span]. Row j has reach[i, j − i] for all i from j − span + 1 to j."""
+    number, span = reach.shape
+    padded = F.pad(reach, (0, 0, span - 1, span - 1))
+    return padded.as_strided((number + span - 1, span), (span, span - 1), span - 1).contiguous()
 
 
 @dataclass(frozen=True)
@@ -138,7 +152,8 @@ class NegativeHead(Head):
         """Skip-gram: each word predicts the words it reaches."""
         size, margin, dim = stream.block, stream.margin, inputs.shape[1]
         inner = slice(margin, margin + stream.num_blocks * size)
-        near, counts = stream.near(), stream.counts()
+        near = stream.near(inputs.dtype)
+        counts = near.sum(2).view(-1)
         words = inputs[inner].view(-1, size, dim)
         around = blocks(F.embedding(stream.tokens, self.own), size, margin)
         others = F.embedding(stream.negatives, self.own)
@@ -155,7 +170,7 @@ class NegativeHead(Head):
         terms = torch.zeros_like(inputs[:, 0])
         terms[inner] = counts * (1 + stream.weight * stream.negatives.shape[1])
         seen = joined(torch.bmm(scores.transpose(1, 2), words), size, margin)
-        times = joined(near.sum(1, dtype=inputs.dtype), size, margin)
+        times = joined(near.sum(1), size, margin)
         return Found(total, gradient, terms, [
             RowGradient(self.own, stream.tokens, seen, times),
             self._others(stream, torch.bmm(against.transpose(1, 2), words), weights),
@@ -167,13 +182,13 @@ class NegativeHead(Head):
         Each of those takes the whole step, not its share of the mean, as in the authors' code: a mean that has to move
         moves as far whatever the window.
         """
-        size, margin, dim = stream.block, stream.margin, inputs.shape[1]
-        counts = stream.counts().to(inputs.dtype)
-        near = stream.near().to(inputs.dtype)
-        share = near / counts.clamp(min=1).view(-1, size, 1)
-        asked = (counts > 0).to(inputs.dtype).view(-1, size, 1)
-        mean = torch.bmm(share, blocks(inputs, size, margin))
-        ids = stream.tokens[margin : margin + stream.num_blocks * size]
+        margin, size, dim = stream.margin, stream.block, inputs.shape[1]
+        number = stream.num_blocks * size
+        reach = stream.reach.to(inputs.dtype)
+        counts = reach.sum(1, keepdim=True)
+        asked = counts.clamp(max=1).view(-1, size, 1)
+        mean = weighted(inputs, reach / counts.clamp(min=1)).view(-1, size, dim)
+        ids = stream.tokens[margin : margin + number]
         truth = F.embedding(ids, self.own).view(-1, size, dim)
         others = F.embedding(stream.negatives, self.own)
         score = (mean * truth).sum(-1, keepdim=True)
@@ -182,14 +197,18 @@ class NegativeHead(Head):
         total = None
         if loss:
             total = (F.softplus(-score) * asked).sum() + (F.softplus(against) * weights).sum()
-        score = score.sigmoid_().sub_(1).mul_(asked)
-        against = against.sigmoid_().mul_(weights)
-        back = torch.bmm(against, others).addcmul_(score, truth)
-        gradient = joined(torch.bmm(near.transpose(1, 2), back), size, margin)
-        terms = joined(near.sum(1), size, margin) * (1 + stream.weight * stream.negatives.shape[1])
-        return Found(total, gradient, terms, [
-            RowGradient(self.own, ids, (score * mean).view(-1, dim), asked.view(-1)),
+        score = score.sigmoid_().sub_(1)  # of a word that reaches none too: its mean is nothing, and so is its step
+        against = against.sigmoid_().mul_(stream.weight)
+        back = inputs.new_empty(number + 4 * margin, dim)
+        before, inner, behind = back.split([2 * margin, number, 2 * margin])
+        for end in (before, behind):  # nothing comes from beyond them
+            end.zero_()
+        torch.mul(truth, score, out=inner.view(-1, size, dim)).baddbmm_(against, others)
+        reached = turned(reach)
+        terms = reached.sum(1) * (1 + stream.weight * stream.negatives.shape[1])
+        return Found(total, weighted(back, reached), terms, [
             self._others(stream, torch.bmm(against.transpose(1, 2), mean), weights),
+            RowGradient(self.own, ids, mean.mul_(score).view(-1, dim), asked.view(-1)),
         ])  # fmt: skip
 
     def _others(self, stream: Stream, gradient: Tensor, weights: Tensor) -> RowGradient:
@@ -251,15 +270,11 @@ class TreeHead(Head):
         ids = stream.tokens[margin : margin + number]
         nodes, turns = (part.index_select(0, ids) for part in self.ways)
         turns = turns.to(inputs.dtype)
-        away = torch.arange(span, dtype=torch.int16, device=ids.device) - margin
-        near = (away >= -stream.left[:, None]) & (away <= stream.right[:, None]) & (away != 0)
-        reach = near.to(inputs.dtype)
+        reach = stream.reach.to(inputs.dtype)
+        given, asked = inputs.as_strided((number, span, dim), (dim, dim, 1), inputs.storage_offset()), reach
         if stream.mean:
-            reach = reach / stream.counts().clamp(min=1)[:, None].to(inputs.dtype)
-        around = inputs.as_strided((number, span, dim), (dim, dim, 1), inputs.storage_offset())
-        given, asked = around, reach
-        if stream.mean:
-            given, asked = torch.bmm(reach[:, None], around), near.any(1, keepdim=True).to(inputs.dtype)
+            counts = reach.sum(1, keepdim=True)
+            given, asked = weighted(inputs, reach / counts.clamp(min=1))[:, None], counts.clamp(max=1)
         truth = F.embedding(nodes, self.own)
         scores = torch.bmm(given, truth.transpose(1, 2))
         chosen = asked[:, :, None] * turns.abs()[:, None]
@@ -267,7 +282,6 @@ class TreeHead(Head):
         scores = (scores * turns[:, None]).sigmoid_().sub_(1) * turns[:, None] * asked[:, :, None]
         back = torch.bmm(scores, truth)
         if stream.mean:  # each takes the whole step
-            reach = near.to(inputs.dtype)
             back = reach[:, :, None] * back
         gradient, terms = torch.zeros_like(inputs), torch.zeros_like(inputs[:, 0])
         depth = turns.abs().sum(1)

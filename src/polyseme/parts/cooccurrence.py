@@ -82,5 +82,5 @@ class CountHead(Head):
         return Found((pull * error).sum() / 2 if loss else None, pull[:, None] * others, ones, [
             RowGradient(self.own, cells.others, pull[:, None] * inputs, ones),
             RowGradient(self.first_bias, cells.tokens, pull, ones),
-            RowGradient(self.bias, cells.others, pull, ones),
+            RowGradient(self.bias, cells.others, pull.clone(), ones),
         ])  # fmt: skip

@@ -12,5 +12,5 @@ class RowGradient(NamedTuple):
 
     table: Tensor  # a parameter
     ids: Tensor  # int64 [n]
-    rows: Tensor  # [n, …]: summed over the terms of the loss, not their mean
+    rows: Tensor  # [n, …]: summed over the terms of the loss, not their mean; its own, to be changed in place
     terms: Tensor  # float [n]: how many terms each row is the sum of

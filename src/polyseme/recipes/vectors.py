@@ -10,7 +10,14 @@ from polyseme.train.schedule import ScheduleSpec
 
 
 def _windows(
-    name: str, family: str, size: str, objective: Windows, tokens: int, rate: float = 0.025, damp: float = 0.1
+    name: str,
+    family: str,
+    size: str,
+    objective: Windows,
+    tokens: int,
+    rate: float = 0.025,
+    damp: float = 0.1,
+    at_once: int = 1024,
 ) -> Recipe:
     """The rate falls linearly to nothing over the run, as in the authors' code; a step is 16,384 words of text."""
     return Recipe(
@@ -22,7 +29,7 @@ def _windows(
         batch_tokens=16384,
         bin_tokens=16384,
         budget=BudgetSpec(tokens=tokens),
-        optim=OptimSpec(method="rows", rate=rate, at_once=1024, damp=damp),
+        optim=OptimSpec(method="rows", rate=rate, at_once=at_once, damp=damp),
         schedule=ScheduleSpec("linear", warmup=1),
         holdout=0.001,
         eval_every=2000,
@@ -46,8 +53,9 @@ def word2vec_tiny() -> Recipe:
 
 
 def cbow_tiny() -> Recipe:
-    """CBOW at 100 numbers a word."""
-    return _windows("cbow-tiny", "word2vec", "tiny", Windows(predict="word"), 30_000_000, rate=0.05, damp=0.02)
+    """CBOW at 100 numbers a word; two thousand words at once, since each is one prediction, not one for each pair."""
+    objective = Windows(predict="word")
+    return _windows("cbow-tiny", "word2vec", "tiny", objective, 30_000_000, rate=0.05, damp=0.02, at_once=2048)
 
 
 def fasttext() -> Recipe:

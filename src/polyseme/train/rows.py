@@ -34,6 +34,7 @@ class RowWork:
         self.rate = torch.zeros((), device=run.device)  # stays where it is: recordings know it by its place
         self.total = torch.zeros((), device=run.device)  # the mean loss
         self.broken = torch.zeros((), device=run.device)  # the first step that was not finite; then nothing changes
+        self.numbers: dict[int, Tensor] = {}  # for each length of table as many zeros, to count in
         self.threads = torch.get_num_threads()
         torch.set_num_threads(1)  # those of so small an operator wait for each other longer than they work
         self._learn: Callable[[Near], None] = self._learn_some
@@ -97,9 +98,12 @@ class RowWork:
             state["sum"].index_add_(0, ids, rows.square())
             rows = rows * state["sum"].index_select(0, ids).rsqrt_().mul_(-rate)
         elif damp:
-            number = torch.zeros_like(table[:, 0] if table.ndim > 1 else table).index_add_(0, ids, terms.to(rows))
+            if len(table) not in self.numbers:
+                self.numbers[len(table)] = rows.new_zeros(len(table))
+            number = self.numbers[len(table)].index_add_(0, ids, terms.to(rows))
             scale = number.index_select(0, ids).mul_(rate * damp).add_(1).reciprocal_().mul_(-rate)
-            rows = rows * scale.view(-1, *[1] * (rows.ndim - 1))
+            number.index_fill_(0, ids, 0)  # of a large table few
+            rows = rows.mul_(scale.view(-1, *[1] * (rows.ndim - 1)))
         else:
-            rows = rows * -rate
+            rows = rows.mul_(-rate)
         table.index_add_(0, ids, rows)
