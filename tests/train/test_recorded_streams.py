@@ -53,9 +53,10 @@ def windows(output: str, mean: bool) -> list[Batch]:
     draw, found, size = torch.Generator().manual_seed(0), [], 40 * 16
     for _ in range(STEPS):
         tokens = torch.randint(0, VOCABULARY // 10, (size + 10,), generator=draw)
-        left, right = (torch.randint(1, 6, (size,), generator=draw).to(torch.int16) for _ in range(2))
+        reach = torch.rand(size, 11, generator=draw) < 0.5
+        reach[:, 5] = False  # nobody reaches itself
         negatives = torch.randint(0, VOCABULARY, (40, 4), generator=draw)
-        near, none = Stream(tokens, left, right, negatives, 16, 5, 5 / 4, mean), torch.zeros(0, dtype=torch.int64)
+        near, none = Stream(tokens, reach, negatives, 16, 5, 5 / 4, mean), torch.zeros(0, dtype=torch.int64)
         found.append(Batch(none, Layout.of([]), None, {output: Targets(none, none, size)}, size, near=near))
     return found
 

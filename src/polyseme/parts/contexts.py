@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.parts.head import Head
+from polyseme.parts.known import known
 from polyseme.parts.rows import RowGradient
 from polyseme.parts.spec import Spec
 
@@ -102,11 +102,12 @@ def joined(parts: Tensor, size: int, margin: int) -> Tensor:
 
 def weighted(rows: Tensor, weights: Tensor) -> Tensor:
     """Sums of neighbours, [n, dim]: of the rows from i on, as many as there are weights [n, span], for each i."""
-    places, starts = _places(*weights.shape, rows.device)
+    number, span = weights.shape
+    places, starts = _places(number, span, rows.device)
     return F.embedding_bag(places, rows, starts, mode="sum", per_sample_weights=weights.flatten())
 
 
-@lru_cache(maxsize=16)
+@known(16)
 def _places(number: int, span: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Which rows `weighted` sums up, end to end, and where those of each sum start."""
     places = torch.arange(number + span - 1, device=device).as_strided((number, span), (1, 1))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from polyseme.parts.known import known
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +50,8 @@ class Layout:
         )
 
     @staticmethod
-    @lru_cache(256)
-    def known(lengths: tuple[int, ...], device: torch.device) -> Layout:
+    @known(256)
+    def recalled(lengths: tuple[int, ...], device: torch.device) -> Layout:
         """The same, for lengths that come again and again: worked out and sent to the device once."""
         return Layout.of(lengths, device=device)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from polyseme.parts.known import known
 from polyseme.parts.layout import Layout, Source
 
 
@@ -100,7 +100,7 @@ def _sequences(layout: Layout, chosen: Sequence[int]) -> tuple[Tensor, Layout]:
     return torch.from_numpy(index).to(device), Layout.of([layout.lengths[i] for i in chosen], device=device)
 
 
-@lru_cache(64)
+@known(64)
 def _newest(lengths: tuple[int, ...], length: int, device: torch.device) -> tuple[Tensor, Layout]:
     """The last rows of sequences of these lengths, `length` of each at most, and their layout."""
     sizes = np.array(lengths)
@@ -109,7 +109,7 @@ def _newest(lengths: tuple[int, ...], length: int, device: torch.device) -> tupl
     return torch.from_numpy(index).to(device), Layout.of(np.minimum(sizes, length), device=device)
 
 
-@lru_cache(64)
+@known(64)
 def _joined(old: tuple[int, ...], new: tuple[int, ...], device: torch.device) -> tuple[Layout, Tensor]:
     """The layout of new rows behind old ones, sequence by sequence, and the order in which they join."""
     before, behind = np.array(old), np.array(new)

@@ -439,7 +439,7 @@ class Recurrent(nn.Module):
     def _remembered(self, ends: list[tuple[Tensor, ...]], layout: Layout, memory: Memory | None) -> Memory:
         """One row for each sequence."""
         read = memory.read if memory else (0,) * len(layout.lengths)
-        rows = Layout.known((1,) * len(layout.lengths), layout.starts.device)
+        rows = Layout.recalled((1,) * len(layout.lengths), layout.starts.device)
         return Memory(rows, tuple(ends), tuple(a + b for a, b in zip(read, layout.lengths)))
 
     def pool(self, hidden: Tensor, layout: Layout) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from polyseme.objectives.batch import Batch, Carry, changed, signature, tensors
+from polyseme.parts.known import pinned
 from polyseme.parts.memory import Memory
 from polyseme.train import distributed
 from polyseme.train.asgd import TriggeredASGD
@@ -149,7 +150,7 @@ class Recorded:
     def _aside(self, given: tuple[Any, ...]) -> Any:
         """A plain call, on the stream that will record: gradients belong to the stream that first made them."""
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), pinned():
             found = self.function(*given)
         torch.cuda.current_stream().wait_stream(self.stream)
         return found
@@ -162,6 +163,7 @@ class Recorded:
             Recorded.pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # other threads may go on meanwhile: one makes the next batches ready in pinned memory
-        with torch.cuda.graph(graph, pool=Recorded.pool, stream=self.stream, capture_error_mode="thread_local"):
+        captured = torch.cuda.graph(graph, pool=Recorded.pool, stream=self.stream, capture_error_mode="thread_local")
+        with captured, pinned():
             result = self.function(*held)
         return graph, tensors(held), result

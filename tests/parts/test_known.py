@@ -1,0 +1,25 @@
+"""What recorded kernels read stays; the rest is let go."""
+
+from __future__ import annotations
+
+from polyseme.parts.known import known, pinned
+
+
+def test_the_last_answers_are_kept_and_all_that_are_pinned() -> None:
+    asked = []
+
+    @known(2)
+    def fact(number: int) -> list[int]:
+        asked.append(number)
+        return [number]
+
+    first = fact(1)
+    with pinned():
+        second = fact(2)
+        assert fact(1) is first
+    for number in range(3, 9):
+        fact(number)
+    assert fact(1) is first and fact(2) is second and asked == [1, 2, *range(3, 9)]
+    assert fact(8) is fact(8) and asked[-1] == 8
+    fact(3)
+    assert asked[-1] == 3  # which was let go
