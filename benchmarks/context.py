@@ -133,7 +133,7 @@ def main() -> None:
         if given.only and folder.name != given.only:
             continue
         done = folder / "results.json"
-        results = read_json(done) if done.exists() else pretrain(recipe, given.corpus, folder)
+        results = read_json(done) if done.exists() else pretrain(recipe, given.corpus, folder, folder.exists())
         if given.only:
             return
         models[name] = load_model(folder / "model").model.to(device)

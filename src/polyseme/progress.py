@@ -42,6 +42,12 @@ class Progress:
             self.last = now
             print(self.line(note), file=sys.stderr, flush=True)
 
+    def expect(self, total: float) -> None:
+        """Another amount of work than was said at first."""
+        self.total = total
+        if self._bar is not None:
+            self._bar.update(self._task, total=total)
+
     def skip(self, amount: float) -> None:
         """Work done earlier: it counts as done, but not towards the rate."""
         self.done += amount

@@ -15,12 +15,13 @@ from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.terms import losses
 from polyseme.parts.layout import Layout
 from polyseme.prefetch import prefetch
+from polyseme.train.budget import Deadline, steps_in
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from polyseme.train.cost import num_parameters, training_flops
 from polyseme.train.half import Half
 from polyseme.train.loop import Training, train
 from polyseme.train.optim import OptimSpec, load_optimiser_state, optimiser_state, set_rate
-from polyseme.train.pretrain import compiled, pretrain, steps_in
+from polyseme.train.pretrain import compiled, pretrain
 from polyseme.train.recipe import BudgetSpec, Recipe
 from polyseme.train.schedule import ScheduleSpec
 from tests.contracts.cases import fitting
@@ -407,3 +408,15 @@ def test_gradients_of_the_copy_replace_or_add():
     weights[0][1].grad = torch.ones_like(weights[0][1])
     half.give(fresh=True)
     assert (weights[0][0].grad == 1).all() and all((p.grad == 0).all() for p, _ in weights[1:])
+
+
+@pytest.mark.parametrize("each,total", [(1.0, 100), (1.015, 100), (0.97, 100), (2.0, 55), (0.5, 190), (30.0, 10)])
+def test_a_deadline_counts_the_steps_that_fit(each, total, monkeypatch):
+    """A hundred steps of a second, looked at after ten: a pace that nearly fits changes nothing."""
+    clock = [0.0]
+    monkeypatch.setattr("polyseme.train.budget.time.perf_counter", lambda: clock[0])
+    deadline = Deadline(end=100.0, start=0, total=200)
+    assert not deadline.due(9) and deadline.due(10)
+    clock[0] = 10 * each
+    assert deadline.total(10, 100) == total
+    assert not deadline.due(19) and deadline.due(20)

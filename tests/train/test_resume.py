@@ -22,6 +22,7 @@ from polyseme.recipes import RECIPES
 from polyseme.text.events import EVENTS
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
+from polyseme.train.budget import LOOKS, Deadline
 from polyseme.train.checkpoint import load_checkpoint
 from polyseme.train.optim import OptimSpec
 from polyseme.train.pretrain import Stopped, pretrain
@@ -323,24 +324,43 @@ def test_disk_full_while_saving(corpora, tmp_path, monkeypatch):
 
 
 def test_a_budget_in_minutes_is_settled_once(corpora, tmp_path, monkeypatch):
-    """The number of steps is measured when the run begins; a resumed run keeps it, however fast the machine is then."""
+    """The number of steps is measured when the run begins; a resumed run at its pace keeps it."""
     real = module.train
 
     def short(run, data):
         for report in real(run, data):
-            if run.total != 6 * module.TIMED and report.step == 1:  # which is the calibration
+            if report.step == 1:
                 raise Killed
             yield report
 
     timed = recipe("bert").replace(budget=BudgetSpec(minutes=0.05), save_every=2)
+    monkeypatch.setattr(Deadline, "total", lambda self, step, total: total)
     monkeypatch.setattr(module, "train", short)
     with pytest.raises(Killed):
         pretrain(timed, corpora["wordpiece"], tmp_path / "run")
     total = json.loads((tmp_path / "run" / "recipe.json").read_text())["total"]
     monkeypatch.setattr(module, "train", real)
-    monkeypatch.setattr(module, "_total_steps", lambda *_: pytest.fail("calibrated again"))
+    monkeypatch.setattr(module, "settle", lambda *_: pytest.fail("calibrated again"))
     results = pretrain(timed, corpora["wordpiece"], tmp_path / "run", resume=True)
     assert results["steps"] == total
+
+
+@pytest.mark.parametrize("settled,then", [(40, 12), (6, 15), (40, 0)], ids=["slower", "faster", "over"])
+def test_when_the_pace_changes_so_does_the_length_of_the_run(settled, then, corpora, tmp_path, monkeypatch):
+    """Its schedule too, and what a resumed run would do; a run whose time is over ends where it is, whole."""
+    monkeypatch.setattr(module, "settle", lambda *_: (settled, 0.5))
+    monkeypatch.setattr(Deadline, "total", lambda self, step, total: max(then, step))
+    run = tmp_path / "run"
+    timed = recipe("bert").replace(budget=BudgetSpec(minutes=1.0), log_every=1)
+    results = pretrain(timed, corpora["wordpiece"], run)
+    first = max(settled // LOOKS, 1)
+    assert results["steps"] == max(then, first) == json.loads((run / "recipe.json").read_text())["total"]
+    rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    rates = [row["rate"] for row in rows if "rate" in row]
+    assert len(rates) == results["steps"] == load_checkpoint(run / "checkpoints").step
+    if then:
+        assert rates[-1] < 0.2 * max(rates)  # a rate that falls to nothing got there
+    assert (run / "model" / "config.json").exists()
 
 
 def test_two_ranks_train_the_same_model(corpora, tmp_path):

@@ -101,10 +101,13 @@ def choose_device() -> torch.device:
 
 
 def train(run: Training, data: Iterable[tuple[list[Batch], Any]]) -> Iterator[Report]:
-    """Run steps `start + 1 … total` over (micro-batches of one step, the cursor after it)."""
+    """Run steps `start + 1 … total` over (micro-batches of one step, the cursor after it).
+
+    Whoever iterates may change `run.total` between steps.
+    """
     run.model.train()
     cuda = run.device.type == "cuda"
-    steps = zip(range(run.start, run.total), prefetch(_pinned(data) if cuda else data))
+    steps = zip(_numbers(run), prefetch(_pinned(data) if cuda else data))
     with closing(RowWork(run) if run.optim.by_rows else Work(run)) as work:
         for step, (batches, cursor) in steps:
             began = time.perf_counter()
@@ -133,6 +136,13 @@ def train(run: Training, data: Iterable[tuple[list[Batch], Any]]) -> Iterator[Re
                 report.numbers  # noqa: B018  # raises, and keeps the host from running far ahead of a GPU
             work.change()
             yield report
+
+
+def _numbers(run: Training) -> Iterator[int]:
+    step = run.start
+    while step < run.total:
+        yield step
+        step += 1
 
 
 def _seed(seed: int, device: torch.device) -> None:

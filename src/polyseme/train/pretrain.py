@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import platform
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +39,7 @@ from polyseme.report import write_report
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
 from polyseme.train.asgd import TriggeredASGD, averaged
+from polyseme.train.budget import Deadline, settle
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, mean_weights, save_checkpoint
 from polyseme.train.cost import num_parameters, training_flops
 from polyseme.train.log import Log
@@ -49,8 +48,6 @@ from polyseme.train.optim import load_optimiser_state, optimiser_state
 from polyseme.train.recipe import Recipe
 from polyseme.train.spelling import learn_spellings
 from polyseme.weights.folder import check_fit, save_model
-
-TIMED = 5  # steps timed together
 
 
 @dataclass
@@ -135,15 +132,20 @@ def pretrain(
     run.model.know(tokenizer.vocabulary, tokenizer.special_ids, data.bound.counts)
     learn_spellings(run.model, tokenizer)
     environment = _environment(run, world)
-    run.total = begun.get("total") or distributed.on_first(
-        partial(_store_total, out, begun, _total_steps(recipe, run, data, valid, began))
-    )
+    if "total" not in begun:
+        settled = settle(recipe, run, data, lambda trial: valid and evaluate(trial, valid, recipe), began)
+        begun = distributed.on_first(partial(_store_total, out, begun, *settled))
+    run.total = begun["total"]
     checkpoint = load_checkpoint(out / "checkpoints")
     cursor, spent = Cursor(), {"tokens": 0, "flops": 0, "seconds": 0.0}
     if checkpoint is not None:
         cursor, spent = _restore(run, checkpoint, environment)
         data.recall(checkpoint.tensors.get("memory", {}), device)
-    found = _steps(recipe, out, run, data, valid, cursor, spent, environment)
+    deadline = None
+    if recipe.budget.minutes:
+        end = began + recipe.budget.minutes * 60 - spent["seconds"] - begun.get("ending", 0.0)
+        deadline = Deadline(end, max(run.start, recipe.ramp), run.total)
+    found = _steps(recipe, out, run, data, valid, cursor, spent, environment, deadline)
     joined = distributed.on_first(lambda: mean_weights(run.model, out / "checkpoints", recipe.average))
     if joined:
         distributed.send_weights(run.model)
@@ -177,6 +179,7 @@ def _steps(
     cursor: Cursor,
     spent: dict[str, Any],
     environment: dict[str, Any],
+    deadline: Deadline | None,
 ) -> dict[str, float]:
     """Take the steps behind the cursor, with measuring, logging and saving; what they cost is added to `spent`.
 
@@ -196,6 +199,9 @@ def _steps(
             spent["flops"] += report.flops * data.world
             spent["seconds"] += now - clock  # with the measuring and saving after the step before
             clock = now
+            if deadline is not None and deadline.due(report.step) and report.step < run.total:
+                _look(deadline, run, report, out)
+                bar.expect(run.total * recipe.batch_tokens)
             done = report.step == run.total
             if log is not None:
                 log.add(report, every=recipe.log_every, last=done)
@@ -379,10 +385,20 @@ def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool, about: di
     return dict(before)
 
 
-def _store_total(out: Path, begun: dict[str, Any], total: int) -> int:
-    """Begin the run folder. The length of the run is settled here, once: a resumed run keeps it."""
-    write_json(out / "recipe.json", begun | {"total": total})
-    return total
+def _store_total(out: Path, begun: dict[str, Any], total: int, ending: float) -> dict[str, Any]:
+    """Begin the run folder with the length of the run, which a resumed one keeps, and how long its end takes."""
+    write_json(out / "recipe.json", begun | {"total": total, "ending": ending})
+    return begun | {"total": total, "ending": ending}
+
+
+def _look(deadline: Deadline, run: Training, report: Report, out: Path) -> None:
+    """At the clock: the run gets the number of steps that fit, by that of the first rank."""
+    report.numbers  # noqa: B018  # on a GPU the clock says nothing before the step has ended
+    total = deadline.total(report.step, run.total)
+    total = distributed.on_first(lambda: total)
+    if total != run.total and run.rank == 0:
+        write_json(out / "recipe.json", read_json(out / "recipe.json") | {"total": total})
+    run.total = total
 
 
 def _save(
@@ -409,41 +425,6 @@ def _restore(run: Training, checkpoint: Checkpoint, environment: dict[str, Any])
     load_optimiser_state(run.optimiser, run.model, checkpoint.tensors["optimiser"])
     run.start = checkpoint.step
     return Cursor(**state["cursor"]), state["spent"]
-
-
-def _total_steps(recipe: Recipe, run: Training, data: Data, valid: Bound | None, began: float) -> int:
-    """The budget as a number of steps; for minutes, by timing a few steps on a copy of the model.
-
-    The minutes are those of the whole run since `began`: compiling and this calibration, measuring and saving too.
-    """
-    if recipe.budget.steps:
-        return recipe.budget.steps
-    bins = data.order.bins_per_step
-    saved = sum(1 - data.order.bins_at(step, data.world) / bins for step in range(recipe.ramp))  # steps, by the ramp
-    if recipe.budget.tokens:
-        return math.ceil(recipe.budget.tokens / (recipe.batch_tokens * data.order.fill()) + saved)
-    model = copy.deepcopy(run.model)
-    trial = dataclasses.replace(
-        run, model=model, optimiser=run.optim.build(model, model.trunk.groups()), total=6 * TIMED
-    )
-    times = []
-    for report in train(trial, data.steps(Cursor(), recipe.ramp)):
-        if report.step % TIMED == 0 and report.numbers:  # on a GPU asking waits, which a run does rarely
-            times.append(time.perf_counter())
-    each = statistics.median(after - before for before, after in pairwise(times)) / TIMED
-    clock = time.perf_counter()
-    if valid is not None:
-        evaluate(trial, valid, recipe)
-    now = time.perf_counter()
-    saving = 12 * num_parameters(model) / 5e8  # weights and two moments, at the pace of a plain disk
-    left = recipe.budget.minutes * 60 - (now - began)
-    return int(steps_in(left, each, (now - clock, recipe.eval_every), (saving, recipe.save_every)) + saved)
-
-
-def steps_in(seconds: float, each: float, *others: tuple[float, int]) -> int:
-    """How many steps fit, each of so long; `others` take their time after every so many steps and once at the end."""
-    seconds -= sum(cost for cost, _ in others)
-    return max(int(seconds / (each + sum(cost / every for cost, every in others))), 1)
 
 
 @contextmanager
