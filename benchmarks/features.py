@@ -187,7 +187,7 @@ def run(job: Job, row: Row, place: Place) -> dict[str, Any]:
         }
         models = [place.path(name) for name in row.models]
         if row.finetuned:
-            settings = FinetuneSpec(batch_size=32, decoder="softmax", truncate=True)
+            settings = FinetuneSpec(decoder="softmax", truncate=True)
             results = finetune(models[0], "tagging", train, dev, None, settings, **given)
         else:
             network = NetworkSpec().replace(**row.network)
