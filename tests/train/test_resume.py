@@ -363,6 +363,13 @@ def test_when_the_pace_changes_so_does_the_length_of_the_run(settled, then, corp
     assert (run / "model" / "config.json").exists()
 
 
+def test_minutes_do_not_matter_where_there_are_steps(corpora, tmp_path, monkeypatch):
+    """Of a budget the first that is given counts: a recipe's minutes stay behind when steps are set."""
+    monkeypatch.setattr(Deadline, "total", lambda *_: pytest.fail("looked at the clock"))
+    both = recipe("bert").replace(budget=BudgetSpec(steps=4, minutes=1.0))
+    assert pretrain(both, corpora["wordpiece"], tmp_path / "run")["steps"] == 4
+
+
 def test_two_ranks_train_the_same_model(corpora, tmp_path):
     """Under torchrun: the same steps on the same data as one process, one run folder, and a clean end."""
     plain = recipe("bert")

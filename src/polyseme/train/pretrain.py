@@ -142,7 +142,7 @@ def pretrain(
         cursor, spent = _restore(run, checkpoint, environment)
         data.recall(checkpoint.tensors.get("memory", {}), device)
     deadline = None
-    if recipe.budget.minutes:
+    if recipe.budget.timed:
         end = began + recipe.budget.minutes * 60 - spent["seconds"] - begun.get("ending", 0.0)
         deadline = Deadline(end, max(run.start, recipe.ramp), run.total)
     found = _steps(recipe, out, run, data, valid, cursor, spent, environment, deadline)

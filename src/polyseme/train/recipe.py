@@ -27,7 +27,7 @@ from polyseme.train.schedule import ScheduleSpec
 
 @dataclass(frozen=True)
 class BudgetSpec(Spec):
-    """How long: the first of these that is not zero. Minutes become steps by a short calibration, once."""
+    """How long: the first of these that is not zero. Minutes become steps by a short calibration, and by the clock."""
 
     steps: int = 0
     tokens: int = 0
@@ -35,6 +35,10 @@ class BudgetSpec(Spec):
 
     def __post_init__(self) -> None:
         self.within(0, math.inf, "steps", "tokens", "minutes")
+
+    @property
+    def timed(self) -> bool:
+        return not (self.steps or self.tokens)
 
     @classmethod
     def parse(cls, text: str) -> BudgetSpec:
