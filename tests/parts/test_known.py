@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from polyseme.parts.known import known, pinned
 
 
@@ -23,3 +25,15 @@ def test_the_last_answers_are_kept_and_all_that_are_pinned() -> None:
     assert fact(8) is fact(8) and asked[-1] == 8
     fact(3)
     assert asked[-1] == 3  # which was let go
+
+
+def test_what_was_asked_for_while_reading_serves_learning() -> None:
+    @known(2)
+    def places(number: int) -> torch.Tensor:
+        return torch.arange(number)
+
+    with torch.inference_mode():
+        places(3)
+    rows = torch.ones(3, 2, requires_grad=True)
+    rows.index_select(0, places(3)).sum().backward()
+    assert rows.grad is not None and not places(3).is_inference()
