@@ -348,7 +348,7 @@ def test_a_budget_in_minutes_is_settled_once(corpora, tmp_path, monkeypatch):
 @pytest.mark.parametrize("settled,then", [(40, 12), (6, 15), (40, 0)], ids=["slower", "faster", "over"])
 def test_when_the_pace_changes_so_does_the_length_of_the_run(settled, then, corpora, tmp_path, monkeypatch):
     """Its schedule too, and what a resumed run would do; a run whose time is over ends where it is, whole."""
-    monkeypatch.setattr(module, "settle", lambda *_: (settled, 0.5))
+    monkeypatch.setattr(module, "settle", lambda *_: (settled, [(0.5, 10)]))
     monkeypatch.setattr(Deadline, "total", lambda self, step, total: max(then, step))
     run = tmp_path / "run"
     timed = recipe("bert").replace(budget=BudgetSpec(minutes=1.0), log_every=1)

@@ -39,7 +39,7 @@ from polyseme.report import write_report
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
 from polyseme.train.asgd import TriggeredASGD, averaged
-from polyseme.train.budget import Deadline, settle
+from polyseme.train.budget import Cost, Deadline, settle
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, mean_weights, save_checkpoint
 from polyseme.train.cost import num_parameters, training_flops
 from polyseme.train.log import Log
@@ -141,10 +141,8 @@ def pretrain(
     if checkpoint is not None:
         cursor, spent = _restore(run, checkpoint, environment)
         data.recall(checkpoint.tensors.get("memory", {}), device)
-    deadline = None
-    if recipe.budget.timed:
-        end = began + recipe.budget.minutes * 60 - spent["seconds"] - begun.get("ending", 0.0)
-        deadline = Deadline(end, max(run.start, recipe.ramp), run.total)
+    end = began + recipe.budget.minutes * 60 - spent["seconds"] if recipe.budget.timed else math.inf
+    deadline = Deadline(end, max(run.start, recipe.ramp), run.total, begun.get("others", ()))
     found = _steps(recipe, out, run, data, valid, cursor, spent, environment, deadline)
     joined = distributed.on_first(lambda: mean_weights(run.model, out / "checkpoints", recipe.average))
     if joined:
@@ -179,7 +177,7 @@ def _steps(
     cursor: Cursor,
     spent: dict[str, Any],
     environment: dict[str, Any],
-    deadline: Deadline | None,
+    deadline: Deadline,
 ) -> dict[str, float]:
     """Take the steps behind the cursor, with measuring, logging and saving; what they cost is added to `spent`.
 
@@ -199,7 +197,7 @@ def _steps(
             spent["flops"] += report.flops * data.world
             spent["seconds"] += now - clock  # with the measuring and saving after the step before
             clock = now
-            if deadline is not None and deadline.due(report.step) and report.step < run.total:
+            if deadline.due(report.step) and report.step < run.total:
                 _look(deadline, run, report, out)
                 bar.expect(run.total * recipe.batch_tokens)
             done = report.step == run.total
@@ -207,8 +205,9 @@ def _steps(
                 log.add(report, every=recipe.log_every, last=done)
             shown = run.device.type == "cpu" or report.step % recipe.log_every == 0  # on a GPU asking costs a wait
             bar.advance(recipe.batch_tokens, ", ".join(f"{n} {v:.3f}" for n, v in report.loss.items()) if shown else "")
-            if valid is not None and (done or report.step % recipe.eval_every == 0):
-                found = evaluate(run, valid, recipe)
+            if valid is not None and (done or report.step % recipe.eval_every == 0) and report.numbers:
+                with deadline.aside():
+                    found = evaluate(run, valid, recipe)
                 if isinstance(run.optimiser, TriggeredASGD):
                     run.optimiser.observe(found[recipe.objective.terms[0]])
                 if log is not None:
@@ -218,7 +217,8 @@ def _steps(
                 memory = data.remembered()
                 if run.rank == 0 and report.numbers:
                     keep = max(recipe.keep, recipe.average)
-                    _save(out, run, report, spent, environment, keep, memory)
+                    with deadline.aside():
+                        _save(out, run, report, spent, environment, keep, memory)
             if stop and not done:
                 raise Stopped(caught[0] if caught else signal.SIGTERM, report.step)
     return found
@@ -385,10 +385,11 @@ def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool, about: di
     return dict(before)
 
 
-def _store_total(out: Path, begun: dict[str, Any], total: int, ending: float) -> dict[str, Any]:
-    """Begin the run folder with the length of the run, which a resumed one keeps, and how long its end takes."""
-    write_json(out / "recipe.json", begun | {"total": total, "ending": ending})
-    return begun | {"total": total, "ending": ending}
+def _store_total(out: Path, begun: dict[str, Any], total: int, others: list[Cost]) -> dict[str, Any]:
+    """Begin the run folder with the length of the run, which a resumed one keeps, and what else takes its time."""
+    begun = begun | {"total": total} | ({"others": others} if others else {})
+    write_json(out / "recipe.json", begun)
+    return begun
 
 
 def _look(deadline: Deadline, run: Training, report: Report, out: Path) -> None:
