@@ -22,7 +22,7 @@ from polyseme.recipes import RECIPES
 from polyseme.text.events import EVENTS
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
-from polyseme.train.budget import LOOKS, Deadline
+from polyseme.train.budget import LOOKS, TIMED, Deadline
 from polyseme.train.checkpoint import load_checkpoint
 from polyseme.train.optim import OptimSpec
 from polyseme.train.pretrain import Stopped, pretrain
@@ -353,7 +353,7 @@ def test_when_the_pace_changes_so_does_the_length_of_the_run(settled, then, corp
     run = tmp_path / "run"
     timed = recipe("bert").replace(budget=BudgetSpec(minutes=1.0), log_every=1)
     results = pretrain(timed, corpora["wordpiece"], run)
-    first = max(settled // LOOKS, 1)
+    first = max(settled // LOOKS, TIMED)
     assert results["steps"] == max(then, first) == json.loads((run / "recipe.json").read_text())["total"]
     rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     rates = [row["rate"] for row in rows if "rate" in row]

@@ -69,7 +69,7 @@ class Deadline:
     """When the minutes end. A run whose pace has changed gets another number of steps, and with it another schedule."""
 
     def __init__(self, end: float, start: int, total: int, others: Sequence[Cost] = ()):
-        self.end, self.others, self.every = end, others, max((total - start) // LOOKS, 1)
+        self.end, self.others, self.every = end, others, max((total - start) // LOOKS, TIMED)
         self.step, self.clock = start, time.perf_counter()
 
     def due(self, step: int) -> bool:
