@@ -6,8 +6,9 @@ The three are trained by `pretrain` on one prepared corpus for the same seconds 
 Transformers have `--layers` layers, the LSTM two, with about as many weights. `--only` trains one of them, so that
 three calls with one `--out` can go side by side; what is trained there is not trained again. Then, on held-out text:
 
-- relative effective context length (Dai et al. 2019, §4.4): tokens at evenly spread places are predicted from 1, 2, …
-  steps of `--step` tokens before them, and a model's length is where one step more stops to pay, by the group's best;
+- relative effective context length (Dai et al. 2019, §4.4): tokens at even places, all with `--furthest` tokens
+  of their own document before them, are predicted from 1, 2, … steps of `--step` tokens, and a model's length is where
+  one step more stops to pay, by the group's best;
 - tokens/s of predicting a text with so much in sight: with a memory, each token is read once; without one, a window is
   read anew for each token.
 """
@@ -74,15 +75,20 @@ def recipes(given: argparse.Namespace) -> dict[str, Recipe]:
     }
 
 
-def held_out(path: Path, tokens: int) -> torch.Tensor:
-    """Held-out documents as one stream."""
+def held_out(path: Path, tokens: int, furthest: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Held-out documents as one stream, and the places in it that have so much of their document before them."""
     tokenizer = Tokenizer.load(path / "tokenizer")
     _, held = Corpus.open(path).split(0.02)
     if held is None:
         raise SystemExit(f"{path} is too small to hold documents out")
     marks = Vocabulary(tokenizer.vocab_size, tokenizer.special_ids, eos=tokenizer.specials.eos)
     bound = SegmentLM().bind(held, marks, 16, 0)
-    return bound.stretch(np.array([0]), min(tokens, bound.end)).tokens
+    text = bound.stretch(np.array([0]), min(tokens, bound.end)).tokens
+    numbers = torch.arange(len(text))
+    ended = (
+        torch.where(text == tokenizer.specials.eos, numbers, -1).cummax(0).values
+    )  # where a document did, up to here
+    return text, numbers[numbers - ended > furthest]
 
 
 def read(model: Model, name: str, text: torch.Tensor, context: int, segment: int) -> list[tuple[str, float]]:
@@ -114,7 +120,7 @@ def main() -> None:
     parser.add_argument("--step", type=int, default=0, help="of the context; a sixteenth of the furthest, if 0")
     parser.add_argument("--furthest", type=int, default=512)
     parser.add_argument("--places", type=int, default=500, help="tokens that are predicted at every context")
-    parser.add_argument("--threshold", type=float, default=0.01)
+    parser.add_argument("--thresholds", type=float, nargs="+", default=[0.01, 0.001])
     parser.add_argument("--out", type=Path)
     parser.add_argument(
         "--only", choices=["transformer_xl", "fixed-window", "lstm"], help="train this one, and no more"
@@ -123,10 +129,12 @@ def main() -> None:
     out, device = given.out or Path(tempfile.mkdtemp()), choose_device()
     step = given.step or max(given.furthest // 16, 1)
     contexts = list(range(step, given.furthest + 1, step))
-    text = held_out(given.corpus, 50 * given.places + given.furthest).to(device)
-    if len(text) < 2 * given.furthest:
-        raise SystemExit(f"{len(text)} tokens are held out, fewer than twice --furthest {given.furthest}")
-    places = torch.linspace(given.furthest, len(text) - 1, given.places, device=device).long().unique()
+    text, there = (t.to(device) for t in held_out(given.corpus, 400 * given.places, given.furthest))
+    if len(there) < given.places:
+        raise SystemExit(
+            f"of the tokens held out {len(there)} have --furthest {given.furthest} of a document before them"
+        )
+    places = there[torch.linspace(0, len(there) - 1, given.places, device=device).long()]
     models, losses, rows = {}, {}, []
     for name, recipe in recipes(given).items():
         folder = out / name.replace(" ", "-")
@@ -144,10 +152,11 @@ def main() -> None:
     print(f"{given.seconds:.0f} s of training each, segments of {given.segment}, {len(places)} places held out\n")
     print(table(["model", "parameters", "steps", "valid perplexity"], rows), "\n")
     shares = (0.1, 0.5, 1.0)
-    reached = {share: effective_contexts(losses, contexts, share, given.threshold) for share in shares}
-    rows = [[name, *(reached[share][name] for share in shares)] for name in models]
-    print(f"relative effective context length, steps of {step} to {given.furthest}, threshold {given.threshold}\n")
-    print(table(["model", *(f"hardest {share:.0%}" for share in shares)], rows), "\n")
+    for threshold in given.thresholds:
+        reached = [effective_contexts(losses, contexts, share, threshold) for share in shares]
+        print(f"relative effective context length, steps of {step} to {given.furthest}, threshold {threshold}\n")
+        rows = [[name, *(each[name] for each in reached)] for name in models]
+        print(table(["model", *(f"hardest {share:.0%}" for share in shares)], rows), "\n")
     print("mean loss by context, nats\n")
     shown = contexts[:: max(len(contexts) // 8, 1)]
     print(table(["model", *map(str, shown)], [
