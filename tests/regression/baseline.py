@@ -6,25 +6,16 @@
 Every tiny recipe is trained for five steps on generated text, every model is asked what it can answer, and every kind
 of task is learned from a handful of examples. `record` writes {section: {key: value}} as JSON; `compare` runs the same
 again, prints each difference by section and exits with 1 if there is any. Floats are exact (`float.hex`), tensors are
-a shape and a hash, and nothing that is recorded holds a name from the code: when names change, only the adapter below
-has to follow. Bits depend on the processor and on the version of torch, which the file states.
+a shape and a hash, and nothing that is recorded holds a name from the code: when names change, only `adapter.py` has
+to follow. Bits depend on the processor and on the version of torch, which the file states.
 """
 
 from __future__ import annotations
-
-import os
-
-# One thread and one set of instructions, before torch is imported; see tests/conftest.py.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
-os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import argparse
 import contextlib
 import functools
 import hashlib
-import io
 import json
 import platform
 import shutil
@@ -34,226 +25,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
+import adapter  # before torch, whose threads it sets
 import material
-import numpy as np
 import torch
-import typer
-from safetensors.torch import load_file
-
-torch.set_num_threads(1)
-os.fsync = lambda handle: None  # nothing here has to outlive a power cut
-
-# --- adapter: all that knows the names of commands, options, settings, files and their fields ------------------------
-
-SETTINGS = {  # of a run: our name -> the path of --set
-    "batch": "batch_tokens", "part": "bin_tokens", "held": "holdout", "measure": "eval_every",
-    "measured": "eval_tokens", "save": "save_every", "log": "log_every", "rate": "optim.rate",
-    "epochs": "epochs", "examples": "batch_size", "cut": "truncate", "auxiliary": "auxiliary",
-    "orders": "both_orders", "unfreeze": "unfreeze", "width": "coreference.width", "hidden": "coreference.hidden",
-    "size": "network.size", "words": "network.word_dim", "longest": "max_len", "layers": "model.num_layers",
-}  # fmt: skip
-PREFIXED = {"epochs": "classifier.epochs", "vocabulary": "vocab_size", "target": "target_epochs"}  # of three stages
-ONCE_MADE = functools.cache(typer.main.get_command)  # typer makes all commands anew at every call, which is slow
-
-
-def command(*args: object) -> str:
-    """What a command prints that must succeed, run in this process."""
-    from polyseme.cli.main import main
-
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        mock.patch.object(sys, "argv", ["polyseme", *map(str, args)]),
-        mock.patch.object(typer.main, "get_command", ONCE_MADE),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            main()
-        except SystemExit as end:
-            if end.code:
-                raise RuntimeError(f"{args[0]} ended with {end.code}: {err.getvalue()[-400:]}") from None
-    return out.getvalue()
-
-
-def options(names: dict[str, str], given: dict[str, object]) -> list[str]:
-    return [part for name, value in given.items() for part in ("--set", f"{names[name]}={value}")]
-
-
-def train_tokenizer(kind: str, sources: list[Path], out: Path, size: int | None, marks: int = 0) -> Path:
-    sized = ["--vocab-size", size] if size else []
-    split = ["--split", "blank"] if len(sources) == 1 else []
-    command("tokenizer", "train", *sources, "--kind", kind, *sized, "--sentinels", marks, *split, "--out", out)
-    return out
-
-
-def prepare(source: Path, tokenizer: str | Path, out: Path) -> Path:
-    split = ["--split", "blank"] if source.is_file() else []
-    command("prepare", source, "--tokenizer", tokenizer, *split, "--workers", 1, "--out", out)
-    return out
-
-
-def prepare_pairs(sources: tuple[Path, Path], tokenizer: Path, out: Path) -> Path:
-    command("pairs", *sources, "--tokenizer", tokenizer, "--out", out)
-    return out
-
-
-def arrays_of_corpus(folder: Path) -> list[Path]:
-    """The files of a corpus that hold its tokens."""
-    return sorted(path for path in folder.rglob("*") if path.suffix in (".npy", ".bin"))
-
-
-def recipes() -> list[str]:
-    """Every tiny recipe, and those that count."""
-    names = [line.split()[0] for line in command("recipes").splitlines()[1:]]
-    return [name for name in names if name.endswith("-tiny") or name.startswith("ngram")]
-
-
-def pretrain(recipe: str, corpus: Path, out: Path, **settings: object) -> Path:
-    budget = [] if recipe.startswith("ngram") else ["--budget", "5steps"]
-    command("pretrain", recipe, "--corpus", corpus, "--out", out, *budget, *options(SETTINGS, settings))
-    return out
-
-
-def distill(teacher: Path, corpus: Path, out: Path, **settings: object) -> Path:
-    command("distil", teacher, "--corpus", corpus, "--out", out, "--budget", "5steps", *options(SETTINGS, settings))
-    return out
-
-
-def model_of(run: Path) -> Path:
-    return run / "model"
-
-
-def weights(model: Path) -> list[Any]:
-    """The tensors of a model folder, without their names."""
-    if files := sorted(model.rglob("*.safetensors")):
-        return [tensor for path in files for tensor in load_file(path).values()]
-    return [torch.from_numpy(np.load(path)) for path in sorted(model.rglob("*.npy"))]
-
-
-def run_log(run: Path) -> dict[str, list[Any]]:
-    """Of each step the losses, the rate and the norm of the gradient; and what was measured on held-out text."""
-    rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    steps, measured = [row for row in rows if "loss" in row], [row for row in rows if "valid" in row]
-    return {
-        "loss": [sorted(row["loss"].values()) for row in steps],
-        "rate": [row.get("rate") for row in steps],
-        "gradient": [row.get("gradient") for row in steps],
-        "held out": [sorted(row["valid"].values()) for row in measured],
-    }
-
-
-def counted(run: Path) -> dict[str, list[Any]]:
-    """The same of a run that counts."""
-    found = json.loads((run / "results.json").read_text())
-    return {"held out": sorted(found["valid"].values()), "sizes": found["ngrams"], "discounts": found["discounts"]}
-
-
-def encode(model: Path, *texts: str) -> list[int]:
-    found = json.loads(command("encode", model, *texts, "--json"))
-    return [*found["ids"], *found["segments"]]
-
-
-def score(model: Path, data: Path) -> list[Any]:
-    rows = map(json.loads, command("score", model, "--data", data, "--json").splitlines())
-    return [[row["log_probability"], row["tokens"]] for row in rows]
-
-
-def choose(model: Path, data: Path, *more: object) -> list[Any]:
-    rows = [json.loads(line) for line in command("score", model, "--choices", data, "--json", *more).splitlines()]
-    return [[row["best"], *row["values"]] for row in rows if "best" in row]
-
-
-def last_words(model: Path, data: Path) -> list[Any]:
-    found = json.loads(command("score", model, "--last-words", data, "--json"))
-    return [found["accuracy"], found["perplexity"]]
-
-
-def fill(model: Path, text: str) -> list[Any]:
-    guesses = json.loads(command("fill", model, text, "--json"))
-    return [[guess["piece"], guess["probability"]] for each in guesses for guess in each]
-
-
-def follows(model: Path, first: str, second: str) -> str:
-    return command("next", model, first, second).strip()
-
-
-GREEDY, SAMPLED, BEAM = (
-    [],
-    ["--sample", "--temperature", 0.9, "--top-k", 20, "--top-p", 0.95, "--repetition", 1.1, "--seed", 3, "--copies", 2],
-    ["--beams", 3, "--best", 2, "--penalty", 0.8],
-)
-
-
-def generate(model: Path, data: Path, how: list[object]) -> list[Any]:
-    rows = map(json.loads, command("generate", model, "--data", data, "--most", 8, "--json", *how).splitlines())
-    return [[row["text"], row["log_probability"], row["tokens"], row["finished"]] for row in rows]
-
-
-def translate(model: Path, data: Path) -> list[str]:
-    return command("translate", model, "--data", data, "--most", 12).splitlines()
-
-
-def play(model: Path, out: Path) -> bytes:
-    command("music", model, "--out", out, "--length", 40, "--seed", 1)
-    return out.read_bytes()
-
-
-def embed(model: Path, data: Path, out: Path, layers: str, per: str) -> Any:
-    command("embed", model, "--data", data, "--layers", layers, "--per", per, "--out", out)
-    with np.load(out) as found:
-        return torch.from_numpy(found["vectors"])
-
-
-def neighbors(model: Path, word: str) -> list[Any]:
-    rows = json.loads(command("neighbours", model, word, "--top", 5, "--json"))
-    return [[row["word"], row["cosine"]] for row in rows]
-
-
-def finetune(model: Path | None, tasks: dict[str, tuple[Path, ...]], out: Path, *more: object, **settings: Any) -> Path:
-    """Each task with its two files, or with the folder of a data set."""
-    given: list[object] = [] if model is None else [model]
-    for task, files in tasks.items():
-        given += ["--task", task]
-        given += ["--train", files[0], "--dev", files[1]] if len(files) == 2 else ["--data", files[0]]
-    command("finetune", *given, "--out", out, *more, *options(SETTINGS, settings))
-    return out
-
-
-def three_stages(general: Path, files: tuple[Path, Path], out: Path, **settings: object) -> Path:
-    command("ulmfit", "--text", general, "--train", files[0], "--dev", files[1], "--out", out, "--preset", "tiny",
-            "--budget", "4steps", "--direction", "both", *options(PREFIXED, settings))  # fmt: skip
-    return out
-
-
-def metrics(run: Path) -> list[Any]:
-    """The measures of a run, of several tasks those of each."""
-    found = json.loads((run / "results.json").read_text())
-    if "rows" in found:
-        return [sorted(cell["mean"] if isinstance(cell, dict) else cell for cell in row.values() if cell is not None)
-                for row in found["rows"].values()]  # fmt: skip
-    each = [task["mean"] for task in found.get("tasks", {}).values()] or [found["mean"]]
-    return [sorted(values.values()) for values in each]
-
-
-def predict(model: Path, data: Path, out: Path, *more: object) -> list[Any]:
-    """Of each example the answer and how sure the model is of it."""
-    command("predict", model, "--data", data, "--out", out, *more)
-    found = []
-    for row in map(json.loads, out.read_text(encoding="utf-8").splitlines()):
-        if "clusters" in row:
-            found.append(row["clusters"])
-        elif "question" in row:
-            found.append([row["text"], row["start"], row["end"], row["probability"], row["odds"]])
-        elif "tags" in row:
-            found.append([row["tags"], row["tag_probabilities"]])
-        else:
-            found.append([row["label"], list(row.get("probabilities", {}).values())])
-    return found
-
-
-# --- what is recorded ------------------------------------------------------------------------------------------------
 
 
 def exact(value: Any) -> Any:
@@ -272,7 +47,12 @@ def exact(value: Any) -> Any:
 
 
 def tensors(model: Path) -> list[str]:
-    return sorted(exact(tensor) for tensor in weights(model))
+    return sorted(exact(tensor) for tensor in adapter.weights(model))
+
+
+def whole(values: list[str]) -> str:
+    """Many hashes as one."""
+    return f"{len(values)}:{hashlib.sha256(' '.join(values).encode()).hexdigest()[:16]}"
 
 
 class Workshop:
@@ -282,6 +62,7 @@ class Workshop:
         self.folder = folder
         self.text = material.text(folder / "text.txt")
         self.lines = material.lines(folder / "lines.txt", material.LINES)
+        self.events = material.lines(folder / "events.txt", material.EVENTS)
         self.prompts = material.lines(folder / "prompts.txt", material.QUESTIONS)
         self.made: dict[str, Path] = {}
         self.count = 0
@@ -301,23 +82,27 @@ class Workshop:
     def _corpus(self, kind: str) -> Path:
         if kind == "pairs":
             sources = material.parallel(self.folder)
-            return prepare_pairs(sources, train_tokenizer("bpe", list(sources), self.new(), 380), self.new())
+            return adapter.prepare_pairs(
+                sources, adapter.train_tokenizer("bpe", list(sources), self.new(), 380), self.new()
+            )
         if kind == "events":
-            return prepare(material.music(self.new()), "events", self.new())
-        trained, marks = ("unigram", 100) if kind == "sentinels" else (kind, 0)
-        size = None if kind in ("words", "characters") else 230 + marks if trained == "unigram" else 400
-        return prepare(self.text, train_tokenizer(trained, [self.text], self.new(), size, marks), self.new())
+            return adapter.prepare(material.music(self.new()), None, self.new())
+        marks = 100 if kind == "sentinels" else 0
+        size = {"words": None, "characters": None, "unigram": 230, "sentinels": 330}.get(kind, 400)
+        return adapter.prepare(
+            self.text, adapter.train_tokenizer(kind, [self.text], self.new(), size, marks), self.new()
+        )
 
     def run(self, recipe: str) -> Path:
         kind, given = CORPORA[recipe], {}
         if not recipe.startswith("ngram"):
-            given = dict(batch=1024, part=512, measure=3, measured=512, save=2, log=1)
+            given = dict(PRETRAINING)
         if recipe in BY_WORDS:
             given |= dict(batch=2048, part=2048)
-        return self.once(recipe, lambda: pretrain(recipe, self.corpus(kind), self.new(), held=0.1, **given))
+        return self.once(recipe, lambda: adapter.pretrain(recipe, self.corpus(kind), self.new(), held=0.1, **given))
 
     def model(self, recipe: str) -> Path:
-        return model_of(self.run(recipe))
+        return adapter.model_of(self.run(recipe))
 
     def labeled(self, kind: str) -> tuple[Path, Path]:
         folder = self.once(f"task {kind}", self.new)
@@ -327,6 +112,7 @@ class Workshop:
         return material.labeled(folder, kind)
 
 
+PRETRAINING: dict[str, Any] = dict(batch=1024, part=512, measure=3, measured=512, save=2, log=1)
 BY_WORDS = ("word2vec-tiny", "cbow-tiny", "fasttext-tiny", "glove-tiny")
 CORPORA = {
     **dict.fromkeys(("bert-tiny", "spanbert-tiny", "distilbert-tiny", "modern-tiny", "ngram-3"), "wordpiece"),
@@ -338,28 +124,145 @@ CORPORA = {
     **dict.fromkeys(("music-tiny", "performance_rnn-tiny"), "events"),
     **{"roberta-tiny": "bpe-masked", "t5-tiny": "sentinels", "flair-tiny": "characters"},
 }
-MASKED = ("bert-tiny", "roberta-tiny", "albert-tiny", "spanbert-tiny", "distilbert-tiny", "modern-tiny")
+MASKED = ("bert-tiny", "roberta-tiny", "albert-tiny", "spanbert-tiny", "distilbert-tiny", "modern-tiny", "xlnet-tiny")
+PAIRED = ("bert-tiny", "albert-tiny")
 CAUSAL = ("gpt-tiny", "gpt2-tiny", "transformer_xl-tiny", "nnlm-tiny", "ulmfit-tiny", "rnn_lm-tiny")
+BOTH_WAYS = ("elmo-tiny", "flair-tiny", "taglm-tiny")
 COUNTED = ("ngram-3", "ngram-5")
 SOURCED = ("t5-tiny", "seq2seq-tiny", "transformer-tiny")
+PLAYED = ("music-tiny", "performance_rnn-tiny")
+UNEVEN = ("nnlm-tiny", "ulmfit-tiny", "flair-tiny")  # their layers have several sizes
+QUICK: dict[str, Any] = dict(epochs=1, examples=4, rate=1e-3, cut="true")
 
 
 def corpora(shop: Workshop) -> Iterator[tuple[str, Any]]:
     for kind in sorted(set(CORPORA.values())):
-        yield kind, sorted(exact(path.read_bytes()) for path in arrays_of_corpus(shop.corpus(kind)))
+        yield kind, sorted(exact(path.read_bytes()) for path in adapter.arrays_of_corpus(shop.corpus(kind)))
 
 
 def trained(shop: Workshop, recipe: str) -> Iterator[tuple[str, Any]]:
     """A recipe's run, and all that its model can be asked."""
     run, model = shop.run(recipe), shop.model(recipe)
-    yield from (counted(run) if recipe in COUNTED else run_log(run)).items()
+    yield from (adapter.counted(run) if recipe in COUNTED else adapter.run_log(run)).items()
     yield "tensors", tensors(model)
+    texts, file = (material.EVENTS, shop.events) if recipe in PLAYED else (material.LINES, shop.lines)
+    yield "ids", [adapter.encode(model, line) for line in texts]
+    if recipe not in COUNTED:
+        yield "ids of a pair", adapter.encode(model, *texts[:2])
+        for layers, per in (("last", "text"), ("last", "word"), ("embeddings" if recipe in UNEVEN else "all", "token")):
+            yield f"vectors of {layers}, {per}", adapter.embed(model, file, shop.new(".npz"), layers, per)
+    if recipe in (*MASKED, *CAUSAL, *BOTH_WAYS, *PLAYED, *COUNTED):
+        yield "scores", adapter.score(model, file)
+    if recipe in (*MASKED, *CAUSAL, *BOTH_WAYS):
+        yield "scores of choices", adapter.choose(model, shop.labeled("choice")[1])
+        yield "scores by length", adapter.choose(model, shop.labeled("choice")[1], *adapter.BY_LENGTH)
+        yield "scores of last words", adapter.last_words(model, shop.lines)
+    if recipe in CAUSAL:
+        train, dev = shop.labeled("choice")
+        yield "scores after shots", adapter.choose(model, dev, *adapter.after_shots(train))
+    if recipe in MASKED:
+        yield "fillings", adapter.fill(model, recipe)
+    if recipe in PAIRED:
+        yield "follows", adapter.follows(model, *material.LINES[:2])
+    if recipe in (*CAUSAL, *SOURCED, *PLAYED, *COUNTED, "xlnet-tiny"):
+        for name, how in (("greedy", adapter.GREEDY), ("sampled", adapter.SAMPLED), ("beam", adapter.BEAM)):
+            yield f"texts, {name}", adapter.generate(model, shop.events if recipe in PLAYED else shop.prompts, how)
+    if recipe in SOURCED:
+        yield "translations", adapter.translate(model, shop.prompts)
+    if recipe in PLAYED:
+        yield "piece", adapter.play(model, shop.new(".mid"))
+    if recipe in BY_WORDS:
+        yield "neighbors", [adapter.neighbors(model, word) for word in ("cat", "garden")]
+    if recipe == "fasttext-tiny":
+        yield "neighbors of a new word", adapter.neighbors(model, "catfish")
+    if recipe == "word2vec-tiny":
+        yield "file", adapter.export_vectors(model, shop.new(".txt"))
+    if recipe in COUNTED:
+        yield "file", adapter.export_ngrams(model, shop.new(".arpa"))
+    if recipe in (*MASKED, *CAUSAL, *BOTH_WAYS, "t5-tiny"):
+        for name, value in tuned(shop, recipe, ("classification",)):
+            yield f"classifier, {name}", whole(value) if name == "tensors" else value
+
+
+def tuned(
+    shop: Workshop,
+    recipe: str,
+    tasks: tuple[str, ...],
+    more: tuple[object, ...] = (),
+    frozen: bool = False,
+    **settings: Any,
+) -> Iterator[tuple[str, Any]]:
+    """One fine-tuning, or a network over frozen features."""
+    files = {task: shop.labeled(task) for task in tasks}
+    run = adapter.finetune(shop.model(recipe), files, shop.new(), frozen, *more, **QUICK | settings)
+    yield "loss", adapter.run_log(run)["loss"]
+    yield "metrics", adapter.metrics(run)
+    yield "tensors", tensors(adapter.model_of(run))
+    for task, (_, dev) in files.items():
+        found = adapter.predict(adapter.model_of(run), task, len(tasks) > 1, dev, shop.new(".jsonl"))
+        yield f"predictions, {task}", found
+
+
+def stages(shop: Workshop) -> Iterator[tuple[str, Any]]:
+    """A general language model, the same on the text of a task, and a classifier, in both directions."""
+    files = shop.labeled("classification")
+    run = adapter.three_stages(shop.text, files, shop.new(), vocabulary=400, target=0.2, epochs=4)
+    yield "metrics", adapter.metrics(run)
+    for number, model in enumerate(adapter.models_of_stages(run)):
+        yield f"tensors {number}", tensors(model)
+
+
+def varied(shop: Workshop, recipe: str, **settings: object) -> Iterator[tuple[str, Any]]:
+    """A recipe with other settings than its own."""
+    run = adapter.pretrain(recipe, shop.corpus(CORPORA[recipe]), shop.new(), held=0.1, **PRETRAINING | settings)
+    yield from adapter.run_log(run).items()
+    yield "tensors", whole(tensors(adapter.model_of(run)))
+
+
+def distilled(shop: Workshop) -> Iterator[tuple[str, Any]]:
+    run = adapter.distill(shop.model("bert-tiny"), shop.corpus("wordpiece"), shop.new(), **PRETRAINING, held=0.1)
+    yield from adapter.run_log(run).items()
+    yield "tensors", tensors(adapter.model_of(run))
 
 
 def sections() -> dict[str, Callable[[Workshop], Iterator[tuple[str, Any]]]]:
     """The name of every section, and what makes its keys and values."""
-    found = {"corpora": corpora}
-    return found | {recipe: functools.partial(trained, recipe=recipe) for recipe in recipes()}
+
+    def task(recipe: str, *tasks: str, more: Any = (), **settings: Any) -> Callable[..., Any]:
+        return functools.partial(tuned, recipe=recipe, tasks=tasks, more=tuple(more), **settings)
+
+    over: dict[str, Any] = dict(frozen=True, size=16, words=8)
+    found: dict[str, Callable[..., Any]] = {"corpora": corpora}
+    found |= {recipe: functools.partial(trained, recipe=recipe) for recipe in adapter.recipes()}
+    return found | {
+        "muon": functools.partial(varied, recipe="gpt2-tiny", optimizer="muon"),
+        "averaged": functools.partial(varied, recipe="rnn_lm-tiny", optimizer="nt_asgd", measure=1),
+        "ramp": functools.partial(varied, recipe="bert-tiny", ramp=3),
+        "recomputed": functools.partial(varied, recipe="bert-tiny", recompute="true"),
+        "additive": functools.partial(varied, recipe="seq2seq-tiny", attention="additive", place="inside"),
+        "distillation": distilled,
+        "classification": task("bert-tiny", "classification"),
+        "pair": task("bert-tiny", "pair"),
+        "regression": task("bert-tiny", "regression"),
+        "choice": task("bert-tiny", "choice"),
+        "tagging": task("bert-tiny", "tagging", epochs=6, rate=3e-3),
+        "tagging-crf": task("bert-tiny", "tagging", more=adapter.CRF, epochs=6, rate=3e-3),
+        "span": task("bert-tiny", "span", longest=48),
+        "coreference": task("bert-tiny", "coreference", width=3, hidden=24, epochs=20, rate=3e-3),
+        "roles": task("bert-tiny", "roles"),
+        "gradual": task("bert-tiny", "classification", unfreeze=0.34, epochs=3),
+        "text-to-text": task("t5-tiny", "classification"),
+        "text-to-text-pair": task("t5-tiny", "pair"),
+        "text-to-text-span": task("t5-tiny", "span", longest=64),
+        "several": task("bert-tiny", "pair", "tagging", "regression"),
+        "features-tagging": task("elmo-tiny", "tagging", more=adapter.BILSTM, epochs=15, rate=1e-2, **over),
+        "features-pair": task("bert-tiny", "pair", **over),
+        "features-classification": task("flair-tiny", "classification", **over),
+        "features-span": task("elmo-tiny", "span", **over),
+        "auxiliary": task("gpt-tiny", "pair", auxiliary=0.5, orders="true"),
+        "auxiliary-choice": task("gpt2-tiny", "choice", auxiliary=0.5),
+        "stages": stages,
+    }
 
 
 def machine() -> dict[str, str]:
@@ -367,7 +270,12 @@ def machine() -> dict[str, str]:
     with contextlib.suppress(OSError):
         rows = Path("/proc/cpuinfo").read_text().splitlines()
         processor = next((row.partition(":")[2].strip() for row in rows if row.startswith("model name")), processor)
-    return {"torch": torch.__version__, "python": platform.python_version(), "processor": processor}
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": processor,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }
 
 
 def measure(only: list[str]) -> dict[str, dict[str, Any]]:
@@ -433,6 +341,8 @@ def main() -> None:
     different = 0
     for name in [*expected, *(name for name in found if name not in expected)]:
         lines = list(differences(name, expected.get(name), found.get(name)))
+        if "error" in found.get(name, {}) and lines:
+            lines = [f"{name} failed: {found[name]['error']}"]
         different += bool(lines)
         for line in lines[: given.most]:
             print(line)

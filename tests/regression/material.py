@@ -12,6 +12,7 @@ ADJECTIVES = ["old", "young", "grey", "brown", "quiet", "loud", "small", "unseen
 PLACES = ["river", "forest", "meadow", "mountain", "garden", "island", "café"]
 SYLLABLES = ["ka", "lo", "mi", "tre", "sun", "vor", "pel", "dra", "esh", "wick", "ton", "ra", "quo", "fen", "zy"]
 QUESTIONS = ["The old cat sees", "In the garden the wolf"]
+EVENTS = ["vel20 on60 shift25 off60 on64 shift50 off64", "on48 on55 shift13 vel12 on67 shift99 off48 off55"]
 LINES = [
     "The old cat sees the dog.",
     "A naïve newt feeds 3 swans in the café!",
@@ -111,7 +112,11 @@ def _choice(draw: random.Random, count: int) -> str:
     rows = []
     for i in range(count):
         size = draw.randint(2, 4)
-        row = {"text": f"the {draw.choice(ADJECTIVES)}", "choices": draw.sample(ANIMALS, size), "label": i % size}
+        row = {
+            "text": f"{draw.randint(2, 900)} and the {draw.choice(ADJECTIVES)}",
+            "choices": draw.sample(ANIMALS, size),
+            "label": i % size,
+        }
         rows.append(json.dumps(row) + "\n")
     return "".join(rows)
 
