@@ -31,7 +31,7 @@ from safetensors.torch import load_file
 torch.set_num_threads(1)
 os.fsync = lambda handle: None  # nothing here has to outlive a power cut
 
-# recipes, tasks, kinds of vocabularies, layers: the name in the record -> the name today, where it is another
+# recipes, tasks, vocabularies, layers, values of settings: the name in the record -> the name today, if another
 NAMES = {"roles": "srl", "sentinels": "unigram"}
 SETTINGS = {  # of a run: our name -> the path of --set
     "batch": "batch_tokens", "part": "bin_tokens", "held": "holdout", "measure": "eval_every",
@@ -70,7 +70,7 @@ def command(*args: object) -> str:
 
 
 def options(names: dict[str, str], given: dict[str, object]) -> list[str]:
-    return [part for name, value in given.items() for part in ("--set", f"{names[name]}={value}")]
+    return [part for name, value in given.items() for part in ("--set", f"{names[name]}={today(str(value))}")]
 
 
 def train_tokenizer(kind: str, sources: list[Path], out: Path, size: int | None, marks: int = 0) -> Path:
