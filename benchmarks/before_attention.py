@@ -22,7 +22,7 @@ from typing import Any
 
 from report import header, table
 
-from polyseme.files import read_json, write_json
+from polyseme.io.files import read_json, write_json
 
 LANES, SEGMENT = 64, 70
 RNN = {"num_layers": 2, "dim": 650, "dropout": 0.5}
@@ -40,9 +40,9 @@ COUNTED = {"3-gram": 3, "5-gram": 5}
 def network(name: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
     from polyseme.cli.output import set_values
     from polyseme.corpus.store import Corpus
-    from polyseme.objectives.segments import SegmentLM
+    from polyseme.objectives.streaming_lm import SegmentLM
     from polyseme.train.loop import choose_device
-    from polyseme.train.optim import OptimSpec
+    from polyseme.train.optimizer import OptimSpec
     from polyseme.train.pretrain import evaluate, open_data, pretrain, training
     from polyseme.train.recipe import BudgetSpec, Recipe
     from polyseme.train.schedule import ScheduleSpec
@@ -80,7 +80,7 @@ def network(name: str, seed: int, options: argparse.Namespace) -> dict[str, floa
 def counted(name: str, options: argparse.Namespace) -> dict[str, float]:
     from polyseme.corpus.store import Corpus
     from polyseme.ngram.model import NgramModel
-    from polyseme.ngram.run import NgramRecipe, count_corpus, measure
+    from polyseme.ngram.train import NgramRecipe, count_corpus, measure
 
     folder = options.out / name
     results = count_corpus(NgramRecipe(name=name, order=COUNTED[name], holdout=0.0), options.train, folder)

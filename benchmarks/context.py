@@ -24,16 +24,16 @@ import torch
 from report import header, table
 
 from polyseme.corpus.store import Corpus
-from polyseme.files import read_json
+from polyseme.evaluation.context_length import by_segments, by_windows, effective_contexts, losses_by_context
+from polyseme.io.files import read_json
+from polyseme.nn.model import Model
 from polyseme.objectives.packing import Vocabulary
-from polyseme.objectives.segments import SegmentLM
 from polyseme.objectives.specs import CausalLM
-from polyseme.parts.model import Model
+from polyseme.objectives.streaming_lm import SegmentLM
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.context import by_segments, by_windows, effective_contexts, losses_by_context
-from polyseme.train.cost import num_parameters
+from polyseme.train.flops import num_parameters
 from polyseme.train.loop import choose_device
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetSpec, Recipe
 from polyseme.train.schedule import ScheduleSpec

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polyseme.parts.crf import Chains, Crf, CrfSpec
+from polyseme.nn.heads.crf import Chains, Crf, CrfSpec
 
 
 def loop_loss(crf: Crf, scores: Tensor, lengths: list[int], values: Tensor) -> Tensor:

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from report import header, table
 
-from polyseme.decode.sample import GREEDY, sample
 from polyseme.families import FAMILIES
-from polyseme.parts.model import Model, ModelSpec
-from polyseme.weights.table import to_ours
+from polyseme.generation.sample import GREEDY, sample
+from polyseme.nn.model import Model, ModelSpec
+from polyseme.weights.convert import to_ours
 
 PROMPT = 32
 

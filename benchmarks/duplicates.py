@@ -26,8 +26,8 @@ from pathlib import Path
 import numpy as np
 from report import header, table
 
-from polyseme.corpus.duplicates import find_duplicates
-from polyseme.corpus.fingerprint import SHINGLE, SIZE, fingerprints
+from polyseme.corpus.dedup.lsh import find_duplicates
+from polyseme.corpus.dedup.minhash import SHINGLE, SIZE, fingerprints
 
 THRESHOLD, WORDS, PART = 0.8, 500, 5000
 WORD = re.compile(r"[^\W_]+")

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from polyseme.families import FAMILIES
-from polyseme.parts.characters import BEGIN, END, Characters, spell
-from polyseme.parts.layout import Layout, bins
+from polyseme.nn.layers.char_cnn import BEGIN, END, Characters, spell
+from polyseme.nn.packing import Layout, bins
 from polyseme.tasks.examples import read_examples
 
 

@@ -28,12 +28,12 @@ from report import header, table
 
 from polyseme.families import FAMILIES
 from polyseme.families.transformer_xl import cutoffs
+from polyseme.nn.model import Model
+from polyseme.nn.packing import Layout
 from polyseme.objectives.batch import Batch, Carry, Targets
-from polyseme.objectives.terms import losses
-from polyseme.parts.layout import Layout
-from polyseme.parts.model import Model
+from polyseme.objectives.losses import losses
 from polyseme.train.loop import Training, train
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 
 FAMILIES_WITH_PEER = ("bert", "roberta", "albert", "distilbert", "modern", "gpt", "gpt2", "xlnet", "t5")

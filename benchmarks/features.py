@@ -38,11 +38,11 @@ from typing import Any
 from glue import begin
 from report import header, table
 
+from polyseme.datasets.catalog import DATA_SETS
 from polyseme.errors import UserError
-from polyseme.files import read_json, write_json
-from polyseme.tasks.catalogue import DATA_SETS
+from polyseme.finetuning.feature_extraction import LAYERS, Encoder, features
+from polyseme.io.files import read_json, write_json
 from polyseme.tasks.examples import Example, read_units
-from polyseme.tasks.features import LAYERS, Encoder, features
 
 TABLES = ("lineage", "elmo", "layers")
 EPOCHS = {"wnut-17": 15.0, "ud-pos": 5.0}  # of networks; of fine-tuning always 3
@@ -173,9 +173,9 @@ def read(name: str, place: Place, tasks: Sequence[str], layers: Sequence[str], l
 
 def run(job: Job, row: Row, place: Place) -> dict[str, Any]:
     """One run; what goes wrong is an answer too, so that the other runs go on."""
-    from polyseme.tasks.features import NetworkSpec
-    from polyseme.tasks.finetune import FinetuneSpec, finetune
-    from polyseme.tasks.over import USUAL, finetune_over
+    from polyseme.finetuning.feature_extraction import NetworkSpec
+    from polyseme.finetuning.finetune import FinetuneSpec, finetune
+    from polyseme.finetuning.frozen import USUAL, finetune_over
 
     began = time.perf_counter()
     try:

@@ -31,15 +31,15 @@ import torch
 from finetune_peer import Settings, run_peer, way
 from report import header, table
 
+from polyseme.datasets.catalog import DATA_SETS
 from polyseme.errors import UserError
-from polyseme.files import read_json, write_json
-from polyseme.tasks.catalogue import DATA_SETS
+from polyseme.finetuning.finetune import FinetuneSpec, finetune
+from polyseme.io.files import read_json, write_json
 from polyseme.tasks.examples import Example
-from polyseme.tasks.finetune import FinetuneSpec, finetune
-from polyseme.tasks.metrics import score
+from polyseme.tasks.metrics.standard import score
 from polyseme.tasks.spans import SpanSpec
 from polyseme.tasks.task import Task
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 from polyseme.weights.folder import read_spec
 

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyseme.parts.spec import Spec
+from polyseme.config import Spec
 from polyseme.tasks.examples import Example
-from polyseme.tasks.squad import sound_answers, trainable
+from polyseme.tasks.readers.squad import sound_answers, trainable
 
 IGNORED = -100  # the label that no loss is taken of
 N_BEST = 20

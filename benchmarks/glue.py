@@ -29,9 +29,9 @@ from typing import Any
 
 from report import header, table
 
+from polyseme.datasets.catalog import DATA_SETS
 from polyseme.errors import UserError
-from polyseme.files import read_json, write_json
-from polyseme.tasks.catalogue import DATA_SETS
+from polyseme.io.files import read_json, write_json
 from polyseme.weights.folder import read_spec
 
 EPOCHS = {"cola": 5.0, "sst-2": 3.0, "mrpc": 5.0, "sts-b": 5.0, "wnli": 5.0}
@@ -76,8 +76,8 @@ def examples(task: str, data: str, limit: int) -> Any:
 
 def run(job: Job, data: str) -> dict[str, Any]:
     """One run; what goes wrong is an answer too, so that the other runs go on."""
-    from polyseme.tasks.finetune import FinetuneSpec, finetune
-    from polyseme.train.optim import OptimSpec
+    from polyseme.finetuning.finetune import FinetuneSpec, finetune
+    from polyseme.train.optimizer import OptimSpec
     from polyseme.train.schedule import ScheduleSpec
 
     named = DATA_SETS[f"glue/{job.task}"]

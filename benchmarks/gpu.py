@@ -33,14 +33,14 @@ from gpu_uneven import documents, encode, finetune
 from peers import in_our_names, our_batch, our_model, peer_inputs, peer_model
 from report import header, table
 
+from polyseme.nn.compile import step_out
+from polyseme.nn.model import Model
 from polyseme.objectives.batch import Batch
-from polyseme.objectives.terms import losses
-from polyseme.parts.graphs import step_out
-from polyseme.parts.model import Model
-from polyseme.train.cost import training_flops
-from polyseme.train.half import Half
+from polyseme.objectives.losses import losses
+from polyseme.train.flops import training_flops
 from polyseme.train.loop import Training, train
-from polyseme.train.optim import OptimSpec
+from polyseme.train.mixed_precision import Half
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 
 BASE = {"num_layers": 12, "dim": 768, "num_heads": 12}

@@ -15,24 +15,24 @@ import torch
 from gpu_parts import DEVICE, Measured, Row, fresh, measure
 from peers import in_our_names
 
-from polyseme.corpus.order import Cursor
+from polyseme.corpus.sampling import Cursor
 from polyseme.corpus.store import Corpus
 from polyseme.families import FAMILIES
+from polyseme.finetuning.finetune import FinetuneSpec
+from polyseme.finetuning.runner import steps as all_steps
+from polyseme.inference.batching import fetched, in_bins, means
+from polyseme.nn.compile import step_out
+from polyseme.nn.heads.standard import LabelHeadSpec
+from polyseme.nn.model import Model, ModelSpec
 from polyseme.objectives.batch import Batch
+from polyseme.objectives.losses import losses
 from polyseme.objectives.specs import MaskedPairs
-from polyseme.objectives.terms import losses
-from polyseme.parts.graphs import step_out
-from polyseme.parts.heads import LabelHeadSpec
-from polyseme.parts.model import Model, ModelSpec
-from polyseme.reading import fetched, in_bins, means
 from polyseme.tasks.encoded import Encoded
-from polyseme.tasks.finetune import FinetuneSpec
-from polyseme.tasks.seeds import steps as all_steps
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.cost import training_flops
+from polyseme.train.flops import training_flops
 from polyseme.train.loop import Training, train
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.pretrain import open_data
 from polyseme.train.recipe import Recipe
 from polyseme.train.schedule import ScheduleSpec

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from polyseme.corpus.order import Order
+from polyseme.corpus.sampling import Order
 from polyseme.objectives.packing import Bound, Vocabulary
-from polyseme.objectives.spans import SpanCorruption
+from polyseme.objectives.span_corruption import SpanCorruption
 from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs, MaskedSpans, Objective
 
 if TYPE_CHECKING:

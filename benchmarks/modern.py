@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from report import header, table
 
-from polyseme.corpus.order import Cursor
+from polyseme.corpus.sampling import Cursor
 from polyseme.corpus.store import Corpus
 from polyseme.objectives.specs import MaskedLM
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import choose_device, train
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.pretrain import evaluate, open_data, pretrain, training
 from polyseme.train.recipe import BudgetSpec, Recipe
 from polyseme.train.schedule import ScheduleSpec

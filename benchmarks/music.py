@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 from report import header, table
 
-from polyseme.corpus.prepare import prepare
-from polyseme.parts.layout import Layout
-from polyseme.parts.model import Model
+from polyseme.corpus.build.prepare import prepare
+from polyseme.nn.model import Model
+from polyseme.nn.packing import Layout
 from polyseme.recipes import find_recipe
 from polyseme.text.events import Note, to_events
 from polyseme.text.tokenizer import Tokenizer

@@ -29,8 +29,8 @@ from report import header, table
 from polyseme.ngram.arpa import write_arpa
 from polyseme.ngram.count import BLOCK, count
 from polyseme.ngram.estimate import estimate
-from polyseme.ngram.table import Ngrams, Words
-from polyseme.text.frames import build_words
+from polyseme.ngram.trie import Ngrams, Words
+from polyseme.text.pipelines import build_words
 from polyseme.text.tokenizer import Tokenizer
 
 Sentences = list[list[str]]

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from polyseme.families import FAMILIES
+from polyseme.nn.attention.relative import Queries
+from polyseme.nn.model import Model, ModelSpec
+from polyseme.nn.packing import Layout, Source
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.parts.layout import Layout, Source
-from polyseme.parts.model import Model, ModelSpec
-from polyseme.parts.relative import Queries
-from polyseme.weights.table import to_ours
+from polyseme.weights.convert import to_ours
 
 HEADS = {"bert": ("masked", "pair"), "albert": ("masked", "pair"), "gpt": ("next",), "gpt2": ("next",), "t5": ("next",)}
 PAD = {"roberta": 1, "gpt": 0, "gpt2": 0}

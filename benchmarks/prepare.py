@@ -53,7 +53,7 @@ def texts(folder: Path | None, size: float) -> Iterator[str]:
 
 
 def ours(source: Path, tokenizer: Path, out: Path, duplicates: str) -> int:
-    from polyseme.corpus.prepare import prepare
+    from polyseme.corpus.build.prepare import prepare
     from polyseme.text.tokenizer import Tokenizer
 
     return int(prepare([source], Tokenizer.load(tokenizer), out, duplicates=duplicates)["counts"]["tokens"])

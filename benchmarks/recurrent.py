@@ -22,14 +22,14 @@ import torch.nn.functional as F
 from report import header, table
 from torch import Tensor, nn
 
+from polyseme.nn.heads.standard import LanguageHeadSpec
+from polyseme.nn.layers.embeddings import EmbeddingsSpec
+from polyseme.nn.model import Model, ModelSpec
+from polyseme.nn.packing import Layout
+from polyseme.nn.trunks.recurrent import RecurrentSpec
 from polyseme.objectives.batch import Batch, Carry, Targets
-from polyseme.parts.embeddings import EmbeddingsSpec
-from polyseme.parts.heads import LanguageHeadSpec
-from polyseme.parts.layout import Layout
-from polyseme.parts.model import Model, ModelSpec
-from polyseme.parts.recurrent import RecurrentSpec
 from polyseme.train.loop import Training, choose_device, train
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 
 SIZES = {  # vocabulary, vectors, layers

@@ -18,7 +18,7 @@ from pathlib import Path
 from modern import PLAIN
 from report import header, table
 
-from polyseme.corpus.order import Cursor
+from polyseme.corpus.sampling import Cursor
 from polyseme.corpus.store import Corpus
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import choose_device, train

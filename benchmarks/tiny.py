@@ -17,10 +17,10 @@ from pathlib import Path
 
 from report import header, table
 
-from polyseme.corpus.describe import describe
+from polyseme.corpus.inspect.statistics import describe
 from polyseme.corpus.store import Corpus
 from polyseme.families import FAMILIES
-from polyseme.files import read_json
+from polyseme.io.files import read_json
 from polyseme.recipes import RECIPES, find_recipe
 
 SENTINELS = {"t5": 100}

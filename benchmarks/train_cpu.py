@@ -20,12 +20,12 @@ import torch
 from report import header, table
 
 from polyseme.families import FAMILIES
+from polyseme.nn.packing import Layout
 from polyseme.objectives.batch import IGNORED, Batch, Targets
-from polyseme.parts.layout import Layout
 from polyseme.train.loop import Training, train
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
-from polyseme.weights.table import to_theirs
+from polyseme.weights.convert import to_theirs
 
 VOCAB = 30522
 

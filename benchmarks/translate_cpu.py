@@ -30,11 +30,11 @@ import torch
 from report import header, table
 
 import polyseme
-from polyseme.decode.beam import beam
-from polyseme.decode.sample import sample
-from polyseme.generation import Writer
-from polyseme.parts.encoder_decoder import EncoderDecoderSpec
-from polyseme.parts.positions import sinusoids
+from polyseme.generation.beam import beam
+from polyseme.generation.sample import sample
+from polyseme.generation.text import Writer
+from polyseme.nn.layers.positions import sinusoids
+from polyseme.nn.trunks.encoder_decoder import EncoderDecoderSpec
 
 WARM = 20  # sentences before the clock starts
 Found = list[tuple[tuple[int, ...], float]]  # of each sentence its tokens and their log-probability

@@ -49,9 +49,9 @@ def run(model: str, seed: int, args: argparse.Namespace) -> None:
     """Train with one seed and measure, or measure what an earlier call trained."""
     import polyseme
     from polyseme.cli.output import set_values
-    from polyseme.generation import Search
+    from polyseme.generation.text import Search
     from polyseme.recipes import find_recipe
-    from polyseme.tasks.translation import scores
+    from polyseme.tasks.metrics.translation import scores
     from polyseme.train.pretrain import pretrain
 
     name, changes = MODELS.get(model, (model, []))

@@ -26,13 +26,13 @@ import torch
 from report import header, table
 from torch import nn
 
-from polyseme import ulmfit
 from polyseme.errors import UserError
-from polyseme.files import read_json, write_json, write_text
+from polyseme.io.files import read_json, write_json, write_text
+from polyseme.nn.packing import Layout
 from polyseme.objectives.batch import Batch, Carry, Targets
-from polyseme.parts.layout import Layout
+from polyseme.pipelines import ulmfit
 from polyseme.recipes.ulmfit import ADAM
-from polyseme.tasks.baselines import linear, majority
+from polyseme.tasks.baselines.surface import linear, majority
 from polyseme.tasks.examples import Example, read_lines
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import Training, choose_device, train

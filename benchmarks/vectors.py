@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from polyseme.corpus.order import cut_samples
+from polyseme.corpus.sampling import cut_samples
 from polyseme.corpus.store import Corpus
-from polyseme.objectives.windows import Windows, count_tokens
+from polyseme.objectives.word2vec import Windows, count_tokens
 from polyseme.recipes import find_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.word_vectors import WordVectors, load, read_pairs, read_questions
+from polyseme.word_vectors.model import WordVectors, load, read_pairs, read_questions
 
 SETS = {"WordSim-353": "EN-WS-353-ALL.txt", "SimLex-999": "EN-SIMLEX-999.txt", "MEN": "EN-MEN-TR-3k.txt"}
 METHODS = {

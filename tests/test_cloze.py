@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.cloze import choice_gaps, gap_of
 from polyseme.errors import UserError
+from polyseme.inference.cloze import choice_gaps, gap_of
 
 transformers = pytest.importorskip("transformers")
 QUESTIONS = [

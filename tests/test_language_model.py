@@ -11,10 +11,10 @@ import torch
 import polyseme
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.language_model import LAYERS, LanguageModel
-from polyseme.parts.encoder_decoder import EncoderDecoderSpec
-from polyseme.parts.layout import Layout
-from polyseme.parts.lookup import LookupSpec
+from polyseme.inference.language_model import LAYERS, LanguageModel
+from polyseme.nn.packing import Layout
+from polyseme.nn.trunks.encoder_decoder import EncoderDecoderSpec
+from polyseme.nn.trunks.lookup import LookupSpec
 from polyseme.weights.folder import load_model
 
 transformers = pytest.importorskip("transformers")

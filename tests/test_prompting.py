@@ -10,10 +10,10 @@ import torch
 import polyseme
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.language_model import LanguageModel
-from polyseme.parts.layout import Layout
-from polyseme.prompting import written
-from polyseme.text.published import read_published
+from polyseme.inference.candidates import written
+from polyseme.inference.language_model import LanguageModel
+from polyseme.nn.packing import Layout
+from polyseme.text.importers import read_published
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import load_model, save_model
 

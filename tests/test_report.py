@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from polyseme.report import Line, _ticks, chart, curves
+from polyseme.report.html import Line, _ticks, chart, curves
 
 SVG = "{http://www.w3.org/2000/svg}"
 

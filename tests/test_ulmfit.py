@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme import ulmfit
 from polyseme.cli.main import main
 from polyseme.errors import UserError
+from polyseme.evaluation.ensemble import joined
+from polyseme.evaluation.predict import predict
 from polyseme.families import FAMILIES
+from polyseme.finetuning.finetune import FinetuneSpec, finetune
+from polyseme.pipelines import ulmfit
 from polyseme.recipes import RECIPES
 from polyseme.recipes.ulmfit import backward, target
-from polyseme.tasks.ensemble import joined
 from polyseme.tasks.examples import Example, read_examples
-from polyseme.tasks.finetune import FinetuneSpec, finetune
-from polyseme.tasks.predict import predict
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.begin import begin_from
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
+from polyseme.train.warm_start import begin_from
 from polyseme.weights.folder import load_model, save_model
 
 WORDS = ["the", "a", "red", "blue", "cat", "dog", "bird", "house", "tree", "sea", "man", "child", "walks", "runs",

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from polyseme.errors import UserError
-from polyseme.weights.vectors import write_vectors
-from polyseme.word_vectors import Section, WordVectors, load, read_pairs, read_questions, spearman
+from polyseme.word_vectors.files import write_vectors
+from polyseme.word_vectors.model import Section, WordVectors, load, read_pairs, read_questions, spearman
 
 SETS = Path(__file__).parents[2] / "shared" / "data" / "words"
 RANDOM = np.random.default_rng(0)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyseme.errors import UserError
-    from polyseme.language_model import LanguageModel, load
+    from polyseme.inference.language_model import LanguageModel, load
 
 __version__ = "0.1.0"
 __all__ = ["LanguageModel", "UserError", "load"]
@@ -15,7 +15,7 @@ __all__ = ["LanguageModel", "UserError", "load"]
 def __getattr__(name: str) -> Any:
     """`import polyseme` is quick: torch is imported when a model is first asked for."""
     if name in ("load", "LanguageModel"):
-        from polyseme import language_model
+        from polyseme.inference import language_model
 
         return getattr(language_model, name)
     if name == "UserError":

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import polyseme
+from polyseme.datasets.lambada import read_last_words
 from polyseme.errors import UserError
-from polyseme.tasks.named.last_words import read_last_words
 
 CONTEXT = "The old cat sees the grey dog in the river. The young wolf hears the small bird in the forest."
 
@@ -110,7 +110,7 @@ def test_last_words(project, done, tmp_path, refused):
 
 
 def _next(model, tokens):
-    from polyseme.parts.layout import Layout
+    from polyseme.nn.packing import Layout
 
     layout = Layout.of([len(tokens)])
     last = model.model.trunk(tokens.to(model.device), layout).last

@@ -7,20 +7,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyseme.compress.distil import distil, layers, student_of, take_layers, taught
-from polyseme.corpus.prepare import prepare
+from polyseme.compress.distill import distil, layers, student_of, take_layers, taught
+from polyseme.corpus.build.prepare import prepare
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
+from polyseme.nn.compile import step_out
+from polyseme.nn.packing import Layout
 from polyseme.objectives.batch import IGNORED
-from polyseme.objectives.distil import Distilled
+from polyseme.objectives.distillation import Distilled
 from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs
-from polyseme.parts.graphs import step_out
-from polyseme.parts.layout import Layout
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
 from polyseme.train.checkpoint import load_checkpoint
 from polyseme.train.loop import Training, train
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetSpec, Recipe
 from polyseme.train.schedule import ScheduleSpec

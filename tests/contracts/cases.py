@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES, Family
+from polyseme.nn.attention.relative import Queries
+from polyseme.nn.heads.standard import BoundaryHeadSpec, LabelHeadSpec
+from polyseme.nn.model import Model, ModelSpec
+from polyseme.nn.packing import Layout, Source
+from polyseme.nn.trunks.encoder_decoder import EncoderDecoderSpec
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.parts.encoder_decoder import EncoderDecoderSpec
-from polyseme.parts.heads import BoundaryHeadSpec, LabelHeadSpec
-from polyseme.parts.layout import Layout, Source
-from polyseme.parts.model import Model, ModelSpec
-from polyseme.parts.relative import Queries
 from polyseme.train.loop import choose_device
 
 VOCAB = 61

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.parts.encoder_decoder import EncoderDecoderSpec
-from polyseme.parts.layout import Layout, Source
-from polyseme.parts.model import ModelSpec
+from polyseme.nn.model import ModelSpec
+from polyseme.nn.packing import Layout, Source
+from polyseme.nn.trunks.encoder_decoder import EncoderDecoderSpec
 from tests.contracts import cases
 
 FAMILIES = [name for name in cases.NAMES if isinstance(cases.tiny_spec(name).trunk, EncoderDecoderSpec)]
@@ -126,7 +126,7 @@ def test_a_target_needs_a_decoder():
 
 
 def test_sinusoids_are_the_papers():
-    from polyseme.parts.positions import sinusoids
+    from polyseme.nn.layers.positions import sinusoids
 
     found = sinusoids(50, torch.empty(1, 10, dtype=torch.float64)).numpy()
     for place in (0, 1, 7, 49):
@@ -138,7 +138,7 @@ def test_sinusoids_are_the_papers():
 def test_sizes_of_the_transformer_are_about_the_papers():
     """Table 3 has 65 and 213 million, rounded, at a vocabulary of about 37,000."""
     from polyseme.families import FAMILIES as ALL
-    from polyseme.parts.model import Model
+    from polyseme.nn.model import Model
 
     for size, published in (("base", 65e6), ("big", 213e6)):
         with torch.device("meta"):

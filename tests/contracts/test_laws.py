@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyseme.objectives.terms import losses
-from polyseme.parts.layout import Layout
-from polyseme.parts.model import Model, ModelSpec
+from polyseme.nn.model import Model, ModelSpec
+from polyseme.nn.packing import Layout
+from polyseme.objectives.losses import losses
 from polyseme.train.loop import Training, train
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
-from polyseme.weights.table import to_ours, to_theirs
+from polyseme.weights.convert import to_ours, to_theirs
 from tests.contracts import cases
 
 LENGTHS = (5, 9, 9, 1, 12, 5)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.corpus.sentences import split_sentences
+from polyseme.corpus.clean.sentences import split_sentences
 from polyseme.corpus.store import FORMAT, Corpus, manifest_hash, shard_file, token_type
-from polyseme.files import sha256, write_json
+from polyseme.io.files import sha256, write_json
 from polyseme.text.tokenizer import Tokenizer
 
 

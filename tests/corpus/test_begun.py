@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from polyseme.corpus import begun, blocks
-from polyseme.corpus import prepare as module
-from polyseme.corpus.prepare import prepare
+from polyseme.corpus.build import blocks
+from polyseme.corpus.build import prepare as module
+from polyseme.corpus.build import state as begun
+from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.store import Corpus, verify
 from polyseme.errors import UserError
 from polyseme.text.tokenizer import Tokenizer

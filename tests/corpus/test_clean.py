@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from polyseme.corpus import language
-from polyseme.corpus.clean import (
+from polyseme.corpus.clean import language
+from polyseme.corpus.clean.clean import (
     DEFAULT,
     EXAMPLES,
     EXCERPT,

@@ -17,13 +17,13 @@ import pytest
 from stored import store
 
 from polyseme.cli.describe import SMALLEST, main_figures, write_page
-from polyseme.corpus import describe as module
-from polyseme.corpus.describe import describe
-from polyseme.corpus.prepare import prepare
+from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.inspect import statistics as module
+from polyseme.corpus.inspect.statistics import describe
 from polyseme.corpus.store import Corpus, verify
 from polyseme.errors import UserError
 from polyseme.recipes import RECIPES
-from polyseme.report import escape
+from polyseme.report.html import escape
 from polyseme.text.tokenizer import Tokenizer
 
 DOCUMENTS = [text[:3000] for _, text in sorted(topics.items())][:18]

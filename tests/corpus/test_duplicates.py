@@ -7,10 +7,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from polyseme.corpus import duplicates, fingerprint
-from polyseme.corpus.duplicates import bands, find_duplicates
-from polyseme.corpus.fingerprint import SIZE, fingerprints, jaccard, split_words
-from polyseme.corpus.runs import Runs
+from polyseme.corpus.dedup import lsh as duplicates
+from polyseme.corpus.dedup import minhash as fingerprint
+from polyseme.corpus.dedup.external_sort import Runs
+from polyseme.corpus.dedup.lsh import bands, find_duplicates
+from polyseme.corpus.dedup.minhash import SIZE, fingerprints, jaccard, split_words
 from polyseme.errors import UserError
 
 PARTS = ("ka", "mo", "ri", "te", "su", "la", "pen", "dor", "gi", "sta", "vu", "ne")

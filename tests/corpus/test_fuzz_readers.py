@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from polyseme.corpus.lines import Document
-from polyseme.corpus.readers import Input
+from polyseme.corpus.sources.lines import Document
+from polyseme.corpus.sources.readers import Input
 from polyseme.errors import UserError
 from polyseme.tasks.examples import read_examples
 from tests.corpus.samples import FILES, PACKERS, catalogue, parquet

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from polyseme.corpus import gettext_catalogues
-from polyseme.corpus.gettext_catalogues import catalogues, language, messages
-from polyseme.corpus.sources import Document, open_sources
+from polyseme.corpus.sources import gettext_catalogs as gettext_catalogues
+from polyseme.corpus.sources.gettext_catalogs import catalogues, language, messages
+from polyseme.corpus.sources.sources import Document, open_sources
 from polyseme.errors import UserError
 from tests.corpus.samples import PACKERS, catalogue
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from polyseme.corpus.lines import Document
-from polyseme.corpus.prepare import prepare
-from polyseme.corpus.readers import Input
-from polyseme.corpus.sources import open_sources
+from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.sources.lines import Document
+from polyseme.corpus.sources.readers import Input
+from polyseme.corpus.sources.sources import open_sources
 from polyseme.corpus.store import Corpus
 from polyseme.errors import UserError
 from polyseme.text.events import Note, to_events, to_notes
@@ -37,7 +37,7 @@ def test_text_is_no_music(tmp_path: Path) -> None:
 @pytest.fixture
 def midi():
     pytest.importorskip("mido")
-    from polyseme.corpus import midi
+    from polyseme.corpus.sources import midi
 
     return midi
 

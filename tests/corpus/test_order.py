@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from polyseme.corpus.order import START, Cursor, Order, cut_samples, fold, permute
+from polyseme.corpus.sampling import START, Cursor, Order, cut_samples, fold, permute
 from polyseme.errors import UserError
 
 

@@ -16,9 +16,9 @@ from stored import store
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from polyseme.corpus import overlap as module
-from polyseme.corpus.overlap import Overlap, overlap
-from polyseme.corpus.words import Writer, read_words
+from polyseme.corpus.inspect import contamination as module
+from polyseme.corpus.inspect.contamination import Overlap, overlap
+from polyseme.corpus.inspect.word_hashes import Writer, read_words
 from polyseme.errors import UserError
 from polyseme.text.tokenizer import Tokenizer
 

@@ -7,8 +7,8 @@ import struct
 import numpy as np
 import pytest
 
-from polyseme.corpus.parallel import Pair, prepare_pairs, read_pairs
-from polyseme.corpus.po import read_po
+from polyseme.corpus.build.parallel import Pair, prepare_pairs, read_pairs
+from polyseme.corpus.sources.po import read_po
 from polyseme.corpus.store import Corpus, verify
 from polyseme.errors import UserError
 from polyseme.text.tokenizer import Tokenizer

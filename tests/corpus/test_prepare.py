@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyseme import files
-from polyseme.corpus import begun, blocks
-from polyseme.corpus import prepare as module
-from polyseme.corpus.prepare import prepare
-from polyseme.corpus.sentences import split_sentences
+from polyseme.corpus.build import blocks
+from polyseme.corpus.build import prepare as module
+from polyseme.corpus.build import state as begun
+from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.clean.sentences import split_sentences
 from polyseme.corpus.store import Corpus, token_type, verify
 from polyseme.errors import UserError
+from polyseme.io import files
 from polyseme.text.tokenizer import Tokenizer
 
 TEXTS = [text for _, text in sorted(topics.items())][:40]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyseme.corpus import blocks
-from polyseme.corpus.prepare import prepare
+from polyseme.corpus.build import blocks
+from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.store import Corpus, verify
 from polyseme.errors import UserError
 from polyseme.text.tokenizer import Tokenizer
@@ -102,7 +102,7 @@ KILLING = """
 import os, random, shutil, signal, sys, time
 from pathlib import Path
 from polyseme.corpus import blocks
-from polyseme.corpus.prepare import prepare
+from polyseme.corpus.build.prepare import prepare
 from polyseme.text.tokenizer import Tokenizer
 blocks.BLOCK = 9_000
 folder, out, options, times = Path(sys.argv[1]), Path(sys.argv[2]), eval(sys.argv[3]), int(sys.argv[4])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from polyseme.corpus import python_docs
-from polyseme.corpus.prose import prose
+from polyseme.corpus.sources import python_docs
+from polyseme.corpus.sources.docstrings import prose
 from polyseme.errors import UserError
 
 REST = """

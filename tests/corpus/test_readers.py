@@ -10,11 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from polyseme.corpus import lines, tables
-from polyseme.corpus.lines import Document, Found
-from polyseme.corpus.readers import FORMATS, Input, format_of
+from polyseme.corpus.sources import lines, tables
+from polyseme.corpus.sources.lines import Document, Found
+from polyseme.corpus.sources.readers import FORMATS, Input, format_of
 from polyseme.errors import UserError
-from polyseme.files import Damaged, unpacked
+from polyseme.io.files import Damaged, unpacked
 from tests.corpus.samples import EXPECTED, FILES, PACKERS, TEXTS, article, parquet, record
 
 SPLIT = {"text": "blank"}

@@ -10,8 +10,8 @@ from pydoc_data.topics import topics
 
 import pytest
 
-from polyseme.corpus import sentences
-from polyseme.corpus.sentences import split_sentences
+from polyseme.corpus.clean import sentences
+from polyseme.corpus.clean.sentences import split_sentences
 from polyseme.errors import UserError
 from polyseme.text.tokenizer import Tokenizer
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from polyseme.corpus import python_docs
-from polyseme.corpus.sources import START, Document, Origin, Place, Sources, open_sources, parse_origin
+from polyseme.corpus.sources import python_docs
+from polyseme.corpus.sources.sources import START, Document, Origin, Place, Sources, open_sources, parse_origin
 from polyseme.errors import UserError
 from tests.corpus.samples import EXPECTED, FILES, PACKERS, article
 

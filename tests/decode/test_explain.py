@@ -9,7 +9,7 @@ import torch
 
 import polyseme
 from polyseme.explain.translation import _way, align
-from polyseme.generation import Search, Writer
+from polyseme.generation.text import Search, Writer
 
 TEXT = "the old cat sees the dog."
 

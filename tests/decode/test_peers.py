@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from polyseme.decode.beam import beam
-from polyseme.decode.sample import GREEDY, Sampling, sample
+from polyseme.generation.beam import beam
+from polyseme.generation.sample import GREEDY, Sampling, sample
 
 transformers = pytest.importorskip("transformers")
 
@@ -39,8 +39,8 @@ def peer(family):
 def both(request):
     """Their model, ours with the same weights, and texts of several lengths."""
     from polyseme.families import FAMILIES
-    from polyseme.parts.model import ModelSpec
-    from polyseme.weights.table import to_ours
+    from polyseme.nn.model import ModelSpec
+    from polyseme.weights.convert import to_ours
 
     family = request.param
     theirs = peer(family)
@@ -109,7 +109,7 @@ def test_beam(both, width, penalty):
 @pytest.mark.parametrize("how", [Sampling(0.7, 5), Sampling(1.3, 0, 0.6), Sampling(0.9, 12, 0.8), Sampling(2.0)])
 def test_what_may_be_drawn_is_what_they_leave(how):
     """The probabilities behind temperature, top-k and top-p are theirs."""
-    from polyseme.decode.sample import drawn
+    from polyseme.generation.sample import drawn
 
     scores = torch.randn(1, 41, generator=torch.Generator().manual_seed(5), dtype=torch.float64) * 2
     left = transformers.TemperatureLogitsWarper(how.temperature)(None, scores)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.decode.beam import beam
-from polyseme.decode.sample import GREEDY, Sampling, drawn, sample, stream
-from polyseme.decode.writing import begin, needs_source
 from polyseme.errors import UserError
+from polyseme.generation.beam import beam
+from polyseme.generation.sample import GREEDY, Sampling, drawn, sample, stream
+from polyseme.generation.session import begin, needs_source
 from tests.contracts import cases
 from tests.ngram import made
 
@@ -134,7 +134,7 @@ def test_prompts_of_several_lengths_and_rows_that_move():
 
 def test_what_has_ended_does_not_change_what_goes_on(monkeypatch):
     """On a GPU rows that have ended stay for a while; a text must not depend on them."""
-    from polyseme.decode.writing import _Static
+    from polyseme.generation.session import _Static
 
     model = cases.tiny_model("gpt2")
     prompts = [row.tolist() for row in cases.sequences((5, 2, 7, 3, 6))]

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.decode.beam import beam
-from polyseme.decode.highest import highest
-from polyseme.decode.sample import GREEDY, Sampling, sample
-from polyseme.decode.writing import can_write, needs_source
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.ngram.table import Ngrams, Words
-from polyseme.parts.layout import Layout, Source
+from polyseme.generation.beam import beam
+from polyseme.generation.sample import GREEDY, Sampling, sample
+from polyseme.generation.session import can_write, needs_source
+from polyseme.generation.topk import highest
+from polyseme.ngram.trie import Ngrams, Words
+from polyseme.nn.packing import Layout, Source
 from tests.contracts import cases
 from tests.ngram import made
 
@@ -69,7 +69,7 @@ def log_probability(model, prompt, written, source=None):
 
 def _streamed(model, row):
     """What a query stream says of the token behind a text, by the paper's own mask, without memory."""
-    from polyseme.parts.relative import Queries
+    from polyseme.nn.attention.relative import Queries
 
     tokens, n = torch.cat([row, torch.tensor([0])]), len(row)
     queries = Queries(torch.arange(n + 1), torch.tensor([n]), Layout.of([1]))

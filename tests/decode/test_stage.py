@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from polyseme.decode import stage, writing
-from polyseme.decode.beam import beam
-from polyseme.decode.sample import GREEDY, Sampling, sample, stream
+from polyseme.generation import cuda_graph as stage
+from polyseme.generation import session as writing
+from polyseme.generation.beam import beam
+from polyseme.generation.sample import GREEDY, Sampling, sample, stream
 from tests.contracts import cases
 
 FAMILIES = ["gpt", "gpt2", "t5", "transformer"]

@@ -5,9 +5,9 @@ import json
 import pytest
 
 import polyseme
-from polyseme.decode.sample import Sampling
 from polyseme.errors import UserError
-from polyseme.generation import Search, Writer, behind
+from polyseme.generation.sample import Sampling
+from polyseme.generation.text import Search, Writer, behind
 
 WRITERS = ("gpt", "gpt2", "transformer_xl", "xlnet", "t5", "transformer", "seq2seq")
 PROMPT = "The old cat sees"

@@ -8,7 +8,7 @@ import numpy as np
 
 from polyseme.ngram.count import count
 from polyseme.ngram.estimate import estimate
-from polyseme.ngram.table import Ngrams, Words
+from polyseme.ngram.trie import Ngrams, Words
 
 SIZE, START, END = 40, 2, 3
 CAN = np.ones(SIZE, bool)

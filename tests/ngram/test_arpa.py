@@ -14,7 +14,7 @@ from polyseme.ngram.arpa import names_of, read_arpa, write_arpa
 from polyseme.ngram.count import count
 from polyseme.ngram.estimate import estimate
 from polyseme.ngram.model import NgramModel
-from polyseme.ngram.table import Words
+from polyseme.ngram.trie import Words
 from polyseme.text.tokenizer import Tokenizer
 from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS
 from tests.ngram.plain import plain_score, read_plain_arpa

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 
 import polyseme
-from polyseme.decode.sample import Sampling
 from polyseme.errors import UserError
-from polyseme.files import read_json
-from polyseme.generation import Search
+from polyseme.generation.sample import Sampling
+from polyseme.generation.text import Search
+from polyseme.io.files import read_json
 from polyseme.ngram.count import count
 from polyseme.ngram.estimate import estimate
 from polyseme.ngram.model import NgramModel
-from polyseme.ngram.run import NgramRecipe, count_corpus
-from polyseme.ngram.table import Words
+from polyseme.ngram.train import NgramRecipe, count_corpus
+from polyseme.ngram.trie import Words
 from polyseme.recipes import find_any, find_recipe
 from polyseme.text.tokenizer import Tokenizer
 from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS
@@ -254,7 +254,7 @@ def test_verify_sees_a_changed_number(run, tmp_path, cli):
 
 def test_killed_counting_leaves_nothing_half_written(corpus, tmp_path):
     code = (
-        "import sys, time, polyseme.ngram.run as r; from pathlib import Path; plain = r.estimate\n"
+        "import sys, time, polyseme.ngram.train as r; from pathlib import Path; plain = r.estimate\n"
         "def slow(*args):\n    print('counted', flush=True); time.sleep(60)\n"
         "r.estimate = slow\n"
         "r.count_corpus(r.NgramRecipe('x', order=3), Path(sys.argv[1]), Path(sys.argv[2]))"

@@ -7,7 +7,7 @@ import torch
 from polyseme.families import FAMILIES
 from polyseme.objectives.specs import MaskedLM
 from polyseme.train.loop import Training, train
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 from tests.objectives.test_specs import BERT, CLS, SEP, SIZE, Pages, all_of, numbered, pages, split
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from test_windows import SIZE, WORDS, corpus
 
-from polyseme.corpus.order import Order, cut_samples
+from polyseme.corpus.sampling import Order, cut_samples
 from polyseme.errors import UserError
-from polyseme.objectives import cooccurrence
-from polyseme.objectives.cooccurrence import Counts, Table
+from polyseme.objectives import glove as cooccurrence
+from polyseme.objectives.glove import Counts, Table
 
 
 def plain(pages, window: int, max_len: int = 64) -> Counter:

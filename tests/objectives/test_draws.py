@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from polyseme.objectives.draws import below, draw, integers, keys
+from polyseme.rng import below, draw, integers, keys
 
 
 def grid(samples=2000, positions=128, stream=0, seed=1, epoch=0):

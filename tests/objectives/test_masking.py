@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from polyseme.objectives.draws import keys
 from polyseme.objectives.masking import mask
+from polyseme.rng import keys
 
 VOCAB, SPECIALS, MASK = 1000, 5, 4
 IDS = np.arange(SPECIALS, VOCAB)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from polyseme.errors import UserError
-from polyseme.objectives.permutation import PermutationLM
+from polyseme.objectives.permutation_lm import PermutationLM
 from tests.contracts import cases
 from tests.objectives.test_specs import BERT, CLS, SEP, all_of, pages
 

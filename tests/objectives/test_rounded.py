@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES
+from polyseme.nn.heads.standard import LabelHeadSpec
+from polyseme.nn.model import ModelSpec
+from polyseme.nn.packing import Layout
 from polyseme.objectives.batch import IGNORED, Batch, Targets, changed, signature, tensors
+from polyseme.objectives.losses import losses
 from polyseme.objectives.packing import rounded
-from polyseme.objectives.terms import losses
-from polyseme.parts.heads import LabelHeadSpec
-from polyseme.parts.layout import Layout
-from polyseme.parts.model import ModelSpec
 
 MAX_LEN = 48
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.corpus.order import Cursor, Lanes
+from polyseme.corpus.sampling import Cursor, Lanes
 from polyseme.errors import UserError
+from polyseme.nn.packing import Layout
 from polyseme.objectives.batch import Carry
-from polyseme.objectives.permutation import PermutationLM
-from polyseme.objectives.segments import SegmentLM
-from polyseme.objectives.terms import losses, scores
-from polyseme.parts.layout import Layout
+from polyseme.objectives.losses import losses, scores
+from polyseme.objectives.permutation_lm import PermutationLM
+from polyseme.objectives.streaming_lm import SegmentLM
 from polyseme.train.pretrain import Data
 from polyseme.train.recipe import Recipe
 from tests.contracts import cases

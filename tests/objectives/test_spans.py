@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.corpus.order import Order
+from polyseme.corpus.sampling import Order
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.objectives.batch import IGNORED
-from polyseme.objectives.draws import GAPS, keys
+from polyseme.objectives.losses import losses
 from polyseme.objectives.packing import Vocabulary
-from polyseme.objectives.spans import SpanCorruption, segment
-from polyseme.objectives.terms import losses
+from polyseme.objectives.span_corruption import SpanCorruption, segment
 from polyseme.objectives.translation import Pairs, Translation
+from polyseme.rng import GAPS, keys
 from tests.contracts.cases import fitting
 from tests.objectives.test_specs import SIZE, Pages, pages
 

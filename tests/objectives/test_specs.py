@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.corpus.order import Order
+from polyseme.corpus.sampling import Order
 from polyseme.errors import UserError
 from polyseme.objectives.batch import IGNORED
 from polyseme.objectives.packing import Shape, Vocabulary

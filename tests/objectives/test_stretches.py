@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES
-from polyseme.objectives.draws import keys
+from polyseme.objectives.losses import losses
 from polyseme.objectives.masking import boundaries, mask
 from polyseme.objectives.packing import Vocabulary
 from polyseme.objectives.specs import MaskedPairs, MaskedSpans
-from polyseme.objectives.terms import losses
+from polyseme.rng import keys
 from tests.objectives.test_specs import BERT, MASK, SIZE, all_of, bind, halves, numbered, pages, rebuilt
 
 LAWS = {"ngram": {n: (1 / n) / (11 / 6) for n in (1, 2, 3)}, "span": {n: 0.8 ** (n - 1) for n in range(1, 11)}}

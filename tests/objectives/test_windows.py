@@ -8,7 +8,7 @@ from test_specs import Pages
 
 from polyseme.errors import UserError
 from polyseme.objectives.packing import Vocabulary
-from polyseme.objectives.windows import Windows, count_tokens
+from polyseme.objectives.word2vec import Windows, count_tokens
 
 SIZE = 60
 WORDS = Vocabulary(SIZE, frozenset(range(4)))

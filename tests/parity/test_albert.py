@@ -10,14 +10,14 @@ import polyseme
 from polyseme.errors import UserError
 from polyseme.explain.attention import attention_maps
 from polyseme.families import FAMILIES
+from polyseme.nn.model import Model, ModelSpec
+from polyseme.nn.packing import Layout
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.objectives.terms import losses
-from polyseme.parts.layout import Layout
-from polyseme.parts.model import Model, ModelSpec
+from polyseme.objectives.losses import losses
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from polyseme.train.cost import training_flops
+from polyseme.train.flops import training_flops
+from polyseme.weights.convert import to_ours, to_theirs
 from polyseme.weights.folder import load_model, save_model
-from polyseme.weights.table import to_ours, to_theirs
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()

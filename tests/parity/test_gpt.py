@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
+from polyseme.nn.attention.multihead import AttentionSpec
+from polyseme.nn.model import Model, ModelSpec
+from polyseme.nn.packing import Layout
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.objectives.terms import losses
-from polyseme.parts.attention import AttentionSpec
-from polyseme.parts.layout import Layout
-from polyseme.parts.model import Model, ModelSpec
+from polyseme.objectives.losses import losses
 from polyseme.text.tokenizer import Tokenizer
+from polyseme.weights.convert import to_ours
 from polyseme.weights.folder import load_model, save_model
-from polyseme.weights.table import to_ours
 from tests.contracts import cases
 from tests.contracts.test_laws import LENGTHS as LAW_LENGTHS
 from tests.contracts.test_laws import gradients

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES
-from polyseme.parts.layout import Layout, Source
-from polyseme.parts.model import Model
+from polyseme.nn.model import Model
+from polyseme.nn.packing import Layout, Source
 from polyseme.train.loop import choose_device
 from polyseme.weights.folder import load_model, save_model
 

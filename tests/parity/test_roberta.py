@@ -6,11 +6,11 @@ import torch.nn.functional as F
 
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
+from polyseme.nn.model import Model, ModelSpec
+from polyseme.nn.packing import Layout
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.objectives.terms import losses
-from polyseme.parts.layout import Layout
-from polyseme.parts.model import Model, ModelSpec
-from polyseme.weights.table import expand, to_ours, to_theirs
+from polyseme.objectives.losses import losses
+from polyseme.weights.convert import expand, to_ours, to_theirs
 
 transformers = pytest.importorskip("transformers")
 

@@ -5,9 +5,9 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.families import FAMILIES
-from polyseme.parts.heads import BoundaryHeadSpec
-from polyseme.parts.layout import Layout
-from polyseme.parts.norms import LayerNormSpec
+from polyseme.nn.heads.standard import BoundaryHeadSpec
+from polyseme.nn.layers.norms import LayerNormSpec
+from polyseme.nn.packing import Layout
 from polyseme.weights.folder import load_model, read_spec, save_model
 
 transformers = pytest.importorskip("transformers")

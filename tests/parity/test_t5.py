@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.families import FAMILIES
+from polyseme.nn.model import Model, ModelSpec
+from polyseme.nn.packing import Layout, Source
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.objectives.terms import losses
-from polyseme.parts.layout import Layout, Source
-from polyseme.parts.model import Model, ModelSpec
+from polyseme.objectives.losses import losses
+from polyseme.weights.convert import to_ours
 from polyseme.weights.folder import load_model, save_model
-from polyseme.weights.table import to_ours
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()

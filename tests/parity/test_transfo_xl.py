@@ -9,9 +9,9 @@ from safetensors import safe_open
 
 from polyseme.families import FAMILIES
 from polyseme.families.transformer_xl import trunk
-from polyseme.parts.adaptive import AdaptiveEmbeddingsSpec, AdaptiveHeadSpec
-from polyseme.parts.layout import Layout
-from polyseme.parts.model import Model, ModelSpec
+from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsSpec, AdaptiveHeadSpec
+from polyseme.nn.model import Model, ModelSpec
+from polyseme.nn.packing import Layout
 
 FILE = Path(__file__).with_name("transfo_xl.safetensors")
 LAYER = {  # our name -> theirs

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES
-from polyseme.parts.layout import Layout
-from polyseme.parts.model import Model, ModelSpec
-from polyseme.weights.table import to_ours
+from polyseme.nn.model import Model, ModelSpec
+from polyseme.nn.packing import Layout
+from polyseme.weights.convert import to_ours
 
 transformers = pytest.importorskip("transformers")
 

@@ -5,10 +5,10 @@ import torch
 
 import polyseme
 from polyseme.families import FAMILIES
-from polyseme.parts.layout import Layout
-from polyseme.parts.model import Model, ModelSpec
-from polyseme.parts.relative import Queries
-from polyseme.weights.table import expand, to_ours
+from polyseme.nn.attention.relative import Queries
+from polyseme.nn.model import Model, ModelSpec
+from polyseme.nn.packing import Layout
+from polyseme.weights.convert import expand, to_ours
 
 transformers = pytest.importorskip("transformers")
 

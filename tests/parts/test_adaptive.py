@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyseme.parts.adaptive import AdaptiveEmbeddings, AdaptiveEmbeddingsSpec, AdaptiveHead, AdaptiveHeadSpec
+from polyseme.nn.layers.adaptive import AdaptiveEmbeddings, AdaptiveEmbeddingsSpec, AdaptiveHead, AdaptiveHeadSpec
 
 VOCABULARY, DIM, ROWS = 300, 32, 200
 

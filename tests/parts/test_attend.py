@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from polyseme.parts.attend import attend_eager, attend_runs, attend_varlen, attention_weights
-from polyseme.parts.layout import Layout
+from polyseme.nn.attention.attend import attend_eager, attend_runs, attend_varlen, attention_weights
+from polyseme.nn.packing import Layout
 
 CASES = {
     "sorted": ((3, 5, 5, 5, 9), None),

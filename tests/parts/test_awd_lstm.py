@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 
 from polyseme.families import FAMILIES
+from polyseme.nn.packing import Layout
 from polyseme.objectives.batch import Carry
-from polyseme.objectives.segments import SegmentLM
-from polyseme.objectives.terms import losses
-from polyseme.parts.layout import Layout
+from polyseme.objectives.losses import losses
+from polyseme.objectives.streaming_lm import SegmentLM
 from polyseme.train.loop import Training, train
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 from tests.objectives.test_specs import GPT2, Pages
 

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from polyseme.families import FAMILIES
-from polyseme.parts.chunks import read_in_chunks
-from polyseme.parts.heads import LabelHeadSpec
-from polyseme.parts.layout import Layout
-from polyseme.parts.norms import BatchNormSpec
-from polyseme.train.half import Half
+from polyseme.nn.chunking import read_in_chunks
+from polyseme.nn.heads.standard import LabelHeadSpec
+from polyseme.nn.layers.norms import BatchNormSpec
+from polyseme.nn.packing import Layout
+from polyseme.train.mixed_precision import Half
 
 HEAD = LabelHeadSpec(
     ("no", "yes"), "concat", 0.1, dense=True, inner=50, activation="relu", norm=BatchNormSpec(),

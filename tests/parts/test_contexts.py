@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyseme.families import FAMILIES
-from polyseme.parts.contexts import Stream, blocks, huffman, joined
-from polyseme.parts.cooccurrence import Cells
-from polyseme.parts.model import Model
-from polyseme.parts.rows import RowGradient
+from polyseme.nn.heads.glove import Cells
+from polyseme.nn.heads.word2vec import Stream, blocks, huffman, joined
+from polyseme.nn.model import Model
+from polyseme.nn.sparse import RowGradient
 
 VOCAB, DIM, BLOCK, WINDOW = 40, 6, 8, 3
 WORDS = [f"word{i}" for i in range(VOCAB)]

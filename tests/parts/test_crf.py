@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.parts.crf import NEVER, Chains, Crf, CrfSpec
-from polyseme.parts.tags import broken, chunks, legal_steps, mended
+from polyseme.nn.heads.crf import NEVER, Chains, Crf, CrfSpec
+from polyseme.nn.heads.tag_schemes import broken, chunks, legal_steps, mended
 
 IOB = ("O", "B-X", "I-X", "B-Y", "I-Y")
 LENGTHS = (3, 1, 0, 5, 3, 2)

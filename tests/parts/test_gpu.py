@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from polyseme.nn.attention.attend import attend_eager, attend_varlen
+from polyseme.nn.packing import Layout
 from polyseme.objectives.batch import IGNORED, Batch, Targets
-from polyseme.objectives.terms import losses
-from polyseme.parts.attend import attend_eager, attend_varlen
-from polyseme.parts.layout import Layout
+from polyseme.objectives.losses import losses
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 LENGTHS = [[128] * 3, [5, 17, 128, 1, 64, 90], [512, 511, 3], [1000, 64, 513], [33, 32, 31], [7]]
@@ -27,7 +27,7 @@ def error(found: torch.Tensor, true: torch.Tensor) -> float:
 @pytest.mark.parametrize("heads,dim", [(3, 64), (2, 32), (1, 128), (2, 16)])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_flash_is_attention(lengths: list[int], heads: int, dim: int, causal: bool, window: int) -> None:
-    from polyseme.parts.flash import flash
+    from polyseme.nn.kernels.flash_attention import flash
 
     torch.manual_seed(0)
     layout = Layout.of(lengths, slots=len(lengths) + 2, longest=max(lengths) + 9, device="cuda")
@@ -49,8 +49,8 @@ def test_flash_is_attention(lengths: list[int], heads: int, dim: int, causal: bo
 @pytest.mark.parametrize("dim", [64, 32, 128])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_flash_turns_as_rotary_positions_do(lengths: list[int], dim: int, causal: bool) -> None:
-    from polyseme.parts.attend import attend_self
-    from polyseme.parts.positions import rotate
+    from polyseme.nn.attention.attend import attend_self
+    from polyseme.nn.layers.positions import rotate
 
     torch.manual_seed(0)
     layout = Layout.of(lengths, slots=len(lengths) + 2, longest=max(lengths) + 9, device="cuda")
@@ -66,7 +66,7 @@ def test_flash_turns_as_rotary_positions_do(lengths: list[int], dim: int, causal
 
 @pytest.mark.parametrize("length", [100, 300])
 def test_flash_drops_out_as_asked_and_the_same_backwards(length: int) -> None:
-    from polyseme.parts.flash import flash, flash_backward, flash_forward
+    from polyseme.nn.kernels.flash_attention import flash, flash_backward, flash_forward
 
     torch.manual_seed(0)
     starts = torch.tensor([0, length, 2 * length], device="cuda", dtype=torch.int32)
@@ -91,7 +91,7 @@ def test_flash_drops_out_as_asked_and_the_same_backwards(length: int) -> None:
 
 @pytest.mark.parametrize("size,rows,bias", [(30_522, 300, True), (101, 9000, False), (640, 64, True)])
 def test_vocabulary_loss_is_cross_entropy(size: int, rows: int, bias: bool) -> None:
-    from polyseme.parts.vocabulary_loss import vocabulary_loss
+    from polyseme.nn.kernels.cross_entropy import vocabulary_loss
 
     torch.manual_seed(0)
     shapes: list[tuple[int, ...]] = [(rows, 64), (size, 64), *([(size,)] if bias else [])]
@@ -111,8 +111,8 @@ def test_vocabulary_loss_is_cross_entropy(size: int, rows: int, bias: bool) -> N
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
 def test_activated_linear_is_its_parts(activation: str) -> None:
-    from polyseme.parts.feedforward import ACTIVATIONS
-    from polyseme.parts.fused import activated_linear
+    from polyseme.nn.kernels.fused import activated_linear
+    from polyseme.nn.layers.feedforward import ACTIVATIONS
 
     torch.manual_seed(0)
     shapes = [(1000, 300), (300,), (64, 300), (64,)]
@@ -128,8 +128,8 @@ def test_activated_linear_is_its_parts(activation: str) -> None:
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
 def test_gated_linear_is_its_parts(activation: str) -> None:
-    from polyseme.parts.feedforward import ACTIVATIONS
-    from polyseme.parts.fused import gated_linear
+    from polyseme.nn.kernels.fused import gated_linear
+    from polyseme.nn.layers.feedforward import ACTIVATIONS
 
     torch.manual_seed(0)
     shapes = [(300, 2 * 344), (96, 344)]
@@ -179,7 +179,7 @@ def train_tiny(
 ) -> tuple[list[float], Any]:
     """Losses and model of a short run on two micro-batches a step, which change in their order."""
     from polyseme.train.loop import Training, train
-    from polyseme.train.optim import OptimSpec
+    from polyseme.train.optimizer import OptimSpec
     from polyseme.train.schedule import ScheduleSpec
 
     model, batch = model_and_batch(dropout=dropout, attention_dropout=dropout)
@@ -214,7 +214,7 @@ def test_recorded_steps_are_the_plain_ones(method: str, dropout: float) -> None:
 
 
 def test_sum_and_norm_in_one() -> None:
-    from polyseme.parts.fused import add_norm
+    from polyseme.nn.kernels.fused import add_norm
 
     torch.manual_seed(0)
     x, y = torch.randn(2, 300, 96, device="cuda", dtype=torch.bfloat16)
@@ -234,7 +234,7 @@ def test_training_in_bfloat16_follows_float32() -> None:
 def test_a_step_that_is_not_finite_changes_nothing(record: bool) -> None:
     from polyseme.errors import UserError
     from polyseme.train.loop import Training, train
-    from polyseme.train.optim import OptimSpec
+    from polyseme.train.optimizer import OptimSpec
     from polyseme.train.schedule import ScheduleSpec
 
     model, batch = model_and_batch()
@@ -262,8 +262,8 @@ def test_a_step_that_is_not_finite_changes_nothing(record: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("rows,columns", [(5, 5), (64, 90), (130, 513)])
 def test_placed_softmax_is_softmax_of_skewed_scores(rows: int, columns: int, stream: bool) -> None:
-    from polyseme.parts.placed import placed_softmax
-    from polyseme.parts.relative import _Placed, _skewed
+    from polyseme.nn.attention.relative import _Placed, _skewed
+    from polyseme.nn.kernels.relative_softmax import placed_softmax
 
     torch.manual_seed(0)
     heads, n, width = 3, 2, rows + columns

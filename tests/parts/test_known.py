@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from polyseme.parts.known import known, pinned
+from polyseme.nn.index_cache import known, pinned
 
 
 def test_the_last_answers_are_kept_and_all_that_are_pinned() -> None:

@@ -9,13 +9,13 @@ from torch import nn
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
+from polyseme.nn.attention.rnn_attention import LookSpec
+from polyseme.nn.model import ModelSpec
+from polyseme.nn.packing import Layout, Source
+from polyseme.nn.trunks.recurrent_decoder import RecurrentDecoderSpec
+from polyseme.objectives.losses import losses, read
 from polyseme.objectives.packing import Vocabulary
-from polyseme.objectives.terms import losses, read
 from polyseme.objectives.translation import Pairs, Translation
-from polyseme.parts.layout import Layout, Source
-from polyseme.parts.looking import LookSpec
-from polyseme.parts.model import ModelSpec
-from polyseme.parts.recurrent_decoder import RecurrentDecoderSpec
 from tests.contracts import cases
 
 SOURCES, TARGETS = (5, 2, 7), (3, 6, 1)

@@ -9,10 +9,10 @@ from torch import nn
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.parts.embeddings import EmbeddingsSpec
-from polyseme.parts.layout import Layout
-from polyseme.parts.recurrent import Recurrent, RecurrentSpec
-from polyseme.parts.window import WindowSpec
+from polyseme.nn.layers.embeddings import EmbeddingsSpec
+from polyseme.nn.packing import Layout
+from polyseme.nn.trunks.recurrent import Recurrent, RecurrentSpec
+from polyseme.nn.trunks.window import WindowSpec
 
 VOCAB, DIM = 20, 6
 UNEVEN, EVEN = (3, 0, 7, 1, 7), (5, 5, 5)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from polyseme.errors import UserError
-from polyseme.parts.adaptive import AdaptiveEmbeddingsSpec, AdaptiveHeadSpec
-from polyseme.parts.layout import Layout
-from polyseme.parts.memory import Memory, close_caches, open_caches
-from polyseme.parts.relative import NoRelationsSpec, Queries, RelationsSpec, RelativeAttentionSpec, sinusoids
+from polyseme.nn.attention.relative import NoRelationsSpec, Queries, RelationsSpec, RelativeAttentionSpec, sinusoids
+from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsSpec, AdaptiveHeadSpec
+from polyseme.nn.memory import Memory, close_caches, open_caches
+from polyseme.nn.packing import Layout
 
 DIM = 12
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from polyseme.parts.attend import Scoring, attend, attend_eager, spread
-from polyseme.parts.layout import Layout
-from polyseme.parts.score_bias import BucketBiasSpec
+from polyseme.nn.attention.attend import Scoring, attend, attend_eager, spread
+from polyseme.nn.attention.score_bias import BucketBiasSpec
+from polyseme.nn.packing import Layout
 
 
 @pytest.mark.parametrize("causal", [False, True])

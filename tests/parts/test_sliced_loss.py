@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyseme.parts import sliced_loss as module
-from polyseme.parts.sliced_loss import sliced_loss
+from polyseme.nn.losses import cross_entropy as module
+from polyseme.nn.losses.cross_entropy import sliced_loss
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -7,7 +7,7 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.parts.subwords import SubwordEmbeddingsSpec, buckets_of, fnv1a, ngrams
+from polyseme.nn.layers.subwords import SubwordEmbeddingsSpec, buckets_of, fnv1a, ngrams
 
 WORDS = ["where", "a", "naïve", "東京", "it", "Ω", "x" * 30]
 

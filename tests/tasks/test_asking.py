@@ -5,7 +5,7 @@ import json
 import pytest
 
 from polyseme.errors import UserError
-from polyseme.tasks.asking import (
+from polyseme.evaluation.prompting import (
     FOLDER,
     PromptSpec,
     Question,

@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 import torch
 
+from polyseme.datasets.published import published, table
 from polyseme.errors import UserError
+from polyseme.evaluation import benchmarks as benchmark
+from polyseme.evaluation.benchmarks import BENCHMARKS, rows_of, run_benchmark
+from polyseme.evaluation.compare import Run, bootstrap, cells, picture, read_run, read_runs
+from polyseme.evaluation.ensemble import ensemble, evaluate_ensemble
+from polyseme.evaluation.predict import predict
+from polyseme.evaluation.submission import write_submission
 from polyseme.families import FAMILIES
-from polyseme.tasks import benchmark
-from polyseme.tasks.benchmark import BENCHMARKS, rows_of, run_benchmark
-from polyseme.tasks.compare import Run, bootstrap, cells, picture, read_run, read_runs
-from polyseme.tasks.ensemble import ensemble, evaluate_ensemble
+from polyseme.finetuning.finetune import FinetuneSpec, finetune
+from polyseme.finetuning.grid import points, search
+from polyseme.finetuning.runner import Best
 from polyseme.tasks.examples import Example
-from polyseme.tasks.finetune import FinetuneSpec, finetune
-from polyseme.tasks.grid import points, search
-from polyseme.tasks.predict import predict
-from polyseme.tasks.published import published, table
-from polyseme.tasks.seeds import Best
-from polyseme.tasks.submission import write_submission
 from polyseme.tasks.task import Prediction, Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.weights.folder import load_model, save_model
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt", "seal", "swan"]

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from polyseme.errors import UserError
+from polyseme.evaluation.predict import answers
 from polyseme.families import FAMILIES
-from polyseme.objectives.terms import losses
-from polyseme.parts.layout import Layout
-from polyseme.parts.over import Bidaf, Esim, attend_both_ways
+from polyseme.finetuning.feature_extraction import Encoder, NetworkSpec
+from polyseme.finetuning.frozen import USUAL, Reader, finetune_over, open_over, spec_of
+from polyseme.nn.packing import Layout
+from polyseme.nn.trunks.feature_network import Bidaf, Esim, attend_both_ways
+from polyseme.objectives.losses import losses
 from polyseme.tasks.examples import Example
-from polyseme.tasks.features import Encoder, NetworkSpec
-from polyseme.tasks.over import USUAL, Reader, finetune_over, open_over, spec_of
-from polyseme.tasks.predict import answers
 from polyseme.tasks.spans import SpanSpec
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer

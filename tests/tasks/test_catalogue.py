@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from polyseme.datasets.catalog import DATA_SETS
 from polyseme.errors import UserError
-from polyseme.tasks.catalogue import DATA_SETS
-from polyseme.tasks.metrics import score
+from polyseme.tasks.metrics.standard import score
 
 REAL = Path(__file__).parents[2].parent / "shared/data/glue"
 ROWS = {  # from the README beside the files

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from polyseme.errors import UserError
-from polyseme.parts.crf import NEVER, Chains, CrfSpec
-from polyseme.tasks.baselines import BASELINES, check_baseline, linear
-from polyseme.tasks.classical import chain_tags, cost, fit, windows
+from polyseme.nn.heads.crf import NEVER, Chains, CrfSpec
+from polyseme.tasks.baselines.feature_taggers import chain_tags, cost, fit, windows
+from polyseme.tasks.baselines.surface import BASELINES, check_baseline, linear
 from polyseme.tasks.examples import Example
-from polyseme.tasks.roles import role_scores
+from polyseme.tasks.metrics.srl import role_scores
 
 pytest.importorskip("sklearn")
 from scipy import optimize, sparse

@@ -10,20 +10,20 @@ import torch
 
 import polyseme
 from polyseme.errors import UserError
+from polyseme.evaluation.ensemble import ensemble
+from polyseme.evaluation.predict import evaluate, predict
 from polyseme.families import FAMILIES
-from polyseme.objectives.terms import losses
-from polyseme.parts.coreference import CoreferenceHeadSpec, keep
-from polyseme.tasks.baselines import linear, majority
+from polyseme.finetuning.feature_extraction import NetworkSpec
+from polyseme.finetuning.finetune import FinetuneSpec, finetune
+from polyseme.finetuning.frozen import USUAL, finetune_over, open_over
+from polyseme.nn.heads.coreference import CoreferenceHeadSpec, keep
+from polyseme.objectives.losses import losses
+from polyseme.tasks.baselines.surface import linear, majority
 from polyseme.tasks.coreference import encode_documents, out_of_reach
-from polyseme.tasks.documents import in_columns, plain_document
-from polyseme.tasks.ensemble import ensemble
-from polyseme.tasks.features import NetworkSpec
-from polyseme.tasks.finetune import FinetuneSpec, finetune
-from polyseme.tasks.over import USUAL, finetune_over, open_over
-from polyseme.tasks.predict import evaluate, predict
+from polyseme.tasks.readers.conll2012 import in_columns, plain_document
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.weights.folder import load_model, save_model
 from tests.conftest import cli
 

@@ -6,11 +6,11 @@ import random
 import numpy as np
 import pytest
 
+from polyseme.datasets.catalog import DATA_SETS
 from polyseme.errors import UserError
-from polyseme.tasks.catalogue import DATA_SETS
-from polyseme.tasks.clusters import aligned, coreference
-from polyseme.tasks.documents import in_columns, plain_document
 from polyseme.tasks.examples import read_examples
+from polyseme.tasks.metrics.coreference import aligned, coreference
+from polyseme.tasks.readers.conll2012 import in_columns, plain_document
 
 # two parts of a document, as OntoNotes has them: columns lined up by spaces, a predicate's own columns before the last
 FILE = """\

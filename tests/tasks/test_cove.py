@@ -6,11 +6,11 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.parts.layout import Layout
+from polyseme.finetuning.feature_extraction import Encoder, features
+from polyseme.nn.packing import Layout
 from polyseme.recipes import find_recipe
-from polyseme.tasks.features import Encoder, features
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.begin import begin_from
+from polyseme.train.warm_start import begin_from
 from polyseme.weights.folder import load_model, save_model
 from tests.conftest import ANIMALS, done, task_rows
 

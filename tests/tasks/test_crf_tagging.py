@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from polyseme.errors import UserError
+from polyseme.evaluation.predict import answers, logits, predict
 from polyseme.families import FAMILIES
-from polyseme.parts.tags import broken
+from polyseme.finetuning.finetune import FinetuneSpec, finetune
+from polyseme.nn.heads.tag_schemes import broken
 from polyseme.tasks.examples import Example, read_examples
-from polyseme.tasks.finetune import FinetuneSpec, finetune
-from polyseme.tasks.predict import answers, logits, predict
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.weights.folder import load_model, save_model
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare"]

@@ -9,10 +9,10 @@ import pytest
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.tasks.features import LAYERS
+from polyseme.finetuning.feature_extraction import LAYERS
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import save_model
-from polyseme.weights.vectors import write_vectors
+from polyseme.word_vectors.files import write_vectors
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from polyseme.errors import UserError
+from polyseme.evaluation.predict import evaluate, logits, predict, write_predictions
 from polyseme.families import FAMILIES
+from polyseme.finetuning.finetune import FinetuneSpec, finetune
+from polyseme.finetuning.runner import steps
 from polyseme.tasks.examples import Example, read_examples
-from polyseme.tasks.finetune import FinetuneSpec, finetune
-from polyseme.tasks.predict import evaluate, logits, predict, write_predictions
-from polyseme.tasks.seeds import steps
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.weights.folder import load_model, save_model
 from tests.contracts.cases import fitting
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.corpus.prepare import prepare
+from polyseme.corpus.build.prepare import prepare
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.parts.layout import Layout
+from polyseme.finetuning.feature_extraction import Encoder, features
+from polyseme.nn.packing import Layout
 from polyseme.recipes import find_recipe
-from polyseme.tasks.features import Encoder, features
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
 from polyseme.weights.folder import save_model

@@ -8,19 +8,19 @@ import pytest
 import torch
 
 from polyseme.errors import UserError
+from polyseme.evaluation.predict import as_examples, evaluate, logits, predict, write_predictions
 from polyseme.families import FAMILIES
+from polyseme.finetuning.finetune import FinetuneSpec, finetune
+from polyseme.finetuning.runner import steps
+from polyseme.nn.heads.standard import LabelHeadSpec
+from polyseme.objectives.losses import losses
 from polyseme.objectives.packing import rounded
-from polyseme.objectives.terms import losses
-from polyseme.parts.heads import LabelHeadSpec
-from polyseme.tasks.baselines import linear, majority
+from polyseme.tasks.baselines.surface import linear, majority
 from polyseme.tasks.examples import Example, read_examples
-from polyseme.tasks.finetune import FinetuneSpec, finetune
-from polyseme.tasks.predict import as_examples, evaluate, logits, predict, write_predictions
-from polyseme.tasks.seeds import steps
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import Training, train
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 from polyseme.weights.folder import load_model, save_model
 

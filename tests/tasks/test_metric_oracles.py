@@ -9,8 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from polyseme.parts.tags import chunks
-from polyseme.tasks.metrics import classification, question_scores, regression, spans, tagging
+from polyseme.nn.heads.tag_schemes import chunks
+from polyseme.tasks.metrics.standard import classification, question_scores, regression, spans, tagging
 
 
 @pytest.mark.filterwarnings("ignore")

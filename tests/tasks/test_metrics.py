@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from polyseme.errors import UserError
-from polyseme.parts.tags import chunks
-from polyseme.tasks.baselines import linear, majority
+from polyseme.nn.heads.tag_schemes import chunks
+from polyseme.tasks.baselines.surface import linear, majority
 from polyseme.tasks.examples import Example
-from polyseme.tasks.metrics import PRIMARY, classification, regression, score, tagging
+from polyseme.tasks.metrics.standard import PRIMARY, classification, regression, score, tagging
 
 
 def test_classification_by_hand():

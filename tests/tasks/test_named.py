@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from polyseme.datasets.catalog import DATA_SETS
+from polyseme.datasets.glue import wnli_trap
 from polyseme.errors import UserError
-from polyseme.tasks.catalogue import DATA_SETS
-from polyseme.tasks.metrics import score
-from polyseme.tasks.named.glue import wnli_trap
+from polyseme.tasks.metrics.standard import score
 
 REAL = Path(__file__).parents[2].parent / "shared/data"
 MNLI = ["index", "promptID", "pairID", "genre", "sentence1_binary_parse", "sentence2_binary_parse", "sentence1_parse",

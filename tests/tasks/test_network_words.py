@@ -8,17 +8,17 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.parts import features as parts
-from polyseme.parts.features import Features, FeaturesSpec, SourceSpec, Store
-from polyseme.parts.layout import Layout
-from polyseme.parts.over import BiLstm, OverSpec
+from polyseme.finetuning.feature_extraction import LAYERS, NetworkSpec
+from polyseme.finetuning.frozen import USUAL, finetune_over, layers_of, open_over
+from polyseme.finetuning.word_embeddings import Given, begin, look_up, vocabulary_of
+from polyseme.nn.layers import frozen_features as parts
+from polyseme.nn.layers.frozen_features import Features, FeaturesSpec, SourceSpec, Store
+from polyseme.nn.packing import Layout
+from polyseme.nn.trunks.feature_network import BiLstm, OverSpec
 from polyseme.tasks.examples import Example
-from polyseme.tasks.features import LAYERS, NetworkSpec
-from polyseme.tasks.over import USUAL, finetune_over, layers_of, open_over
-from polyseme.tasks.words import Given, begin, look_up, vocabulary_of
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import save_model
-from polyseme.weights.vectors import Vectors, model_of, write_vectors
+from polyseme.word_vectors.files import Vectors, model_of, write_vectors
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt"]
 SMALL = NetworkSpec(size=16, dropout=0.0)

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from polyseme.errors import UserError
+from polyseme.evaluation.predict import answers
 from polyseme.families import FAMILIES
-from polyseme.objectives.terms import losses
-from polyseme.parts.features import Features, FeaturesSpec, ScalarMix, SourceSpec, Store
-from polyseme.parts.layout import Layout
-from polyseme.parts.over import attend_across
-from polyseme.tasks import features as module
+from polyseme.finetuning import feature_extraction as module
+from polyseme.finetuning.feature_extraction import LAYERS, Encoder, NetworkSpec, features
+from polyseme.finetuning.frozen import TERM, USUAL, Reader, finetune_over, open_over, spec_of, with_penalty
+from polyseme.nn.layers.frozen_features import Features, FeaturesSpec, ScalarMix, SourceSpec, Store
+from polyseme.nn.packing import Layout
+from polyseme.nn.trunks.feature_network import attend_across
+from polyseme.objectives.losses import losses
 from polyseme.tasks.examples import Example
-from polyseme.tasks.features import LAYERS, Encoder, NetworkSpec, features
-from polyseme.tasks.over import TERM, USUAL, Reader, finetune_over, open_over, spec_of, with_penalty
-from polyseme.tasks.predict import answers
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import save_model

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from polyseme.tasks import benchmark
+from polyseme.datasets import published
 
 LECTURES = Path(__file__).parents[2].parent / "shared/seeds"
-TABLES = json.loads((Path(benchmark.__file__).parent / "published.json").read_text(encoding="utf-8"))
+TABLES = json.loads((Path(published.__file__).parent / "published.json").read_text(encoding="utf-8"))
 ROWS = [(name, row) for name, table in TABLES.items() for row in table["rows"]]
 FILES = {"Lecture 07": "000", "Session #3": "001", "Advanced": "002", "CS 533": "003", "deep learning": "004"}
 # columns as the lecture has them, where that is another order

@@ -6,20 +6,20 @@ import random
 import numpy as np
 import pytest
 
+from polyseme.datasets.catalog import DATA_SETS
 from polyseme.errors import UserError
+from polyseme.evaluation import compare
+from polyseme.evaluation.compare import bootstrap, read_run
+from polyseme.evaluation.predict import evaluate, logits, predict
 from polyseme.families import FAMILIES
-from polyseme.tasks import compare
-from polyseme.tasks.catalogue import DATA_SETS
-from polyseme.tasks.compare import bootstrap, read_run
+from polyseme.finetuning.feature_extraction import NetworkSpec
+from polyseme.finetuning.finetune import FinetuneSpec, finetune
+from polyseme.finetuning.frozen import USUAL, finetune_over, open_over
 from polyseme.tasks.examples import Example, read_examples
-from polyseme.tasks.features import NetworkSpec
-from polyseme.tasks.finetune import FinetuneSpec, finetune
-from polyseme.tasks.over import USUAL, finetune_over, open_over
-from polyseme.tasks.predict import evaluate, logits, predict
-from polyseme.tasks.roles import arguments, cells_of, role_scores, tags_of
+from polyseme.tasks.metrics.srl import arguments, cells_of, role_scores, tags_of
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.weights.folder import load_model, read_spec, save_model
 from tests.contracts.cases import fitting
 

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from polyseme.errors import UserError
+from polyseme.evaluation import predict as module
+from polyseme.evaluation.ensemble import ensemble
+from polyseme.evaluation.latency import ALONE, ms_alone
+from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
-from polyseme.report import cut_line, flatter
-from polyseme.tasks import predict as module
-from polyseme.tasks.ensemble import ensemble
+from polyseme.finetuning.finetune import FinetuneSpec, finetune
+from polyseme.finetuning.frozen import USUAL, finetune_over
+from polyseme.finetuning.grid import points, search
+from polyseme.report.html import cut_line, flatter
 from polyseme.tasks.examples import Example
-from polyseme.tasks.finetune import FinetuneSpec, finetune
-from polyseme.tasks.grid import points, search
-from polyseme.tasks.over import USUAL, finetune_over
-from polyseme.tasks.predict import evaluate
 from polyseme.tasks.spans import SpanSpec, windows
-from polyseme.tasks.speed import ALONE, ms_alone
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.cost import num_parameters
+from polyseme.train.flops import num_parameters
 from polyseme.weights.folder import load_model, save_model
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear"]

@@ -10,18 +10,18 @@ import torch
 
 import polyseme
 from polyseme.errors import UserError
+from polyseme.evaluation.predict import evaluate, logits, predict, predictions, write_predictions
 from polyseme.families import FAMILIES
+from polyseme.finetuning.finetune import FinetuneSpec, finetune
+from polyseme.objectives.losses import losses
 from polyseme.objectives.packing import rounded
-from polyseme.objectives.terms import losses
-from polyseme.tasks.baselines import linear, majority
+from polyseme.tasks.baselines.surface import linear, majority
 from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import Example
-from polyseme.tasks.finetune import FinetuneSpec, finetune
-from polyseme.tasks.predict import evaluate, logits, predict, predictions, write_predictions
 from polyseme.tasks.spans import SpanAnswer, SpanSpec, best_spans, best_stretch, best_threshold, windows
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.weights.folder import load_model, save_model
 from tests.contracts.cases import fitting
 
@@ -159,7 +159,7 @@ def test_the_best_threshold_is_the_best_of_all():
         ]
 
         def f1(threshold, examples=examples, found=found):
-            from polyseme.tasks.metrics import question_scores
+            from polyseme.tasks.metrics.standard import question_scores
 
             said = ["" if a.odds > threshold else e.text[a.start : a.end] for e, a in zip(examples, found)]
             return question_scores([e.answer for e in examples] + [()], [*said, ""])[1].sum()

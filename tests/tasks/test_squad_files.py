@@ -8,7 +8,7 @@ import pytest
 
 from polyseme.errors import UserError
 from polyseme.tasks.examples import read_examples
-from polyseme.tasks.squad import sound_answers, trainable, wrong_offsets
+from polyseme.tasks.readers.squad import sound_answers, trainable, wrong_offsets
 
 REAL = Path(__file__).parents[2].parent / "shared/data/squad-shifts"
 CONTEXT = "  Ada Lovelace (1815\u20131852) wrote \U0001f600 notes on the Analytical Engine.\n"

@@ -7,12 +7,12 @@ import random
 import pytest
 
 from polyseme.families import FAMILIES
+from polyseme.finetuning.feature_extraction import NetworkSpec
+from polyseme.finetuning.finetune import FinetuneSpec, finetune
+from polyseme.finetuning.frozen import USUAL, finetune_over
 from polyseme.tasks.examples import Example
-from polyseme.tasks.features import NetworkSpec
-from polyseme.tasks.finetune import FinetuneSpec, finetune
-from polyseme.tasks.over import USUAL, finetune_over
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.weights.folder import save_model
 from tests.contracts.cases import fitting
 

@@ -5,14 +5,14 @@ import random
 
 import pytest
 
+from polyseme.datasets.catalog import DATA_SETS
 from polyseme.errors import UserError
+from polyseme.evaluation.benchmarks import run_benchmark
+from polyseme.evaluation.submission import FILES, write_submission
 from polyseme.families import FAMILIES
-from polyseme.tasks.benchmark import run_benchmark
-from polyseme.tasks.catalogue import DATA_SETS
+from polyseme.finetuning.finetune import FinetuneSpec, finetune
 from polyseme.tasks.examples import Example
-from polyseme.tasks.finetune import FinetuneSpec, finetune
-from polyseme.tasks.metrics import classification
-from polyseme.tasks.submission import FILES, write_submission
+from polyseme.tasks.metrics.standard import classification
 from polyseme.tasks.task import Prediction
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import save_model
@@ -133,7 +133,7 @@ def test_a_superglue_score_is_the_mean_of_its_metrics(folder, tmp_path):
 
 
 def test_no_bootstrap_of_a_metric_that_needs_more_than_answers(folder, tmp_path, done):
-    from polyseme.tasks.compare import bootstrap, read_run
+    from polyseme.evaluation.compare import bootstrap, read_run
 
     data = [
         Example(f"d:{i}", w, choices=("cat", "dog"), label=str(i % 2), accepted=("cat",)) for i, w in enumerate(WORDS)

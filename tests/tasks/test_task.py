@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from polyseme.errors import UserError
+from polyseme.evaluation.predict import as_examples, bins, logits
 from polyseme.families import FAMILIES
+from polyseme.nn.heads.standard import LabelHeadSpec
 from polyseme.objectives.batch import IGNORED
-from polyseme.objectives.terms import losses
-from polyseme.parts.heads import LabelHeadSpec
+from polyseme.objectives.losses import losses
 from polyseme.tasks.examples import Example
-from polyseme.tasks.predict import as_examples, bins, logits
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
 from tests.contracts.cases import fitting

@@ -8,23 +8,23 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.decode.closed import answer_chances, stretches
-from polyseme.decode.sample import sample
 from polyseme.errors import UserError
+from polyseme.evaluation.ensemble import ensemble, models_in
+from polyseme.evaluation.predict import evaluate, predict, predictions
 from polyseme.families import FAMILIES
-from polyseme.generation import Search
-from polyseme.objectives.terms import losses
-from polyseme.tasks.ensemble import ensemble, models_in
+from polyseme.finetuning.finetune import FinetuneSpec, finetune
+from polyseme.finetuning.multitask import Job, finetune_together, one_task
+from polyseme.finetuning.runner import steps
+from polyseme.generation.constrained import answer_chances, stretches
+from polyseme.generation.sample import sample
+from polyseme.generation.text import Search
+from polyseme.objectives.losses import losses
 from polyseme.tasks.examples import Example
-from polyseme.tasks.finetune import FinetuneSpec, finetune
-from polyseme.tasks.forms import FORMS, TextSpec, form_of
-from polyseme.tasks.predict import evaluate, predict, predictions
-from polyseme.tasks.seeds import steps
 from polyseme.tasks.task import Task
+from polyseme.tasks.text_templates import FORMS, TextSpec, form_of
 from polyseme.tasks.text_to_text import target_of
-from polyseme.tasks.together import Job, finetune_together, one_task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.weights.folder import load_model, save_model
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear"]

@@ -10,17 +10,17 @@ import torch
 
 import polyseme
 from polyseme.errors import UserError
+from polyseme.evaluation.compare import read_run
+from polyseme.evaluation.predict import evaluate, predict
 from polyseme.families import FAMILIES
+from polyseme.finetuning.finetune import FinetuneSpec, finetune
+from polyseme.finetuning.multitask import Job, draw, finetune_together, mixed, one_task
+from polyseme.finetuning.runner import Part, Work
 from polyseme.objectives.batch import tensors
-from polyseme.tasks.compare import read_run
 from polyseme.tasks.examples import Example
-from polyseme.tasks.finetune import FinetuneSpec, finetune
-from polyseme.tasks.predict import evaluate, predict
-from polyseme.tasks.seeds import Part, Work
 from polyseme.tasks.task import Task
-from polyseme.tasks.together import Job, draw, finetune_together, mixed, one_task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.weights.folder import load_model, save_model
 from tests.conftest import cli
 

@@ -8,13 +8,13 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
+from polyseme.finetuning.finetune import FinetuneSpec, _encode, _open, finetune
+from polyseme.finetuning.runner import groups as groups_of
+from polyseme.finetuning.runner import phased, steps, training
 from polyseme.tasks.examples import Example
-from polyseme.tasks.finetune import FinetuneSpec, _encode, _open, finetune
-from polyseme.tasks.seeds import groups as groups_of
-from polyseme.tasks.seeds import phased, steps, training
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 from polyseme.weights.folder import save_model
 from tests.contracts.cases import fitting

@@ -14,7 +14,7 @@ from tokenizers import models, trainers
 
 from polyseme.errors import UserError
 from polyseme.text.counts import Stratum, WordCounts
-from polyseme.text.frames import KINDS, empty
+from polyseme.text.pipelines import KINDS, empty
 from polyseme.text.tokenizer import Tokenizer
 
 ODD = [

@@ -11,8 +11,8 @@ import pytest
 from mixed import generated
 
 from polyseme.cli.main import main
-from polyseme.text.frames import KINDS
 from polyseme.text.inspection import describe, measure
+from polyseme.text.pipelines import KINDS
 from polyseme.text.tokenizer import Tokenizer
 
 TEXTS = [text for _, text in sorted(topics.items())][:20]

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from polyseme.text import sentence_pieces
+from polyseme.text import sentencepiece_model as sentence_pieces
 from polyseme.text.tokenizer import Tokenizer
 
 WORDS = "the old cat sees a young dog near the river and follows it into the forest".split()  # noqa: SIM905

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from mixed import MARKS, english, generated
 
-from polyseme.text.contract import bare
-from polyseme.text.frames import KINDS, sound
+from polyseme.text.pipelines import KINDS, sound
 from polyseme.text.tokenizer import Tokenizer
+from polyseme.text.validation import bare
 
 LINES = generated(1200, seed=3) + english(100)
 NOISE = [

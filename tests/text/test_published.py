@@ -15,7 +15,7 @@ import pytest
 from mixed import SHARED, english, generated, mixed
 
 from polyseme.errors import UserError
-from polyseme.text.sentence_pieces import parse
+from polyseme.text.sentencepiece_model import parse
 from polyseme.text.tokenizer import Tokenizer
 
 VOCAB = SHARED / "vocab"

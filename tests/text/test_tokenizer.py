@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
 from polyseme.errors import UserError
-from polyseme.text.frames import KINDS, build_wordpiece
+from polyseme.text.pipelines import KINDS, build_wordpiece
 from polyseme.text.tokenizer import Specials, Tokenizer
 
 TEXTS = [text for _, text in sorted(topics.items())][:30]

@@ -9,9 +9,9 @@ from pydoc_data.topics import topics
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from polyseme.text import units
+from polyseme.text import cached_encoder as units
+from polyseme.text.cached_encoder import Units, cuts_of, encode_directly
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.text.units import Units, cuts_of, encode_directly
 
 TEXTS = [text for _, text in sorted(topics.items())][:30]
 WORDS = [

@@ -6,15 +6,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from polyseme.corpus.prepare import prepare
+from polyseme.corpus.build.prepare import prepare
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
+from polyseme.finetuning.finetune import FinetuneSpec
 from polyseme.recipes import RECIPES
-from polyseme.tasks.finetune import FinetuneSpec
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
 from polyseme.train.asgd import averaged
-from polyseme.train.optim import OptimSpec, load_optimiser_state, optimiser_state, set_rate
+from polyseme.train.optimizer import OptimSpec, load_optimiser_state, optimiser_state, set_rate
 from polyseme.train.pretrain import pretrain
 from tests.train.test_resume import STEPS, Killed, assert_same, recipe
 from tests.train.test_resume import weights as everything

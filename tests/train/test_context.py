@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from polyseme.errors import UserError
-from polyseme.parts.layout import Layout
-from polyseme.train.context import by_segments, by_windows, with_memory
+from polyseme.evaluation.context_length import by_segments, by_windows, with_memory
+from polyseme.nn.packing import Layout
 from tests.contracts import cases
 
 TEXT = cases.sequences((26,), seed=4)[0]

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 
 import polyseme
-from polyseme.corpus.prepare import prepare
+from polyseme.corpus.build.prepare import prepare
 from polyseme.families import FAMILIES
-from polyseme.parts.characters import BEGIN, Characters, CharactersSpec, spell
-from polyseme.parts.sampled import sampled_loss
+from polyseme.nn.layers.char_cnn import BEGIN, Characters, CharactersSpec, spell
+from polyseme.nn.losses.sampled_softmax import sampled_loss
 from polyseme.recipes import find_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain

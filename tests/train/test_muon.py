@@ -5,7 +5,7 @@ import torch
 
 from polyseme.families import FAMILIES
 from polyseme.train.muon import STEPS, orthogonal
-from polyseme.train.optim import OptimSpec, load_optimiser_state, optimiser_state, set_rate
+from polyseme.train.optimizer import OptimSpec, load_optimiser_state, optimiser_state, set_rate
 
 
 @pytest.mark.parametrize("shape", [(2, 30, 50), (3, 50, 30), (1, 40, 40)])

@@ -9,11 +9,11 @@ import torch
 
 import polyseme
 from polyseme.cli.music import sample
-from polyseme.corpus.prepare import prepare
+from polyseme.corpus.build.prepare import prepare
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.parts.layout import Layout
-from polyseme.parts.model import ModelSpec
+from polyseme.nn.model import ModelSpec
+from polyseme.nn.packing import Layout
 from polyseme.recipes import find_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
@@ -140,7 +140,7 @@ def test_both_places_are_one_family(tmp_path):
 
 def test_the_command(runs, harness, done, refused, tmp_path):
     pytest.importorskip("mido")
-    from polyseme.corpus.midi import read_notes, write_notes
+    from polyseme.corpus.sources.midi import read_notes, write_notes
     from polyseme.text.events import to_events, to_notes
 
     begun = harness.compose(9200, 24, 3, (0,))

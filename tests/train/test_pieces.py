@@ -11,16 +11,16 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
+from polyseme.nn.packing import Layout
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.objectives.terms import losses
-from polyseme.parts.layout import Layout
-from polyseme.prefetch import prefetch
+from polyseme.objectives.losses import losses
 from polyseme.train.budget import Deadline, steps_in
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from polyseme.train.cost import num_parameters, training_flops
-from polyseme.train.half import Half
+from polyseme.train.flops import num_parameters, training_flops
 from polyseme.train.loop import Training, train
-from polyseme.train.optim import OptimSpec, load_optimiser_state, optimiser_state, set_rate
+from polyseme.train.mixed_precision import Half
+from polyseme.train.optimizer import OptimSpec, load_optimiser_state, optimiser_state, set_rate
+from polyseme.train.prefetch import prefetch
 from polyseme.train.pretrain import compiled, pretrain
 from polyseme.train.recipe import BudgetSpec, Recipe
 from polyseme.train.schedule import ScheduleSpec

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from polyseme.nn.attention.relative import Queries
+from polyseme.nn.heads.word2vec import Stream
+from polyseme.nn.model import Model
+from polyseme.nn.packing import Layout
 from polyseme.objectives.batch import Batch, Carry, Targets
-from polyseme.objectives.windows import Windows
-from polyseme.parts.contexts import Stream
-from polyseme.parts.layout import Layout
-from polyseme.parts.model import Model
-from polyseme.parts.relative import Queries
+from polyseme.objectives.word2vec import Windows
 from polyseme.recipes import find_recipe
 from polyseme.train.loop import Training, train
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

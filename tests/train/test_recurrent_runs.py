@@ -8,16 +8,16 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.corpus.prepare import prepare
+from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.store import Corpus
 from polyseme.errors import UserError
+from polyseme.evaluation.context_length import by_segments, by_windows, effective_contexts, losses_by_context
 from polyseme.explain.attention import attention_maps
 from polyseme.explain.gradients import gradients_by_distance
 from polyseme.families import FAMILIES
-from polyseme.language_model import LanguageModel
-from polyseme.parts.layout import Layout
+from polyseme.inference.language_model import LanguageModel
+from polyseme.nn.packing import Layout
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.context import by_segments, by_windows, effective_contexts, losses_by_context
 from polyseme.weights.folder import load_model, read_spec, save_model
 from tests.conftest import documents, task_rows
 from tests.contracts import cases

@@ -14,17 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from polyseme.corpus.prepare import prepare
+from polyseme.corpus.build.prepare import prepare
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.objectives.segments import SegmentLM
+from polyseme.objectives.streaming_lm import SegmentLM
 from polyseme.recipes import RECIPES
 from polyseme.text.events import EVENTS
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
 from polyseme.train.budget import LOOKS, TIMED, Deadline
 from polyseme.train.checkpoint import load_checkpoint
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.pretrain import Stopped, pretrain
 from polyseme.train.recipe import BudgetSpec, Recipe
 from tests.conftest import done

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 import polyseme
 from polyseme.errors import UserError
-from polyseme.generation import Search
-from polyseme.tasks.translation import scores
+from polyseme.generation.text import Search
+from polyseme.tasks.metrics.translation import scores
 from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS, done
 
 WORDS = {word: f"{word[::-1]}o" for word in (*ANIMALS, *VERBS, *ADJECTIVES, *PLACES)}

@@ -10,17 +10,17 @@ import torch
 
 import polyseme
 from polyseme.cli.main import app
-from polyseme.corpus.prepare import prepare
+from polyseme.corpus.build.prepare import prepare
 from polyseme.errors import UserError
-from polyseme.objectives.windows import Windows
+from polyseme.finetuning.finetune import FinetuneSpec, finetune
+from polyseme.objectives.word2vec import Windows
 from polyseme.recipes import find_recipe
 from polyseme.tasks.examples import Example
-from polyseme.tasks.finetune import FinetuneSpec, finetune
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import Recipe
-from polyseme.word_vectors import WordVectors, load
+from polyseme.word_vectors.model import WordVectors, load
 
 ANIMALS, TOOLS = ("cat", "dog", "fox", "hen", "cow", "pig"), ("saw", "axe", "hammer", "drill", "file", "plane")
 
@@ -128,10 +128,10 @@ def test_as_a_trunk_it_serves_every_task(corpus: Path, tmp_path: Path, monkeypat
 
 def test_many_terms_of_a_row_count_less() -> None:
     """The rule of `damp`: a sum of n terms is divided by 1 + n · rate · damp."""
-    from polyseme.parts.rows import RowGradient
+    from polyseme.nn.sparse import RowGradient
     from polyseme.train.loop import Training
-    from polyseme.train.rows import RowWork
     from polyseme.train.schedule import ScheduleSpec
+    from polyseme.train.sparse_step import RowWork
 
     spec = find_recipe("word2vec-tiny").replace(model={"dim": 3}).model_spec(10)
     model, optim = spec.build(0), OptimSpec(method="rows", rate=0.1, damp=2.0)
@@ -151,8 +151,8 @@ def test_many_terms_of_a_row_count_less() -> None:
 def test_threads_come_back_when_a_run_ends_or_is_left() -> None:
     """Word vectors learn on one thread; what comes after has those it had."""
     from polyseme.train.loop import Training, train
-    from polyseme.train.rows import RowWork
     from polyseme.train.schedule import ScheduleSpec
+    from polyseme.train.sparse_step import RowWork
 
     spec = find_recipe("word2vec-tiny").replace(model={"dim": 3}).model_spec(10)
     model, optim = spec.build(0), OptimSpec(method="rows")

@@ -9,10 +9,10 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.parts.characters import BEGIN, END, spell
-from polyseme.parts.layout import Layout
-from polyseme.parts.model import Model
-from polyseme.weights.elmo import read_elmo, write_elmo
+from polyseme.nn.layers.char_cnn import BEGIN, END, spell
+from polyseme.nn.model import Model
+from polyseme.nn.packing import Layout
+from polyseme.weights.elmo_format import read_elmo, write_elmo
 
 h5py = pytest.importorskip("h5py")
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "elmo-fixture"

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
-from polyseme.parts.encoder_decoder import EncoderDecoderSpec
-from polyseme.parts.layout import Layout
-from polyseme.parts.model import ModelSpec
+from polyseme.nn.model import ModelSpec
+from polyseme.nn.packing import Layout
+from polyseme.nn.trunks.encoder_decoder import EncoderDecoderSpec
 from polyseme.weights.folder import load_model, read_spec, save_model, verify_model
 
 transformers = pytest.importorskip("transformers")

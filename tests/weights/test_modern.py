@@ -7,8 +7,8 @@ import pytest
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.parts.model import ModelSpec
-from polyseme.text.frames import BERT_SPECIALS, build_bpe, set_pair_template
+from polyseme.nn.model import ModelSpec
+from polyseme.text.pipelines import BERT_SPECIALS, build_bpe, set_pair_template
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import load_model
 from tests.weights.test_folder import assert_same, make, opened, round_trip, save

@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from polyseme.families import FAMILIES
-from polyseme.parts.model import ModelSpec
+from polyseme.nn.model import ModelSpec
 from polyseme.recipes import RECIPES
 from polyseme.train.recipe import Recipe
 from polyseme.weights.folder import load_model

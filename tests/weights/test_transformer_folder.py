@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.families import FAMILIES
-from polyseme.parts.model import ModelSpec
+from polyseme.nn.model import ModelSpec
 from polyseme.weights.folder import load_model, save_model
 
 

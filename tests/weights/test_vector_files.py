@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from polyseme.errors import UserError
-from polyseme.language_model import load as load_model
+from polyseme.inference.language_model import load as load_model
 from polyseme.weights.folder import save_model
-from polyseme.weights.vectors import FORMATS, Format, model_of, read_vectors, write_vectors
-from polyseme.word_vectors import load
+from polyseme.word_vectors.files import FORMATS, Format, model_of, read_vectors, write_vectors
+from polyseme.word_vectors.model import load
 
 WORDS = ["the", "naïve", "東京", ",", "x" * 300, "12.5", "-", "U.S."]
 VECTORS = (np.random.default_rng(0).standard_normal((8, 7)) * 10.0 ** np.arange(-3, 4)).astype(np.float32)

@@ -18,7 +18,7 @@ def export_arpa(
     out: Annotated[Path, typer.Option(help="the file to write: .arpa or .arpa.gz")],
 ) -> None:
     """Write a model of n-grams as an ARPA file."""
-    from polyseme.files import new_file
+    from polyseme.io.files import new_file
     from polyseme.ngram.arpa import write_arpa
     from polyseme.ngram.model import NgramModel, is_ngram
 
@@ -39,7 +39,7 @@ def import_arpa(
     ] = None,
 ) -> None:
     """Make a model folder from an ARPA file."""
-    from polyseme.files import new_folder
+    from polyseme.io.files import new_folder
     from polyseme.ngram.arpa import read_arpa
     from polyseme.ngram.model import NgramModel
     from polyseme.text.tokenizer import Tokenizer

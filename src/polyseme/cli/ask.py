@@ -19,8 +19,8 @@ def ask(
 
     import polyseme
     from polyseme.cli.output import print_json
+    from polyseme.finetuning.frozen import answer_over, is_over
     from polyseme.tasks.examples import read_lines
-    from polyseme.tasks.over import answer_over, is_over
 
     text = "\n".join(read_lines(context))
     found = answer_over(model, text, question) if is_over(model) else polyseme.load(model).answer(text, question)

@@ -19,8 +19,8 @@ def compare(
     """Models × tasks with deviations over seeds; for two runs of one task, whether one is really better."""
     from polyseme.cli.output import print_json, print_table
     from polyseme.errors import UserError
-    from polyseme.report import flatter
-    from polyseme.tasks.compare import bootstrap, cells, picture, read_runs
+    from polyseme.evaluation.compare import bootstrap, cells, picture, read_runs
+    from polyseme.report.html import flatter
 
     if out is not None and out.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"{out}: a picture is written as .png, .svg or .pdf")
@@ -73,9 +73,9 @@ def benchmark(
 ) -> None:
     """Fine-tune and measure on every data set of a benchmark; published rows stand beside the result."""
     from polyseme.cli.output import print_json, print_table, set_values
-    from polyseme.report import flatter
-    from polyseme.tasks.benchmark import rows_of, run_benchmark
-    from polyseme.tasks.finetune import FinetuneSpec
+    from polyseme.evaluation.benchmarks import rows_of, run_benchmark
+    from polyseme.finetuning.finetune import FinetuneSpec
+    from polyseme.report.html import flatter
     from polyseme.weights.folder import read_spec
 
     limit = read_spec(model)[0].trunk.embeddings.max_len

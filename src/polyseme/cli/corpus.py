@@ -32,7 +32,7 @@ def prepare(
     cluster: Annotated[str, typer.Option(help="the address of a dask scheduler whose workers do the work")] = "",
 ) -> None:
     """Turn text into a corpus: cleaned, without duplicates, in hashed shards. Killed, it goes on where it stopped."""
-    from polyseme.corpus.prepare import prepare as run
+    from polyseme.corpus.build.prepare import prepare as run
     from polyseme.text.tokenizer import Tokenizer
 
     manifest = run(

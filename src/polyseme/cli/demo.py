@@ -16,9 +16,9 @@ def demo(
     """Pre-train a small BERT on Python's own documentation, fine-tune it, and write a report; under six minutes."""
     import shutil
 
-    from polyseme.demo.run import MARKER, run
     from polyseme.errors import UserError
-    from polyseme.files import taken
+    from polyseme.io.files import taken
+    from polyseme.pipelines.demo import MARKER, run
 
     if taken(out):
         if not (out / MARKER).is_file():

@@ -11,7 +11,7 @@ import typer
 from polyseme.errors import UserError
 
 if TYPE_CHECKING:
-    from polyseme.corpus.describe import Description, Lengths, Piece, Source
+    from polyseme.corpus.inspect.statistics import Description, Lengths, Piece, Source
 
 SMALLEST = {
     "wordpiece": "bert-tiny",
@@ -31,9 +31,9 @@ def describe(
 ) -> None:
     """Write a page about a corpus: sizes, sources, lengths, tokens, entropy, what was removed, random documents."""
     from polyseme.cli.output import print_table
-    from polyseme.corpus.describe import describe as run
+    from polyseme.corpus.inspect.statistics import describe as run
     from polyseme.corpus.store import Corpus
-    from polyseme.files import write_text
+    from polyseme.io.files import write_text
 
     out = out or corpus / "description.html"
     if out.suffix.lower() not in (".html", ".htm"):
@@ -73,7 +73,7 @@ def _sizes(found: Description) -> list[tuple[str, str]]:
 
 def write_page(found: Description) -> str:
     """One self-contained HTML page."""
-    from polyseme.report import code, escape, page, table
+    from polyseme.report.html import code, escape, page, table
 
     corpus = shlex.quote(found.path)
     go_on = f"polyseme pretrain {SMALLEST.get(found.tokenizer, 'RECIPE')} --corpus {corpus} --out RUN"
@@ -96,7 +96,7 @@ def write_page(found: Description) -> str:
 
 
 def _source_table(what: str, sources: tuple[Source, ...]) -> str:
-    from polyseme.report import note, table
+    from polyseme.report.html import note, table
 
     shown = sorted(sources, key=lambda each: -each.counts["tokens"])[:_ROWS] if len(sources) > _ROWS else sources
     rows = []
@@ -124,7 +124,7 @@ def _source_table(what: str, sources: tuple[Source, ...]) -> str:
 
 
 def _length_section(found: Description) -> str:
-    from polyseme.report import histograms, side_by_side, table
+    from polyseme.report.html import histograms, side_by_side, table
 
     def row(name: str, of: Lengths) -> tuple[Any, ...]:
         return name, f"{of.mean:,.1f}", of.shortest, *of.quarters, of.longest
@@ -138,7 +138,7 @@ def _length_section(found: Description) -> str:
 
 
 def _token_section(found: Description) -> str:
-    from polyseme.report import growth, note, side_by_side, table
+    from polyseme.report.html import growth, note, side_by_side, table
 
     unigram, counts = found.unigram, found.counts
     tokens = max(counts["tokens"], 1)
@@ -184,7 +184,7 @@ def _removed_documents(removed: dict[str, Any]) -> int:
 
 
 def _removed_section(removed: dict[str, Any]) -> str:
-    from polyseme.report import escape, note, quote, table
+    from polyseme.report.html import escape, note, quote, table
 
     parts = []
     steps, again = removed.get("cleaning", {}), removed.get("duplicates", {})
@@ -215,7 +215,7 @@ def _removed_section(removed: dict[str, Any]) -> str:
 
 
 def _samples(found: Description) -> str:
-    from polyseme.report import note, quote
+    from polyseme.report.html import note, quote
 
     parts = []
     for each in found.samples:

@@ -26,7 +26,7 @@ def embed(
     import polyseme
     from polyseme.cli.output import read_texts
     from polyseme.errors import UserError
-    from polyseme.files import write_whole
+    from polyseme.io.files import write_whole
 
     if out.suffix != ".npz":
         raise UserError(f"--out {out} does not end in .npz")

@@ -18,7 +18,7 @@ def explain(
     """A page of one translation: alignment, the beam as a tree with scores, cross attention by layer and head."""
     import polyseme
     from polyseme.explain.translation import explain_translation
-    from polyseme.files import new_file, write_text
+    from polyseme.io.files import new_file, write_text
 
     new_file(out)
     write_text(out, explain_translation(polyseme.load(model), translate, beams, penalty))

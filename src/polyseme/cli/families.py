@@ -11,7 +11,7 @@ def families(as_json: Annotated[bool, typer.Option("--json", help="print JSON")]
     """List the families, their sizes, and their parameters without heads."""
     from polyseme.cli.output import print_json, print_table
     from polyseme.families import FAMILIES
-    from polyseme.families.table import Row, rows
+    from polyseme.families.summary import Row, rows
 
     if as_json:
         print_json([row._asdict() for row in rows()])

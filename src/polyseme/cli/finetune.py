@@ -93,15 +93,15 @@ def finetune(
     """Fine-tune a model on labelled examples, or train a network over its frozen features, and measure it."""
     from polyseme.cli import together
     from polyseme.cli.output import kind_of, print_table, set_values
+    from polyseme.datasets.catalog import DATA_SETS
     from polyseme.errors import UserError
-    from polyseme.report import cut_line, flatter
-    from polyseme.tasks.baselines import BASELINES, check_baseline
-    from polyseme.tasks.catalogue import DATA_SETS
+    from polyseme.finetuning.finetune import FinetuneSpec
+    from polyseme.finetuning.finetune import finetune as run
+    from polyseme.finetuning.frozen import USUAL, finetune_over
+    from polyseme.finetuning.grid import points, search
+    from polyseme.report.html import cut_line, flatter
+    from polyseme.tasks.baselines.surface import BASELINES, check_baseline
     from polyseme.tasks.examples import read_examples
-    from polyseme.tasks.finetune import FinetuneSpec
-    from polyseme.tasks.finetune import finetune as run
-    from polyseme.tasks.grid import points, search
-    from polyseme.tasks.over import USUAL, finetune_over
 
     task, alone = tasks[0], len(tasks) == 1 and "=" not in tasks[0]
     kind = kind_of(task) if alone else None

@@ -31,9 +31,9 @@ def generate(
 
     import polyseme
     from polyseme.cli.output import read_texts
-    from polyseme.decode.sample import Sampling
     from polyseme.errors import UserError
-    from polyseme.generation import Search
+    from polyseme.generation.sample import Sampling
+    from polyseme.generation.text import Search
 
     if (prompt is None) == (data is None):
         raise UserError("give --prompt with a text to go on with, or --data with one a line")

@@ -19,7 +19,7 @@ def gradients(
     from polyseme.cli.output import print_table, read_texts
     from polyseme.errors import UserError
     from polyseme.explain.gradients import draw, gradients_by_distance
-    from polyseme.files import write_whole
+    from polyseme.io.files import write_whole
 
     if out.suffix != ".svg":
         raise UserError(f"--out {out} does not end in .svg")

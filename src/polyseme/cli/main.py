@@ -14,7 +14,6 @@ from polyseme.cli import (
     corpus,
     demo,
     describe,
-    distil,
     embed,
     encode,
     explain,
@@ -37,6 +36,7 @@ from polyseme.cli import (
     ulmfit,
     vectors,
 )
+from polyseme.cli import distill as distil
 from polyseme.errors import Stopped, UserError
 
 app = typer.Typer(

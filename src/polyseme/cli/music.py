@@ -10,7 +10,7 @@ import typer
 from polyseme.errors import UserError
 
 if TYPE_CHECKING:
-    from polyseme.language_model import LanguageModel
+    from polyseme.inference.language_model import LanguageModel
 
 
 def music(
@@ -23,8 +23,8 @@ def music(
 ) -> None:
     """Let a model play, event by event, and write the piece as MIDI."""
     import polyseme
-    from polyseme.corpus.midi import mido, read_notes, write_notes
-    from polyseme.files import new_file
+    from polyseme.corpus.sources.midi import mido, read_notes, write_notes
+    from polyseme.io.files import new_file
     from polyseme.text.events import to_events, to_notes
 
     mido()
@@ -44,9 +44,9 @@ def sample(opened: LanguageModel, begun: list[str], length: int, temperature: fl
 
     Where places are relative, a piece may be longer than the model reads: it remembers as much as that.
     """
-    from polyseme.decode.sample import Sampling
-    from polyseme.decode.sample import sample as drawn
-    from polyseme.decode.writing import endless
+    from polyseme.generation.sample import Sampling
+    from polyseme.generation.sample import sample as drawn
+    from polyseme.generation.session import endless
 
     network, marks = opened.model, opened.tokenizer.specials
     if "next" not in network.heads or marks.bos is None:

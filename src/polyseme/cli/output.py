@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from polyseme.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from polyseme.parts.spec import Spec
+    from polyseme.config import Spec
     from polyseme.tasks.examples import Kind
 
 SomeSpec = TypeVar("SomeSpec", bound="Spec")
@@ -56,7 +56,7 @@ def set_values(spec: SomeSpec, changes: Sequence[str]) -> SomeSpec:
 
 
 def kind_of(task: str) -> Kind:
-    from polyseme.tasks.catalogue import DATA_SETS
+    from polyseme.datasets.catalog import DATA_SETS
     from polyseme.tasks.task import HEADS
 
     for kind in HEADS:

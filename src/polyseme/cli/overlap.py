@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from polyseme.corpus.overlap import Match, Overlap
-    from polyseme.corpus.sources import Sources
+    from polyseme.corpus.inspect.contamination import Match, Overlap
+    from polyseme.corpus.sources.sources import Sources
 
 
 def overlap(
@@ -27,8 +27,8 @@ def overlap(
     from dataclasses import asdict
 
     from polyseme.cli.output import print_json, print_table
-    from polyseme.corpus.overlap import overlap as run
-    from polyseme.corpus.sources import open_sources
+    from polyseme.corpus.inspect.contamination import overlap as run
+    from polyseme.corpus.sources.sources import open_sources
     from polyseme.corpus.store import Corpus
     from polyseme.errors import UserError
 

@@ -21,7 +21,7 @@ def pairs(
     ratio: Annotated[float, typer.Option(help="pairs of which one side is so many times the other; 0 is none")] = 0.0,
 ) -> None:
     """Turn parallel text into a corpus of pairs, for translation: `polyseme pretrain transformer-tiny`."""
-    from polyseme.corpus.parallel import prepare_pairs
+    from polyseme.corpus.build.parallel import prepare_pairs
     from polyseme.errors import UserError
     from polyseme.text.tokenizer import Tokenizer
 

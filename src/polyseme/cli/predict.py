@@ -56,10 +56,10 @@ def evaluate(
 ) -> None:
     """Measure a fine-tuned model, or several as one, on labelled examples: how good, how large, how fast."""
     from polyseme.cli.output import kind_of, print_json
-    from polyseme.report import flatter
-    from polyseme.tasks.catalogue import DATA_SETS
+    from polyseme.datasets.catalog import DATA_SETS
+    from polyseme.evaluation.latency import ms_alone
+    from polyseme.report.html import flatter
     from polyseme.tasks.examples import read_examples
-    from polyseme.tasks.speed import ms_alone
 
     opened = _open(models, ensemble, truncate, task)
     task = task or opened.columns
@@ -111,10 +111,10 @@ def predict(
 ) -> None:
     """Write a label and its probability, or a number, for each example, in the order of the input."""
     from polyseme.cli.output import kind_of
-    from polyseme.tasks.catalogue import DATA_SETS
+    from polyseme.datasets.catalog import DATA_SETS
+    from polyseme.evaluation.predict import write_predictions
+    from polyseme.evaluation.submission import FILES, write_submission
     from polyseme.tasks.examples import read_examples
-    from polyseme.tasks.predict import write_predictions
-    from polyseme.tasks.submission import FILES, write_submission
 
     opened = _open(models, ensemble, truncate, task)
     task = task or opened.columns
@@ -155,13 +155,13 @@ class Opened:
 def _open(models: list[Path], ensemble: bool, truncate: bool | None, task: str = "") -> Opened:
     import polyseme
     from polyseme.errors import UserError
-    from polyseme.tasks import predict as alone
-    from polyseme.tasks.ensemble import ensemble as together
-    from polyseme.tasks.ensemble import evaluate_ensemble, models_in
-    from polyseme.tasks.over import is_over, open_over
+    from polyseme.evaluation import predict as alone
+    from polyseme.evaluation.ensemble import ensemble as together
+    from polyseme.evaluation.ensemble import evaluate_ensemble, models_in
+    from polyseme.finetuning.frozen import is_over, open_over
+    from polyseme.finetuning.multitask import one_task
     from polyseme.tasks.task import Task
-    from polyseme.tasks.together import one_task
-    from polyseme.train.cost import num_parameters
+    from polyseme.train.flops import num_parameters
 
     models = [found for path in models for found in models_in(path)] if ensemble else models
     if ensemble != (len(models) > 1):

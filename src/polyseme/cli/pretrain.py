@@ -25,11 +25,11 @@ def pretrain(
     began = time.perf_counter()  # what is imported below takes seconds, which are the user's too
     from polyseme.cli.output import set_values
     from polyseme.errors import UserError
-    from polyseme.ngram.run import NgramRecipe, count_corpus
+    from polyseme.ngram.train import NgramRecipe, count_corpus
     from polyseme.recipes import find_any
-    from polyseme.train.begin import begin_from
     from polyseme.train.pretrain import pretrain as run
     from polyseme.train.recipe import BudgetSpec
+    from polyseme.train.warm_start import begin_from
 
     chosen = set_values(find_any(recipe), set_)
     if isinstance(chosen, NgramRecipe):

@@ -22,9 +22,9 @@ def prompt(
 
     import polyseme
     from polyseme.errors import UserError
-    from polyseme.generation import Search
-    from polyseme.tasks.asking import ask as put
-    from polyseme.tasks.asking import draw_shots, find_prompt, measure, read_questions
+    from polyseme.evaluation.prompting import ask as put
+    from polyseme.evaluation.prompting import draw_shots, find_prompt, measure, read_questions
+    from polyseme.generation.text import Search
 
     if (shots > 0) != (examples is not None):
         raise UserError("--shots K and --examples FILE go together")

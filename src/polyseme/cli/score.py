@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from polyseme.language_model import LanguageModel
+    from polyseme.inference.language_model import LanguageModel
     from polyseme.tasks.examples import Example
 
 
@@ -86,7 +86,7 @@ def _last_words(opened: LanguageModel, path: Path, as_json: bool) -> None:
     """Accuracy and perplexity of last words; a word's perplexity is over all of its tokens, as LAMBADA's is."""
     import json
 
-    from polyseme.tasks.named.last_words import read_last_words
+    from polyseme.datasets.lambada import read_last_words
 
     found = opened.last_words(read_last_words(path))
     total = {

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from polyseme.errors import UserError
 
 if TYPE_CHECKING:
-    from polyseme.tasks.finetune import FinetuneSpec
-    from polyseme.tasks.together import Job
+    from polyseme.finetuning.finetune import FinetuneSpec
+    from polyseme.finetuning.multitask import Job
 
 
 def single(option: str, given: Sequence[Any]) -> Any:
@@ -26,9 +26,9 @@ def read_jobs(
     """Each --task with its own data: named data sets take the --data in their order, or all the same one; the others
     the --train and --dev in theirs."""
     from polyseme.cli.output import kind_of
-    from polyseme.tasks.catalogue import DATA_SETS
+    from polyseme.datasets.catalog import DATA_SETS
+    from polyseme.finetuning.multitask import Job
     from polyseme.tasks.examples import read_examples
-    from polyseme.tasks.together import Job
 
     split = [task.partition("=") for task in tasks]
     pairs = [(name, kind) if equals else (name, name) for name, equals, kind in split]
@@ -68,9 +68,9 @@ def several(
     import sys
 
     from polyseme.cli.output import print_table
-    from polyseme.tasks.baselines import linear, majority
-    from polyseme.tasks.grid import points, search
-    from polyseme.tasks.together import finetune_together
+    from polyseme.finetuning.grid import points, search
+    from polyseme.finetuning.multitask import finetune_together
+    from polyseme.tasks.baselines.surface import linear, majority
 
     if model is None:
         raise UserError("several tasks share a trunk that learns: give a model folder, not --features")

@@ -12,8 +12,8 @@ from polyseme.cli.output import SOURCES
 from polyseme.errors import UserError
 
 if TYPE_CHECKING:
-    from polyseme.corpus.readers import Input
-    from polyseme.corpus.sources import Sources
+    from polyseme.corpus.sources.readers import Input
+    from polyseme.corpus.sources.sources import Sources
     from polyseme.text.inspection import Measured
     from polyseme.text.tokenizer import Tokenizer
 
@@ -72,12 +72,12 @@ def train(
     skip_bad: Annotated[bool, typer.Option(help=_SKIP)] = False,
 ) -> None:
     """Train a tokenizer on text, check it, and save it where `transformers` opens it too."""
-    from polyseme.corpus.sources import open_sources
-    from polyseme.files import new_folder, whole_folder
+    from polyseme.corpus.sources.sources import open_sources
+    from polyseme.io.files import new_folder, whole_folder
     from polyseme.progress import progress
     from polyseme.text.counts import MAX_WORDS, Stratum, WordCounts
     from polyseme.text.tokenizer import Tokenizer
-    from polyseme.text.vocabulary import check_size
+    from polyseme.text.trainers import check_size
 
     new_folder(out)
     if vocab_size is None and kind not in ("characters", "words", "spaced"):
@@ -118,7 +118,7 @@ def inspect(
 ) -> None:
     """Show what a vocabulary is made of and, on texts, how long its pieces are and how much it does not know."""
     from polyseme.cli.output import print_json
-    from polyseme.corpus.sources import open_sources
+    from polyseme.corpus.sources.sources import open_sources
     from polyseme.progress import progress
     from polyseme.text.inspection import describe, measure
     from polyseme.text.tokenizer import Tokenizer
@@ -160,7 +160,7 @@ def import_(
     ] = None,
 ) -> None:
     """Turn a published vocabulary into a tokenizer folder; what a file is, its content says."""
-    from polyseme.files import new_folder, whole_folder
+    from polyseme.io.files import new_folder, whole_folder
     from polyseme.text.tokenizer import Tokenizer
 
     new_folder(out)

@@ -27,11 +27,11 @@ def translate(
     """Translate each line by beam search; with references, measure it as sacrebleu does."""
     import polyseme
     from polyseme.cli.output import print_json
-    from polyseme.corpus.sentences import split_sentences
+    from polyseme.corpus.clean.sentences import split_sentences
     from polyseme.errors import UserError
-    from polyseme.files import write_text
-    from polyseme.generation import Search
-    from polyseme.tasks.translation import scores
+    from polyseme.generation.text import Search
+    from polyseme.io.files import write_text
+    from polyseme.tasks.metrics.translation import scores
 
     for path in (out, report):
         if path is not None and path.exists():
@@ -66,7 +66,7 @@ def translate(
 def _lines(path: Path) -> list[str]:
     """The lines of a file, empty ones too: an answer stands in the line of its text."""
     from polyseme.errors import UserError
-    from polyseme.files import unpacked
+    from polyseme.io.files import unpacked
 
     try:
         text = b"".join(unpacked(path)).decode("utf-8-sig")
@@ -86,7 +86,7 @@ def tell(measured: dict[str, Any]) -> None:
 
 def page_of(model: Path, measured: dict[str, Any], texts: list[str], right: list[str], found: list[str]) -> str:
     """A page with what was measured, and the first translations beside what they should be."""
-    from polyseme.report import code, page, table
+    from polyseme.report.html import code, page, table
 
     lengths = [(row["words"], row["texts"], round(row["bleu"], 2)) for row in measured["by_length"]]
     numbers = [("BLEU", round(measured["bleu"], 2), measured["bleu_signature"]),

@@ -33,11 +33,11 @@ def ulmfit(
     skip_bad: Annotated[bool, typer.Option(help="go on past bad rows and count them")] = False,
 ) -> None:
     """A general language model, the same on the task's text, then a classifier; killed, the same command goes on."""
-    from polyseme import ulmfit as stages
     from polyseme.cli.output import print_table, set_values
-    from polyseme.corpus.sources import open_sources
+    from polyseme.corpus.sources.sources import open_sources
     from polyseme.errors import UserError
-    from polyseme.files import read_json, sha256, taken, write_json, write_text
+    from polyseme.io.files import read_json, sha256, taken, write_json, write_text
+    from polyseme.pipelines import ulmfit as stages
     from polyseme.tasks.examples import read_examples
 
     try:

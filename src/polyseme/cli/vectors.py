@@ -21,7 +21,7 @@ def neighbours(
 ) -> None:
     """The words whose vectors are nearest, by cosine."""
     from polyseme.cli.output import print_json, print_table
-    from polyseme.word_vectors import load
+    from polyseme.word_vectors.model import load
 
     found = load(model).neighbours(word, top)
     if json:
@@ -40,7 +40,7 @@ def analogy(
     """How many analogies come out right, by section."""
     from polyseme.cli.output import print_json, print_table
     from polyseme.errors import UserError
-    from polyseme.word_vectors import Section, load, read_questions
+    from polyseme.word_vectors.model import Section, load, read_questions
 
     sections = load(model).analogies(read_questions(data), multiply, restrict)
     sums = [sum(getattr(section, name) for section in sections) for name in ("right", "asked", "questions")]
@@ -61,7 +61,7 @@ def similarity(
 ) -> None:
     """Spearman's correlation of cosines with what people said: WordSim-353, SimLex-999, MEN."""
     from polyseme.cli.output import print_json, print_table
-    from polyseme.word_vectors import load, read_pairs
+    from polyseme.word_vectors.model import load, read_pairs
 
     vectors, sets = load(model), {path.name: read_pairs(path) for path in data}
     found = {name: vectors.similarity(pairs) for name, pairs in sets.items()}
@@ -85,8 +85,8 @@ def export(
     format: Annotated[str, typer.Option(help="text or binary (word2vec's), or glove")] = "text",
 ) -> None:
     """Write a file of vectors that other tools read."""
-    from polyseme.weights.vectors import write_vectors
-    from polyseme.word_vectors import load
+    from polyseme.word_vectors.files import write_vectors
+    from polyseme.word_vectors.model import load
 
     vectors = load(model)
     write_vectors(out, vectors.words, vectors.vectors, format)  # type: ignore[arg-type]
@@ -102,9 +102,9 @@ def import_(
     ] = None,
 ) -> None:
     """Make a model folder of a file of vectors, for `embed`, `finetune` and the rest."""
-    from polyseme.files import new_folder
+    from polyseme.io.files import new_folder
     from polyseme.weights.folder import save_model
-    from polyseme.weights.vectors import model_of, read_vectors
+    from polyseme.word_vectors.files import model_of, read_vectors
 
     new_folder(out)
     model, tokenizer = model_of(*read_vectors(file), lowercase)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from polyseme.errors import UserError
-from polyseme.files import read_json, sha256
+from polyseme.io.files import read_json, sha256
+from polyseme.text.cached_encoder import ranges
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.text.units import ranges
 
 FORMAT = 2
 PARTS = ("tokens", "sentences", "documents", "words")

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyseme.language_model import LanguageModel
-from polyseme.parts.layout import Layout
+from polyseme.inference.language_model import LanguageModel
+from polyseme.nn.packing import Layout
 
 
 @torch.inference_mode()

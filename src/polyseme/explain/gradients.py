@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from polyseme.errors import UserError
-from polyseme.language_model import LanguageModel
-from polyseme.parts.layout import Layout
+from polyseme.inference.language_model import LanguageModel
+from polyseme.nn.packing import Layout
 
 
 def gradients_by_distance(model: LanguageModel, texts: list[str], furthest: int = 50, windows: int = 64) -> np.ndarray:

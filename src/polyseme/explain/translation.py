@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from polyseme.decode.beam import Found
 from polyseme.errors import UserError
-from polyseme.generation import Search, Writer
-from polyseme.language_model import LanguageModel
-from polyseme.parts.layout import Layout, Source
-from polyseme.parts.model import Model
-from polyseme.report import escape, note, page, table
+from polyseme.generation.beam import Found
+from polyseme.generation.text import Search, Writer
+from polyseme.inference.language_model import LanguageModel
+from polyseme.nn.model import Model
+from polyseme.nn.packing import Layout, Source
+from polyseme.report.html import escape, note, page, table
 
 if TYPE_CHECKING:
     from polyseme.text.tokenizer import Tokenizer

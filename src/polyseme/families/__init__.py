@@ -8,7 +8,7 @@ from polyseme.families.family import Family
 from polyseme.families.flair import FLAIR
 from polyseme.families.gpt import GPT
 from polyseme.families.gpt2 import GPT2
-from polyseme.families.modern import MODERN
+from polyseme.families.modernbert import MODERN
 from polyseme.families.music import MUSIC
 from polyseme.families.nnlm import NNLM
 from polyseme.families.performance_rnn import PERFORMANCE_RNN
@@ -20,7 +20,7 @@ from polyseme.families.t5 import T5
 from polyseme.families.transformer import TRANSFORMER
 from polyseme.families.transformer_xl import TRANSFORMER_XL
 from polyseme.families.ulmfit import ULMFIT
-from polyseme.families.vectors import FASTTEXT, GLOVE, WORD2VEC
+from polyseme.families.word_vectors import FASTTEXT, GLOVE, WORD2VEC
 from polyseme.families.xlnet import XLNET
 
 FAMILIES: dict[str, Family] = {

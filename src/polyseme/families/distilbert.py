@@ -6,11 +6,11 @@ from typing import Any
 
 from polyseme.families import bert
 from polyseme.families.family import READS, Family, Rule, both, read_config
-from polyseme.parts.feedforward import ActivationName
-from polyseme.parts.heads import HeadSpec, LabelHeadSpec
-from polyseme.parts.init import InitSpec
-from polyseme.parts.model import ModelSpec
-from polyseme.parts.trunk import PoolerSpec, TransformerSpec
+from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec
+from polyseme.nn.init import InitSpec
+from polyseme.nn.layers.feedforward import ActivationName
+from polyseme.nn.model import ModelSpec
+from polyseme.nn.trunks.transformer import PoolerSpec, TransformerSpec
 
 
 def trunk(

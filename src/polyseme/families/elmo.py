@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from polyseme.families.family import READS, Family, own, own_names, read_config
-from polyseme.parts.characters import CharactersSpec
-from polyseme.parts.feedforward import ActivationName
-from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
-from polyseme.parts.init import InitSpec
-from polyseme.parts.model import ModelSpec
-from polyseme.parts.recurrent import RecurrentSpec
-from polyseme.parts.trunk import PoolerSpec
+from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec, LanguageHeadSpec
+from polyseme.nn.init import InitSpec
+from polyseme.nn.layers.char_cnn import CharactersSpec
+from polyseme.nn.layers.feedforward import ActivationName
+from polyseme.nn.model import ModelSpec
+from polyseme.nn.trunks.recurrent import RecurrentSpec
+from polyseme.nn.trunks.transformer import PoolerSpec
 
 FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 

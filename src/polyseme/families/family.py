@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from polyseme.errors import UserError, nearest
-from polyseme.parts.heads import HeadSpec
-from polyseme.parts.model import ModelSpec, TrunkSpec
+from polyseme.nn.heads.standard import HeadSpec
+from polyseme.nn.model import ModelSpec, TrunkSpec
 
 # The heads of tasks: a label of the sequence, of each token, where an answer begins and ends, the worth of a choice.
 READS: dict[str, Literal["tokens", "pooled"]] = {
@@ -105,7 +105,7 @@ def own(*names: str) -> tuple[Rule, ...]:
 
 def own_names(spec: ModelSpec) -> tuple[Rule, ...]:
     """The rules of a trunk that nobody else has."""
-    from polyseme.parts.model import outline
+    from polyseme.nn.model import outline
 
     return own(*outline(spec.replace(heads={})).state_dict())
 

@@ -7,12 +7,12 @@ from typing import Any, Literal
 from polyseme.families import rnn_lm
 from polyseme.families.family import READS, Family, own, own_names, read_config
 from polyseme.families.rnn_lm import ENDLESS, HEAD_RULES, POOLED, architectures
-from polyseme.parts.embeddings import EmbeddingsSpec
-from polyseme.parts.heads import HeadSpec
-from polyseme.parts.init import InitSpec
-from polyseme.parts.model import ModelSpec
-from polyseme.parts.recurrent import RecurrentSpec
-from polyseme.parts.trunk import PoolerSpec
+from polyseme.nn.heads.standard import HeadSpec
+from polyseme.nn.init import InitSpec
+from polyseme.nn.layers.embeddings import EmbeddingsSpec
+from polyseme.nn.model import ModelSpec
+from polyseme.nn.trunks.recurrent import RecurrentSpec
+from polyseme.nn.trunks.transformer import PoolerSpec
 
 
 def trunk(

@@ -6,14 +6,14 @@ from typing import Any
 
 from polyseme.families.family import Family, Rule, both
 from polyseme.families.gpt import arguments, described, heads, label_head, layer
-from polyseme.parts.attention import AttentionSpec
-from polyseme.parts.block import BlockSpec
-from polyseme.parts.embeddings import EmbeddingsSpec
-from polyseme.parts.feedforward import ActivationName, FeedForwardSpec
-from polyseme.parts.init import InitSpec
-from polyseme.parts.model import ModelSpec
-from polyseme.parts.norms import LayerNormSpec
-from polyseme.parts.trunk import PoolerSpec, TransformerSpec
+from polyseme.nn.attention.multihead import AttentionSpec
+from polyseme.nn.init import InitSpec
+from polyseme.nn.layers.block import BlockSpec
+from polyseme.nn.layers.embeddings import EmbeddingsSpec
+from polyseme.nn.layers.feedforward import ActivationName, FeedForwardSpec
+from polyseme.nn.layers.norms import LayerNormSpec
+from polyseme.nn.model import ModelSpec
+from polyseme.nn.trunks.transformer import PoolerSpec, TransformerSpec
 
 
 def trunk(

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
+from polyseme.config import in_range
 from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_classes, read_config
-from polyseme.parts.attention import AttentionSpec
-from polyseme.parts.block import BlockSpec
-from polyseme.parts.embeddings import EmbeddingsSpec
-from polyseme.parts.feedforward import FeedForwardSpec
-from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
-from polyseme.parts.init import InitSpec
-from polyseme.parts.model import ModelSpec
-from polyseme.parts.norms import LayerNormSpec
-from polyseme.parts.relative import NoRelationsSpec, RelationsSpec, RelativeAttentionSpec
-from polyseme.parts.spec import in_range
-from polyseme.parts.trunk import PoolerSpec, TransformerSpec
+from polyseme.nn.attention.multihead import AttentionSpec
+from polyseme.nn.attention.relative import NoRelationsSpec, RelationsSpec, RelativeAttentionSpec
+from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec, LanguageHeadSpec
+from polyseme.nn.init import InitSpec
+from polyseme.nn.layers.block import BlockSpec
+from polyseme.nn.layers.embeddings import EmbeddingsSpec
+from polyseme.nn.layers.feedforward import FeedForwardSpec
+from polyseme.nn.layers.norms import LayerNormSpec
+from polyseme.nn.model import ModelSpec
+from polyseme.nn.trunks.transformer import PoolerSpec, TransformerSpec
 
 
 def trunk(

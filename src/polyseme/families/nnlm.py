@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_classes, read_config
-from polyseme.parts.embeddings import EmbeddingsSpec
-from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
-from polyseme.parts.init import InitSpec
-from polyseme.parts.model import ModelSpec
-from polyseme.parts.window import WindowSpec
+from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec, LanguageHeadSpec
+from polyseme.nn.init import InitSpec
+from polyseme.nn.layers.embeddings import EmbeddingsSpec
+from polyseme.nn.model import ModelSpec
+from polyseme.nn.trunks.window import WindowSpec
 
 
 def trunk(

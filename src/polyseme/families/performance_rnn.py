@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from polyseme.families.rnn_lm import DEPARTURES, ENDLESS, RNN_LM, architectures
 from polyseme.families.rnn_lm import trunk as recurrent
-from polyseme.parts.recurrent import RecurrentSpec
+from polyseme.nn.trunks.recurrent import RecurrentSpec
 
 
 def trunk(

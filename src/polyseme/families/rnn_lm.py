@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_classes, read_config
-from polyseme.parts.embeddings import EmbeddingsSpec
-from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
-from polyseme.parts.init import InitSpec
-from polyseme.parts.model import ModelSpec
-from polyseme.parts.recurrent import RecurrentSpec
-from polyseme.parts.trunk import PoolerSpec
+from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec, LanguageHeadSpec
+from polyseme.nn.init import InitSpec
+from polyseme.nn.layers.embeddings import EmbeddingsSpec
+from polyseme.nn.model import ModelSpec
+from polyseme.nn.trunks.recurrent import RecurrentSpec
+from polyseme.nn.trunks.transformer import PoolerSpec
 
 ENDLESS = 1 << 20  # nothing in it depends on a place: what one reading may hold
 POOLED: dict[str, Literal["last", "first", "ends"]] = {"forward": "last", "backward": "first", "both": "ends"}

@@ -7,12 +7,12 @@ from typing import Any
 from polyseme.errors import UserError
 from polyseme.families import bert
 from polyseme.families.family import READS, Family, Rule, both
-from polyseme.parts.embeddings import EmbeddingsSpec
-from polyseme.parts.feedforward import ActivationName
-from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
-from polyseme.parts.init import InitSpec
-from polyseme.parts.model import ModelSpec
-from polyseme.parts.trunk import TransformerSpec
+from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec, LanguageHeadSpec
+from polyseme.nn.init import InitSpec
+from polyseme.nn.layers.embeddings import EmbeddingsSpec
+from polyseme.nn.layers.feedforward import ActivationName
+from polyseme.nn.model import ModelSpec
+from polyseme.nn.trunks.transformer import TransformerSpec
 
 OFFSET = 2  # its code counts positions from the id of pad, 1, on
 

@@ -7,15 +7,15 @@ from typing import Any, Literal
 from polyseme.errors import UserError
 from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_names, read_config
 from polyseme.families.rnn_lm import DEPARTURES
-from polyseme.parts.embeddings import EmbeddingsSpec
-from polyseme.parts.encoder_decoder import EncoderDecoderSpec
-from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
-from polyseme.parts.init import InitSpec
-from polyseme.parts.looking import LookSpec
-from polyseme.parts.model import ModelSpec
-from polyseme.parts.recurrent import Cell, RecurrentSpec
-from polyseme.parts.recurrent_decoder import RecurrentDecoderSpec
-from polyseme.parts.trunk import PoolerSpec
+from polyseme.nn.attention.rnn_attention import LookSpec
+from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec, LanguageHeadSpec
+from polyseme.nn.init import InitSpec
+from polyseme.nn.layers.embeddings import EmbeddingsSpec
+from polyseme.nn.model import ModelSpec
+from polyseme.nn.trunks.encoder_decoder import EncoderDecoderSpec
+from polyseme.nn.trunks.recurrent import Cell, RecurrentSpec
+from polyseme.nn.trunks.recurrent_decoder import RecurrentDecoderSpec
+from polyseme.nn.trunks.transformer import PoolerSpec
 
 Attention = Literal["none", "dot", "cosine", "multiplicative", "additive"]
 ATTENTIONS: tuple[Attention, ...] = ("none", "dot", "cosine", "multiplicative", "additive")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyseme.families import bert
-from polyseme.parts.heads import BoundaryHeadSpec, HeadSpec
-from polyseme.parts.trunk import TransformerSpec
+from polyseme.nn.heads.standard import BoundaryHeadSpec, HeadSpec
+from polyseme.nn.trunks.transformer import TransformerSpec
 
 CASED = 28996  # BERT's cased vocabulary, which the published models have
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from polyseme.families.family import READS, Family, Rule, both, own, read_config
-from polyseme.parts.attention import AttentionSpec
-from polyseme.parts.block import BlockSpec
-from polyseme.parts.embeddings import EmbeddingsSpec
-from polyseme.parts.encoder_decoder import EncoderDecoderSpec
-from polyseme.parts.feedforward import ActivationName, FeedForwardSpec
-from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
-from polyseme.parts.init import InitSpec
-from polyseme.parts.model import ModelSpec
-from polyseme.parts.norms import LayerNormSpec
-from polyseme.parts.trunk import PoolerSpec, TransformerSpec
+from polyseme.nn.attention.multihead import AttentionSpec
+from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec, LanguageHeadSpec
+from polyseme.nn.init import InitSpec
+from polyseme.nn.layers.block import BlockSpec
+from polyseme.nn.layers.embeddings import EmbeddingsSpec
+from polyseme.nn.layers.feedforward import ActivationName, FeedForwardSpec
+from polyseme.nn.layers.norms import LayerNormSpec
+from polyseme.nn.model import ModelSpec
+from polyseme.nn.trunks.encoder_decoder import EncoderDecoderSpec
+from polyseme.nn.trunks.transformer import PoolerSpec, TransformerSpec
 
 
 def trunk(

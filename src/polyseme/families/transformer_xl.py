@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_classes, read_config
-from polyseme.parts.adaptive import AdaptiveEmbeddingsSpec, AdaptiveHeadSpec
-from polyseme.parts.block import BlockSpec
-from polyseme.parts.feedforward import FeedForwardSpec
-from polyseme.parts.heads import HeadSpec, LabelHeadSpec
-from polyseme.parts.init import InitSpec
-from polyseme.parts.model import ModelSpec
-from polyseme.parts.norms import LayerNormSpec
-from polyseme.parts.relative import RelationsSpec, RelativeAttentionSpec
-from polyseme.parts.trunk import PoolerSpec, TransformerSpec
+from polyseme.nn.attention.relative import RelationsSpec, RelativeAttentionSpec
+from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec
+from polyseme.nn.init import InitSpec
+from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsSpec, AdaptiveHeadSpec
+from polyseme.nn.layers.block import BlockSpec
+from polyseme.nn.layers.feedforward import FeedForwardSpec
+from polyseme.nn.layers.norms import LayerNormSpec
+from polyseme.nn.model import ModelSpec
+from polyseme.nn.trunks.transformer import PoolerSpec, TransformerSpec
 
 VOCABULARY = 267_735  # the words of WikiText-103
 CUTOFFS = (20_000, 40_000, 200_000)

@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 from polyseme.families.family import READS, Family, own, read_config
 from polyseme.families.rnn_lm import ENDLESS, HEAD_RULES, RULES, architectures
-from polyseme.parts.embeddings import EmbeddingsSpec
-from polyseme.parts.heads import HeadSpec, LabelHeadSpec, LanguageHeadSpec
-from polyseme.parts.init import InitSpec
-from polyseme.parts.model import ModelSpec
-from polyseme.parts.norms import BatchNormSpec
-from polyseme.parts.recurrent import RecurrentSpec
-from polyseme.parts.trunk import PoolerSpec
+from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec, LanguageHeadSpec
+from polyseme.nn.init import InitSpec
+from polyseme.nn.layers.embeddings import EmbeddingsSpec
+from polyseme.nn.layers.norms import BatchNormSpec
+from polyseme.nn.model import ModelSpec
+from polyseme.nn.trunks.recurrent import RecurrentSpec
+from polyseme.nn.trunks.transformer import PoolerSpec
 
 VOCABULARY = 33_278  # the words of WikiText-2
 DROPOUTS = ("word_dropout", "input_dropout", "weight_dropout", "hidden_dropout", "output_dropout")

@@ -16,9 +16,9 @@ import numpy as np
 
 from polyseme.corpus.store import token_type
 from polyseme.errors import UserError
-from polyseme.files import unpacked, write_whole
-from polyseme.ngram.table import MOST, ZERO, Level, Ngrams, Words, find
-from polyseme.text.frames import build_listed
+from polyseme.io.files import unpacked, write_whole
+from polyseme.ngram.trie import MOST, ZERO, Level, Ngrams, Words, find
+from polyseme.text.pipelines import build_listed
 from polyseme.text.tokenizer import Tokenizer
 
 START, END, UNKNOWN = "<s>", "</s>", "<unk>"

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.corpus.runs import Runs
+from polyseme.corpus.dedup.external_sort import Runs
 from polyseme.corpus.store import Corpus, token_type
 from polyseme.errors import UserError
-from polyseme.files import told
-from polyseme.ngram.table import Level, Words, find
+from polyseme.io.files import told
+from polyseme.ngram.trie import Level, Words, find
 
 MEMORY = 1 << 28  # bytes, about
 BLOCK = 1 << 20  # tokens or n-grams at once

@@ -14,7 +14,7 @@ import numpy as np
 
 from polyseme.errors import UserError
 from polyseme.ngram.count import BLOCK, Column, Counts, slices
-from polyseme.ngram.table import ZERO, Level, Ngrams, Words
+from polyseme.ngram.trie import ZERO, Level, Ngrams, Words
 
 FALLBACK = (0.5, 1.0, 1.5)  # where there are too few n-grams for counts of counts to tell
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.corpus.sentences import split_sentences
+from polyseme.corpus.clean.sentences import split_sentences
 from polyseme.errors import UserError
-from polyseme.files import read_json, sha256, whole_folder, write_json
-from polyseme.generation import Search, Writer, generate, streamed
-from polyseme.ngram.table import MOST, Ngrams, Words
-from polyseme.scores import Score
+from polyseme.generation.text import Search, Writer, generate, streamed
+from polyseme.inference.results import Score
+from polyseme.io.files import read_json, sha256, whole_folder, write_json
+from polyseme.ngram.trie import MOST, Ngrams, Words
 from polyseme.text.tokenizer import Tokenizer
 
 FAMILY = "ngram"

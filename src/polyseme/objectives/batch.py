@@ -9,10 +9,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from polyseme.parts.layout import Layout, Source
-from polyseme.parts.memory import Memory
-from polyseme.parts.model import Near
-from polyseme.parts.relative import Queries
+from polyseme.nn.attention.relative import Queries
+from polyseme.nn.memory import Memory
+from polyseme.nn.model import Near
+from polyseme.nn.packing import Layout, Source
 
 IGNORED = -100  # a target value that fills a fixed shape and never counts
 

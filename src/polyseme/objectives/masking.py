@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from polyseme.objectives.draws import (
+from polyseme.rng import (
     BUDGET,
     CHOOSE,
     FATE,

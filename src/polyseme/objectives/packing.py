@@ -12,10 +12,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from polyseme.corpus.order import Samples
+from polyseme.corpus.sampling import Samples
 from polyseme.errors import UserError
+from polyseme.nn.packing import Layout, Source
 from polyseme.objectives.batch import IGNORED, Batch, Targets
-from polyseme.parts.layout import Layout, Source
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from polyseme.corpus.order import Samples, cut_samples
+from polyseme.config import Spec
+from polyseme.corpus.sampling import Samples, cut_samples
 from polyseme.errors import UserError
 from polyseme.objectives.batch import Batch
-from polyseme.objectives.cooccurrence import Counts
-from polyseme.objectives.draws import NEXT, SHORT, SPLIT, WHERE, below, draw, integers, keys
+from polyseme.objectives.glove import Counts
 from polyseme.objectives.masking import Unit, boundaries, mask
 from polyseme.objectives.packing import Bound, Rows, Shape, Vocabulary, enclose, pack
-from polyseme.objectives.permutation import PermutationLM
-from polyseme.objectives.segments import SegmentLM
-from polyseme.objectives.spans import SpanCorruption
+from polyseme.objectives.permutation_lm import PermutationLM
+from polyseme.objectives.span_corruption import SpanCorruption
+from polyseme.objectives.streaming_lm import SegmentLM
 from polyseme.objectives.translation import Translation
-from polyseme.objectives.windows import Windows
-from polyseme.parts.spec import Spec
+from polyseme.objectives.word2vec import Windows
+from polyseme.rng import NEXT, SHORT, SPLIT, WHERE, below, draw, integers, keys
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from polyseme.corpus.order import Samples
+from polyseme.config import Spec
+from polyseme.corpus.sampling import Samples
 from polyseme.errors import UserError
-from polyseme.objectives.draws import OWN, below, draw, keys
 from polyseme.objectives.packing import Bound, Paired, Vocabulary
-from polyseme.parts.spec import Spec
+from polyseme.rng import OWN, below, draw, keys
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polyseme.errors import UserError, nearest
-from polyseme.files import read_json
-from polyseme.ngram.run import NgramRecipe
+from polyseme.io.files import read_json
+from polyseme.ngram.train import NgramRecipe
 from polyseme.recipes import (
     albert,
     bert,
@@ -17,7 +17,6 @@ from polyseme.recipes import (
     flair,
     gpt,
     gpt2,
-    modern,
     music,
     ngram,
     nnlm,
@@ -31,9 +30,10 @@ from polyseme.recipes import (
     transformer,
     transformer_xl,
     ulmfit,
-    vectors,
     xlnet,
 )
+from polyseme.recipes import modernbert as modern
+from polyseme.recipes import word_vectors as vectors
 from polyseme.train.recipe import Recipe
 
 _MAKERS: tuple[Callable[[], Recipe], ...] = (

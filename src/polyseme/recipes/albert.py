@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyseme.objectives.specs import MaskedPairs
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.recipe import BudgetSpec, Recipe
 from polyseme.train.schedule import ScheduleSpec
 

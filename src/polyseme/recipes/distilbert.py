@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from polyseme.objectives.distil import Distilled
+from polyseme.objectives.distillation import Distilled
 from polyseme.objectives.specs import MaskedLM
 from polyseme.recipes import roberta
-from polyseme.train.optim import OptimSpec
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.recipe import BudgetSpec, Recipe
 from polyseme.train.schedule import ScheduleSpec
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyseme.ngram.run import NgramRecipe
+from polyseme.ngram.train import NgramRecipe
 
 
 def ngram3() -> NgramRecipe:

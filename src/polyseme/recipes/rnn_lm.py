@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from polyseme.objectives.segments import SegmentLM
-from polyseme.train.optim import OptimSpec
+from polyseme.objectives.streaming_lm import SegmentLM
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.recipe import BudgetSpec, Recipe
 from polyseme.train.schedule import ScheduleSpec
 

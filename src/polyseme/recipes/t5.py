@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from polyseme.objectives.spans import SpanCorruption
-from polyseme.train.optim import OptimSpec
+from polyseme.objectives.span_corruption import SpanCorruption
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.recipe import BudgetSpec, Recipe
 from polyseme.train.schedule import ScheduleSpec
 

@@ -13,13 +13,22 @@ import numpy as np
 import torch
 
 from polyseme.errors import UserError
-from polyseme.parts.coreference import DOCUMENT, END, FIRST, GENRE, LAST, SPEAKER, CoreferenceHead, CoreferenceHeadSpec
-from polyseme.parts.layout import bins
-from polyseme.parts.model import Model
+from polyseme.nn.heads.coreference import (
+    DOCUMENT,
+    END,
+    FIRST,
+    GENRE,
+    LAST,
+    SPEAKER,
+    CoreferenceHead,
+    CoreferenceHeadSpec,
+)
+from polyseme.nn.model import Model
+from polyseme.nn.packing import bins
 from polyseme.progress import progress
-from polyseme.tasks.clusters import Mention
 from polyseme.tasks.encoded import Encoded, word_pieces
 from polyseme.tasks.examples import Example
+from polyseme.tasks.metrics.coreference import Mention
 from polyseme.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ class Written:
 @dataclass(frozen=True, eq=False)
 class Encoded:
     """For tagging, `rows` are the first pieces of the words not cut off; for spans, the pieces of the context; for
-    coreference, [n, 6], the rows of `parts/coreference.py` for each word, and the target is its mentions.
+    coreference, [n, 6], the rows of `nn/heads/coreference.py` for each word, and the target is its mentions.
 
     An example may be several sequences, end to end: `lengths` has theirs. Or it may be several windows, each of which
     stands alone: then `of` is the number of its example.

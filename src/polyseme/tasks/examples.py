@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from polyseme.errors import UserError, nearest
-from polyseme.files import PACKED, json_object, unpacked
-from polyseme.parts.tags import broken, mended
+from polyseme.io.files import PACKED, json_object, unpacked
+from polyseme.nn.heads.tag_schemes import broken, mended
 
 Kind = Literal["classification", "pair", "regression", "choice", "tagging", "span", "coreference"]
 Answer = tuple[str, int]  # a text, and the character where it stands in its context; -1 if nobody said
@@ -155,11 +155,11 @@ def units_of(
     if kind not in KINDS:
         raise UserError(f"no task kind {kind!r}; {nearest(kind, KINDS)}")
     if kind == "span":
-        from polyseme.tasks.squad import squad_units
+        from polyseme.tasks.readers.squad import squad_units
 
         return squad_units(path, need_labels)
     if kind == "coreference":
-        from polyseme.tasks.documents import document_units
+        from polyseme.tasks.readers.conll2012 import document_units
 
         return document_units(path, need_labels)
     suffix = (path.with_suffix("") if path.suffix.lower() in PACKED else path).suffix

@@ -16,12 +16,12 @@ from itertools import groupby
 
 import numpy as np
 
+from polyseme.config import Spec
 from polyseme.errors import UserError
-from polyseme.parts.spec import Spec
 from polyseme.tasks.encoded import Encoded, Target, Written, end_of
 from polyseme.tasks.examples import Example
-from polyseme.tasks.metrics import question_scores
-from polyseme.tasks.squad import sound_answers
+from polyseme.tasks.metrics.standard import question_scores
+from polyseme.tasks.readers.squad import sound_answers
 from polyseme.text.tokenizer import Tokenizer
 
 CHUNK = 1 << 14  # characters that are tokenised at a time

@@ -13,17 +13,17 @@ import torch
 
 from polyseme.errors import UserError, nearest
 from polyseme.families.family import FIXED_LABELS, Family
+from polyseme.nn.heads.coreference import CoreferenceHeadSpec
+from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec
+from polyseme.nn.model import Model, TrunkSpec
+from polyseme.nn.packing import Layout
 from polyseme.objectives.batch import IGNORED, Batch, Targets
-from polyseme.parts.coreference import CoreferenceHeadSpec
-from polyseme.parts.heads import HeadSpec, LabelHeadSpec
-from polyseme.parts.layout import Layout
-from polyseme.parts.model import Model, TrunkSpec
-from polyseme.tasks.clusters import Mention
 from polyseme.tasks.coreference import encode_documents, head_for, laid_rows, mentions_of
 from polyseme.tasks.encoded import Encoded, Target, end_of, word_pieces, wrap
 from polyseme.tasks.examples import Example, Kind, as_number
-from polyseme.tasks.forms import TextSpec
+from polyseme.tasks.metrics.coreference import Mention
 from polyseme.tasks.spans import SpanAnswer, SpanSpec, windows
+from polyseme.tasks.text_templates import TextSpec
 from polyseme.tasks.text_to_text import source_windows, sources, text_batch
 from polyseme.text.tokenizer import Tokenizer
 

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from polyseme.decode.closed import Stretch, answer_chances, stretches
 from polyseme.errors import UserError
+from polyseme.generation.constrained import Stretch, answer_chances, stretches
+from polyseme.nn.model import Model
+from polyseme.nn.packing import Layout, Source, bins
 from polyseme.objectives.batch import IGNORED, Batch, Targets
-from polyseme.parts.layout import Layout, Source, bins
-from polyseme.parts.model import Model
 from polyseme.progress import progress
 from polyseme.tasks.encoded import Encoded, Target, Written
 from polyseme.tasks.examples import Example
-from polyseme.tasks.forms import TextSpec
 from polyseme.tasks.spans import Best, windows
+from polyseme.tasks.text_templates import TextSpec
 from polyseme.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

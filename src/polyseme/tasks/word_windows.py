@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from polyseme.errors import UserError
+from polyseme.finetuning.feature_extraction import PIECE, Sentence
 from polyseme.tasks.encoded import Encoded
 from polyseme.tasks.examples import Example
-from polyseme.tasks.features import PIECE, Sentence
 from polyseme.tasks.spans import SpanSpec, slide, target_of, truth_of
 
 WORDS = 400  # of the context at a time: as many as Seo et al. 2017 learn from

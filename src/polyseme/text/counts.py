@@ -19,7 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer, models, trainers
 
 from polyseme.errors import UserError, nearest
-from polyseme.text.frames import KINDS, empty, sound
+from polyseme.text.pipelines import KINDS, empty, sound
 
 SAMPLE_CHARACTERS = 200_000_000  # looked at before documents are left out
 SMOOTHING = 0.7  # multilingual BERT's exponent

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from polyseme.text.frames import add_specials, apart
+from polyseme.text.pipelines import add_specials, apart
 
 STEP = 0.01  # seconds: what a time shift of 1 lasts
 PITCHES, SHIFTS, BINS = 128, 100, 32

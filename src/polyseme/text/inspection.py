@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.text.contract import bare
-from polyseme.text.frames import END_OF_WORD, PREFIX, SPACE, sound
+from polyseme.text.pipelines import END_OF_WORD, PREFIX, SPACE, sound
 from polyseme.text.tokenizer import Tokenizer
+from polyseme.text.validation import bare
 
 _BATCH = 1_000_000  # characters that are encoded together
 

@@ -18,14 +18,22 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.normalizers import BertNormalizer
 
 from polyseme.errors import UserError
-from polyseme.files import read_json, write_json, write_text
-from polyseme.text import contract
+from polyseme.io.files import read_json, write_json, write_text
+from polyseme.text import validation as contract
+from polyseme.text.cached_encoder import Run, Units, cuts_of, encode_directly
 from polyseme.text.counts import SMOOTHING, WordCounts
 from polyseme.text.events import EVENTS, build_events
-from polyseme.text.frames import SENTINEL, SPACE, add_sentinels, set_end_template, set_frame, set_last_template, sound
-from polyseme.text.published import read_published, read_tokenizer, read_vocab
-from polyseme.text.units import Run, Units, cuts_of, encode_directly
-from polyseme.text.vocabulary import MAX_ALPHABET, learn
+from polyseme.text.importers import read_published, read_tokenizer, read_vocab
+from polyseme.text.pipelines import (
+    SENTINEL,
+    SPACE,
+    add_sentinels,
+    set_end_template,
+    set_frame,
+    set_last_template,
+    sound,
+)
+from polyseme.text.trainers import MAX_ALPHABET, learn
 
 # What each special role is called when a folder does not say; the first name found in the vocabulary counts.
 _USUAL = {

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from polyseme.corpus.order import Cursor
-from polyseme.train.cost import num_parameters
+from polyseme.corpus.sampling import Cursor
+from polyseme.train.flops import num_parameters
 from polyseme.train.loop import Training, train
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polyseme.errors import UserError
-from polyseme.files import read_json, sha256, whole_folder, write_json, write_tensors, write_text
+from polyseme.io.files import read_json, sha256, whole_folder, write_json, write_tensors, write_text
 
 STEP = re.compile(r"step-(\d+)")
 

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from polyseme.errors import UserError
+from polyseme.nn.model import Model
 from polyseme.objectives.batch import Batch
-from polyseme.objectives.terms import losses
-from polyseme.parts.model import Model
-from polyseme.prefetch import prefetch
+from polyseme.objectives.losses import losses
 from polyseme.train import distributed
-from polyseme.train.cost import training_flops
-from polyseme.train.optim import OptimSpec, set_rate
-from polyseme.train.rows import RowWork
+from polyseme.train.flops import training_flops
+from polyseme.train.optimizer import OptimSpec, set_rate
+from polyseme.train.prefetch import prefetch
 from polyseme.train.schedule import ScheduleSpec
-from polyseme.train.work import Work
+from polyseme.train.sparse_step import RowWork
+from polyseme.train.step import Work
 
 CHECKED = 64  # steps after which the host waits for the GPU
 

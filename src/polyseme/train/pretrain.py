@@ -20,33 +20,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.corpus.order import WINDOW, Bin, Cursor, Lanes, Order
+from polyseme.corpus.sampling import WINDOW, Bin, Cursor, Lanes, Order
 from polyseme.corpus.store import Corpus, verify
 from polyseme.errors import Stopped, UserError
 from polyseme.families import FAMILIES
-from polyseme.files import read_json, taken, write_json
+from polyseme.io.files import read_json, taken, write_json
+from polyseme.nn.compile import step_out
+from polyseme.nn.memory import Memory
+from polyseme.nn.model import Model, ModelSpec
 from polyseme.objectives.batch import Batch, Carry
-from polyseme.objectives.distil import Distilled
+from polyseme.objectives.distillation import Distilled
+from polyseme.objectives.losses import losses, scores
 from polyseme.objectives.packing import Bound, Shape, Streamed, Vocabulary
-from polyseme.objectives.permutation import PermutationLM
-from polyseme.objectives.segments import SegmentLM
-from polyseme.objectives.terms import losses, scores
-from polyseme.parts.graphs import step_out
-from polyseme.parts.memory import Memory
-from polyseme.parts.model import Model, ModelSpec
+from polyseme.objectives.permutation_lm import PermutationLM
+from polyseme.objectives.streaming_lm import SegmentLM
 from polyseme.progress import progress
-from polyseme.report import write_report
+from polyseme.report.html import write_report
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
 from polyseme.train.asgd import TriggeredASGD, averaged
 from polyseme.train.budget import Cost, Deadline, settle
+from polyseme.train.char_vocabulary import learn_spellings
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, mean_weights, save_checkpoint
-from polyseme.train.cost import num_parameters, training_flops
-from polyseme.train.log import Log
+from polyseme.train.flops import num_parameters, training_flops
 from polyseme.train.loop import Report, Training, choose_device, train
-from polyseme.train.optim import load_optimiser_state, optimiser_state
+from polyseme.train.optimizer import load_optimiser_state, optimiser_state
 from polyseme.train.recipe import Recipe
-from polyseme.train.spelling import learn_spellings
+from polyseme.train.run_logger import Log
 from polyseme.weights.folder import check_fit, save_model
 
 

@@ -8,20 +8,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_type_hints
 
+from polyseme.config import Spec, read_value
 from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES
-from polyseme.objectives.cooccurrence import Counts
-from polyseme.objectives.distil import Distilled
-from polyseme.objectives.permutation import PermutationLM
-from polyseme.objectives.segments import SegmentLM
-from polyseme.objectives.spans import SpanCorruption
+from polyseme.nn.model import ModelSpec, outline
+from polyseme.nn.trunks.encoder_decoder import EncoderDecoderSpec
+from polyseme.objectives.distillation import Distilled
+from polyseme.objectives.glove import Counts
+from polyseme.objectives.permutation_lm import PermutationLM
+from polyseme.objectives.span_corruption import SpanCorruption
 from polyseme.objectives.specs import MaskedLM, Objective
+from polyseme.objectives.streaming_lm import SegmentLM
 from polyseme.objectives.translation import Translation
-from polyseme.objectives.windows import Windows
-from polyseme.parts.encoder_decoder import EncoderDecoderSpec
-from polyseme.parts.model import ModelSpec, outline
-from polyseme.parts.spec import Spec, read_value
-from polyseme.train.optim import OptimSpec
+from polyseme.objectives.word2vec import Windows
+from polyseme.train.optimizer import OptimSpec
 from polyseme.train.schedule import ScheduleSpec
 
 

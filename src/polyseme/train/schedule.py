@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from polyseme.parts.spec import Spec
+from polyseme.config import Spec
 
 
 @dataclass(frozen=True)

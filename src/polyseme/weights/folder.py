@@ -20,11 +20,11 @@ from torch import Tensor
 from polyseme.errors import UserError, nearest
 from polyseme.families import FAMILIES, Family
 from polyseme.families.family import FIXED_LABELS
-from polyseme.files import read_json, sha256, whole_folder, write_json, write_tensors
-from polyseme.parts.heads import HeadSpec, LabelHeadSpec
-from polyseme.parts.model import Model, ModelSpec, outline
+from polyseme.io.files import read_json, sha256, whole_folder, write_json, write_tensors
+from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec
+from polyseme.nn.model import Model, ModelSpec, outline
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.weights.table import to_ours, to_theirs
+from polyseme.weights.convert import to_ours, to_theirs
 
 FORMAT = 1
 TARGET = "target"  # the folder of the target's own tokenizer

@@ -1,0 +1,46 @@
+"""Small runs in ModernBERT's layout, for one GPU or a CPU."""
+
+from __future__ import annotations
+
+from polyseme.objectives.specs import MaskedLM
+from polyseme.train.optimizer import OptimSpec
+from polyseme.train.recipe import BudgetSpec, Recipe
+from polyseme.train.schedule import ScheduleSpec
+
+
+def small() -> Recipe:
+    """ModernBERT's layout at BERT-small's size (L4 H512), for one GPU: 30 % masked, no dropout.
+
+    Warner et al. 2024, §2.2.2: 30 % masked and no sentence pairs. Rate, decay and schedule are those of bert-small, so
+    that the two can be compared.
+    """
+    return Recipe(
+        name="modern-small",
+        family="modern",
+        size="small",
+        objective=MaskedLM(rate=0.3),
+        max_len=128,
+        batch_tokens=131072,
+        bin_tokens=65536,
+        budget=BudgetSpec(steps=20_000),
+        optim=OptimSpec(rate=1e-3, beta2=0.98),
+        schedule=ScheduleSpec("linear", warmup=1000),
+        compile=True,
+    )
+
+
+def tiny() -> Recipe:
+    """ModernBERT's layout at L2 H128: minutes on a CPU, to try things out."""
+    return Recipe(
+        name="modern-tiny",
+        family="modern",
+        size="tiny",
+        objective=MaskedLM(rate=0.3),
+        max_len=128,
+        batch_tokens=8192,
+        bin_tokens=8192,
+        budget=BudgetSpec(steps=2000),
+        optim=OptimSpec(rate=2e-3, beta2=0.98),
+        eval_every=250,
+        save_every=250,
+    )
