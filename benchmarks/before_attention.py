@@ -22,7 +22,7 @@ from typing import Any
 
 from report import header, table
 
-from polyseme.io.files import read_json, write_json
+from polyseme.io.json import read_json, write_json
 
 LANES, SEGMENT = 64, 70
 RNN = {"num_layers": 2, "dim": 650, "dropout": 0.5}
@@ -31,45 +31,48 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], float, float]] = {  # family, mod
     "rnn": ("rnn_lm", {**RNN, "cell": "rnn"}, 5e-4, 0.25),
     "gru": ("rnn_lm", {**RNN, "cell": "gru"}, 1e-3, 0.25),
     "lstm": ("rnn_lm", {**RNN, "cell": "lstm"}, 1e-3, 0.25),
-    "awd": ("ulmfit", {"num_layers": 3, "dim": 400, "hidden_dim": 1150, "word_dropout": 0.1, "input_dropout": 0.65,
-                       "hidden_dropout": 0.2}, 2e-3, 0.25),
+    "awd": ("ulmfit", {"num_layers": 3, "dim": 400, "hidden_dim": 1150, "embedding_row_dropout": 0.1,
+                       "input_dropout": 0.65, "hidden_dropout": 0.2}, 2e-3, 0.25),
 }  # fmt: skip
 COUNTED = {"3-gram": 3, "5-gram": 5}
 
 
 def network(name: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
-    from polyseme.cli.output import set_values
+    from polyseme.cli.output import apply_overrides
     from polyseme.corpus.store import Corpus
-    from polyseme.objectives.streaming_lm import SegmentLM
-    from polyseme.train.loop import choose_device
-    from polyseme.train.optimizer import OptimSpec
-    from polyseme.train.pretrain import evaluate, open_data, pretrain, training
-    from polyseme.train.recipe import BudgetSpec, Recipe
-    from polyseme.train.schedule import ScheduleSpec
+    from polyseme.objectives.streaming_lm import StreamingCausalLM
+    from polyseme.train.loop import setup_device
+    from polyseme.train.optimizer import OptimizerConfig
+    from polyseme.train.pretrain import build_train_state, evaluate, open_streams, pretrain
+    from polyseme.train.recipe import BudgetConfig, Recipe
+    from polyseme.train.schedule import ScheduleConfig
     from polyseme.weights.folder import load_model
 
     family, model, rate, clip = NETWORKS[name]
-    awd = SegmentLM(spread=5.0, activation=2.0, change=1.0)
-    budget = BudgetSpec(minutes=options.seconds / 60)
+    awd = StreamingCausalLM(bptt_std=5.0, activation_reg=2.0, temporal_activation_reg=1.0)
+    budget = BudgetConfig(minutes=options.seconds / 60)
     if options.epochs:
-        budget = BudgetSpec(tokens=int(options.epochs * Corpus.open(options.train).num_tokens))
+        budget = BudgetConfig(tokens=int(options.epochs * Corpus.open(options.train).num_tokens))
     recipe = Recipe(
-        name=name, family=family, size="", model=model, objective=awd if name == "awd" else SegmentLM(), seed=seed,
-        max_len=SEGMENT, batch_tokens=LANES * SEGMENT, bin_tokens=LANES * SEGMENT,
+        name=name, family=family, size="", model=model, objective=awd if name == "awd" else StreamingCausalLM(),
+        seed=seed, max_len=SEGMENT, batch_tokens=LANES * SEGMENT, micro_batch_tokens=LANES * SEGMENT,
         budget=budget,
-        optim=OptimSpec(rate=rate, eps=1e-8, decay=1e-6, clip=clip),
-        schedule=ScheduleSpec("cosine", warmup=100), holdout=0.0, eval_every=10**9, save_every=10**9, log_every=100,
+        optimizer=OptimizerConfig(lr=rate, eps=1e-8, weight_decay=1e-6, max_grad_norm=clip),
+        schedule=ScheduleConfig("cosine", warmup=100), valid_fraction=0.0, eval_every=10**9, save_every=10**9,
+        log_every=100,
     )  # fmt: skip
-    recipe = set_values(recipe, options.set)
+    recipe = apply_overrides(recipe, options.set)
     out = options.out / f"{name}-{seed}"
     found = pretrain(recipe, options.train, out)
     folder = load_model(out / "model")
-    measured = recipe.replace(objective=SegmentLM(), eval_tokens=10**9, bin_tokens=10 * SEGMENT, batch_tokens=700)
-    run = training(measured.replace(precision="float32"), folder.model.spec, choose_device())
+    measured = recipe.replace(
+        objective=StreamingCausalLM(), eval_tokens=10**9, micro_batch_tokens=10 * SEGMENT, batch_tokens=700
+    )
+    run = build_train_state(measured.replace(precision="float32"), folder.model.config, setup_device())
     run.model.load_state_dict(folder.model.state_dict())
     test = Corpus.open(options.test)
-    data, _ = open_data(measured, test, folder.tokenizer, 0, 1)
-    nats = evaluate(run, data.bound, measured)["next"]
+    data, _ = open_streams(measured, test, folder.tokenizer, 0, 1)
+    nats = evaluate(run, data.builder, measured)["next"]
     return {
         **{key: found[key] for key in ("steps", "tokens", "parameters")},
         "seconds": found["device_hours"] * 3600,
@@ -79,12 +82,12 @@ def network(name: str, seed: int, options: argparse.Namespace) -> dict[str, floa
 
 def counted(name: str, options: argparse.Namespace) -> dict[str, float]:
     from polyseme.corpus.store import Corpus
-    from polyseme.ngram.model import NgramModel
-    from polyseme.ngram.train import NgramRecipe, count_corpus, measure
+    from polyseme.ngram.model import NgramLM
+    from polyseme.ngram.train import NgramRecipe, measure_perplexity, train_ngram
 
     folder = options.out / name
-    results = count_corpus(NgramRecipe(name=name, order=COUNTED[name], holdout=0.0), options.train, folder)
-    found = measure(NgramModel.open(folder / "model").ngrams, Corpus.open(options.test))
+    results = train_ngram(NgramRecipe(name=name, order=COUNTED[name], valid_fraction=0.0), options.train, folder)
+    found = measure_perplexity(NgramLM.open(folder / "model").ngrams, Corpus.open(options.test))
     return {"seconds": results["device_hours"] * 3600, "perplexity": found["perplexity_words"]}
 
 

@@ -24,19 +24,24 @@ import torch
 from report import header, table
 
 from polyseme.corpus.store import Corpus
-from polyseme.evaluation.context_length import by_segments, by_windows, effective_contexts, losses_by_context
-from polyseme.io.files import read_json
+from polyseme.evaluation.context_length import (
+    evaluate_segments,
+    evaluate_sliding_window,
+    losses_by_context,
+    relative_effective_contexts,
+)
+from polyseme.io.json import read_json
 from polyseme.nn.model import Model
-from polyseme.objectives.packing import Vocabulary
+from polyseme.objectives.packing import SpecialIds
 from polyseme.objectives.specs import CausalLM
-from polyseme.objectives.streaming_lm import SegmentLM
+from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.flops import num_parameters
-from polyseme.train.loop import choose_device
-from polyseme.train.optimizer import OptimSpec
+from polyseme.train.flops import count_parameters
+from polyseme.train.loop import setup_device
+from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.pretrain import pretrain
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 from polyseme.weights.folder import load_model
 
 
@@ -46,7 +51,7 @@ def recipes(given: argparse.Namespace) -> dict[str, Recipe]:
     common = {"num_layers": given.layers, "dim": given.dim, "num_heads": heads, "dropout": 0.0}
     bins = given.lanes * given.segment
 
-    def run(family: str, model: dict, objective: SegmentLM | CausalLM, rate: float) -> Recipe:
+    def run(family: str, model: dict, objective: StreamingCausalLM | CausalLM, rate: float) -> Recipe:
         return Recipe(
             name=f"context-{family}",
             family=family,
@@ -54,11 +59,11 @@ def recipes(given: argparse.Namespace) -> dict[str, Recipe]:
             objective=objective,
             max_len=given.segment,
             batch_tokens=bins,
-            bin_tokens=bins,
-            budget=BudgetSpec(minutes=given.seconds / 60),
-            optim=OptimSpec(rate=rate, beta2=0.98, decay=0.0),
-            schedule=ScheduleSpec("cosine", warmup=0.05, floor=0.05),
-            holdout=0.02,
+            micro_batch_tokens=bins,
+            budget=BudgetConfig(minutes=given.seconds / 60),
+            optimizer=OptimizerConfig(lr=rate, beta2=0.98, weight_decay=0.0),
+            schedule=ScheduleConfig("cosine", warmup=0.05, min_lr_ratio=0.05),
+            valid_fraction=0.02,
             eval_every=10**6,
             save_every=10**6,
             log_every=50,
@@ -67,11 +72,13 @@ def recipes(given: argparse.Namespace) -> dict[str, Recipe]:
     attention = common | {"attention_dropout": 0.0}
     # as deep as LSTMs train well, and as wide as gives it the 13 dim² of each layer of Transformer-XL
     lstm = {"num_layers": 2, "dim": given.dim, "hidden_dim": round(13 * given.layers * given.dim / 18), "dropout": 0.0}
-    lstm |= {"projection": True}
+    lstm |= {"has_projection": True}
     return {
-        "transformer_xl": run("transformer_xl", attention | {"memory_len": given.segment}, SegmentLM(), given.rate),
+        "transformer_xl": run(
+            "transformer_xl", attention | {"memory_len": given.segment}, StreamingCausalLM(), given.rate
+        ),
         "fixed window": run("gpt2", attention | {"max_len": given.segment}, CausalLM(), given.rate),
-        "lstm": run("rnn_lm", lstm, SegmentLM(), 2 * given.rate),
+        "lstm": run("rnn_lm", lstm, StreamingCausalLM(), 2 * given.rate),
     }
 
 
@@ -81,12 +88,12 @@ def held_out(path: Path, tokens: int, furthest: int) -> tuple[torch.Tensor, torc
     _, held = Corpus.open(path).split(0.02)
     if held is None:
         raise SystemExit(f"{path} is too small to hold documents out")
-    marks = Vocabulary(tokenizer.vocab_size, tokenizer.special_ids, eos=tokenizer.specials.eos)
-    bound = SegmentLM().bind(held, marks, 16, 0)
-    text = bound.stretch(np.array([0]), min(tokens, bound.end)).tokens
+    marks = SpecialIds(tokenizer.vocab_size, tokenizer.all_special_ids, eos=tokenizer.special_token_ids.eos)
+    bound = StreamingCausalLM().bind(held, marks, 16, 0)
+    text = bound.segment_batch(np.array([0]), min(tokens, bound.end)).tokens
     numbers = torch.arange(len(text))
     ended = (
-        torch.where(text == tokenizer.specials.eos, numbers, -1).cummax(0).values
+        torch.where(text == tokenizer.special_token_ids.eos, numbers, -1).cummax(0).values
     )  # where a document did, up to here
     return text, numbers[numbers - ended > furthest]
 
@@ -95,12 +102,12 @@ def read(model: Model, name: str, text: torch.Tensor, context: int, segment: int
     """(how, tokens/s) of each way to read a text with so much in sight, after a short trial."""
     ways = {}
     if name == "lstm":
-        ways["state"] = lambda part: by_segments(model, part, segment)
+        ways["state"] = lambda part: evaluate_segments(model, part, segment)
     if name == "transformer_xl":
-        ways["memory"] = lambda part: by_segments(model, part, segment, context)
-    if name != "lstm" and context <= model.spec.trunk.embeddings.max_len:
+        ways["memory"] = lambda part: evaluate_segments(model, part, segment, context)
+    if name != "lstm" and context <= model.config.trunk.embeddings.max_len:
         few = min(len(text), 4 * context)  # windows cost so much that a part of the text has to do
-        ways["windows"] = lambda part: by_windows(model, part[: context + few], context, together=16)
+        ways["windows"] = lambda part: evaluate_sliding_window(model, part[: context + few], context, batch_size=16)
     found = []
     for how, work in ways.items():
         work(text[: 2 * context])
@@ -126,7 +133,7 @@ def main() -> None:
         "--only", choices=["transformer_xl", "fixed-window", "lstm"], help="train this one, and no more"
     )
     given = parser.parse_args()
-    out, device = given.out or Path(tempfile.mkdtemp()), choose_device()
+    out, device = given.out or Path(tempfile.mkdtemp()), setup_device()
     step = given.step or max(given.furthest // 16, 1)
     contexts = list(range(step, given.furthest + 1, step))
     text, there = (t.to(device) for t in held_out(given.corpus, 400 * given.places, given.furthest))
@@ -146,14 +153,14 @@ def main() -> None:
             return
         models[name] = load_model(folder / "model").model.to(device)
         losses[name] = losses_by_context(models[name], text, places, contexts)
-        size, perplexity = num_parameters(models[name]), results["valid"]["perplexity"]
+        size, perplexity = count_parameters(models[name]), results["valid"]["perplexity"]
         rows.append([name, f"{size:,}", results["steps"], f"{perplexity:.1f}"])
     print(header("context: how much of it is used, and what it costs"))
     print(f"{given.seconds:.0f} s of training each, segments of {given.segment}, {len(places)} places held out\n")
     print(table(["model", "parameters", "steps", "valid perplexity"], rows), "\n")
     shares = (0.1, 0.5, 1.0)
     for threshold in given.thresholds:
-        reached = [effective_contexts(losses, contexts, share, threshold) for share in shares]
+        reached = [relative_effective_contexts(losses, contexts, share, threshold) for share in shares]
         print(f"relative effective context length, steps of {step} to {given.furthest}, threshold {threshold}\n")
         rows = [[name, *(each[name] for each in reached)] for name in models]
         print(table(["model", *(f"hardest {share:.0%}" for share in shares)], rows), "\n")

@@ -9,31 +9,31 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polyseme.nn.heads.crf import Chains, Crf, CrfSpec
+from polyseme.nn.heads.crf import CRF, ChainLayout, CRFConfig
 
 
-def loop_loss(crf: Crf, scores: Tensor, lengths: list[int], values: Tensor) -> Tensor:
+def loop_loss(crf: CRF, scores: Tensor, lengths: list[int], values: Tensor) -> Tensor:
     """The same loss, one tag at a time."""
     total = scores.new_zeros(())
     for rows, tags in zip(scores.split(lengths), values.split(lengths)):
-        sums = crf.first + rows[0]
-        gained = crf.first[tags[0]] + rows[0, tags[0]]
+        sums = crf.start_transitions + rows[0]
+        gained = crf.start_transitions[tags[0]] + rows[0, tags[0]]
         for i in range(1, len(rows)):
-            sums = torch.stack([(sums + crf.steps[:, j]).logsumexp(0) + rows[i, j] for j in range(len(sums))])
-            gained = gained + crf.steps[tags[i - 1], tags[i]] + rows[i, tags[i]]
-        total = total + (sums + crf.last).logsumexp(0) - gained - crf.last[tags[-1]]
+            sums = torch.stack([(sums + crf.transitions[:, j]).logsumexp(0) + rows[i, j] for j in range(len(sums))])
+            gained = gained + crf.transitions[tags[i - 1], tags[i]] + rows[i, tags[i]]
+        total = total + (sums + crf.end_transitions).logsumexp(0) - gained - crf.end_transitions[tags[-1]]
     return total
 
 
-def loop_best(crf: Crf, scores: Tensor, lengths: list[int]) -> Tensor:
+def loop_best(crf: CRF, scores: Tensor, lengths: list[int]) -> Tensor:
     found = []
     for rows in scores.split(lengths):
-        sums, pointers = crf.first + rows[0], []
+        sums, pointers = crf.start_transitions + rows[0], []
         for row in rows[1:]:
-            both = [(sums + crf.steps[:, j]).max(0) for j in range(len(sums))]
+            both = [(sums + crf.transitions[:, j]).max(0) for j in range(len(sums))]
             pointers.append(torch.stack([b.indices for b in both]))
             sums = torch.stack([b.values for b in both]) + row
-        path = [int((sums + crf.last).argmax())]
+        path = [int((sums + crf.end_transitions).argmax())]
         for pointer in reversed(pointers):
             path.append(int(pointer[path[-1]]))
         found += path[::-1]
@@ -56,16 +56,16 @@ def main() -> None:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(3, 38, (options.sentences,), generator=generator).tolist()
-    crf = Crf(CrfSpec(False), [f"t{i}" for i in range(options.tags)])
+    crf = CRF(CRFConfig(False), [f"t{i}" for i in range(options.tags)])
     for p in crf.parameters():
         p.data.normal_(generator=generator)
     scores = torch.randn(sum(lengths), options.tags, generator=generator, requires_grad=True)
     values = torch.randint(0, options.tags, (sum(lengths),), generator=generator)
-    chains = Chains.of(lengths)
+    chains = ChainLayout.from_lengths(lengths)
     torch.testing.assert_close(crf.loss(scores, chains, values, -1), loop_loss(crf, scores, lengths, values))
     with torch.no_grad():
-        assert crf.best(scores, chains).equal(loop_best(crf, scores, lengths))
-        rows = {"best path": (lambda: crf.best(scores, chains), lambda: loop_best(crf, scores, lengths))}
+        assert crf.decode(scores, chains).equal(loop_best(crf, scores, lengths))
+        rows = {"best path": (lambda: crf.decode(scores, chains), lambda: loop_best(crf, scores, lengths))}
     rows["loss and gradient"] = (
         lambda: crf.loss(scores, chains, values, -1).backward(),
         lambda: loop_loss(crf, scores, lengths, values).backward(),

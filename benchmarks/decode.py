@@ -24,9 +24,9 @@ import torch
 from report import header, table
 
 from polyseme.families import FAMILIES
-from polyseme.generation.sample import GREEDY, sample
-from polyseme.nn.model import Model, ModelSpec
-from polyseme.weights.convert import to_ours
+from polyseme.generation.sample import GREEDY, generate_tokens
+from polyseme.nn.model import Model, ModelConfig
+from polyseme.weights.convert import from_published
 
 PROMPT = 32
 
@@ -50,17 +50,17 @@ def ours(theirs: Any) -> Model:
     """The same weights."""
     family = FAMILIES["gpt2" if theirs.config.model_type == "gpt2" else "t5"]
     state = dict(theirs.state_dict())
-    trunk = family.from_config(theirs.config.to_dict() | {"tensors": tuple(state)})
-    spec = ModelSpec(family.name, trunk, family.heads(trunk))
+    trunk = family.from_hf_config(theirs.config.to_dict() | {"tensors": tuple(state)})
+    spec = ModelConfig(family.name, trunk, family.pretraining_heads(trunk))
     model = spec.build(0)
     shapes = {name: t.shape for name, t in model.state_dict().items()}
-    model.load_state_dict(to_ours(family, spec, shapes, state, "benchmark"))
+    model.load_state_dict(from_published(family, spec, shapes, state, "benchmark"))
     return model.eval()
 
 
 def cache_bytes(model: Model, rows: int, tokens: int, element: int) -> int:
     """What arithmetic says that keys and values of targets and sources take."""
-    trunk: Any = model.spec.trunk
+    trunk: Any = model.config.trunk
     stack = getattr(trunk, "decoder", None) or trunk
     width = stack.block.attention.width(stack.dim)
     columns = 1 + tokens + PROMPT if stack is not trunk else PROMPT + tokens
@@ -99,7 +99,7 @@ def measure(name: str, batch: int, args: argparse.Namespace) -> list[dict[str, A
     n = args.tokens
 
     def mine() -> list[tuple[int, ...]]:
-        return [w.tokens for w in sample(model, prompts, n, GREEDY, sources)]
+        return [w.tokens for w in generate_tokens(model, prompts, n, GREEDY, sources)]
 
     def others(**more: Any) -> list[tuple[int, ...]]:
         with torch.inference_mode():

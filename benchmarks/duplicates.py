@@ -27,7 +27,7 @@ import numpy as np
 from report import header, table
 
 from polyseme.corpus.dedup.lsh import find_duplicates
-from polyseme.corpus.dedup.minhash import SHINGLE, SIZE, fingerprints
+from polyseme.corpus.dedup.minhash import SHINGLE_WORDS, SIGNATURE_SIZE, minhash_signatures
 
 THRESHOLD, WORDS, PART = 0.8, 500, 5000
 WORD = re.compile(r"[^\W_]+")
@@ -72,7 +72,7 @@ def ours(texts: list[str], work: Path) -> Found:
     exact: list[np.ndarray] = []
     signatures: list[np.ndarray] = []
     for low in range(0, len(texts), PART):
-        for name, array, parts in zip(("e", "s"), fingerprints(texts[low : low + PART]), (exact, signatures)):
+        for name, array, parts in zip(("e", "s"), minhash_signatures(texts[low : low + PART]), (exact, signatures)):
             np.save(work / f"{name}{low}.npy", array)
             parts.append(np.load(work / f"{name}{low}.npy", mmap_mode="r"))
     middle = time.process_time()
@@ -83,21 +83,21 @@ def ours(texts: list[str], work: Path) -> Found:
 
 def shingles(text: str) -> set[str]:
     words = WORD.findall(text.lower())
-    return {" ".join(words[i : i + SHINGLE]) for i in range(max(len(words) - SHINGLE + 1, 1))}
+    return {" ".join(words[i : i + SHINGLE_WORDS]) for i in range(max(len(words) - SHINGLE_WORDS + 1, 1))}
 
 
 def peer(texts: list[str]) -> Found:
     from datasketch import MinHash, MinHashLSH
 
-    blank = MinHash(num_perm=SIZE)
+    blank = MinHash(num_perm=SIGNATURE_SIZE)
     start = time.process_time()
-    table_ = MinHashLSH(threshold=THRESHOLD, num_perm=SIZE)
+    table_ = MinHashLSH(threshold=THRESHOLD, num_perm=SIGNATURE_SIZE)
     kept: dict[int, MinHash] = {}
     gone = np.zeros(len(texts), dtype=bool)
     for number, text in enumerate(texts):
         mine = blank.copy()
         mine.update_batch([shingle.encode() for shingle in shingles(text)])
-        gone[number] = any(kept[other].jaccard(mine) >= THRESHOLD for other in table_.query(mine))
+        gone[number] = any(kept[other].jaccard(mine) >= THRESHOLD for other in table_.query_proj(mine))
         if not gone[number]:
             kept[number] = mine
             table_.insert(number, mine)

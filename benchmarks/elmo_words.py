@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from polyseme.families import FAMILIES
-from polyseme.nn.layers.char_cnn import BEGIN, END, Characters, spell
-from polyseme.nn.packing import Layout, bins
+from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN, words_to_char_ids
+from polyseme.nn.packing import PackedLayout, token_budget_batches
 from polyseme.tasks.examples import read_examples
 
 
@@ -23,31 +23,31 @@ def main() -> None:
     parser.add_argument("--bin-tokens", type=int, default=32768)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    model = FAMILIES["elmo"].spec(options.size, heads=False, vocab_size=1).build(0).eval()
+    model = FAMILIES["elmo"].model_config(options.size, with_heads=False, vocab_size=1).build(0).eval()
     bottom = model.trunk.embeddings
-    assert isinstance(bottom, Characters)
+    assert isinstance(bottom, CharCNN)
     sentences = [e.words or () for e in read_examples(options.data, "tagging")[: options.sentences]]
-    rows = [spell([BEGIN, *words, END]) for words in sentences]
+    rows = [words_to_char_ids([BOS_CHARACTER, *words, EOS_CHARACTER]) for words in sentences]
 
     def naive(tokens: torch.Tensor) -> torch.Tensor:
         """Every word, over all of its 50 characters."""
-        x = torch.nn.functional.embedding(tokens.long(), bottom.characters.weight).transpose(1, 2)
+        x = torch.nn.functional.embedding(tokens.long(), bottom.char_embeddings.weight).transpose(1, 2)
         x = torch.cat([convolve(x).amax(-1).relu() for convolve in bottom.convolutions], dim=-1)
         for highway in bottom.highways:
             x = highway(x)
-        return bottom.project(x)
+        return bottom.projection(x)
 
     def read(once: bool) -> tuple[float, float, float]:
         """Seconds for characters, for all, and a sum to compare."""
         spent, total, began = 0.0, 0.0, time.perf_counter()
         plain = bottom.forward
         with torch.inference_mode():
-            for index in bins([len(row) for row in rows], options.bin_tokens):
-                layout = Layout.of([len(rows[i]) for i in index])
+            for index in token_budget_batches([len(row) for row in rows], options.bin_tokens):
+                layout = PackedLayout.from_lengths([len(rows[i]) for i in index])
                 tokens = torch.from_numpy(np.concatenate([rows[i] for i in index]))
                 start = time.perf_counter()
                 words = (
-                    plain(tokens, layout.positions, None, layout.longest)
+                    plain(tokens, layout.positions, None, layout.max_seqlen)
                     if once
                     else torch.cat(list(map(naive, tokens.split(1024))))
                 )

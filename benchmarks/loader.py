@@ -25,27 +25,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from polyseme.corpus.sampling import Order
-from polyseme.objectives.packing import Bound, Vocabulary
+from polyseme.corpus.sampling import ShuffledSampler
+from polyseme.objectives.packing import BatchBuilder, SpecialIds
 from polyseme.objectives.span_corruption import SpanCorruption
-from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs, MaskedSpans, Objective
+from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedLMWithSentencePairs, Objective, SpanMaskedLM
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
 
 SIZE, SPECIALS, BIN = 30_522, 5, 16_384
 SENTINELS = tuple(range(SIZE - 1, SIZE - 101, -1))
-VOCABULARY = Vocabulary(SIZE, frozenset(range(SPECIALS)), cls=2, sep=3, mask=4, eos=1, sentinels=SENTINELS)
+VOCABULARY = SpecialIds(SIZE, frozenset(range(SPECIALS)), cls=2, sep=3, mask=4, eos=1, sentinels=SENTINELS)
 AIM = 10e6
 ALONE = "masking alone"
 OBJECTIVES: dict[str, Objective] = {
     "MLM": MaskedLM(),
-    "MLM, whole words": MaskedLM(unit="word"),
-    "MLM + NSP": MaskedPairs(),
-    "MLM + NSP, whole words": MaskedPairs(unit="word"),
+    "MLM, whole words": MaskedLM(mask_unit="word"),
+    "MLM + NSP": MaskedLMWithSentencePairs(),
+    "MLM + NSP, whole words": MaskedLMWithSentencePairs(mask_unit="word"),
     "causal LM": CausalLM(),
-    "MLM + SOP, n-grams": MaskedPairs(unit="ngram", question="order"),
-    "MLM + boundaries, spans": MaskedSpans(),
+    "MLM + SOP, n-grams": MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="order"),
+    "MLM + boundaries, spans": SpanMaskedLM(),
     "span corruption": SpanCorruption(),
 }
 
@@ -55,14 +55,14 @@ def make_corpus(folder: Path, num_shards: int = 2, shard_tokens: int = 10_000_00
 
     Sentences of 5 to 44 tokens, documents of 5 to 54 sentences, words of 1.25 tokens.
     """
-    from polyseme.corpus.store import FORMAT, Corpus, manifest_hash, shard_file, token_type
+    from polyseme.corpus.store import FORMAT, Corpus, manifest_hash, shard_filename, token_dtype
 
     rng = np.random.default_rng(0)
     shards = []
     for number in range(num_shards):
         counts = rng.integers(5, 55, shard_tokens // 720)
         lengths = rng.integers(5, 45, counts.sum())
-        tokens = rng.integers(SPECIALS, SIZE, lengths.sum()).astype(token_type(SIZE))
+        tokens = rng.integers(SPECIALS, SIZE, lengths.sum()).astype(token_dtype(SIZE))
         sentences = np.cumsum(lengths) - lengths
         words = rng.random(len(tokens)) < 0.8
         words[sentences] = True
@@ -74,7 +74,7 @@ def make_corpus(folder: Path, num_shards: int = 2, shard_tokens: int = 10_000_00
         }
         files = {}
         for part, values in parts.items():
-            path = folder / shard_file(number, part)
+            path = folder / shard_filename(number, part)
             np.save(path, values)
             files[path.name] = {"bytes": path.stat().st_size}
         shards.append({"files": files})
@@ -90,13 +90,13 @@ def make_corpus(folder: Path, num_shards: int = 2, shard_tokens: int = 10_000_00
     return Corpus.open(folder)
 
 
-def ours(bound: Bound, fixed: bool) -> Iterator[int]:
+def ours(bound: BatchBuilder, fixed: bool) -> Iterator[int]:
     """Reads batches without end and yields the tokens of each."""
-    shape = bound.shape(BIN) if fixed else None
-    order = Order(bound, BIN, bins_per_step=4, bin_sequences=shape.samples if shape else 0)
+    shape = bound.static_shape(BIN) if fixed else None
+    order = ShuffledSampler(bound, BIN, micro_batches_per_step=4, max_samples=shape.max_samples if shape else 0)
     for bins, _ in order.steps():
         for found in bins:
-            yield bound.batch(found.ids, found.epoch, shape).num_tokens
+            yield bound.batch(found.sample_ids, found.epoch, shape).num_tokens
 
 
 def peer_forms(max_len: int, mlm: bool) -> dict[str, Iterator[int]]:
@@ -182,7 +182,7 @@ def main() -> None:
             peers = {mlm: peer_rates(max_len, mlm, options.tokens) for mlm in (True, False)}
             for name, spec in OBJECTIVES.items():
                 bound = spec.bind(corpus, VOCABULARY, max_len, 0)
-                found, fill = rate(ours(bound, options.fixed), options.tokens), Order(bound, BIN).fill()
+                found, fill = rate(ours(bound, options.fixed), options.tokens), ShuffledSampler(bound, BIN).fill_ratio()
                 peer = max(r for form, r in peers[name != "causal LM"].items() if form != ALONE)
                 missed = "" if found >= AIM else f"  below the aim of {AIM / 1e6:.0f}"
                 print(f"{name:<24}{max_len:>7}{found / 1e6:>10.1f}{peer / 1e6:>14.2f}"

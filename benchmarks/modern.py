@@ -19,20 +19,21 @@ from typing import Any
 import torch
 from report import header, table
 
-from polyseme.corpus.sampling import Cursor
+from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus
 from polyseme.objectives.specs import MaskedLM
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.loop import choose_device, train
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.pretrain import evaluate, open_data, pretrain, training
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.loop import setup_device, train
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.pretrain import build_train_state, evaluate, open_streams, pretrain
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 PLAIN = Recipe(  # BERT-small with masked words alone, as its paper trains
     name="plain", family="bert", size="small", objective=MaskedLM(), max_len=128, batch_tokens=131_072,
-    bin_tokens=65_536, optim=OptimSpec(rate=1e-3, beta2=0.98), schedule=ScheduleSpec("linear", warmup=0.06),
-    compile=True, holdout=0.0, eval_every=10**9, save_every=10**9, log_every=100,
+    micro_batch_tokens=65_536, optimizer=OptimizerConfig(lr=1e-3, beta2=0.98),
+    schedule=ScheduleConfig("linear", warmup=0.06), compile=True, valid_fraction=0.0, eval_every=10**9,
+    save_every=10**9, log_every=100,
 )  # fmt: skip
 
 
@@ -41,25 +42,25 @@ def no_dropout(recipe: Recipe) -> Recipe:
 
 
 def masked_30(recipe: Recipe) -> Recipe:
-    return recipe.replace(objective=MaskedLM(rate=0.3))
+    return recipe.replace(objective=MaskedLM(mask_prob=0.3))
 
 
 def layout(recipe: Recipe) -> Recipe:
     """Pre-norm, rotary positions, gated feed-forward, no biases; dropout stays as it was."""
-    return recipe.replace(family="modern", model={"dropout": 0.1, "attention_dropout": 0.1, **recipe.model})
+    return recipe.replace(family="modernbert", model={"dropout": 0.1, "attention_dropout": 0.1, **recipe.model})
 
 
 def muon(recipe: Recipe) -> Recipe:
-    return recipe.replace(optim=recipe.optim.replace(method="muon"))
+    return recipe.replace(optimizer=recipe.optimizer.replace(name="muon"))
 
 
 def ramp(recipe: Recipe) -> Recipe:
     """Half the batch for the first tokens."""
-    return recipe.replace(ramp=400)
+    return recipe.replace(batch_warmup_steps=400)
 
 
 def rate_2e3(recipe: Recipe) -> Recipe:
-    return recipe.replace(optim=recipe.optim.replace(rate=2e-3))
+    return recipe.replace(optimizer=recipe.optimizer.replace(lr=2e-3))
 
 
 EACH: dict[str, Callable[[Recipe], Recipe]] = {
@@ -67,7 +68,7 @@ EACH: dict[str, Callable[[Recipe], Recipe]] = {
     "30 % masked": masked_30,
     "layout": layout,
     "muon": muon,
-    "ramp": ramp,
+    "batch_warmup_steps": ramp,
     "rate 2e-3": rate_2e3,
 }
 CHANGES: dict[str, tuple[Callable[[Recipe], Recipe], ...]] = {
@@ -87,24 +88,24 @@ def recipe_of(name: str) -> Recipe:
 
 def seconds_a_step(recipe: Recipe, corpus: Path) -> float:
     """Of steps as they come once all is compiled, the whole batch in each."""
-    device = choose_device()
+    device = setup_device()
     opened, tokenizer = Corpus.open(corpus), Tokenizer.load(corpus / "tokenizer")
-    data, _ = open_data(recipe, opened, tokenizer, 0, 1)
-    run = training(recipe, recipe.model_spec(tokenizer.vocab_size), device)
-    run.total = 60
+    data, _ = open_streams(recipe, opened, tokenizer, 0, 1)
+    run = build_train_state(recipe, recipe.model_config(tokenizer.vocab_size), device)
+    run.total_steps = 60
     began = 0.0
-    for report in train(run, data.steps(Cursor(), recipe.ramp)):
-        if report.step in (20, run.total) and report.numbers:
+    for report in train(run, data.steps(DataPosition(), recipe.batch_warmup_steps)):
+        if report.step in (20, run.total_steps) and report.metrics:
             began, before = time.perf_counter(), began
-    return (began - before) / (run.total - 20)
+    return (began - before) / (run.total_steps - 20)
 
 
 def measure(recipe: Recipe, train_on: Path, held_out: Path, out: Path, seconds: float) -> dict[str, Any]:
     each = seconds_a_step(recipe, train_on)
-    bins = recipe.batch_tokens // recipe.bin_tokens
-    saved = recipe.ramp * (bins - 1) / (2 * bins)  # steps, by the ramp
-    recipe = recipe.replace(budget=BudgetSpec(steps=max(int(seconds / each + saved), 10)))
-    torch._dynamo.reset()
+    bins = recipe.batch_tokens // recipe.micro_batch_tokens
+    saved = recipe.batch_warmup_steps * (bins - 1) / (2 * bins)  # steps, by the ramp
+    recipe = recipe.replace(budget=BudgetConfig(steps=max(int(seconds / each + saved), 10)))
+    torch._dynamo.gru_reset()
     began = time.perf_counter()
     results = pretrain(recipe, train_on, out)
     wall = time.perf_counter() - began
@@ -120,22 +121,24 @@ def measure(recipe: Recipe, train_on: Path, held_out: Path, out: Path, seconds: 
 
 def held_out_loss(model: Path, held_out: Path, rate: float = 0.15) -> dict[str, float]:
     """Nats and accuracy on masked tokens of the whole held-out text, in float32."""
-    from polyseme.train.loop import Training
+    from polyseme.train.loop import TrainState
     from polyseme.weights.folder import load_model
 
-    folder, device = load_model(model), choose_device()
-    optim = OptimSpec()
-    run = Training(
+    folder, device = load_model(model), setup_device()
+    optim = OptimizerConfig()
+    run = TrainState(
         folder.model.to(device),
-        optim.build(folder.model, folder.model.trunk.groups()),
+        optim.build(folder.model, folder.model.trunk.layer_groups()),
         optim,
-        ScheduleSpec(),
+        ScheduleConfig(),
         0,
         device,
     )
-    recipe = PLAIN.replace(objective=MaskedLM(rate=rate), eval_tokens=10**9, compile=False, bin_tokens=16_384)
-    bound, _ = open_data(recipe, Corpus.open(held_out), folder.tokenizer, 0, 1)
-    found = evaluate(run, bound.bound, recipe)
+    recipe = PLAIN.replace(
+        objective=MaskedLM(mask_prob=rate), eval_tokens=10**9, compile=False, micro_batch_tokens=16_384
+    )
+    bound, _ = open_streams(recipe, Corpus.open(held_out), folder.tokenizer, 0, 1)
+    found = evaluate(run, bound.builder, recipe)
     return {"nats": found["masked"], "accuracy": found["masked_accuracy"]}
 
 
@@ -148,14 +151,14 @@ def main() -> None:
     parser.add_argument("--variants", nargs="*", default=list(CHANGES), choices=list(CHANGES))
     parser.add_argument("--set", nargs="*", default=[], help="path=value, on every variant")
     given = parser.parse_args()
-    from polyseme.cli.output import set_values
+    from polyseme.cli.output import apply_overrides
 
     print(header(f"equal seconds of training: {given.seconds:g}"), flush=True)
     found: dict[str, dict[str, Any]] = {}
     given.out.mkdir(parents=True, exist_ok=True)
     for name in given.variants:
         folder = given.out / name.replace(" ", "-").replace("%", "percent")
-        recipe = set_values(recipe_of(name), given.set)
+        recipe = apply_overrides(recipe_of(name), given.set)
         found[name] = measure(recipe, given.train, given.held_out, folder, given.seconds)
         (given.out / "results.json").write_text(json.dumps(found, indent=2))
         print(name, found[name], flush=True)

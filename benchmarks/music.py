@@ -22,9 +22,9 @@ from report import header, table
 
 from polyseme.corpus.build.prepare import prepare
 from polyseme.nn.model import Model
-from polyseme.nn.packing import Layout
-from polyseme.recipes import find_recipe
-from polyseme.text.events import Note, to_events
+from polyseme.nn.packing import PackedLayout
+from polyseme.recipes import get_training_recipe
+from polyseme.text.events import Note, notes_to_events
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
 from polyseme.weights.folder import load_model
@@ -46,15 +46,15 @@ def compose(seed: int, events: int, notes: int = 6, cycle: tuple[int, ...] = CYC
             found.append(Note(now / 100, (now + steps) / 100, pitch, 64))
             now += steps
         repeats += 1
-    return to_events(found)[:events]
+    return notes_to_events(found)[:events]
 
 
 @torch.inference_mode()
 def by_place(model: Model, pieces: list[list[int]], bos: int, borders: list[int]) -> list[float]:
     """The mean loss of an event, in nats, between each two borders of places; the pieces are of one length."""
     tokens = torch.tensor([[bos, *piece] for piece in pieces])
-    layout = Layout.of([tokens.shape[1] - 1] * len(pieces))
-    last = model.eval().trunk(tokens[:, :-1].reshape(-1), layout).last
+    layout = PackedLayout.from_lengths([tokens.shape[1] - 1] * len(pieces))
+    last = model.eval().trunk(tokens[:, :-1].reshape(-1), layout).hidden
     scores = model.predict("next", last, layout).float().log_softmax(-1)
     losses = -scores.gather(1, tokens[:, 1:].reshape(-1, 1)).view(len(pieces), -1)
     return [float(losses[:, a:b].mean()) for a, b in pairwise(borders)]
@@ -72,21 +72,21 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     lines = [" ".join(compose(seed, given.length - 1)) for seed in range(given.pieces)]
     (out / "pieces.txt").write_text("\n".join(lines) + "\n")
-    prepare([out / "pieces.txt"], tokenizer, out / "corpus", split="line", duplicates="none", workers=1)
+    prepare([out / "pieces.txt"], tokenizer, out / "corpus", split="line", dedup="none", num_workers=1)
     held_out = [tokenizer.encode(" ".join(compose(given.pieces + seed, longest))) for seed in range(64)]
     borders = [0, given.length // 2, given.length, 2 * given.length, longest]
     rows = []
     for positions in ("relative", "learned"):
-        recipe = find_recipe("music-tiny").replace(
+        recipe = get_training_recipe("music-tiny").replace(
             model={"dropout": 0.0, "attention_dropout": 0.0, "positions": positions, "max_len": longest,
-                   "furthest": 3 * given.length // 4},
+                   "max_distance": 3 * given.length // 4},
             max_len=given.length, eval_every=10**6, save_every=10**6,
         )  # fmt: skip
         began = time.perf_counter()
-        pretrain(recipe.at("budget.steps", str(given.steps)), out / "corpus", out / positions)
+        pretrain(recipe.with_override("budget.steps", str(given.steps)), out / "corpus", out / positions)
         seconds = time.perf_counter() - began
         model = load_model(out / positions / "model").model
-        losses = by_place(model, held_out, tokenizer.specials.bos or 0, borders)
+        losses = by_place(model, held_out, tokenizer.special_token_ids.bos or 0, borders)
         rows.append([positions, f"{seconds:.0f} s", *(f"{loss:.3f}" for loss in losses)])
     print(header("relative and absolute places"))
     bands = [f"events {a} to {b}" for a, b in pairwise(borders)]

@@ -27,10 +27,10 @@ import numpy as np
 from report import header, table
 
 from polyseme.ngram.arpa import write_arpa
-from polyseme.ngram.count import BLOCK, count
-from polyseme.ngram.estimate import estimate
-from polyseme.ngram.trie import Ngrams, Words
-from polyseme.text.pipelines import build_words
+from polyseme.ngram.count import BLOCK_SIZE, count_ngrams
+from polyseme.ngram.estimate import estimate_kneser_ney
+from polyseme.ngram.trie import NgramTrie, NgramVocab
+from polyseme.text.pipelines import build_word_level
 from polyseme.text.tokenizer import Tokenizer
 
 Sentences = list[list[str]]
@@ -52,13 +52,13 @@ def ids_of(sentences: Sentences, ids: dict[str, int]) -> tuple[np.ndarray, np.nd
     return flat, np.array(list(map(len, sentences)))
 
 
-def streams(words: Words, flat: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
-    step = max(BLOCK // max(int(lengths.mean()), 1), 1)
+def streams(words: NgramVocab, flat: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
+    step = max(BLOCK_SIZE // max(int(lengths.mean()), 1), 1)
     ends = np.cumsum(lengths)
     for first in range(0, len(lengths), step):
         part = lengths[first : first + step]
         end = int(ends[first + len(part) - 1])
-        yield words.stream(flat[end - int(part.sum()) : end], part)
+        yield words.add_bos_eos(flat[end - int(part.sum()) : end], part)
 
 
 def spent(children: bool = False) -> float:
@@ -72,10 +72,12 @@ def anonymous() -> float:
         return next(int(line.split()[1]) for line in file if line.startswith("RssAnon")) / 1024
 
 
-def learn(words: Words, flat: np.ndarray, lengths: np.ndarray, order: int, work: Path) -> tuple[Ngrams, float, float]:
+def learn(
+    words: NgramVocab, flat: np.ndarray, lengths: np.ndarray, order: int, work: Path
+) -> tuple[NgramTrie, float, float]:
     before = spent()
-    counts = count(streams(words, flat, lengths), words, order, work)
-    model, _ = estimate(counts, words, work)
+    counts = count_ngrams(streams(words, flat, lengths), words, order, work)
+    model, _ = estimate_kneser_ney(counts, words, work)
     (work / "saved").mkdir()
     model.save(work / "saved")
     return model, spent() - before, anonymous()
@@ -128,17 +130,17 @@ def main() -> None:
     given = ask.parse_args()
     train, test = read(given.data, "train"), read(given.data, "test")
     names = [*MARKS, *dict.fromkeys(word for sentence in train for word in sentence)]
-    tokenizer = Tokenizer(build_words(names))
-    words, ids = Words.of(tokenizer), {name: i for i, name in enumerate(names)}
+    tokenizer = Tokenizer(build_word_level(names))
+    words, ids = NgramVocab.from_tokenizer(tokenizer), {name: i for i, name in enumerate(names)}
     (flat, lengths), (new, new_lengths) = ids_of(train, ids), ids_of(test, ids)
     events = len(new) + len(new_lengths)
     rows: list[list[object]] = []
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         model, seconds, memory = learn(words, flat, lengths, given.order, work)
-        stream = words.stream(new, new_lengths)
+        stream = words.add_bos_eos(new, new_lengths)
         before = spent()
-        total = float(model.log10(stream).sum())
+        total = float(model.log10_probs(stream).sum())
         scored = events / (spent() - before)
         rows.append(_row("polyseme", len(flat) / seconds, f"{memory:,.0f}", scored, 10 ** (-total / events)))
         if given.lmplz:

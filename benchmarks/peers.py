@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from polyseme.families import FAMILIES
-from polyseme.nn.attention.relative import Queries
-from polyseme.nn.model import Model, ModelSpec
-from polyseme.nn.packing import Layout, Source
+from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.model import Model, ModelConfig
+from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.weights.convert import to_ours
+from polyseme.weights.convert import from_published
 
 HEADS = {"bert": ("masked", "pair"), "albert": ("masked", "pair"), "gpt": ("next",), "gpt2": ("next",), "t5": ("next",)}
 PAD = {"roberta": 1, "gpt": 0, "gpt2": 0}
@@ -40,7 +40,7 @@ def peer_model(family: str, num_layers: int, dim: int, num_heads: int, dropout: 
         config = t.DistilBertConfig(**settings, dropout=dropout, attention_dropout=dropout)
         return t.DistilBertForMaskedLM(config)
     common = {"num_hidden_layers": num_layers, "hidden_size": dim, "num_attention_heads": num_heads}
-    if family == "modern":
+    if family == "modernbert":
         return t.ModernBertForMaskedLM(t.ModernBertConfig(**common, intermediate_size=64 * round(dim / 24)))
     bert = {**common, "intermediate_size": 4 * dim}
     bert |= {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
@@ -56,9 +56,9 @@ def our_model(family: str, peer: Any) -> Model:
     """Ours, as the peer's configuration says, with the peer's weights."""
     found = FAMILIES[family]
     tensors = {name: value.detach() for name, value in peer.named_parameters()}
-    trunk = found.from_config({**peer.config.to_dict(), "tensors": list(tensors)})
-    heads = found.heads(trunk)
-    model = ModelSpec(family, trunk, {name: heads[name] for name in HEADS.get(family, ("masked",))}).build(seed=0)
+    trunk = found.from_hf_config({**peer.config.to_dict(), "tensors": list(tensors)})
+    heads = found.pretraining_heads(trunk)
+    model = ModelConfig(family, trunk, {name: heads[name] for name in HEADS.get(family, ("masked",))}).build(seed=0)
     missing = model.load_state_dict(in_our_names(model, tensors), strict=False).missing_keys
     assert all("pooler" in name for name in missing), missing  # RoBERTa's, which pre-training does not use
     return model
@@ -66,24 +66,24 @@ def our_model(family: str, peer: Any) -> Model:
 
 def in_our_names(model: Model, theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     shapes = {name: value.shape for name, value in model.state_dict().items()}
-    return to_ours(FAMILIES[model.spec.family], model.spec, shapes, theirs, "the peer")
+    return from_published(FAMILIES[model.config.family], model.config, shapes, theirs, "the peer")
 
 
 def our_batch(family: str, lengths: Sequence[int], vocab_size: int) -> Batch:
     """Tokens drawn at random, with the targets that the family's paper has."""
     draw = torch.Generator().manual_seed(0)
-    layout = Layout.of(lengths)
-    total = layout.total
+    layout = PackedLayout.from_lengths(lengths)
+    total = layout.num_tokens
     tokens = torch.randint(2, vocab_size, (total,), generator=draw)
     if family == "t5":  # of the text 15 % go, in spans of three: for each a mark on both sides
-        short = Layout.of([max(n * 20 // 85, 2) for n in lengths])
-        values = torch.randint(2, vocab_size, (short.total,), generator=draw)
+        short = PackedLayout.from_lengths([max(n * 20 // 85, 2) for n in lengths])
+        values = torch.randint(2, vocab_size, (short.num_tokens,), generator=draw)
         inputs = torch.cat([torch.zeros(1, dtype=torch.long), values[:-1]])
-        inputs[short.starts[: len(lengths)].long()] = 0
-        targets = {"next": Targets(torch.arange(short.total), values, short.total)}
-        return Batch(inputs, short, None, targets, total + short.total, source=Source(tokens, layout))
+        inputs[short.cu_seqlens[: len(lengths)].long()] = 0
+        targets = {"next": Targets(torch.arange(short.num_tokens), values, short.num_tokens)}
+        return Batch(inputs, short, None, targets, total + short.num_tokens, source=EncoderInput(tokens, layout))
     if family in ("gpt", "gpt2"):
-        rows = torch.cat([torch.arange(s, s + n - 1) for s, n in zip(layout.starts.tolist(), lengths)])
+        rows = torch.cat([torch.arange(s, s + n - 1) for s, n in zip(layout.cu_seqlens.tolist(), lengths)])
         return Batch(tokens, layout, None, {"next": Targets(rows, tokens[rows + 1], len(rows))}, total)
     if family == "xlnet":
         each = [max(n // 6, 1) for n in lengths]
@@ -91,7 +91,9 @@ def our_batch(family: str, lengths: Sequence[int], vocab_size: int) -> Batch:
         order = torch.cat(ranks).clamp(min=-1)  # the last ones are predicted
         rows = (order >= 0).nonzero()[:, 0]
         targets = {"masked": Targets(total + torch.arange(len(rows)), tokens[rows], len(rows))}
-        return Batch(tokens, layout, None, targets, total, queries=Queries(order, rows, Layout.of(each)))
+        return Batch(
+            tokens, layout, None, targets, total, query_stream=QueryStream(order, rows, PackedLayout.from_lengths(each))
+        )
     count = total * 15 // 100
     rows = torch.randperm(total, generator=draw)[:count].sort().values
     targets = {"masked": Targets(rows, torch.randint(0, vocab_size, (count,), generator=draw), count)}
@@ -107,24 +109,24 @@ def peer_inputs(family: str, batch: Batch, device: torch.device) -> dict[str, to
     """The same as the peer takes it: padded to the longest, a label at every position."""
     layout = batch.layout if batch.source is None else batch.source.layout
     tokens = batch.tokens if batch.source is None else batch.source.values
-    inputs = {"input_ids": layout.pad(tokens, PAD.get(family, 0)), "attention_mask": layout.mask().long()}
+    inputs = {"input_ids": layout.pad(tokens, PAD.get(family, 0)), "attention_mask": layout.attention_mask().long()}
     if batch.source is not None:
-        inputs["labels"] = batch.layout.pad(batch.targets["next"].values, -100)
-    elif batch.queries is not None:
-        order, rows, each = batch.queries.order, batch.queries.rows, batch.queries.layout
+        inputs["labels"] = batch.layout.pad(batch.targets["next"].labels, -100)
+    elif batch.query_stream is not None:
+        order, rows, each = batch.query_stream.rank, batch.query_stream.target_positions, batch.query_stream.layout
         ranks = layout.pad(order, len(order))
         inputs["perm_mask"] = (ranks[:, None, :] >= ranks[:, :, None].clamp(min=0)).float()  # i must not see j
-        places = each.pad(layout.positions[: layout.total][rows])
+        places = each.pad(layout.positions[: layout.num_tokens][rows])
         inputs["target_mapping"] = torch.nn.functional.one_hot(places, ranks.shape[1]).float()
-        inputs["labels"] = each.pad(batch.targets["masked"].values, -100)
+        inputs["labels"] = each.pad(batch.targets["masked"].labels, -100)
     elif "next" in batch.targets:
         inputs["labels"] = layout.pad(tokens, -100)
     else:
         labels = torch.full_like(tokens, -100)
-        labels[batch.targets["masked"].rows] = batch.targets["masked"].values
+        labels[batch.targets["masked"].rows] = batch.targets["masked"].labels
         inputs["labels"] = layout.pad(labels, -100)
     if batch.segments is not None:
         inputs["token_type_ids"] = layout.pad(batch.segments)
         label = "sentence_order_label" if family == "albert" else "next_sentence_label"
-        inputs[label] = batch.targets["pair"].values
+        inputs[label] = batch.targets["pair"].labels
     return {name: value.to(device) for name, value in inputs.items()}

@@ -56,7 +56,7 @@ def ours(source: Path, tokenizer: Path, out: Path, duplicates: str) -> int:
     from polyseme.corpus.build.prepare import prepare
     from polyseme.text.tokenizer import Tokenizer
 
-    return int(prepare([source], Tokenizer.load(tokenizer), out, duplicates=duplicates)["counts"]["tokens"])
+    return int(prepare([source], Tokenizer.load(tokenizer), out, dedup=duplicates)["counts"]["tokens"])
 
 
 def peer(source: Path, tokenizer: Path, out: Path) -> int:

@@ -22,15 +22,15 @@ import torch.nn.functional as F
 from report import header, table
 from torch import Tensor, nn
 
-from polyseme.nn.heads.standard import LanguageHeadSpec
-from polyseme.nn.layers.embeddings import EmbeddingsSpec
-from polyseme.nn.model import Model, ModelSpec
-from polyseme.nn.packing import Layout
-from polyseme.nn.trunks.recurrent import RecurrentSpec
-from polyseme.objectives.batch import Batch, Carry, Targets
-from polyseme.train.loop import Training, choose_device, train
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.nn.heads.standard import LMHeadConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.model import Model, ModelConfig
+from polyseme.nn.packing import PackedLayout
+from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
+from polyseme.objectives.batch import Batch, SegmentState, Targets
+from polyseme.train.loop import TrainState, setup_device, train
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.schedule import ScheduleConfig
 
 SIZES = {  # vocabulary, vectors, layers
     "tiny": (2000, 64, (128, 64)),
@@ -43,7 +43,7 @@ FIVE: dict[str, Any] = {
     "dropout": 0.25,
     "output_dropout": 0.4,
     "weight_dropout": 0.5,
-    "locked": True,
+    "variational_dropout": True,
 }
 PEER = "nn.LSTM, no dropout"
 
@@ -68,15 +68,17 @@ def ours(
 ) -> tuple[Model, Callable[[], float]]:
     """The model, and one step of the loop with it."""
     vocab, dim, sizes = SIZES[size]
-    embeddings = EmbeddingsSpec(vocab, dim, 1 << 20, positions="none", word_dropout=0.1 * dropouts)
-    trunk = RecurrentSpec(embeddings, sizes, **(FIVE if dropouts else {}))
-    model = ModelSpec("rnn_lm", trunk, {"next": LanguageHeadSpec(vocab, bias=True)}).build(0).to(device)
-    model.trunk.plain = plain
-    optim = OptimSpec(rate=1e-3, decay=0.0, clip=0.25)
+    embeddings = EmbeddingsConfig(
+        vocab, dim, 1 << 20, position_embedding_type="none", embedding_row_dropout=0.1 * dropouts
+    )
+    trunk = RecurrentTrunkConfig(embeddings, sizes, **(FIVE if dropouts else {}))
+    model = ModelConfig("rnn_lm", trunk, {"next": LMHeadConfig(vocab, bias=True)}).build(0).to(device)
+    model.trunk.use_reference = plain
+    optim = OptimizerConfig(lr=1e-3, weight_decay=0.0, max_grad_norm=0.25)
     precision = "bf16" if device.type == "cuda" else "float32"
-    schedule, optimiser = ScheduleSpec("constant", warmup=0), optim.build(model, model.trunk.groups())
-    run = Training(model, optimiser, optim, schedule, 1 << 30, device, precision=precision)
-    carried = replace(batch, carry=Carry())
+    schedule, optimiser = ScheduleConfig("constant", warmup=0), optim.build(model, model.trunk.layer_groups())
+    run = TrainState(model, optimiser, optim, schedule, 1 << 30, device, precision=precision)
+    carried = replace(batch, segment_state=SegmentState())
 
     def forever() -> Iterator[tuple[list[Batch], None]]:
         while True:
@@ -89,13 +91,13 @@ def ours(
 def theirs(size: str, device: torch.device, batch: Batch, model: Model, lanes: int) -> Callable[[], float]:
     peer = Peer(*SIZES[size]).to(device)
     with torch.no_grad():
-        peer.tokens.weight.copy_(model.trunk.table)
+        peer.tokens.weight.copy_(model.trunk.token_embeddings)
         for own, layer in zip(peer.layers, model.trunk.stacks[0]):
             for name, weight in layer.cells[0].named_parameters():
                 getattr(own, f"{name}_l0").copy_(weight)
     optimiser = torch.optim.AdamW(peer.parameters(), 1e-3, eps=1e-6, weight_decay=0.0, fused=True)
     tokens = batch.tokens.view(lanes, -1).t().contiguous().to(device)
-    values = batch.targets["next"].values.view(lanes, -1).t().reshape(-1).to(device)
+    values = batch.targets["next"].labels.view(lanes, -1).t().reshape(-1).to(device)
 
     def step() -> float:
         optimiser.zero_grad()
@@ -116,13 +118,13 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=40)
     parser.add_argument("--segment", type=int, default=70)
     given = parser.parse_args()
-    device, rows = choose_device(), []
+    device, rows = setup_device(), []
     number = given.lanes * given.segment
     for size in given.sizes.split(","):
         draw = torch.Generator().manual_seed(0)
         tokens, values = (torch.randint(0, SIZES[size][0], (number,), generator=draw) for _ in range(2))
         targets = {"next": Targets(torch.arange(number), values, number)}
-        batch = Batch(tokens, Layout.of([given.segment] * given.lanes), None, targets, number)
+        batch = Batch(tokens, PackedLayout.from_lengths([given.segment] * given.lanes), None, targets, number)
         model, fused = ours(size, device, batch, dropouts=False, plain=False)
         work = {PEER: theirs(size, device, batch, model, given.lanes), "polyseme, no dropout": fused}
         work["polyseme, five dropouts"] = ours(size, device, batch, dropouts=True, plain=False)[1]

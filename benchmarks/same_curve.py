@@ -18,11 +18,11 @@ from pathlib import Path
 from modern import PLAIN
 from report import header, table
 
-from polyseme.corpus.sampling import Cursor
+from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.loop import choose_device, train
-from polyseme.train.pretrain import open_data, training
+from polyseme.train.loop import setup_device, train
+from polyseme.train.pretrain import build_train_state, open_streams
 from polyseme.train.recipe import Recipe
 
 EACH = 25  # steps of one point of a curve
@@ -30,11 +30,11 @@ EACH = 25  # steps of one point of a curve
 
 def curve(recipe: Recipe, corpus: Path, steps: int) -> list[float]:
     opened, tokenizer = Corpus.open(corpus), Tokenizer.load(corpus / "tokenizer")
-    data, _ = open_data(recipe, opened, tokenizer, 0, 1)
-    device = choose_device()
-    run = training(recipe, recipe.model_spec(tokenizer.vocab_size), device)
-    run.total = steps
-    losses = [report.loss["masked"] for report in list(train(run, data.steps(Cursor())))]
+    data, _ = open_streams(recipe, opened, tokenizer, 0, 1)
+    device = setup_device()
+    run = build_train_state(recipe, recipe.model_config(tokenizer.vocab_size), device)
+    run.total_steps = steps
+    losses = [report.loss["masked"] for report in list(train(run, data.steps(DataPosition())))]
     return [statistics.fmean(losses[i : i + EACH]) for i in range(0, steps, EACH)]
 
 
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    base = PLAIN.replace(batch_tokens=32_768, bin_tokens=32_768)
+    base = PLAIN.replace(batch_tokens=32_768, micro_batch_tokens=32_768)
     kinds = {"plain": base.replace(compile=False, precision="float32"), "fast": base}
     found: dict[str, list[list[float]]] = {}
     for kind, recipe in kinds.items():

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from report import header, table
 
-from polyseme.corpus.inspect.statistics import describe
+from polyseme.corpus.inspect.statistics import compute_statistics
 from polyseme.corpus.store import Corpus
 from polyseme.families import FAMILIES
-from polyseme.io.files import read_json
-from polyseme.recipes import RECIPES, find_recipe
+from polyseme.io.json import read_json
+from polyseme.recipes import RECIPES, get_training_recipe
 
 SENTINELS = {"t5": 100}
 
@@ -44,8 +44,8 @@ def corpus_for(family: str, out: Path, text: str, vocab_size: int) -> Path:
 
 
 def main() -> None:
-    names = [recipe.name for recipe in map(find_recipe, RECIPES) if recipe.name.endswith("-tiny")]
-    names = [name for name in names if FAMILIES[find_recipe(name).family].tokenizer != "events"]
+    names = [recipe.name for recipe in map(get_training_recipe, RECIPES) if recipe.name.endswith("-tiny")]
+    names = [name for name in names if FAMILIES[get_training_recipe(name).family].tokenizer != "events"]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--text", default="python-docs")
@@ -56,13 +56,13 @@ def main() -> None:
     print(header(f"{given.minutes:g} minutes a recipe"), flush=True)
     lines = []
     for name in given.recipes:
-        family = find_recipe(name).family
+        family = get_training_recipe(name).family
         corpus = corpus_for(family, given.out, given.text, given.vocab_size)
         run = given.out / name
         if not (run / "results.json").exists():
             polyseme("pretrain", name, "--corpus", str(corpus), "--out", str(run), "--budget", f"{given.minutes:g}m")
         results = read_json(run / "results.json")
-        entropy = describe(Corpus.open(corpus)).unigram.entropy * math.log(2)
+        entropy = compute_statistics(Corpus.open(corpus)).unigram.entropy * math.log(2)
         held = results["valid"]
         term = next(key for key in ("masked", "next", "previous") if key in held)
         verdict = "below" if held[term] < entropy else "NOT below"

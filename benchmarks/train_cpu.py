@@ -20,12 +20,12 @@ import torch
 from report import header, table
 
 from polyseme.families import FAMILIES
-from polyseme.nn.packing import Layout
-from polyseme.objectives.batch import IGNORED, Batch, Targets
-from polyseme.train.loop import Training, train
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.schedule import ScheduleSpec
-from polyseme.weights.convert import to_theirs
+from polyseme.nn.packing import PackedLayout
+from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
+from polyseme.train.loop import TrainState, train
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.schedule import ScheduleConfig
+from polyseme.weights.convert import to_published
 
 VOCAB = 30522
 
@@ -36,15 +36,15 @@ def make_batch(rng: np.random.Generator, tokens: int, longest: int) -> Batch:
     while sum(lengths) < tokens:
         lengths.append(int(np.clip(rng.lognormal(3.6, 0.7), 8, longest)))
     lengths.sort()
-    layout = Layout.of(lengths)
-    ids = torch.from_numpy(rng.integers(1000, VOCAB, layout.total))
-    rows = torch.from_numpy(np.flatnonzero(rng.random(layout.total) < 0.15))
+    layout = PackedLayout.from_lengths(lengths)
+    ids = torch.from_numpy(rng.integers(1000, VOCAB, layout.num_tokens))
+    rows = torch.from_numpy(np.flatnonzero(rng.random(layout.num_tokens) < 0.15))
     pairs = torch.from_numpy(rng.integers(0, 2, len(lengths)))
     targets = {
         "masked": Targets(rows, ids[rows], len(rows)),
         "pair": Targets(torch.arange(len(lengths)), pairs, len(lengths)),
     }
-    return Batch(ids, layout, torch.zeros_like(ids), targets, layout.total)
+    return Batch(ids, layout, torch.zeros_like(ids), targets, layout.num_tokens)
 
 
 def main() -> None:
@@ -57,16 +57,16 @@ def main() -> None:
     lines = []
     for size in options.sizes.split(","):
         torch.manual_seed(0)
-        spec = FAMILIES["bert"].spec(size, dropout=0.0, attention_dropout=0.0)
+        spec = FAMILIES["bert"].model_config(size, dropout=0.0, attention_dropout=0.0)
         ours = spec.build(0)
-        peer = BertForPreTraining(BertConfig(**FAMILIES["bert"].to_config(spec)))
-        theirs, _ = to_theirs(FAMILIES["bert"], spec, ours.state_dict())
+        peer = BertForPreTraining(BertConfig(**FAMILIES["bert"].to_hf_config(spec)))
+        theirs, _ = to_published(FAMILIES["bert"], spec, ours.state_dict())
         peer.load_state_dict(theirs, strict=False)
         peer.tie_weights()
         peer.train()
-        optim = OptimSpec(rate=1e-4)
-        run = Training(ours, optim.build(ours, ours.trunk.groups()), optim, ScheduleSpec("constant", warmup=0), 1 << 30,
-                       torch.device("cpu"))  # fmt: skip
+        optim = OptimizerConfig(lr=1e-4)
+        run = TrainState(ours, optim.build(ours, ours.trunk.layer_groups()), optim,
+                       ScheduleConfig("constant", warmup=0), 1 << 30, torch.device("cpu"))  # fmt: skip
         decays = [p for p in peer.parameters() if p.ndim > 1], [p for p in peer.parameters() if p.ndim < 2]
         theirs_optimiser = torch.optim.AdamW(
             [{"params": decays[0], "weight_decay": 0.01}, {"params": decays[1], "weight_decay": 0.0}],
@@ -82,31 +82,31 @@ def main() -> None:
             lengths = batch.layout.lengths
             ends = np.cumsum(lengths)
             theirs_optimiser.zero_grad()  # noqa: B023
-            labels = torch.full_like(batch.tokens, IGNORED)
-            labels[batch.targets["masked"].rows] = batch.targets["masked"].values
+            labels = torch.full_like(batch.tokens, IGNORE_INDEX)
+            labels[batch.targets["masked"].rows] = batch.targets["masked"].labels
             for at in range(0, len(lengths), 16):
-                layout = Layout.of(lengths[at : at + 16])
-                rows = slice(int(ends[at]) - lengths[at], int(ends[at]) - lengths[at] + layout.total)
+                layout = PackedLayout.from_lengths(lengths[at : at + 16])
+                rows = slice(int(ends[at]) - lengths[at], int(ends[at]) - lengths[at] + layout.num_tokens)
                 peer(  # noqa: B023
                     input_ids=layout.pad(batch.tokens[rows]),
-                    attention_mask=layout.mask().long(),
-                    labels=layout.pad(labels[rows], IGNORED),
-                    next_sentence_label=batch.targets["pair"].values[at : at + 16],
+                    attention_mask=layout.attention_mask().long(),
+                    labels=layout.pad(labels[rows], IGNORE_INDEX),
+                    next_sentence_label=batch.targets["pair"].labels[at : at + 16],
                 ).loss.backward()
             torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)  # noqa: B023
             theirs_optimiser.step()  # noqa: B023
 
         def peer_step(batch: Batch) -> float:
             layout, masked = batch.layout, batch.targets["masked"]
-            labels = torch.full_like(batch.tokens, IGNORED)
-            labels[masked.rows] = masked.values
+            labels = torch.full_like(batch.tokens, IGNORE_INDEX)
+            labels[masked.rows] = masked.labels
             theirs_optimiser.zero_grad()  # noqa: B023
             out = peer(  # noqa: B023
                 input_ids=layout.pad(batch.tokens),
-                attention_mask=layout.mask().long(),
+                attention_mask=layout.attention_mask().long(),
                 token_type_ids=layout.pad(batch.segments),
-                labels=layout.pad(labels, IGNORED),
-                next_sentence_label=batch.targets["pair"].values,
+                labels=layout.pad(labels, IGNORE_INDEX),
+                next_sentence_label=batch.targets["pair"].labels,
             )
             out.loss.backward()
             torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)  # noqa: B023

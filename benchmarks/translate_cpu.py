@@ -30,26 +30,26 @@ import torch
 from report import header, table
 
 import polyseme
-from polyseme.generation.beam import beam
-from polyseme.generation.sample import sample
-from polyseme.generation.text import Writer
-from polyseme.nn.layers.positions import sinusoids
-from polyseme.nn.trunks.encoder_decoder import EncoderDecoderSpec
+from polyseme.generation.beam import beam_search
+from polyseme.generation.sample import generate_tokens
+from polyseme.generation.text import TextGenerator
+from polyseme.nn.layers.positions import sinusoidal_embedding
+from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 
 WARM = 20  # sentences before the clock starts
 Found = list[tuple[tuple[int, ...], float]]  # of each sentence its tokens and their log-probability
 
 
-def peer_folder(writer: Writer, out: Path) -> Path:
+def peer_folder(writer: TextGenerator, out: Path) -> Path:
     """The model as CTranslate2 reads it."""
     from ctranslate2 import specs
 
     model: Any = writer.model
     spec = model.spec.trunk
-    if model.spec.family != "transformer" or not isinstance(spec, EncoderDecoderSpec):
+    if model.spec.family != "transformer" or not isinstance(spec, EncoderDecoderConfig):
         raise SystemExit(f"{writer.path} is of the family {model.spec.family}, expected transformer")
     weights = {name: t.detach().float().numpy() for name, t in model.state_dict().items()}
-    made = specs.TransformerSpec.from_config(
+    made = specs.TransformerSpec.from_hf_config(
         (spec.num_layers, spec.decoder.num_layers), spec.num_heads, pre_norm=False, activation=specs.Activation.RELU
     )
     own = "encoder" if model.trunk.shared else "decoder"
@@ -59,16 +59,18 @@ def peer_folder(writer: Writer, out: Path) -> Path:
         embeddings = stack.embeddings[0] if side == "encoder" else stack.embeddings
         embeddings.weight, embeddings.multiply_by_sqrt_depth = rows, True
         places = getattr(spec, side).embeddings.max_len
-        stack.position_encodings.encodings = sinusoids(places, torch.empty(1, spec.dim)).numpy()
+        stack.position_encodings.encodings = sinusoidal_embedding(places, torch.empty(1, spec.dim)).numpy()
         for i, layer in enumerate(stack.layer):
             name = f"trunk.{side}.blocks.{i}"
             qkv, attention = weights[f"{name}.attention.qkv.weight"], layer.self_attention
             parts = [(attention.linear[0], qkv), (attention.linear[1], weights[f"{name}.attention.out.weight"])]
-            norms = [(attention.layer_norm, "attention_after"), (layer.ffn.layer_norm, "ffn_after")]
+            norms = [(attention.layer_norm, "attention_post_norm"), (layer.ffn.layer_norm, "ffn_post_norm")]
             if side == "decoder":
-                cross, matrix = layer.attention, weights[f"{name}.cross.qkv.weight"]
-                parts += zip(cross.linear, (*np.split(matrix, [spec.dim]), weights[f"{name}.cross.out.weight"]))
-                norms.append((cross.layer_norm, "cross_after"))
+                cross, matrix = layer.attention, weights[f"{name}.cross_attention.qkv.weight"]
+                parts += zip(
+                    cross.linear, (*np.split(matrix, [spec.dim]), weights[f"{name}.cross_attention.out.weight"])
+                )
+                norms.append((cross.layer_norm, "cross_attention_post_norm"))
             for linear, matrix in parts:
                 linear.weight = matrix
             for norm, which in norms:
@@ -78,31 +80,44 @@ def peer_folder(writer: Writer, out: Path) -> Path:
     made.decoder.projection.weight = weights[f"trunk.{own}.embeddings.tokens.weight"]
     for register, side in ((made.register_source_vocabulary, "encoder"), (made.register_target_vocabulary, own)):
         register([str(i) for i in range(len(weights[f"trunk.{side}.embeddings.tokens.weight"]))])
-    start, (end,) = str(writer.start[0]), map(str, writer.eos)
+    start, (end,) = str(writer.start_ids[0]), map(str, writer.eos_token_ids)
     made.config.bos_token, made.config.decoder_start_token, made.config.eos_token = start, start, end
-    made.config.unk_token, made.config.layer_norm_epsilon = str(writer.target.specials.unk or 0), spec.block.after.eps
+    made.config.unk_token, made.config.layer_norm_epsilon = (
+        str(writer.target_tokenizer.special_token_ids.unk or 0),
+        spec.block.post_norm.eps,
+    )
     made.validate()
     made.optimize()
     made.save(str(out))
     return out
 
 
-def ours(writer: Writer, sources: list[list[int]], width: int, batch: int, patience: float, number: int) -> Found:
-    """Batches of like length, as `Writer.found` makes them, but of a number of sentences."""
+def ours(
+    writer: TextGenerator, sources: list[list[int]], width: int, batch: int, patience: float, number: int
+) -> Found:
+    """Batches of like length, as `TextGenerator.search` makes them, but of a number of sentences."""
     sources = sources[:number]
     found: Found = [((), 0.0)] * len(sources)
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     for first in range(0, len(order), batch):
         index = order[first : first + batch]
         some = [sources[i] for i in index]
-        mosts, prompts = [2 * len(ids) + 20 for ids in some], [writer.start] * len(some)
+        mosts, prompts = [2 * len(ids) + 20 for ids in some], [writer.start_ids] * len(some)
         if width > 1:
-            marks = writer.eos, writer.banned
+            marks = writer.eos_token_ids, writer.suppress_tokens
             texts = [
-                f.texts[0] for f in beam(writer.model, prompts, mosts, width, 1.0, 1, some, *marks, patience=patience)
+                f.hypotheses[0]
+                for f in beam_search(writer.model, prompts, mosts, width, 1.0, 1, some, *marks, patience=patience)
             ]
         else:
-            texts = sample(writer.model, prompts, mosts, sources=some, eos=writer.eos, banned=writer.banned)
+            texts = generate_tokens(
+                writer.model,
+                prompts,
+                mosts,
+                sources=some,
+                eos_token_ids=writer.eos_token_ids,
+                suppress_tokens=writer.suppress_tokens,
+            )
         for i, text in zip(index, texts):
             found[i] = text.tokens, text.score
     return found
@@ -153,9 +168,9 @@ def main() -> None:
     except ImportError:
         raise SystemExit("CTranslate2 is not here: pip install ctranslate2") from None
     torch.set_num_threads(args.threads)
-    writer = Writer.of(polyseme.load(args.model, device="cpu").folder)
+    writer = TextGenerator.from_folder(polyseme.load(args.model, device="cpu").folder)
     lines = args.sources.read_text(encoding="utf-8").splitlines()[: args.sentences]
-    sources = [writer.source(line) for line in lines]
+    sources = [writer.encode_source(line) for line in lines]
     named = [[str(token) for token in ids] for ids in sources]
     with tempfile.TemporaryDirectory() as folder:
         peer = peer_folder(writer, Path(folder))

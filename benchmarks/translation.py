@@ -48,14 +48,14 @@ MODELS = {
 def run(model: str, seed: int, args: argparse.Namespace) -> None:
     """Train with one seed and measure, or measure what an earlier call trained."""
     import polyseme
-    from polyseme.cli.output import set_values
-    from polyseme.generation.text import Search
-    from polyseme.recipes import find_recipe
-    from polyseme.tasks.metrics.translation import scores
+    from polyseme.cli.output import apply_overrides
+    from polyseme.generation.text import GenerationConfig
+    from polyseme.recipes import get_training_recipe
+    from polyseme.tasks.metrics.translation import score_translations
     from polyseme.train.pretrain import pretrain
 
     name, changes = MODELS.get(model, (model, []))
-    recipe = set_values(find_recipe(name), [*changes, *args.set]).replace(seed=seed)
+    recipe = apply_overrides(get_training_recipe(name), [*changes, *args.set]).replace(seed=seed)
     out = args.out / model / f"seed-{seed}"
     began = time.perf_counter()
     results = pretrain(recipe, args.corpus, out, resume=(out / "recipe.json").exists())
@@ -63,17 +63,17 @@ def run(model: str, seed: int, args: argparse.Namespace) -> None:
     sources, references = (path.read_text(encoding="utf-8").splitlines() for path in args.test)
     opened = polyseme.load(out / "model")
     began = time.perf_counter()
-    found = opened.translate(sources, Search(0, beams=args.beams, penalty=args.penalty))
+    found = opened.translate(sources, GenerationConfig(0, num_beams=args.beams, length_penalty=args.penalty))
     seconds = time.perf_counter() - began
     lines = [each.text for each in found]
     (out / "translations.txt").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     log = [json.loads(row) for row in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     facts = {"model": model, "seed": seed, "valid": results["valid"], "minutes": minutes,
              "texts_per_second": len(sources) / seconds, "parameters": results["parameters"],
-             "unfinished": sum(not each.finished for each in found), "examples": lines[:5],
+             "unfinished": sum(not each.is_finished for each in found), "examples": lines[:5],
              "curve": [[row["step"], row["valid"]["next"]] for row in log if "valid" in row]}  # fmt: skip
     temporary = out / "result.tmp"
-    temporary.write_text(json.dumps(scores(lines, references, sources) | facts), encoding="utf-8")
+    temporary.write_text(json.dumps(score_translations(lines, references, sources) | facts), encoding="utf-8")
     temporary.rename(out / "result.json")
 
 

@@ -27,16 +27,17 @@ from report import header, table
 from torch import nn
 
 from polyseme.errors import UserError
-from polyseme.io.files import read_json, write_json, write_text
-from polyseme.nn.packing import Layout
-from polyseme.objectives.batch import Batch, Carry, Targets
+from polyseme.io.atomic import write_text
+from polyseme.io.json import read_json, write_json
+from polyseme.nn.packing import PackedLayout
+from polyseme.objectives.batch import Batch, SegmentState, Targets
 from polyseme.pipelines import ulmfit
 from polyseme.recipes.ulmfit import ADAM
-from polyseme.tasks.baselines.surface import linear, majority
+from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
 from polyseme.tasks.examples import Example, read_lines
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.loop import Training, choose_device, train
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.loop import TrainState, setup_device, train
+from polyseme.train.schedule import ScheduleConfig
 
 HELD_OUT = 500
 FULL = "three stages"
@@ -45,7 +46,7 @@ ROWS = {  # the stages of each row, and what it changes of the classifier's sett
     "general LM, classifier": (("general",), {}),
     "target LM, classifier": (("target",), {}),
     FULL: (("general", "target"), {}),
-    "three stages, all layers at once": (("general", "target"), {"unfreeze": 0.0}),
+    "three stages, all layers at once": (("general", "target"), {"unfreeze_every": 0.0}),
     "three stages, one rate": (("general", "target"), {"one_rate": True}),
 }
 
@@ -74,21 +75,23 @@ def trec(options: argparse.Namespace) -> None:
     if options.limit:
         learn, measure = learn[: options.limit], measure[: options.limit]
     texts, work = [e.text or "" for e in learn], options.work
-    plan = ulmfit.Plan(options.preset, options.direction, budget=options.budget, target_epochs=options.target_epochs)
+    plan = ulmfit.UlmfitConfig(
+        options.preset, options.direction, budget=options.budget, target_epochs=options.target_epochs
+    )
     plan = plan.replace(classifier=plan.classifier.replace(epochs=options.epochs))
     sizes = [int(size) for size in options.sizes.split(",") if size]
     if options.prepare:
         folder = options.general[0] if options.general else options.corpus / "tokenizer"
         tokenizer = Tokenizer.load(folder)
-        ulmfit.target_corpus(work / "target-corpus", tokenizer, texts)
-        ulmfit.target_corpus(work / "alone" / "target-corpus", tokenizer, texts)
+        ulmfit.prepare_target_corpus(work / "target-corpus", tokenizer, texts)
+        ulmfit.prepare_target_corpus(work / "alone" / "target-corpus", tokenizer, texts)
         for size in sizes:
             for seed in range(options.seeds):
-                drawn = [e.text or "" for e in ulmfit.draw(learn, size, seed)]
-                ulmfit.target_corpus(work / f"few-{size}-{seed}" / "target-corpus", tokenizer, drawn)
+                drawn = [e.text or "" for e in ulmfit.stratified_sample(learn, size, seed)]
+                ulmfit.prepare_target_corpus(work / f"few-{size}-{seed}" / "target-corpus", tokenizer, drawn)
         print(f"{work}: prepared for {len(learn)} questions")
         return
-    begun = ulmfit.begin(plan, work, [], options.corpus, options.general)
+    begun = ulmfit.pretrain_general_lm(plan, work, [], options.corpus, options.general)
     path = work / "trec.json"
     done: list[dict[str, Any]] = read_json(path) if path.exists() else []
     for name in options.rows:
@@ -96,24 +99,24 @@ def trec(options: argparse.Namespace) -> None:
         folders = begun.folders
         if "target" in stages:
             place = work if "general" in stages else work / "alone"
-            folders = ulmfit.target(plan, place, begun, texts, general="general" in stages)
-        settings = plan.settings(len(learn))
+            folders = ulmfit.finetune_lm(plan, place, begun, texts, from_general="general" in stages)
+        settings = plan.classifier_settings(len(learn))
         if changes.get("one_rate"):
-            settings = settings.replace(optim=settings.optim.replace(layer_decay=1.0))
+            settings = settings.replace(optimizer=settings.optimizer.replace(layer_decay=1.0))
         settings = settings.replace(**{k: v for k, v in changes.items() if k != "one_rate"})
         for seed in range(options.seeds):
             if any((d["row"], d["seed"]) == (name, seed) for d in done):
                 continue
             began = time.perf_counter()
-            found = ulmfit.classify(folders, learn, measure, settings, None, [seed], scratch=not stages)
+            found = ulmfit.finetune_classifier(folders, learn, measure, settings, None, [seed], scratch=not stages)
             seconds = time.perf_counter() - began
             done.append({"row": name, "seed": seed, "seconds": seconds, **{d: r[0] for d, r in found.items()}})
             write_json(path, done)
     show(done, learn, measure, options.seeds)
     if sizes:
-        few = ulmfit.curve(plan, work, begun, learn, measure, sizes, (), options.seeds)
-        write_text(work / "report.html", ulmfit.page(None, few))
-        rows = [[row, *(cell(pair) for pair in line.values())] for row, line in ulmfit.lines(few).items()]
+        few = ulmfit.low_shot_curve(plan, work, begun, learn, measure, sizes, (), options.seeds)
+        write_text(work / "report.html", ulmfit.build_page(None, few))
+        rows = [[row, *(cell(pair) for pair in line.values())] for row, line in ulmfit.error_curves(few).items()]
         print("\n" + table(["error, %", *map(str, sizes)], rows))
 
 
@@ -122,11 +125,13 @@ def show(done: Sequence[dict[str, Any]], learn: list[Example], measure: list[Exa
     ways = [way for way in ("forward", "backward", "both") if way in done[0]]
     rows = [
         [name, *[f"{100 * (1 - found(learn, measure, 'classification')['accuracy']):.1f}"] * len(ways)]
-        for name, found in (("majority", majority), ("linear, words", linear))
+        for name, found in (("majority", majority_baseline), ("linear, words", linear_baseline))
     ]
     for name in dict.fromkeys(d["row"] for d in done):
         own = [d for d in done if d["row"] == name]
-        errors = {way: ulmfit.summary([{"error": 1 - d[way]["accuracy"]} for d in own])["error"] for way in ways}
+        errors = {
+            way: ulmfit.summarize_seeds([{"error": 1 - d[way]["accuracy"]} for d in own])["error"] for way in ways
+        }
         rows.append([name, *(cell(errors[way]) for way in ways)])
     print(table(["error, %", *ways], rows))
 
@@ -141,13 +146,13 @@ def cell(pair: Sequence[float | None]) -> str:
 
 def speed(options: argparse.Namespace) -> None:
     """Tokens/s of training steps: AWD-LSTM with all it has, and torch's `nn.LSTM` with nothing."""
-    device = choose_device()
+    device = setup_device()
     lanes, length = options.lanes, options.length
-    spec = ulmfit.PRESETS[options.size]().replace(precision="auto").model_spec(options.vocab)
+    spec = ulmfit.PRESETS[options.size]().replace(precision="auto").model_config(options.vocab)
     model = spec.build(seed=0).to(device)
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, options.vocab, (options.steps, lanes, length + 1), generator=draw)
-    layout, rows, carry = Layout.of([length] * lanes), torch.arange(lanes * length), Carry()
+    layout, rows, carry = PackedLayout.from_lengths([length] * lanes), torch.arange(lanes * length), SegmentState()
     none = torch.zeros(0, dtype=torch.int64)
     penalties = {
         "activation": Targets(none, none, len(rows), 2.0),
@@ -160,24 +165,24 @@ def speed(options: argparse.Namespace) -> None:
             None,
             {"next": Targets(rows, part[:, 1:].flatten(), len(rows)), **penalties},
             len(rows),
-            carry=carry,
-            opens=number == 0,
+            segment_state=carry,
+            starts_fresh=number == 0,
         )
         for number, part in enumerate(tokens)
     ]
     precision = "bf16" if device.type == "cuda" else "float32"
-    run = Training(
+    run = TrainState(
         model,
-        ADAM.build(model, model.trunk.groups()),
+        ADAM.build(model, model.trunk.layer_groups()),
         ADAM,
-        ScheduleSpec("constant", 1),
+        ScheduleConfig("constant", 1),
         options.steps,
         device,
         precision,
     )
     ours, theirs = [], []
     for report in train(run, iter([([b], None) for b in batches])):
-        report.numbers  # noqa: B018  # waits for the step
+        report.metrics  # noqa: B018  # waits for the step
         ours.append(time.perf_counter())
     for _ in plain(spec.trunk, tokens, device, precision):
         theirs.append(time.perf_counter())

@@ -18,38 +18,45 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from polyseme.corpus.sampling import cut_samples
+from polyseme.corpus.sampling import build_samples
 from polyseme.corpus.store import Corpus
-from polyseme.objectives.word2vec import Windows, count_tokens
-from polyseme.recipes import find_recipe
+from polyseme.objectives.word2vec import Word2Vec, count_tokens
+from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.word_vectors.model import WordVectors, load, read_pairs, read_questions
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.word_vectors.model import WordVectors, load, read_analogy_questions, read_similarity_pairs
 
 SETS = {"WordSim-353": "EN-WS-353-ALL.txt", "SimLex-999": "EN-SIMLEX-999.txt", "MEN": "EN-MEN-TR-3k.txt"}
 METHODS = {
-    "skipgram": ("word2vec-tiny", {"sg": 1, "negative": 5}),
-    "skipgram-tree": ("word2vec-tiny", {"sg": 1, "hs": 1, "negative": 0}),
-    "cbow": ("cbow-tiny", {"sg": 0, "negative": 5}),
-    "fasttext": ("fasttext-tiny", {"sg": 1, "negative": 5, "bucket": 100_000, "min_n": 3, "max_n": 6}),
+    "skipgram": ("word2vec-tiny", {"sg": 1, "negative_sampling": 5}),
+    "skipgram-tree": ("word2vec-tiny", {"sg": 1, "hs": 1, "negative_sampling": 0}),
+    "cbow": ("cbow-tiny", {"sg": 0, "negative_sampling": 5}),
+    "fasttext": ("fasttext-tiny", {"sg": 1, "negative_sampling": 5, "bucket": 100_000, "min_n": 3, "max_n": 6}),
 }
 
 
 def measured(vectors: WordVectors, folder: Path) -> dict[str, float]:
-    found = {name: vectors.similarity(read_pairs(folder / file)).spearman for name, file in SETS.items()}
-    sections = vectors.analogies(read_questions(folder / "questions-words.txt"))
-    return found | {"analogy": sum(s.right for s in sections) / sum(s.asked for s in sections)}
+    found = {
+        name: vectors.evaluate_similarity(read_similarity_pairs(folder / file)).spearman for name, file in SETS.items()
+    }
+    sections = vectors.evaluate_analogies(read_analogy_questions(folder / "questions-words.txt"))
+    return found | {"analogy": sum(s.num_correct for s in sections) / sum(s.num_answerable for s in sections)}
 
 
 def recipe_of(method: str, corpus: Corpus, epochs: int, seed: int, at_once: int, damp: float) -> Recipe:
-    recipe = find_recipe(METHODS[method][0])
-    assert isinstance(recipe.objective, Windows)
-    if method.endswith("tree"):
-        recipe = recipe.replace(objective=recipe.objective.replace(output="tree"))
-    optim = recipe.optim.replace(at_once=at_once or recipe.optim.at_once, damp=damp or recipe.optim.damp)
-    budget = BudgetSpec(tokens=corpus.num_tokens * epochs)
-    return recipe.replace(seed=seed, optim=optim, budget=budget, holdout=0.0, save_every=10**9, eval_every=10**9)
+    recipe = get_training_recipe(METHODS[method][0])
+    assert isinstance(recipe.objective, Word2Vec)
+    if method.endswith("hierarchical_softmax"):
+        recipe = recipe.replace(objective=recipe.objective.replace(loss="hierarchical_softmax"))
+    optim = recipe.optimizer.replace(
+        words_per_update=at_once or recipe.optimizer.words_per_update,
+        count_damping=damp or recipe.optimizer.count_damping,
+    )
+    budget = BudgetConfig(tokens=corpus.num_tokens * epochs)
+    return recipe.replace(
+        seed=seed, optimizer=optim, budget=budget, valid_fraction=0.0, save_every=10**9, eval_every=10**9
+    )
 
 
 def ours(recipe: Recipe, path: Path, known: float) -> tuple[WordVectors, float, float]:
@@ -69,7 +76,7 @@ def theirs(
     given = METHODS[method][1]
     model = (FastText if method == "fasttext" else Word2Vec)(
         vector_size=100, window=5, min_count=1, sample=1e-3, workers=threads, seed=recipe.seed, epochs=epochs,
-        alpha=recipe.optim.rate, **given,
+        alpha=recipe.optimizer.lr, **given,
     )  # fmt: skip
     model.build_vocab(sentences)
     began, before = time.perf_counter(), time.process_time()
@@ -96,16 +103,16 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     corpus, tokenizer = Corpus.open(given.corpus), Tokenizer.load(given.corpus / "tokenizer")
     counts = count_tokens(corpus, tokenizer.vocab_size)
-    special = sorted(tokenizer.special_ids)
+    special = sorted(tokenizer.all_special_ids)
     known = 1 - float(counts[special].sum() / counts.sum())
-    words = [word for i, word in enumerate(tokenizer.vocabulary) if i not in tokenizer.special_ids]
+    words = [word for i, word in enumerate(tokenizer.vocabulary) if i not in tokenizer.all_special_ids]
     print(f"{corpus.num_tokens:,} tokens, {known:.1%} known, {len(words):,} words, {given.epochs} epochs,", end=" ")
     print(f"{given.threads} threads, {given.method}, gpu {torch.cuda.is_available()}", flush=True)
     sentences: list[list[str]] = []
     if not given.alone:
-        samples, pieces = cut_samples(corpus, 256), np.array(tokenizer.vocabulary, object)
+        samples, pieces = build_samples(corpus, 256), np.array(tokenizer.vocabulary, object)
         for start, length in zip(samples.starts, samples.lengths):
-            ids = corpus.gather(np.array([start]), np.array([length]))
+            ids = corpus.gather_tokens(np.array([start]), np.array([length]))
             sentences.append(pieces[ids[~np.isin(ids, special)]].tolist())
     rows: dict[str, list[dict[str, float]]] = {"polyseme": [], "gensim": []}
     for seed in range(1, given.seeds + 1):

@@ -133,13 +133,13 @@ def recipe(family: str, **changes: object) -> dict[str, object]:
         "name": f"tiny-{family}",
         "family": family,
         "model": {"num_layers": 2, "dim": 32, "num_heads": 2, "max_len": 32},
-        "objective": {"kind": "MaskedPairs" if family == "bert" else "CausalLM"},
+        "objective": {"kind": "MaskedLMWithSentencePairs" if family == "bert" else "CausalLM"},
         "max_len": 32,
         "batch_tokens": 512,
-        "bin_tokens": 256,
+        "micro_batch_tokens": 256,
         "budget": {"steps": 6},
-        "optim": {"rate": 1e-3},
-        "holdout": 0.1,
+        "optimizer": {"lr": 1e-3},
+        "valid_fraction": 0.1,
         "eval_every": 3,
         "eval_tokens": 256,
         "save_every": 2,
@@ -245,7 +245,7 @@ def project(tmp_path_factory) -> Project:
             file.write_text(task_rows(kind, 24, seed))
         said[f"finetune {kind}"] = done(
             "finetune", folder / "run-bert/model", "--task", kind, "--train", files["train"], "--dev", files["dev"],
-            "--out", folder / f"run-{kind}", "--set", "epochs=2", "--set", "optim.rate=1e-3",
+            "--out", folder / f"run-{kind}", "--set", "epochs=2", "--set", "optimizer.lr=1e-3",
         )  # fmt: skip
     return Project(folder, said)
 
@@ -263,12 +263,12 @@ def tiny_folders(tmp_path_factory) -> dict[str, Path]:
         kind = "bpe" if family.tokenizer == "events" else family.tokenizer  # the text of these tests is text
         size = 330 if family.tokenizer != "unigram" else 120  # its text has no more pieces
         texts = iter(documents(60, seed=5))
-        tokenizer = Tokenizer.train(kind, texts, size + family.sentinels, sentinels=family.sentinels)
-        tokenizer = tokenizer.marked(family.marks)
+        tokenizer = Tokenizer.train(kind, texts, size + family.num_sentinels, num_sentinels=family.num_sentinels)
+        tokenizer = tokenizer.with_cls_position(family.cls_position)
         extra = EXTRA.get(family.name, {})
         longest = 48 if kind != "characters" else 96  # the same texts
         sizes = fitting(family, num_layers=3, dim=24, num_heads=3, vocab_size=tokenizer.vocab_size, max_len=longest)
-        spec = family.spec(**sizes, **extra)
+        spec = family.model_config(**sizes, **extra)
         model = spec.build(seed=1)
         generator = torch.Generator().manual_seed(2)
         with torch.no_grad():

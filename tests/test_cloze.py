@@ -8,7 +8,7 @@ import torch
 
 import polyseme
 from polyseme.errors import UserError
-from polyseme.inference.cloze import choice_gaps, gap_of
+from polyseme.inference.cloze import candidate_spans, mask_span
 
 transformers = pytest.importorskip("transformers")
 QUESTIONS = [
@@ -30,30 +30,30 @@ def ours(tiny_folders):
 def test_choices_in_a_gap_against_transformers(tiny_folders, ours, normalise):
     theirs = transformers.BertForMaskedLM.from_pretrained(tiny_folders["bert"]).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folders["bert"])
-    found = ours["bert"].choose_each(QUESTIONS, normalise=normalise)
+    found = ours["bert"].rank_choices_batch(QUESTIONS, normalization=normalise)
     for (text, choices), choice in zip(QUESTIONS, found):
         for gap in ("____", "_", "@placeholder"):
             text = text.replace(gap, "[MASK]")
         text = text if "[MASK]" in text else f"{text} [MASK]"
-        for answer, score, value in zip(choices, choice.scores, choice.values):
+        for answer, score, value in zip(choices, choice.scores, choice.normalized_scores):
             pieces = tokenizer(answer, add_special_tokens=False)["input_ids"]
             given = tokenizer(text.replace("[MASK]", " ".join(["[MASK]"] * len(pieces))), return_tensors="pt")
             with torch.no_grad():
                 chances = theirs(**given).logits[0].double().log_softmax(-1)
             rows = (given["input_ids"][0] == tokenizer.mask_token_id).nonzero()[:, 0]
             expected = sum(chances[row, piece].item() for row, piece in zip(rows, pieces, strict=True))
-            assert score.log_probability == pytest.approx(expected, abs=1e-4) and score.tokens == len(pieces)
+            assert score.log_prob == pytest.approx(expected, abs=1e-4) and score.num_tokens == len(pieces)
             assert value == pytest.approx(expected / (len(pieces) if normalise == "length" else 1), abs=1e-4)
-        assert choice.best == int(np.argmax(choice.values))
+        assert choice.best_index == int(np.argmax(choice.normalized_scores))
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "albert", "xlnet"])
 def test_company_changes_nothing(ours, family):
     texts = [(text.replace("[MASK]", "_"), choices) for text, choices in QUESTIONS]
-    together = ours[family].choose_each(texts)
+    together = ours[family].rank_choices_batch(texts)
     for question, found in zip(texts, together):
-        alone = ours[family].choose(*question)
-        assert alone.values == pytest.approx(found.values, abs=1e-4)
+        alone = ours[family].rank_choices(*question)
+        assert alone.normalized_scores == pytest.approx(found.normalized_scores, abs=1e-4)
 
 
 def test_last_words_of_a_masked_model(ours, tmp_path, tiny_folders, done):
@@ -61,18 +61,18 @@ def test_last_words_of_a_masked_model(ours, tmp_path, tiny_folders, done):
     texts = [("The old cat sees the", "dog"), ("The wolf hears the bird in the", "zebra"), ("the " * 60, "wolf")]
     found = model.last_words(texts)
     for (context, word), one in list(zip(texts, found))[:2]:
-        choice = model.choose(context, [word])
-        assert one.score.log_probability == pytest.approx(choice.scores[0].log_probability, abs=1e-4) and one.cut == 0
-    assert found[2].cut == len(model.tokenizer.encode("the " * 60 + "wolf")) - (model.max_len - 2)
+        choice = model.rank_choices(context, [word])
+        assert one.score.log_prob == pytest.approx(choice.scores[0].log_prob, abs=1e-4) and one.num_truncated == 0
+    assert found[2].num_truncated == len(model.tokenizer.encode("the " * 60 + "wolf")) - (model.max_len - 2)
     for one, (context, _) in zip(found, texts[:2]):
-        masks = " ".join(["[MASK]"] * one.score.tokens)
-        best = [guesses[0].piece for guesses in model.fill(f"{context} {masks}", top=1)]
+        masks = " ".join(["[MASK]"] * one.score.num_tokens)
+        best = [guesses[0].token for guesses in model.fill(f"{context} {masks}", top_k=1)]
         said = model.tokenizer.decode([model.tokenizer.backend.token_to_id(piece) for piece in best])
         again = model.last_words([(context, said)])[0] if said.strip() else None
-        assert again is None or again.score.tokens != one.score.tokens or again.right
+        assert again is None or again.score.num_tokens != one.score.num_tokens or again.is_correct
     (tmp_path / "l.txt").write_text("".join(f"{a} {b}\n" for a, b in texts[:2]))
     told = json.loads(done("score", tiny_folders["bert"], "--last-words", tmp_path / "l.txt", "--json"))
-    assert told["texts"] == 2 and told["accuracy"] == sum(one.right for one in found[:2]) / 2
+    assert told["texts"] == 2 and told["accuracy"] == sum(one.is_correct for one in found[:2]) / 2
     (tmp_path / "q.jsonl").write_text(
         json.dumps({"text": "the old [MASK]", "choices": ["cat", "dog"], "label": 1}) + "\n"
     )
@@ -83,10 +83,10 @@ def test_last_words_of_a_masked_model(ours, tmp_path, tiny_folders, done):
 def test_what_is_too_long_keeps_its_gap(ours, size):
     tokenizer = ours["bert"].tokenizer
     for before, after in (("the cat " * 9, ""), ("", " the cat" * 9), ("the cat " * 5, " the dog" * 5)):
-        gap = gap_of(tokenizer, before, "wolf", after, size)
+        gap = mask_span(tokenizer, before, "wolf", after, size)
         whole = tokenizer.encode(before + "wolf" + after)
-        assert len(gap.ids) == size and gap.cut == len(whole) - (size - 2)
-        assert [gap.ids[i] for i in gap.places] == tokenizer.encode("wolf")
+        assert len(gap.ids) == size and gap.num_truncated == len(whole) - (size - 2)
+        assert [gap.ids[i] for i in gap.positions] == tokenizer.encode("wolf")
         assert gap.ids[1:-1].tolist() in [whole[i : i + size - 2] for i in range(len(whole))]
 
 
@@ -97,13 +97,13 @@ def test_mistakes(ours):
         "there is nothing to read in the answer ' '": ("the _", ["b", " "], {}),
         r"choices is \[\]: a list of answers": ("the _", [], {}),
         "longer than the model reads": ("the cat _ " + "sees " * 80, ["b"], {}),
-        "normalise is 'unconditional'; valid: length, none": ("_", ["b"], {"normalise": "unconditional"}),
+        "normalization is 'unconditional'; valid: length, none": ("_", ["b"], {"normalization": "unconditional"}),
     }.items():
         with pytest.raises(UserError, match=message) as caught:
-            bert.choose(prompt, choices, **options)
+            bert.rank_choices(prompt, choices, **options)
         assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="alone is longer than the model reads"):
-        gap_of(bert.tokenizer, "", "wolf " * 30, "", 12)
+        mask_span(bert.tokenizer, "", "wolf " * 30, "", 12)
     with pytest.raises(UserError, match="cannot choose between answers"):
-        ours["t5"].choose("the _", ["b"])
-    assert [len(gap.places) for gap in choice_gaps(bert.tokenizer, "snake_case is _", ["cat"], 40)] == [1]
+        ours["t5"].rank_choices("the _", ["b"])
+    assert [len(gap.positions) for gap in candidate_spans(bert.tokenizer, "snake_case is _", ["cat"], 40)] == [1]

@@ -11,10 +11,11 @@ import torch
 import polyseme
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.inference.language_model import LAYERS, LanguageModel
-from polyseme.nn.packing import Layout
-from polyseme.nn.trunks.encoder_decoder import EncoderDecoderSpec
-from polyseme.nn.trunks.lookup import LookupSpec
+from polyseme.inference.language_model import LanguageModel
+from polyseme.inference.layers import LAYER_SELECTIONS
+from polyseme.nn.packing import PackedLayout
+from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
+from polyseme.nn.trunks.lookup import StaticEmbeddingTrunkConfig
 from polyseme.weights.folder import load_model
 
 transformers = pytest.importorskip("transformers")
@@ -54,16 +55,16 @@ def test_fill(text, ours, theirs, tokenizers):
     with torch.no_grad():
         logits = theirs["bert"](**given).prediction_logits[0]
     rows = (given["input_ids"][0] == tokenizers["bert"].mask_token_id).nonzero()[:, 0]
-    found = ours["bert"].fill(text, top=7)
+    found = ours["bert"].fill(text, top_k=7)
     assert len(found) == len(rows) == text.count("[MASK]")
     for guesses, row in zip(found, rows):
         best = logits[row].softmax(-1).topk(7)
-        assert [g.piece for g in guesses] == tokenizers["bert"].convert_ids_to_tokens(best.indices.tolist())
+        assert [g.token for g in guesses] == tokenizers["bert"].convert_ids_to_tokens(best.indices.tolist())
         assert [g.probability for g in guesses] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
 def test_fill_all_of_the_vocabulary(ours):
-    (found,) = ours["bert"].fill("the [MASK]", top=10**6)
+    (found,) = ours["bert"].fill("the [MASK]", top_k=10**6)
     assert len(found) == ours["bert"].tokenizer.vocab_size
     assert sum(g.probability for g in found) == pytest.approx(1, abs=1e-5)
 
@@ -86,8 +87,8 @@ def test_score_of_a_causal_model(ours, theirs, tokenizers):
         with torch.no_grad():
             logits = theirs["gpt2"](input_ids=torch.tensor([ids])).logits[0]
         each = logits[:-1].double().log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])
-        assert score.tokens == len(ids) - 1
-        assert score.log_probability == pytest.approx(each.sum().item(), rel=1e-5, abs=1e-4)
+        assert score.num_tokens == len(ids) - 1
+        assert score.log_prob == pytest.approx(each.sum().item(), rel=1e-5, abs=1e-4)
         assert score.perplexity == pytest.approx(math.exp(-each.mean().item()), rel=1e-4)
 
 
@@ -109,23 +110,25 @@ def test_score_of_a_masked_model(ours, theirs, tokenizers):
                 logits = theirs["bert"](**{**given, "input_ids": masked}).prediction_logits[0, place]
             total += logits.double().log_softmax(-1)[token].item()
             count += 1
-        assert score.tokens == count
-        assert score.log_probability == pytest.approx(total, rel=1e-5, abs=1e-4)
+        assert score.num_tokens == count
+        assert score.log_prob == pytest.approx(total, rel=1e-5, abs=1e-4)
 
 
-PAIRED = [f for f in FAMILIES if isinstance(FAMILIES[f].spec().trunk, EncoderDecoderSpec)]  # no text alone is scored
-TABLES = [f for f in FAMILIES if isinstance(FAMILIES[f].spec().trunk, LookupSpec)]  # no text is
+PAIRED = [
+    f for f in FAMILIES if isinstance(FAMILIES[f].model_config().trunk, EncoderDecoderConfig)
+]  # no text alone is scored
+TABLES = [f for f in FAMILIES if isinstance(FAMILIES[f].model_config().trunk, StaticEmbeddingTrunkConfig)]  # no text is
 
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f not in (*PAIRED, *TABLES)])
 def test_scores_do_not_depend_on_company(family, ours, tiny_folders):
     together = ours[family].score(TEXTS)
-    small = LanguageModel(load_model(tiny_folders[family]), "cpu", bin_tokens=16)
+    small = LanguageModel(load_model(tiny_folders[family]), "cpu", max_batch_tokens=16)
     for text, score, other in zip(TEXTS, together, small.score(TEXTS)):
         (alone,) = ours[family].score([text])
-        assert alone.tokens == score.tokens == other.tokens
-        assert alone.log_probability == pytest.approx(score.log_probability, abs=1e-4)
-        assert other.log_probability == pytest.approx(score.log_probability, abs=1e-4)
+        assert alone.num_tokens == score.num_tokens == other.num_tokens
+        assert alone.log_prob == pytest.approx(score.log_prob, abs=1e-4)
+        assert other.log_prob == pytest.approx(score.log_prob, abs=1e-4)
     assert ours[family].score([]) == []
 
 
@@ -134,7 +137,7 @@ def test_what_makes_no_sense_of_two_texts_is_told(family, ours):
     with pytest.raises(UserError, match="cannot score a text alone"):
         ours[family].score(TEXTS)
     with pytest.raises(UserError, match="cannot choose between answers"):
-        ours[family].choose("the", ["cat", "dog"])
+        ours[family].rank_choices("the", ["cat", "dog"])
     with pytest.raises(UserError, match="cannot fill in masks"):
         ours[family].fill("the [MASK]")
 
@@ -145,7 +148,7 @@ def test_a_causal_text_as_long_as_the_model(ours):
     text = " the" * room
     assert len(model.tokenizer.encode(text)) == room
     (score,) = model.score([text])
-    assert score.tokens == room
+    assert score.num_tokens == room
     with pytest.raises(UserError, match="longer"):
         model.score([text + " the"])
 
@@ -158,11 +161,11 @@ def test_a_causal_text_as_long_as_the_model(ours):
 def test_embed_keeps_the_order(family, per, ours, tiny_folders):
     texts = TEXTS * 3
     random.Random(1).shuffle(texts)
-    model = LanguageModel(load_model(tiny_folders[family]), "cpu", bin_tokens=40)
-    found = model.embed(texts, per=per)
+    model = LanguageModel(load_model(tiny_folders[family]), "cpu", max_batch_tokens=40)
+    found = model.embed(texts, granularity=per)
     assert len(found) == len(texts)
     for text, vectors in zip(texts, found):
-        np.testing.assert_allclose(vectors, ours[family].embed([text], per=per)[0], atol=1e-5)
+        np.testing.assert_allclose(vectors, ours[family].embed([text], granularity=per)[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
@@ -179,11 +182,11 @@ def test_embed_every_layer(family, ours, theirs, tokenizers):
         np.testing.assert_allclose(vectors, torch.stack(states, 2)[0].numpy(), atol=2e-5)
     for i, text in enumerate(TEXTS[:3]):
         expected = {
-            "embeddings": every[i][:, 0], "last": every[i][:, 3], "second-to-last": every[i][:, 2],
-            "sum-last-4": every[i][:, 1:].sum(1), "sum-all": every[i][:, 1:].sum(1),
-            "concat-last-4": every[i][:, 1:].reshape(len(every[i]), -1), "all": every[i],
+            "embeddings": every[i][:, 0], "last": every[i][:, 3], "second_to_last": every[i][:, 2],
+            "sum_last_4": every[i][:, 1:].sum(1), "sum_all": every[i][:, 1:].sum(1),
+            "concat_last_4": every[i][:, 1:].reshape(len(every[i]), -1), "all": every[i],
         }  # fmt: skip
-        assert set(expected) == set(LAYERS)
+        assert set(expected) == set(LAYER_SELECTIONS)
         for name, value in expected.items():
             np.testing.assert_allclose(model.embed([text], name, "token")[0], value, atol=1e-5)
             mean = model.embed([text], name, "text")[0]
@@ -196,8 +199,8 @@ def test_embed_every_layer(family, ours, theirs, tokenizers):
 def test_a_word_is_the_mean_of_its_pieces(family, ours):
     model = ours[family]
     text = "the catfish unseendog"
-    tokens, words = (model.embed([text], per=per)[0] for per in ("token", "word"))
-    pieces = model.encode(text)["pieces"]
+    tokens, words = (model.embed([text], granularity=per)[0] for per in ("token", "word"))
+    pieces = model.encode(text)["tokens"]
     kind = FAMILIES[family].tokenizer
     if kind == "wordpiece":
         starts = [i for i, p in enumerate(pieces) if not p.startswith(("##", "["))] + [len(pieces) - 1]
@@ -225,9 +228,9 @@ def test_embed_long_texts(family, ours):
     long = "the cat " * 40
     with pytest.raises(UserError, match="longer"):
         model.embed(["the cat", long])
-    cut = model.embed(["the cat", long], per="token", truncate=True)
+    cut = model.embed(["the cat", long], granularity="token", truncate=True)
     assert len(cut[1]) == model.max_len
-    np.testing.assert_allclose(cut[0], model.embed(["the cat"], per="token")[0], atol=1e-5)
+    np.testing.assert_allclose(cut[0], model.embed(["the cat"], granularity="token")[0], atol=1e-5)
 
 
 # --- encode ----------------------------------------------------------------------------------------------------------
@@ -238,15 +241,15 @@ def test_encode_equals_auto_tokenizer(family, ours, tokenizers):
     for args in [(t,) for t in TEXTS] + PAIRS:
         found = ours[family].encode(*args)
         expected = tokenizers[family](*args, return_token_type_ids=True)
-        assert found["ids"] == expected["input_ids"]
-        assert found["segments"] == expected["token_type_ids"]
+        assert found["input_ids"] == expected["input_ids"]
+        assert found["token_type_ids"] == expected["token_type_ids"]
         assert found["attention_mask"] == expected["attention_mask"]
-        assert found["pieces"] == tokenizers[family].convert_ids_to_tokens(expected["input_ids"])
+        assert found["tokens"] == tokenizers[family].convert_ids_to_tokens(expected["input_ids"])
 
 
 def test_encode_reads_specials_and_embed_does_not(ours):
-    assert ours["bert"].encode("a [MASK] b")["pieces"][2] == "[MASK]"
-    assert len(ours["bert"].embed(["a [MASK] b"], per="token")[0]) > 5
+    assert ours["bert"].encode("a [MASK] b")["tokens"][2] == "[MASK]"
+    assert len(ours["bert"].embed(["a [MASK] b"], granularity="token")[0]) > 5
 
 
 # --- predict ---------------------------------------------------------------------------------------------------------
@@ -269,7 +272,7 @@ def test_predict(project):
 def test_nothing_asked_is_nothing_answered(ours, project):
     for family, model in ours.items():
         assert family in (*PAIRED, *TABLES) or model.score([]) == []
-        assert len(model.embed([])) == 0 and len(model.embed([], per="token")) == 0
+        assert len(model.embed([])) == 0 and len(model.embed([], granularity="token")) == 0
     assert polyseme.load(project / "run-classification/model", device="cpu").predict([]) == []
 
 
@@ -278,35 +281,39 @@ def test_nothing_asked_is_nothing_answered(ours, project):
 
 @pytest.mark.parametrize("lengths", [(3, 1, 5), (4,), (2, 2, 2), (1, 7, 0, 2), (5, 5, 1, 1, 1)])
 def test_pad_and_unpad_are_inverse(lengths):
-    layout = Layout.of(lengths)
-    for packed in (torch.arange(layout.total), torch.randn(layout.total, 3), torch.randn(layout.total, 2, 4)):
+    layout = PackedLayout.from_lengths(lengths)
+    for packed in (
+        torch.arange(layout.num_tokens),
+        torch.randn(layout.num_tokens, 3),
+        torch.randn(layout.num_tokens, 2, 4),
+    ):
         padded = layout.pad(packed, -9)
         assert padded.shape == (len(lengths), max(lengths), *packed.shape[1:]) and padded.dtype == packed.dtype
         assert torch.equal(layout.unpad(padded), packed)
         assert torch.equal(layout.pad(layout.unpad(padded), -9), padded)
-        assert (padded[~layout.mask()] == -9).all()
+        assert (padded[~layout.attention_mask()] == -9).all()
         begin = 0
         for row, n in zip(padded, lengths):
             assert torch.equal(row[:n], packed[begin : begin + n])
             begin += n
-    assert layout.mask().sum(1).tolist() == list(lengths)
+    assert layout.attention_mask().sum(1).tolist() == list(lengths)
 
 
 def test_means_of_sequences():
     """Each its own mean, an empty one and an empty slot 0; halves are summed in float32."""
     packed = torch.arange(20, dtype=torch.float64).view(10, 2)
-    found = Layout.of((1, 7, 0, 2), slots=6).mean(packed)
+    found = PackedLayout.from_lengths((1, 7, 0, 2), num_slots=6).mean_pool(packed)
     expected = [[0, 1], [8, 9], [0, 0], [17, 18], [0, 0], [0, 0]]
     assert torch.equal(found, torch.tensor(expected, dtype=torch.float64))
-    many = Layout.of([5000]).mean(torch.ones(5000, 1, dtype=torch.bfloat16))
+    many = PackedLayout.from_lengths([5000]).mean_pool(torch.ones(5000, 1, dtype=torch.bfloat16))
     assert many.dtype == torch.bfloat16 and many.item() == 1
 
 
 def test_the_padded_view_is_that_of_other_tools(ours, tokenizers):
     found = [ours["bert"].encode(text) for text in TEXTS]
-    layout = Layout.of([len(f["ids"]) for f in found])
+    layout = PackedLayout.from_lengths([len(f["input_ids"]) for f in found])
     expected = tokenizers["bert"](TEXTS, padding=True, return_tensors="pt")
-    for name, theirs in (("ids", "input_ids"), ("segments", "token_type_ids"), ("attention_mask", "attention_mask")):
+    for name in ("input_ids", "token_type_ids", "attention_mask"):
         packed = torch.tensor([v for f in found for v in f[name]])
-        assert torch.equal(layout.pad(packed), expected[theirs])
-        assert torch.equal(layout.unpad(expected[theirs]), packed)
+        assert torch.equal(layout.pad(packed), expected[name])
+        assert torch.equal(layout.unpad(expected[name]), packed)

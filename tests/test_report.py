@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from polyseme.report.html import Line, _ticks, chart, curves
+from polyseme.report.html import Series, _ticks, line_chart, loss_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -24,8 +24,8 @@ def drawn(text: str) -> tuple[dict[str, list[tuple[float, float]]], list[str]]:
 
 
 def test_points_stand_where_their_values_say():
-    lines = [Line("a", [(0, 4.0), (5, 2.0), (10, 0.0)], "red"), Line("<b>", [(5, 4.0)], "blue", dots=True)]
-    points, texts = drawn(chart(lines, "step", "loss"))
+    lines = [Series("a", [(0, 4.0), (5, 2.0), (10, 0.0)], "red"), Series("<b>", [(5, 4.0)], "blue", show_points=True)]
+    points, texts = drawn(line_chart(lines, "step", "loss"))
     (x0, top), (middle, half), (x1, bottom) = points["red"]
     assert x0 < middle < x1 and middle == pytest.approx((x0 + x1) / 2)
     assert top < half < bottom and half == pytest.approx((top + bottom) / 2)  # a picture's y grows downwards
@@ -34,11 +34,11 @@ def test_points_stand_where_their_values_say():
 
 
 def test_what_is_not_finite_is_left_out():
-    whole, _ = drawn(chart([Line("a", [(1, 3.0), (3, 1.0)], "red")], "x", "y"))
+    whole, _ = drawn(line_chart([Series("a", [(1, 3.0), (3, 1.0)], "red")], "x", "y"))
     holed = [(1, 3.0), (2, math.nan), (2, math.inf), (3, 1.0)]
-    assert drawn(chart([Line("a", holed, "red"), Line("b", [], "blue")], "x", "y"))[0] == whole
-    assert chart([Line("a", [(1, math.nan)], "red")], "x", "y") == ""
-    assert "red" in drawn(chart([Line("a", [(1, 2.0)], "red")], "x", "y"))[0]  # one point, no height
+    assert drawn(line_chart([Series("a", holed, "red"), Series("b", [], "blue")], "x", "y"))[0] == whole
+    assert line_chart([Series("a", [(1, math.nan)], "red")], "x", "y") == ""
+    assert "red" in drawn(line_chart([Series("a", [(1, 2.0)], "red")], "x", "y"))[0]  # one point, no height
 
 
 def test_curves_of_a_log(monkeypatch):
@@ -46,15 +46,15 @@ def test_curves_of_a_log(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     rows = [{"step": i, "loss": {"next": 5 - i / 100, "pair": 0.7}} for i in range(1, 201)]
     rows += [{"step": i, "valid": {"next": 4.0}} for i in (100, 200)]
-    first, second = re.findall("<svg.*?</svg>", curves(rows, {"chance": 6.0}, unit="bits"))
+    first, second = re.findall("<svg.*?</svg>", loss_chart(rows, {"chance": 6.0}, unit="bits"))
     points, texts = drawn(first)
     assert {"training", "training, mean of 5", "held-out", "chance", "next loss (bits)"} <= set(texts)
     assert len(points["#b9c4d6"]) == 200 and len(points["#2b6cb0"]) == 196 and len(points["#c05621"]) == 2
     assert points["#2b6cb0"][0] == pytest.approx(points["#b9c4d6"][2], abs=4) and first.count("<circle") == 2
     assert "held-out" not in drawn(second)[1]
-    few, _ = re.findall("<svg.*?</svg>", curves(rows[:9]))
+    few, _ = re.findall("<svg.*?</svg>", loss_chart(rows[:9]))
     assert "training" in drawn(few)[1] and "mean" not in few
-    assert curves([]) == curves([{"step": 1, "valid": {"next": 1.0}}])
+    assert loss_chart([]) == loss_chart([{"step": 1, "valid": {"next": 1.0}}])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,14 @@ import pytest
 
 from polyseme.errors import UserError
 from polyseme.word_vectors.files import write_vectors
-from polyseme.word_vectors.model import Section, WordVectors, load, read_pairs, read_questions, spearman
+from polyseme.word_vectors.model import (
+    AnalogySection,
+    WordVectors,
+    load,
+    read_analogy_questions,
+    read_similarity_pairs,
+    spearman,
+)
 
 SETS = Path(__file__).parents[2] / "shared" / "data" / "words"
 RANDOM = np.random.default_rng(0)
@@ -23,10 +30,10 @@ def test_neighbours_are_gensims() -> None:
     keyed.add_vectors(WORDS, VECTORS)
     vectors = WordVectors(WORDS, VECTORS)
     for word in WORDS[:20]:
-        ours, theirs = vectors.neighbours(word, 5), keyed.most_similar(word, topn=5)
+        ours, theirs = vectors.neighbors(word, 5), keyed.most_similar(word, topn=5)
         assert [name for name, _ in ours] == [name for name, _ in theirs]
         np.testing.assert_allclose([v for _, v in ours], [v for _, v in theirs], atol=1e-5)
-    assert len(vectors.neighbours("w0", 1000)) == 199
+    assert len(vectors.neighbors("w0", 1000)) == 199
 
 
 @pytest.mark.parametrize("multiply", [False, True])
@@ -37,8 +44,8 @@ def test_analogies_are_gensims(multiply: bool) -> None:
     answered = [(a, b, c, ask(positive=[b, c], negative=[a], topn=1)[0][0]) for a, b, c, _ in QUESTIONS]
     wrong = [(a, b, c, "w1" if d != "w1" else "w2") for a, b, c, d in answered[:20]]
     unknown = [("w1", "w2", "w3", "none")]
-    found = WordVectors(WORDS, VECTORS).analogies({"right": answered, "wrong": wrong + unknown}, multiply)
-    assert found == [Section("right", 60, 60, 60), Section("wrong", 0, 20, 21)]
+    found = WordVectors(WORDS, VECTORS).evaluate_analogies({"right": answered, "wrong": wrong + unknown}, multiply)
+    assert found == [AnalogySection("right", 60, 60, 60), AnalogySection("wrong", 0, 20, 21)]
 
 
 def test_answers_are_among_the_most_frequent() -> None:
@@ -46,8 +53,8 @@ def test_answers_are_among_the_most_frequent() -> None:
     vectors[4] = vectors[1] - vectors[0] + vectors[2]
     made = WordVectors(list("abcde"), vectors)
     question = {"all": [("a", "b", "c", "e")]}
-    assert made.analogies(question)[0].right == 1
-    assert made.analogies(question, restrict=4)[0] == Section("all", 0, 0, 1)
+    assert made.evaluate_analogies(question)[0].num_correct == 1
+    assert made.evaluate_analogies(question, max_words=4)[0] == AnalogySection("all", 0, 0, 1)
 
 
 def test_spearman_is_scipys() -> None:
@@ -60,47 +67,47 @@ def test_spearman_is_scipys() -> None:
 
 def test_similarity_by_hand() -> None:
     vectors = WordVectors(["a", "b", "c"], np.array([[1, 0], [1, 1], [0, 1]], np.float32))
-    found = vectors.similarity([("a", "b", 3.0), ("A", "c", 1.0), ("b", "c", 2.0), ("a", "z", 9.0)])
-    assert (found.asked, found.pairs) == (3, 4) and found.spearman == pytest.approx(np.sqrt(3) / 2)
+    found = vectors.evaluate_similarity([("a", "b", 3.0), ("A", "c", 1.0), ("b", "c", 2.0), ("a", "z", 9.0)])
+    assert (found.num_answerable, found.num_pairs) == (3, 4) and found.spearman == pytest.approx(np.sqrt(3) / 2)
     with pytest.raises(UserError, match="of 1 pairs 0 have both words"):
-        vectors.similarity([("x", "y", 1.0)])
+        vectors.evaluate_similarity([("x", "y", 1.0)])
 
 
 def test_a_word_that_is_not_there_names_near_ones(tmp_path: Path) -> None:
     write_vectors(tmp_path / "v.txt", ["river", "rivers", "banana"], VECTORS[:3])
     with pytest.raises(UserError, match=r"'rivver' is not in the vocabulary of .*v.txt; near it in spelling: river"):
-        load(tmp_path / "v.txt").neighbours("rivver")
-    assert load(tmp_path / "v.txt").neighbours("River")[0][0] in ("rivers", "banana")
+        load(tmp_path / "v.txt").neighbors("rivver")
+    assert load(tmp_path / "v.txt").neighbors("River")[0][0] in ("rivers", "banana")
     with pytest.raises(UserError, match="it has 3 words"):
-        load(tmp_path / "v.txt").neighbours("qqqq")
+        load(tmp_path / "v.txt").neighbors("qqqq")
 
 
 def test_files_of_questions_and_pairs(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text(": capitals\nAthens Greece Oslo Norway\n: plural\nbird birds cat cats\n")
-    assert read_questions(path) == {
+    assert read_analogy_questions(path) == {
         "capitals": [("Athens", "Greece", "Oslo", "Norway")],
         "plural": [("bird", "birds", "cat", "cats")],
     }
     path.write_text("Word 1,Word 2,Human (mean)\ntiger,cat,7.35\n")
-    assert read_pairs(path) == [("tiger", "cat", 7.35)]
+    assert read_similarity_pairs(path) == [("tiger", "cat", 7.35)]
     path.write_text("old\tnew\tA\t1.58\t2.72\nhard\teasy\tA\t0.95\t1\n")
-    assert read_pairs(path) == [("old", "new", 1.58), ("hard", "easy", 0.95)]
+    assert read_similarity_pairs(path) == [("old", "new", 1.58), ("hard", "easy", 0.95)]
     for text, said in (("a b 1\nc d\n", "line 2: expected two words and a number"), ("", "has no pairs")):
         path.write_text(text)
         with pytest.raises(UserError, match=said):
-            read_pairs(path)
+            read_similarity_pairs(path)
     for text, said in ((": x\na b c\n", "line 2: a question is four words, not 3"), (": x\n", "has no questions")):
         path.write_text(text)
         with pytest.raises(UserError, match=said):
-            read_questions(path)
+            read_analogy_questions(path)
     with pytest.raises(UserError, match="there is no file"):
-        read_pairs(tmp_path / "nowhere")
+        read_similarity_pairs(tmp_path / "nowhere")
 
 
 @pytest.mark.skipif(not SETS.exists(), reason="the data sets are not here")
 def test_the_sets_as_they_are_distributed() -> None:
     sizes = {"EN-WS-353-ALL.txt": 353, "EN-SIMLEX-999.txt": 999, "EN-MEN-TR-3k.txt": 3000}
-    assert {name: len(read_pairs(SETS / name)) for name in sizes} == sizes
-    sections = read_questions(SETS / "questions-words.txt")
+    assert {name: len(read_similarity_pairs(SETS / name)) for name in sizes} == sizes
+    sections = read_analogy_questions(SETS / "questions-words.txt")
     assert len(sections) == 14 and sum(map(len, sections.values())) == 19544

@@ -10,11 +10,11 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Self
 
-from polyseme.errors import UserError, nearest
+from polyseme.errors import UserError, suggest
 
 
 @dataclass(frozen=True)
-class Spec:
+class Config:
     """Base of everything that is data: parts, objectives, recipes.
 
     `to_json` writes plain values and nests specs; where a field may hold one of several specs, `kind` tells which.
@@ -23,140 +23,142 @@ class Spec:
     """
 
     def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"kind": type(self).__name__}
-        for name, hint in _hints(type(self)).items():
-            value = _plain(getattr(self, name))
-            if isinstance(value, dict) and "kind" in value and len(_specs_in(hint)) == 1:
+        values: dict[str, Any] = {"kind": type(self).__name__}
+        for name, hint in _field_types(type(self)).items():
+            value = _to_plain(getattr(self, name))
+            if isinstance(value, dict) and "kind" in value and len(_config_types(hint)) == 1:
                 del value["kind"]
-            found[name] = value
-        return found
+            values[name] = value
+        return values
 
     @classmethod
-    def from_json(cls, data: Any, where: str = "") -> Self:
-        place = f" at {where}" if where else ""
-        if not isinstance(data, dict):
-            raise UserError(f"{cls.__name__}{place}: expected an object, got {data!r}")
-        hints = _hints(cls)
+    def from_json(cls, obj: Any, location: str = "") -> Self:
+        suffix = f" at {location}" if location else ""
+        if not isinstance(obj, dict):
+            raise UserError(f"{cls.__name__}{suffix}: expected an object, got {obj!r}")
+        hints = _field_types(cls)
         values: dict[str, Any] = {}
-        for key, value in data.items():
+        for key, value in obj.items():
             if key == "kind":
                 if value != cls.__name__:
-                    raise UserError(f"kind{place} is {value!r}, expected {cls.__name__!r}")
+                    raise UserError(f"kind{suffix} is {value!r}, expected {cls.__name__!r}")
                 continue
             if key not in hints:
-                raise UserError(f"unknown key {key!r} in {cls.__name__}{place}; {nearest(key, hints)}")
-            values[key] = read_value(hints[key], value, f"{where}.{key}" if where else key)
+                raise UserError(f"unknown key {key!r} in {cls.__name__}{suffix}; {suggest(key, hints)}")
+            values[key] = parse_value(hints[key], value, f"{location}.{key}" if location else key)
         required = {
             f.name
             for f in dataclasses.fields(cls)
             if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         }
         if missing := sorted(required - values.keys()):
-            raise UserError(f"{cls.__name__}{place} lacks {', '.join(missing)}")
+            raise UserError(f"{cls.__name__}{suffix} lacks {', '.join(missing)}")
         return cls(**values)
 
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
 
-    def within(self, low: float, high: float, *names: str) -> None:
+    def check_range(self, low: float, high: float, *names: str) -> None:
         """A `UserError` unless low ≤ value < high for the fields of these names."""
         for name in names:
-            in_range(name, getattr(self, name), low, high)
+            check_in_range(name, getattr(self, name), low, high)
 
-    def at(self, path: str, text: str) -> Self:
-        """A copy with the value at a dotted path replaced by parsed text: `--set optim.rate=1e-4`."""
+    def with_override(self, path: str, text: str) -> Self:
+        """A copy with the value at a dotted path replaced by parsed text: `--set optimizer.lr=1e-4`."""
         name, _, rest = path.partition(".")
-        hints = _hints(type(self))
+        hints = _field_types(type(self))
         if name not in hints:
-            raise UserError(f"unknown key {name!r} in {type(self).__name__}; {nearest(name, hints)}")
+            raise UserError(f"unknown key {name!r} in {type(self).__name__}; {suggest(name, hints)}")
         if rest:
             inner = getattr(self, name)
             if isinstance(inner, dict):
-                value = read_value(typing.get_args(hints[name])[1], _parse(text), path)
+                value = parse_value(typing.get_args(hints[name])[1], _parse_text(text), path)
                 return self.replace(**{name: {**inner, rest: value}})
-            if not isinstance(inner, Spec):
+            if not isinstance(inner, Config):
                 raise UserError(f"{name!r} in {type(self).__name__} has no parts, so {path!r} names nothing")
             try:
-                return self.replace(**{name: inner.at(rest, text)})
+                return self.replace(**{name: inner.with_override(rest, text)})
             except UserError as error:
                 raise UserError(f"{name}.{error}" if str(error).startswith(rest) else str(error)) from None
-        return self.replace(**{name: read_value(hints[name], _parse(text), path)})
+        return self.replace(**{name: parse_value(hints[name], _parse_text(text), path)})
 
 
-_resolved = functools.cache(typing.get_type_hints)  # it compiles every annotation anew
+_type_hints = functools.cache(typing.get_type_hints)  # it compiles every annotation anew
 
 
-def _hints(cls: type) -> dict[str, Any]:
-    hints = _resolved(cls)
+def _field_types(cls: type) -> dict[str, Any]:
+    hints = _type_hints(cls)
     if "kind" in hints:
         raise TypeError(f"{cls.__name__}: a field cannot be called kind, which says which spec it is")
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
-    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
-    return typing.get_args(hint) if union else (hint,)
+def _union_members(hint: Any) -> tuple[Any, ...]:
+    is_union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    return typing.get_args(hint) if is_union else (hint,)
 
 
-def _specs_in(hint: Any) -> list[type[Spec]]:
-    return [m for m in _members(hint) if isinstance(m, type) and issubclass(m, Spec)]
+def _config_types(hint: Any) -> list[type[Config]]:
+    return [m for m in _union_members(hint) if isinstance(m, type) and issubclass(m, Config)]
 
 
-def in_range(name: str, value: float, low: float, high: float) -> None:
+def check_in_range(name: str, value: float, low: float, high: float) -> None:
     """A `UserError` unless low ≤ value < high."""
     if isinstance(value, int | float) and not low <= value < high:  # another type is told with its place by from_json
-        wanted = f"{low:g} or more" if high == math.inf else f"from {low:g} to below {high:g}"
-        raise UserError(f"{name} is {value}, expected {wanted}")
+        expected = f"{low:g} or more" if high == math.inf else f"from {low:g} to below {high:g}"
+        raise UserError(f"{name} is {value}, expected {expected}")
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Spec):
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, Config):
         return value.to_json()
     if isinstance(value, tuple | list):
-        return [_plain(v) for v in value]
+        return [_to_plain(v) for v in value]
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: _to_plain(v) for k, v in value.items()}
     return value
 
 
-def read_value(hint: Any, value: Any, where: str) -> Any:
+def parse_value(hint: Any, value: Any, location: str) -> Any:
     """A value from JSON as its annotation has it, or a `UserError` that says where it stands."""
-    if isinstance(value, Spec):
+    if isinstance(value, Config):
         return value
-    for member in _members(hint):
+    for member in _union_members(hint):
         origin, args = typing.get_origin(member), typing.get_args(member)
         if member is Any or (member is type(None) and value is None):
             return value
         if origin is tuple and isinstance(value, list | tuple):
             inner = args[0] if args else Any
-            return tuple(read_value(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
+            return tuple(parse_value(inner, v, f"{location}[{i}]") for i, v in enumerate(value))
         if origin is dict and isinstance(value, dict):
-            return {k: read_value(args[1], v, f"{where}.{k}") for k, v in value.items()}
+            return {k: parse_value(args[1], v, f"{location}.{k}") for k, v in value.items()}
         if origin is typing.Literal and value in args:
             return value
         if member is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         if member in (int, str, bool) and type(value) is member:
             return value
-    specs = _specs_in(hint)
-    if specs and isinstance(value, dict):
-        if len(specs) == 1:
-            return specs[0].from_json(value, where)
-        kinds = {s.__name__: s for s in specs}
-        kind = value.get("kind", specs[0].__name__)  # a field that held one kind of spec did not say it
-        if kind not in kinds:
-            raise UserError(f"kind {kind!r} at {where}; {nearest(str(kind), kinds)}")
-        return kinds[kind].from_json(value, where)
-    raise UserError(f"{where} is {value!r}, expected {_name(hint)}")
+    config_types = _config_types(hint)
+    if config_types and isinstance(value, dict):
+        if len(config_types) == 1:
+            return config_types[0].from_json(value, location)
+        types_by_name = {s.__name__: s for s in config_types}
+        kind = value.get("kind", config_types[0].__name__)  # a field that held one kind of spec did not say it
+        if kind not in types_by_name:
+            raise UserError(f"kind {kind!r} at {location}; {suggest(str(kind), types_by_name)}")
+        return types_by_name[kind].from_json(value, location)
+    raise UserError(f"{location} is {value!r}, expected {_describe_type(hint)}")
 
 
-def _name(hint: Any) -> str:
+def _describe_type(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return "one of " + ", ".join(map(repr, typing.get_args(hint)))
-    return " or ".join(_name(m) if m is not hint else getattr(m, "__name__", str(m)) for m in _members(hint))
+    return " or ".join(
+        _describe_type(m) if m is not hint else getattr(m, "__name__", str(m)) for m in _union_members(hint)
+    )
 
 
-def _parse(text: str) -> Any:
+def _parse_text(text: str) -> Any:
     import json
 
     try:

@@ -16,19 +16,19 @@ class UserError(Exception):
         super().__init__(" ".join(message.split()))
 
 
-class Stopped(Exception):
+class Interrupted(Exception):
     """A signal asked a run to leave; everything done so far is saved."""
 
     def __init__(self, signum: int, step: int):
-        super().__init__(f"stopped at step {step} and saved; go on with --resume")
+        super().__init__(f"stopped at step {step} and saved; (drop the flag)")
         self.signum = signum
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
+def suggest(name: str, valid: Iterable[str]) -> str:
     """The tail of an error message that names the closest valid thing, or all of them when few."""
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
-    return f"valid: {shown}" if names else "there is none"
+    close_matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close_matches:
+        return f"did you mean {close_matches[0]!r}?"
+    listed = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+    return f"valid: {listed}" if names else "there is none"

@@ -125,7 +125,7 @@ MODELS = {
     "config missing": (lambda f: (f / "config.json").unlink(), "config.json"),
     "polyseme.json malformed": (lambda f: (f / "polyseme.json").write_text("{"), "polyseme.json"),
     "polyseme.json a list": (lambda f: (f / "polyseme.json").write_text("[]"), "polyseme.json"),
-    "polyseme.json without spec": (lambda f: (f / "polyseme.json").write_text("{}"), "polyseme.json|spec"),
+    "polyseme.json without config": (lambda f: (f / "polyseme.json").write_text("{}"), "polyseme.json|at config"),
     "tokenizer missing": (
         lambda f: [(f / n).unlink() for n in ("tokenizer.json", "vocab.txt") if (f / n).exists()], "tokenizer"),
     "tokenizer malformed": (lambda f: (f / "tokenizer.json").write_text("{"), "tokenizer.json"),
@@ -218,12 +218,12 @@ def pretrain(refused, project, tmp_path):
 
 
 SETTINGS = {
-    "no equals": ("optim.rate", "path=value"),
-    "unknown": ("optm.rate=1", ["optm", "'optim'"]),
-    "unknown nested": ("optim.rat=1", ["rat", "'rate'"]),
+    "no equals": ("optimizer.lr", "path=value"),
+    "unknown": ("optimzer.lr=1", ["optimzer", "'optimizer'"]),
+    "unknown nested": ("optimizer.l=1", ["'l'", "'lr'"]),
     "unknown in model": ("model.num_layer=1", ["num_layer", "'num_layers'"]),
     "no parts": ("seed.x=1", "seed"),
-    "text for a number": ("optim.rate=fast", ["optim.rate", "fast"]),
+    "text for a number": ("optimizer.lr=fast", ["optimizer.lr", "fast"]),
     "float for an int": ("eval_every=2.5", ["eval_every", "2.5"]),
     "number for a flag": ("compile=3", ["compile", "3"]),
     "not a choice": ("precision=fp8", ["precision", "fp8"]),
@@ -237,23 +237,23 @@ SETTINGS = {
     "eval_every": ("eval_every=0", ["eval_every", "0"]),
     "save_every": ("save_every=0", ["save_every", "0"]),
     "log_every": ("log_every=0", ["log_every", "0"]),
-    "keep": ("keep=0", ["keep", "0"]),
+    "keep_checkpoints": ("keep_checkpoints=0", ["keep_checkpoints", "0"]),
     "steps": ("budget.steps=0", "budget"),
     "negative steps": ("budget.steps=-3", "budget"),
-    "bin_tokens": ("bin_tokens=16", "bin_tokens"),
-    "no bin_tokens": ("bin_tokens=0", "bin_tokens"),
+    "micro_batch_tokens": ("micro_batch_tokens=16", "micro_batch_tokens"),
+    "no micro_batch_tokens": ("micro_batch_tokens=0", "micro_batch_tokens"),
     "batch_tokens": ("batch_tokens=300", "batch_tokens"),
     "no batch": ("batch_tokens=0", "batch_tokens"),
     "max_len beyond the model": ("max_len=64", "64"),
     "max_len nothing": ("max_len=0", "max_len"),
-    "mask rate": ("objective.rate=1.5", ["rate", "1.5"]),
-    "holdout": ("holdout=1.5", ["holdout", "1.5"]),
+    "mask_prob": ("objective.mask_prob=1.5", ["mask_prob", "1.5"]),
+    "valid_fraction": ("valid_fraction=1.5", ["valid_fraction", "1.5"]),
     "dropout": ("model.dropout=1.5", "1.5"),
     "family": ("family=brt", ["brt", "'bert'"]),
     "size": ("size=basse", ["basse", "'base'"]),
-    "head of another family": ("family=gpt2", "MaskedPairs"),
-    "negative rate": ("optim.rate=-1", "-1"),
-    "beta": ("optim.beta1=1.5", "1.5"),
+    "head of another family": ("family=gpt2", "MaskedLMWithSentencePairs"),
+    "negative lr": ("optimizer.lr=-1", "-1"),
+    "beta": ("optimizer.beta1=1.5", "1.5"),
 }
 
 
@@ -265,16 +265,16 @@ def test_set(case, pretrain):
 
 RECIPES = {
     "unknown key": (lambda r: r.update(sede=1), ["'sede'", "'seed'"]),
-    "unknown nested key": (lambda r: r["optim"].update(rat=1), ["'rat'", "optim", "'rate'"]),
+    "unknown nested key": (lambda r: r["optimizer"].update(l=1), ["'l'", "optimizer", "'lr'"]),
     "unknown key in the objective": (lambda r: r["objective"].update(masks=1), ["'masks'", "objective"]),
-    "unknown kind": (lambda r: r["objective"].update(kind="MaskedPair"), ["MaskedPair", "'MaskedPairs'"]),
+    "unknown kind": (lambda r: r["objective"].update(kind="MaskedML"), ["MaskedML", "'MaskedLM'"]),
     "missing key": (lambda r: r.pop("family") and None, "family"),
     "a list": (lambda r: [r], "object"),
     "wrong type": (lambda r: r.update(max_len="32"), "max_len"),
     "null": (lambda r: r.update(max_len=None), "max_len"),
     "a list for the model": (lambda r: r.update(model=[1]), "model"),
     "a list in the model": (lambda r: r["model"].update(dim=[1]), "dim"),
-    "infinite": (lambda r: r["optim"].update(rate=float("inf")), "rate"),
+    "infinite": (lambda r: r["optimizer"].update(lr=float("inf")), "lr"),
 }
 
 

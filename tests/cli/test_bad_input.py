@@ -179,16 +179,16 @@ def test_labels_never_seen(refused, finetune, project, tmp_path):
 TASKS = {
     "unknown task": (("--task", "taging"), ["taging", "'tagging'"]),
     "unknown key": (("--set", "epoch=1"), "'epochs'"),
-    "unknown nested key": (("--set", "optim.rat=1"), "'rate'"),
+    "unknown nested key": (("--set", "optimizer.l=1"), "'lr'"),
     "no equals": (("--set", "epochs"), "path=value"),
     "wrong type": (("--set", "epochs=many"), "many"),
     "batch": (("--set", "batch_size=0"), "batch_size"),
     "no seeds": (("--seeds", "0"), "seeds"),
     "length": (("--set", "max_len=4"), "max_len|longer"),
     "too long": (("--set", "max_len=64"), "64"),
-    "freeze": (("--set", "freeze=9"), "freeze"),
-    "text column": (("--text", "txt"), "'txt'"),
-    "column number": (("--no-header", "--text", "7", "--label", "2"), "7"),
+    "num_frozen_groups": (("--set", "num_frozen_groups=9"), "freeze 9 groups"),
+    "text column": (("--text-column", "txt"), "'txt'"),
+    "column number": (("--no-header", "--text-column", "7", "--label-column", "2"), "7"),
 }
 
 
@@ -200,7 +200,7 @@ def test_finetune_options(case, finetune):
 
 NAMED = {
     "both": (("--task", "glue/cola", "--data", "glue", "--train", "x.tsv"), "--data FOLDER alone"),
-    "columns": (("--task", "glue/cola", "--data", "glue", "--text", "3"), "--data FOLDER alone"),
+    "columns": (("--task", "glue/cola", "--data", "glue", "--text-column", "3"), "--data FOLDER alone"),
     "no folder": (("--task", "glue/cola"), ["--data is missing", "CoLA"]),
     "missing folder": (("--task", "glue/cola", "--data", "none"), "no folder .*none"),
     "missing file": (("--task", "glue/wnli", "--data", "glue"), r"WNLI/dev\.tsv is missing"),
@@ -289,7 +289,7 @@ def test_zero_length_texts(text, refused, project):
 
 def test_fill_without_a_mask(refused, project):
     refused("fill", project / "run-bert/model", "the cat", says=r"\[MASK\]")
-    refused("fill", project / "run-bert/model", "the [MASK]", "--top", 0, says="top|0")
+    refused("fill", project / "run-bert/model", "the [MASK]", "--top-k", 0, says="top-k|0")
 
 
 @pytest.mark.parametrize("options,says", [
@@ -298,7 +298,7 @@ def test_fill_without_a_mask(refused, project):
     (("--layers", "-1"), "-1"),
     (("--layers", "1.5"), "1.5"),
     (("--layers", ""), "layers"),
-    (("--per", "words"), "'word'"),
+    (("--granularity", "words"), "'word'"),
 ])  # fmt: skip
 def test_embed_options(options, says, refused, project, tmp_path):
     (tmp_path / "a.txt").write_text("the cat\n")
@@ -393,9 +393,9 @@ def test_out_without_permission(verb, refused, project, tmp_path):
     (("fill",), "model"),
     (("fill", "a"), "text"),
     (("fill", "a", "b", "c"), "c"),
-    (("fill", "a", "b", "--topp", "3"), ["--topp", "--top"]),
-    (("fill", "a", "b", "--top", "x"), "--top"),
-    (("fill", "a", "b", "--top"), "--top"),
+    (("fill", "a", "b", "--topk", "3"), ["--topk", "--top-k"]),
+    (("fill", "a", "b", "--top-k", "x"), "--top-k"),
+    (("fill", "a", "b", "--top-k"), "--top-k"),
     (("pretrain", "demo"), "corpus|out"),
     (("recipes", "x"), "x"),
     (("--nonsense",), "--nonsense"),

@@ -11,7 +11,7 @@ import pytest
 
 VERBS = [
     (), ("tokenizer",), ("tokenizer", "train"), ("prepare",), ("verify",), ("pretrain",), ("recipes",), ("families",),
-    ("distil",), ("tasks",), ("finetune",), ("evaluate",), ("predict",), ("fill",), ("next",), ("score",), ("embed",),
+    ("distill",), ("tasks",), ("finetune",), ("evaluate",), ("predict",), ("fill",), ("next",), ("score",), ("embed",),
     ("encode",),
     ("demo",),
 ]  # fmt: skip
@@ -86,11 +86,11 @@ def test_pretrain_set_and_resume(project, done, cli, tmp_path):
         "--out",
         tmp_path / "run",
     )
-    done(*common, "--set", "budget.steps=2", "--set", "optim.rate=3e-4", "--set", "model.dim=16")
+    done(*common, "--set", "budget.steps=2", "--set", "optimizer.lr=3e-4", "--set", "model.dim=16")
     saved = json.loads((tmp_path / "run/recipe.json").read_text())["recipe"]
-    assert (saved["budget"]["steps"], saved["optim"]["rate"], saved["model"]["dim"]) == (2, 3e-4, 16)
+    assert (saved["budget"]["steps"], saved["optimizer"]["lr"], saved["model"]["dim"]) == (2, 3e-4, 16)
     # a finished run: --resume does nothing more, and the recipe of a run folder is a recipe
-    options = ("--set", "budget.steps=2", "--set", "optim.rate=3e-4", "--set", "model.dim=16")
+    options = ("--set", "budget.steps=2", "--set", "optimizer.lr=3e-4", "--set", "model.dim=16")
     assert "model" in done(*common, *options, "--resume")
     assert "model" in done("pretrain", tmp_path / "run/recipe.json", *common[2:], "--resume")
     assert json.loads((tmp_path / "run/results.json").read_text())["steps"] == 2
@@ -152,8 +152,8 @@ def test_finetune_seeds_baselines_and_json_lines(project, done, tmp_path):
         (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     said = done(
         "finetune", project / "run-bert/model", "--task", "classification", "--train", tmp_path / "train.jsonl",
-        "--dev", tmp_path / "dev.jsonl", "--out", tmp_path / "run", "--seeds", 2, "--set", "steps=1", "--text",
-        "sentence", "--label", "gold", "--baselines", "--scratch",
+        "--dev", tmp_path / "dev.jsonl", "--out", tmp_path / "run", "--seeds", 2, "--set", "steps=1",
+        "--text-column", "sentence", "--label-column", "gold", "--baselines", "--from-scratch",
     )  # fmt: skip
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert len(results["seeds"]) == 2 and results["from_scratch"]
@@ -163,7 +163,7 @@ def test_finetune_seeds_baselines_and_json_lines(project, done, tmp_path):
         "linear",
         "from scratch",
     ]
-    assert f"{results['mean']['accuracy']:.4f} ± {results['deviation']['accuracy']:.4f}" in said
+    assert f"{results['mean']['accuracy']:.4f} ± {results['std']['accuracy']:.4f}" in said
 
 
 def test_tasks_and_a_named_data_set(project, done, glue, tmp_path):
@@ -175,7 +175,7 @@ def test_tasks_and_a_named_data_set(project, done, glue, tmp_path):
             "--seeds", 2, "--set", "steps=2", "--set", "truncate=true", "--baselines",
         )  # fmt: skip
         results = json.loads((tmp_path / name / "results.json").read_text())
-        assert results["primary"] == metric and results["data"] == f"glue/{name}"
+        assert results["primary_metric"] == metric and results["data"] == f"glue/{name}"
         header, *rows = said.splitlines()
         assert header.split()[2] == metric and [row.split()[0] for row in rows[:3]] == [blind, "linear", "fine-tuned"]
         best = max(results["seeds"], key=lambda run: run[metric])
@@ -196,18 +196,18 @@ def test_finetune_gpt2(project, done, tmp_path):
 
 def test_fill(project, done):
     model = project / "run-bert/model"
-    one = done("fill", model, "the old [MASK] sees the dog", "--top", 3)
+    one = done("fill", model, "the old [MASK] sees the dog", "--top-k", 3)
     assert len(one.splitlines()) == 3 and all(re.fullmatch(r" *\d+\.\d\d%  \S+", line) for line in one.splitlines())
-    found = json.loads(done("fill", model, "the old [MASK] sees the dog", "--top", 3, "--json"))
-    assert [g["piece"] for g in found[0]] == [line.split()[1] for line in one.splitlines()]
+    found = json.loads(done("fill", model, "the old [MASK] sees the dog", "--top-k", 3, "--json"))
+    assert [g["token"] for g in found[0]] == [line.split()[1] for line in one.splitlines()]
     chances = [g["probability"] for g in found[0]]
     assert chances == sorted(chances, reverse=True) and 0 < sum(chances) <= 1
-    several = done("fill", model, "the [MASK] cat [MASK] the dog", "--top", 2)
+    several = done("fill", model, "the [MASK] cat [MASK] the dog", "--top-k", 2)
     lines = several.splitlines()
     assert len(lines) == 6 and (lines[0], lines[3]) == ("mask 1", "mask 2")
     found = json.loads(done("fill", model, "the [MASK] cat [MASK] the dog", "--json"))
-    assert [len(g) for g in found] == [5, 5] and all(set(g) == {"piece", "probability"} for f in found for g in f)
-    everything = json.loads(done("fill", model, "[MASK]", "--top", 100000, "--json"))[0]
+    assert [len(g) for g in found] == [5, 5] and all(set(g) == {"token", "probability"} for f in found for g in f)
+    everything = json.loads(done("fill", model, "[MASK]", "--top-k", 100000, "--json"))[0]
     assert sum(g["probability"] for g in everything) == pytest.approx(1, abs=1e-4)
 
 
@@ -227,11 +227,11 @@ def test_score(project, done, tmp_path, family):
     rows = [json.loads(r) for r in done("score", model, "--data", tmp_path / "lines.txt", "--json").splitlines()]
     assert [r["text"] for r in rows] == lines
     for row in rows:
-        assert row["log_probability"] < 0 and row["tokens"] >= 2
-        assert row["perplexity"] == pytest.approx(np.exp(-row["log_probability"] / row["tokens"]))
+        assert row["log_prob"] < 0 and row["num_tokens"] >= 2
+        assert row["perplexity"] == pytest.approx(np.exp(-row["log_prob"] / row["num_tokens"]))
     plain = done("score", model, "--data", tmp_path / "lines.txt").splitlines()
     assert len(plain) == 4 and plain[3].endswith("(all)")
-    total, tokens = sum(r["log_probability"] for r in rows), sum(r["tokens"] for r in rows)
+    total, tokens = sum(r["log_prob"] for r in rows), sum(r["num_tokens"] for r in rows)
     numbers = plain[3].split()
     assert float(numbers[0]) == pytest.approx(total, abs=1e-3) and int(numbers[1]) == tokens
     assert float(numbers[3]) == pytest.approx(np.exp(-total / tokens), rel=1e-4)
@@ -239,8 +239,8 @@ def test_score(project, done, tmp_path, family):
 
 
 CHOICES = {
-    "embeddings": (32,), "last": (32,), "second-to-last": (32,), "sum-last-4": (32,), "concat-last-4": (64,),
-    "sum-all": (32,), "all": (3, 32), "0": (32,), "1": (32,), "2": (32,),
+    "embeddings": (32,), "last": (32,), "second_to_last": (32,), "sum_last_4": (32,), "concat_last_4": (64,),
+    "sum_all": (32,), "all": (3, 32), "0": (32,), "1": (32,), "2": (32,),
 }  # fmt: skip
 
 
@@ -250,46 +250,46 @@ def test_embed(project, done, tmp_path, family):
     (tmp_path / "lines.txt").write_text("\n".join(lines) + "\n")
     found = {}
     for layers, shape in CHOICES.items():
-        for per in ("token", "word", "text"):
-            out = tmp_path / f"{layers}-{per}.npz"
+        for granularity in ("token", "word", "text"):
+            out = tmp_path / f"{layers}-{granularity}.npz"
             said = done("embed", project / f"run-{family}/model", "--data", tmp_path / "lines.txt", "--layers", layers,
-                        "--per", per, "--out", out)  # fmt: skip
+                        "--granularity", granularity, "--out", out)  # fmt: skip
             with np.load(out) as arrays:
-                found[layers, per] = vectors = arrays["vectors"]
+                found[layers, granularity] = vectors = arrays["vectors"]
                 assert f"vectors {vectors.shape}" in said and vectors.shape[1:] == shape
-                if per == "text":
+                if granularity == "text":
                     assert len(vectors) == 3 and set(arrays) == {"vectors"}
                 else:
                     assert len(arrays["starts"]) == 4 and arrays["starts"][-1] == len(vectors)
                     sizes = np.diff(arrays["starts"])
-                    if per == "word":
+                    if granularity == "word":
                         assert sizes.tolist() == [6, 2, 4]
-    for per in ("token", "word", "text"):
-        same = {"0": "embeddings", "2": "last", "1": "second-to-last"}
+    for granularity in ("token", "word", "text"):
+        same = {"0": "embeddings", "2": "last", "1": "second_to_last"}
         for number, name in same.items():
-            np.testing.assert_array_equal(found[number, per], found[name, per])
-        every = found["all", per]
-        np.testing.assert_allclose(every[:, 2], found["last", per], atol=1e-6)
-        np.testing.assert_allclose(every[:, 1:].sum(1), found["sum-all", per], atol=1e-5)
-        np.testing.assert_allclose(every[:, 1:].reshape(len(every), 64), found["concat-last-4", per], atol=1e-6)
+            np.testing.assert_array_equal(found[number, granularity], found[name, granularity])
+        every = found["all", granularity]
+        np.testing.assert_allclose(every[:, 2], found["last", granularity], atol=1e-6)
+        np.testing.assert_allclose(every[:, 1:].sum(1), found["sum_all", granularity], atol=1e-5)
+        np.testing.assert_allclose(every[:, 1:].reshape(len(every), 64), found["concat_last_4", granularity], atol=1e-6)
 
 
 def test_encode(project, done):
     model = project / "run-bert/model"
     one = json.loads(done("encode", model, "the cat sees", "--json"))
-    assert one["pieces"] == ["[CLS]", "the", "cat", "sees", "[SEP]"]
-    assert one["segments"] == [0] * 5 and one["attention_mask"] == [1] * 5 and len(one["ids"]) == 5
+    assert one["tokens"] == ["[CLS]", "the", "cat", "sees", "[SEP]"]
+    assert one["token_type_ids"] == [0] * 5 and one["attention_mask"] == [1] * 5 and len(one["input_ids"]) == 5
     two = json.loads(done("encode", model, "the cat", "a dog", "--json"))
-    assert two["pieces"] == ["[CLS]", "the", "cat", "[SEP]", "a", "dog", "[SEP]"]
-    assert two["segments"] == [0, 0, 0, 0, 1, 1, 1]
+    assert two["tokens"] == ["[CLS]", "the", "cat", "[SEP]", "a", "dog", "[SEP]"]
+    assert two["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
     table = [line.split() for line in done("encode", model, "the cat", "a dog").splitlines()]
-    assert table[0] == ["piece", "input", "id", "segment", "attention"]
-    assert [row[0] for row in table[1:]] == two["pieces"]
+    assert table[0] == ["token", "input", "id", "token", "type", "id", "attention"]
+    assert [row[0] for row in table[1:]] == two["tokens"]
     assert [[int(c) for c in row[1:]] for row in table[1:]] == [
-        list(r) for r in zip(two["ids"], two["segments"], [1] * 7)
+        list(r) for r in zip(two["input_ids"], two["token_type_ids"], [1] * 7)
     ]
     causal = json.loads(done("encode", project / "run-gpt2/model", "the cat", "--json"))
-    assert "".join(causal["pieces"]).replace("Ġ", " ") == "the cat"
+    assert "".join(causal["tokens"]).replace("Ġ", " ") == "the cat"
 
 
 def test_verify(project, done):
@@ -299,16 +299,16 @@ def test_verify(project, done):
 
 def test_recipes_and_families(done):
     from polyseme.families import FAMILIES
-    from polyseme.recipes import COUNTED, RECIPES
+    from polyseme.recipes import NGRAM_RECIPES, RECIPES
 
     lines = done("recipes").splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [*RECIPES, *COUNTED]
+    assert [line.split()[0] for line in lines[1:]] == [*RECIPES, *NGRAM_RECIPES]
     assert all(len(line.split()) > 3 for line in lines[1:])
     said = done("families")
     rows = json.loads(done("families", "--json"))
     assert {r["family"] for r in rows} == set(FAMILIES)
     for family in FAMILIES.values():
-        for size, count in family.published.items():
+        for size, count in family.num_params.items():
             row = next(r for r in rows if (r["family"], r["size"]) == (family.name, size))
             assert count in row.values() and f"{count:,}" in said
         assert family.paper in said

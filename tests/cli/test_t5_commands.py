@@ -15,7 +15,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("t5")
     text = folder / "text.txt"
     text.write_text("\n\n".join(documents()) + "\n")
-    options = ("--kind", "unigram", "--vocab-size", 200, "--sentinels", 20)
+    options = ("--kind", "unigram", "--vocab-size", 200, "--num-sentinels", 20)
     done("tokenizer", "train", text, *options, "--out", folder / "tok")
     done("prepare", text, "--tokenizer", folder / "tok", "--out", folder / "corpus", "--split", "blank")
     (folder / "t5.json").write_text(json.dumps(recipe("t5", objective={"kind": "SpanCorruption"})))
@@ -28,12 +28,12 @@ def test_the_tokenizer_ends_in_sentinels(made):
     from polyseme.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(made / "tok")
-    assert tokenizer.sentinels == tuple(range(tokenizer.vocab_size - 1, tokenizer.vocab_size - 21, -1))
-    marks = tokenizer.specials
+    assert tokenizer.sentinel_ids == tuple(range(tokenizer.vocab_size - 1, tokenizer.vocab_size - 21, -1))
+    marks = tokenizer.special_token_ids
     assert (marks.pad, marks.eos, marks.unk) == (0, 1, 2) and marks.bos is marks.mask is None
-    assert tokenizer.wrap([7, 8], [9])[0] == [7, 8, 1, 9, 1]
-    assert tokenizer.encode("cat <extra_id_3> dog").count(tokenizer.sentinels[3]) == 1
-    assert not set(tokenizer.encode_run(["cat <extra_id_3> </s> dog"]).ids) & set(tokenizer.sentinels)
+    assert tokenizer.build_inputs_with_special_tokens([7, 8], [9])[0] == [7, 8, 1, 9, 1]
+    assert tokenizer.encode("cat <extra_id_3> dog").count(tokenizer.sentinel_ids[3]) == 1
+    assert not set(tokenizer.encode_corpus(["cat <extra_id_3> </s> dog"]).ids) & set(tokenizer.sentinel_ids)
 
 
 def test_the_folder_opens_elsewhere(made):
@@ -43,9 +43,9 @@ def test_the_folder_opens_elsewhere(made):
     tokenizer = transformers.AutoTokenizer.from_pretrained(made / "run/model")
     model = polyseme.load(made / "run/model", device="cpu")
     text = "the old cat <extra_id_0> the dog."
-    assert tokenizer(text)["input_ids"] == model.encode(text)["ids"]
+    assert tokenizer(text)["input_ids"] == model.encode(text)["input_ids"]
     states = theirs.get_encoder()(**tokenizer("the old cat sees the dog.", return_tensors="pt")).last_hidden_state[0]
-    (found,) = model.embed(["the old cat sees the dog."], per="token")
+    (found,) = model.embed(["the old cat sees the dog."], granularity="token")
     np.testing.assert_allclose(found, states.detach().numpy(), atol=1e-5)
 
 
@@ -56,7 +56,7 @@ def test_attention_of_the_encoder(made):
     theirs = transformers.T5EncoderModel.from_pretrained(made / "run/model", attn_implementation="eager").eval()
     model = polyseme.load(made / "run/model", device="cpu")
     pieces, maps = attention_maps(model, "the old cat sees the dog.")
-    ids = torch.tensor([model.encode("the old cat sees the dog.")["ids"]])
+    ids = torch.tensor([model.encode("the old cat sees the dog.")["input_ids"]])
     with torch.no_grad():
         expected = torch.cat(theirs(input_ids=ids, output_attentions=True).attentions).numpy()
     assert len(pieces) == maps.shape[-1] and maps.sum(-1) == pytest.approx(1, abs=1e-5)
@@ -79,7 +79,7 @@ def test_vectors_and_a_task(made, tmp_path):
     said = done("evaluate", tmp_path / "task/model", "--data", tmp_path / "dev.tsv")
     assert "accuracy" in said
     done("predict", tmp_path / "task/model", "--data", tmp_path / "dev.tsv", "--out", tmp_path / "said.jsonl")
-    labels = set(json.loads((tmp_path / "task/model/polyseme.json").read_text())["notes"]["labels"])
+    labels = set(json.loads((tmp_path / "task/model/polyseme.json").read_text())["metadata"]["labels"])
     assert {json.loads(line)["label"] for line in (tmp_path / "said.jsonl").read_text().splitlines()} <= labels
 
 
@@ -99,10 +99,11 @@ def test_what_makes_no_sense(made, refused, tmp_path):
     refused("score", folder, "--data", tmp_path / "texts.txt", says="cannot score a text alone")
     refused("fill", folder, "the [MASK]", says="cannot fill in masks")
     refused("next", folder, "the cat", "the dog", says="needs the head 'pair'")
-    few = json.dumps(recipe("t5", objective={"kind": "SpanCorruption", "mean": 1.0, "rate": 0.5}, max_len=64) | {
+    objective = {"kind": "SpanCorruption", "mean_span_length": 1.0, "noise_density": 0.5}
+    few = json.dumps(recipe("t5", objective=objective, max_len=64) | {
         "model": {"num_layers": 1, "dim": 8, "num_heads": 1, "max_len": 64}
     })  # fmt: skip
     (tmp_path / "few.json").write_text(few)
     refused("pretrain", tmp_path / "few.json", "--corpus", made / "corpus", "--out", tmp_path / "run", says="sentinels")
-    options = ("--kind", "unigram", "--vocab-size", 90, "--sentinels", 100, "--out", tmp_path / "tok")
+    options = ("--kind", "unigram", "--vocab-size", 90, "--num-sentinels", 100, "--out", tmp_path / "tok")
     refused("tokenizer", "train", tmp_path / "texts.txt", *options, says="the sentinels alone are 100")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.datasets.lambada import read_last_words
+from polyseme.datasets.lambada import read_lambada
 from polyseme.errors import UserError
 
 CONTEXT = "The old cat sees the grey dog in the river. The young wolf hears the small bird in the forest."
@@ -29,7 +29,7 @@ def span(project, done):
 def test_ask_evaluate_and_predict(span, done, tmp_path, refused):
     file, run = span
     results = json.loads((run / "results.json").read_text())
-    assert results["train_examples"] == 4 and results["wrong_offsets"]["train"] == [1, 1]
+    assert results["train_examples"] == 4 and results["bad_offsets"]["train"] == [1, 1]
     (tmp_path / "context.txt").write_text(CONTEXT * 20)
     found = json.loads(done("ask", run / "model", "What?", "--context", tmp_path / "context.txt", "--json"))
     assert found["text"] == (CONTEXT * 20)[found["start"] : found["end"]] and found["text"]
@@ -45,12 +45,12 @@ def test_grid_compare_and_ensemble(project, done, tmp_path, refused):
     base = project.path / "run-bert/model"
     files = [project.path / f"classification-{part}.tsv" for part in ("train", "dev")]
     shared = ["--task", "classification", "--train", files[0], "--dev", files[1], "--set", "steps=2", "--seeds", 2]
-    said = done("finetune", base, *shared, "--out", tmp_path / "a", "--grid", "lr=1e-4,1e-3 batch=8")
-    assert "lr=1e-4_batch=8" in said and (tmp_path / "a/model").is_dir() and (tmp_path / "a/grid.json").is_file()
-    done("finetune", base, *shared, "--out", tmp_path / "b", "--scratch")
-    said = done("compare", tmp_path / "a", tmp_path / "b", "--samples", 20, "--out", tmp_path / "p.svg")
+    said = done("finetune", base, *shared, "--out", tmp_path / "a", "--grid", "lr=1e-4,1e-3 batch_size=8")
+    assert "lr=1e-4_batch_size=8" in said and (tmp_path / "a/model").is_dir() and (tmp_path / "a/grid.json").is_file()
+    done("finetune", base, *shared, "--out", tmp_path / "b", "--from-scratch")
+    said = done("compare", tmp_path / "a", tmp_path / "b", "--num-resamples", 20, "--out", tmp_path / "p.svg")
     assert "(from scratch)" in said and "p = " in said and "<svg" in (tmp_path / "p.svg").read_text()
-    told = json.loads(done("compare", tmp_path / "a", tmp_path / "b", "--samples", 20, "--json"))
+    told = json.loads(done("compare", tmp_path / "a", tmp_path / "b", "--num-resamples", 20, "--json"))
     assert [run["seeds"] for run in told["runs"]] == [2, 2] and 0 <= told["bootstrap"]["p"] <= 1
     models = [tmp_path / name / "model" for name in "ab"]
     assert "2 examples" not in done("evaluate", *models, "--data", files[1], "--ensemble")
@@ -83,35 +83,35 @@ def test_last_words(project, done, tmp_path, refused):
     found = model.last_words(texts)
     for (context, word), one in zip(texts, found):
         whole, part = model.score([f"{context} {word}", context])
-        assert one.score.log_probability == pytest.approx(whole.log_probability - part.log_probability, abs=1e-4)
-        assert one.score.tokens == whole.tokens - part.tokens and one.cut == 0
+        assert one.score.log_prob == pytest.approx(whole.log_prob - part.log_prob, abs=1e-4)
+        assert one.score.num_tokens == whole.num_tokens - part.num_tokens and one.num_truncated == 0
     ids = model.tokenizer.encode(texts[0][0])
     with torch.no_grad():
-        tokens = torch.tensor([*model.opening, *ids])
+        tokens = torch.tensor([*model.bos_ids, *ids])
         best = model.tokenizer.decode([int(_next(model, tokens))]).strip()
     if best and " " not in best:
         (said,) = model.last_words([(texts[0][0], best)])
-        assert said.right or said.score.tokens > 1
+        assert said.is_correct or said.score.num_tokens > 1
     (long,) = model.last_words([("The old cat. " * 30, "dog")])
-    assert long.cut > 0
+    assert long.num_truncated > 0
     (tmp_path / "l.jsonl").write_text("".join(json.dumps({"context": a, "continuation": b}) + "\n" for a, b in texts))
     (tmp_path / "l.txt").write_text("".join(f"{a} {b}\n" for a, b in texts))
-    assert read_last_words(tmp_path / "l.txt") == read_last_words(tmp_path / "l.jsonl") == texts
+    assert read_lambada(tmp_path / "l.txt") == read_lambada(tmp_path / "l.jsonl") == texts
     told = json.loads(done("score", project.path / "run-gpt2/model", "--last-words", tmp_path / "l.jsonl", "--json"))
-    assert told["texts"] == 2 and told["accuracy"] == sum(one.right for one in found) / 2
-    mean = sum(one.score.log_probability for one in found) / 2
+    assert told["texts"] == 2 and told["accuracy"] == sum(one.is_correct for one in found) / 2
+    mean = sum(one.score.log_prob for one in found) / 2
     assert told["perplexity"] == pytest.approx(math.exp(-mean), rel=1e-4)
     (tmp_path / "bad.txt").write_text("word\n")
     with pytest.raises(UserError, match=r"bad\.txt:1: not a passage of several words"):
-        read_last_words(tmp_path / "bad.txt")
+        read_lambada(tmp_path / "bad.txt")
     refused(
         "score", project.path / "run-tagging/model", "--last-words", tmp_path / "l.txt", says="cannot guess last words"
     )
 
 
 def _next(model, tokens):
-    from polyseme.nn.packing import Layout
+    from polyseme.nn.packing import PackedLayout
 
-    layout = Layout.of([len(tokens)])
-    last = model.model.trunk(tokens.to(model.device), layout).last
+    layout = PackedLayout.from_lengths([len(tokens)])
+    last = model.model.trunk(tokens.to(model.device), layout).hidden
     return model.model.predict("next", last, layout, torch.tensor([len(tokens) - 1])).argmax()

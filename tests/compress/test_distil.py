@@ -7,23 +7,29 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyseme.compress.distill import distil, layers, student_of, take_layers, taught
+from polyseme.compress.distill import (
+    build_student_recipe,
+    distill,
+    init_from_teacher,
+    teacher_layer_map,
+    with_distillation,
+)
 from polyseme.corpus.build.prepare import prepare
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.nn.compile import step_out
-from polyseme.nn.packing import Layout
-from polyseme.objectives.batch import IGNORED
-from polyseme.objectives.distillation import Distilled
-from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs
+from polyseme.nn.compile import exclude_from_compile
+from polyseme.nn.packing import PackedLayout
+from polyseme.objectives.batch import IGNORE_INDEX
+from polyseme.objectives.distillation import Distillation
+from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedLMWithSentencePairs
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
 from polyseme.train.checkpoint import load_checkpoint
-from polyseme.train.loop import Training, train
-from polyseme.train.optimizer import OptimSpec
+from polyseme.train.loop import TrainState, train
+from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.pretrain import pretrain
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 from polyseme.weights.folder import load_model, save_model
 from tests.conftest import documents
 from tests.contracts import cases
@@ -34,12 +40,12 @@ SIZE = {"dim": 24, "num_heads": 3, "ffn_dim": 40, "vocab_size": cases.VOCAB, "ma
 
 def pair(teacher: str, student: str, dtype=torch.float64):
     """A teacher of four layers far from its start, and a student of two."""
-    made = FAMILIES[teacher].spec(**SIZE, num_layers=4, dropout=0.0, attention_dropout=0.0).build(seed=1)
+    made = FAMILIES[teacher].model_config(**SIZE, num_layers=4, dropout=0.0, attention_dropout=0.0).build(seed=1)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for p in made.parameters():
             p.add_(torch.randn(p.shape, generator=generator) * 0.2)
-    spec = FAMILIES[student].spec(**SIZE, num_layers=2, dropout=0.0, attention_dropout=0.0)
+    spec = FAMILIES[student].model_config(**SIZE, num_layers=2, dropout=0.0, attention_dropout=0.0)
     return made.to(dtype).eval(), spec.build(seed=3).to(dtype)
 
 
@@ -47,16 +53,20 @@ def pair(teacher: str, student: str, dtype=torch.float64):
 
 
 def test_every_second_layer():
-    assert layers(6, 12) == [0, 2, 4, 7, 9, 11]  # the released code's choice
-    assert layers(3, 6) == [0, 2, 5] and layers(1, 2) == [0] and layers(4, 4) == [0, 1, 2, 3]
+    assert teacher_layer_map(6, 12) == [0, 2, 4, 7, 9, 11]  # the released code's choice
+    assert (
+        teacher_layer_map(3, 6) == [0, 2, 5]
+        and teacher_layer_map(1, 2) == [0]
+        and teacher_layer_map(4, 4) == [0, 1, 2, 3]
+    )
     with pytest.raises(UserError, match="5 layers cannot start from a teacher of 4"):
-        layers(5, 4)
+        teacher_layer_map(5, 4)
 
 
 @pytest.mark.parametrize("teacher,student", STUDENTS)
 def test_a_student_starts_as_its_teacher(teacher, student):
     above, below = pair(teacher, student)
-    take_layers(below, above)
+    init_from_teacher(below, above)
     given, taken = above.state_dict(), below.state_dict()
     for name, tensor in taken.items():
         if name.startswith("trunk.blocks."):
@@ -65,7 +75,7 @@ def test_a_student_starts_as_its_teacher(teacher, student):
         if not name.endswith("positions.weight"):
             assert torch.equal(tensor, given[name]), name
     tokens = torch.arange(5, 17)
-    first, second = (m.trunk(tokens, Layout.of([12]), keep=[0]).layers[0] for m in (above, below))
+    first, second = (m.trunk(tokens, PackedLayout.from_lengths([12]), layers=[0]).layers[0] for m in (above, below))
     torch.testing.assert_close(first, second, atol=1e-12, rtol=0)
 
 
@@ -76,11 +86,11 @@ def test_what_does_not_fit_is_told():
         ({"num_layers": 9}, "9 layers"),
         ({"ffn_dim": 16}, r"ffn\.up"),
     ):
-        student = FAMILIES["distilbert"].spec(**SIZE | {"num_layers": 2} | changes).build(seed=0)
+        student = FAMILIES["distilbert"].model_config(**SIZE | {"num_layers": 2} | changes).build(seed=0)
         with pytest.raises(UserError, match=said):
-            take_layers(student, above)
-    shorter = FAMILIES["distilbert"].spec(**SIZE | {"num_layers": 2, "max_len": 8}).build(seed=0)
-    take_layers(shorter, above.float())
+            init_from_teacher(student, above)
+    shorter = FAMILIES["distilbert"].model_config(**SIZE | {"num_layers": 2, "max_len": 8}).build(seed=0)
+    init_from_teacher(shorter, above.float())
     assert len(shorter.state_dict()["trunk.embeddings.positions.weight"]) == 8
 
 
@@ -89,7 +99,7 @@ def test_what_does_not_fit_is_told():
 
 def batch_of(model, rows, **weights):
     base = CausalLM() if "next" in model.heads else MaskedLM()
-    return Distilled(base, **weights).weighed(cases.training_batch(model, rows))
+    return Distillation(base, **weights).add_teacher_targets(cases.training_batch(model, rows))
 
 
 @pytest.mark.parametrize("teacher,student", STUDENTS)
@@ -97,27 +107,29 @@ def test_terms_are_the_papers(teacher, student):
     """Against torch's own losses, put together as the released code does: batch means, 5, 2 and 1, temperature 2."""
     above, below = pair(teacher, student)
     below.eval()
-    objective = Distilled(CausalLM() if teacher == "gpt2" else MaskedLM())
+    objective = Distillation(CausalLM() if teacher == "gpt2" else MaskedLM())
     batch = batch_of(below, cases.sequences((5, 9, 3)))
-    head = objective.head
+    head = objective.token_head
     target = batch.targets[head]
-    found = objective.losses(above)(below, batch)
+    found = objective.build_loss_fn(above)(below, batch)
     assert tuple(found) == tuple(batch.targets)
     assert {name: batch.targets[name].weight for name in (head, "soft", "cosine")} == {head: 2, "soft": 5, "cosine": 1}
-    last, shown = (m.trunk(batch.tokens, batch.layout, batch.segments).last for m in (below, above))
+    last, shown = (m.trunk(batch.tokens, batch.layout, batch.segments).hidden for m in (below, above))
     mine, theirs = (m.predict(head, h, batch.layout, target.rows) for m, h in ((below, last), (above, shown)))
     soft = torch.nn.KLDivLoss(reduction="batchmean")(F.log_softmax(mine / 2, -1), F.softmax(theirs / 2, -1)) * 4
     cosine = torch.nn.CosineEmbeddingLoss()(last, shown, torch.ones(len(last)))
-    expected = {head: F.cross_entropy(mine, target.values), "soft": soft, "cosine": cosine}
+    expected = {head: F.cross_entropy(mine, target.labels), "soft": soft, "cosine": cosine}
     for name, value in expected.items():
         torch.testing.assert_close((found[name] / batch.targets[name].count).double(), value, atol=1e-6, rtol=1e-6)
     assert soft > 0.01 and 0 < cosine < 2
 
 
 def gradients(model, terms, batches):
-    optim = OptimSpec(rate=0.0, clip=0.0)
-    run = Training(model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec(), 1, torch.device("cpu"))
-    run.terms = terms
+    optim = OptimizerConfig(lr=0.0, max_grad_norm=0.0)
+    run = TrainState(
+        model, optim.build(model, model.trunk.layer_groups()), optim, ScheduleConfig(), 1, torch.device("cpu")
+    )
+    run.loss_fn = terms
     (report,) = train(run, [(batches, None)])
     return report, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
@@ -126,9 +138,11 @@ def gradients(model, terms, batches):
 @pytest.mark.parametrize("teacher,student", STUDENTS)
 def test_sum_any_micro_batches_give_the_same_gradient(teacher, student, dtype, tolerance):
     above, below = pair(teacher, student, dtype)
-    objective = Distilled(CausalLM() if teacher == "gpt2" else MaskedPairs() if student == "bert" else MaskedLM())
+    objective = Distillation(
+        CausalLM() if teacher == "gpt2" else MaskedLMWithSentencePairs() if student == "bert" else MaskedLM()
+    )
     rows = cases.sequences((5, 9, 9, 1, 12, 5))
-    terms = objective.losses(above)
+    terms = objective.build_loss_fn(above)
     report, whole = gradients(below, terms, [batch_of(below, rows)])
     assert set(report.loss) == {*objective.terms, "soft", "cosine"}
     assert all(p.grad is None for p in above.parameters())
@@ -143,7 +157,7 @@ def test_sum_any_micro_batches_give_the_same_gradient(teacher, student, dtype, t
 
 def test_weights_scale_the_gradient_and_not_the_report():
     above, below = pair("bert", "distilbert")
-    terms, rows = Distilled().losses(above), cases.sequences((5, 9))
+    terms, rows = Distillation().build_loss_fn(above), cases.sequences((5, 9))
     parts = {}
     for name in ("hard", "soft", "cosine"):
         weights = dict.fromkeys(("hard", "soft", "cosine"), 0.0) | {name: 1.0}
@@ -157,16 +171,18 @@ def test_weights_scale_the_gradient_and_not_the_report():
 
 def test_a_student_that_is_its_teacher_has_nothing_to_learn():
     above, _ = pair("bert", "bert")
-    found = Distilled(MaskedPairs()).losses(above)(above, batch_of(above, cases.sequences((5, 9))))
+    found = Distillation(MaskedLMWithSentencePairs()).build_loss_fn(above)(
+        above, batch_of(above, cases.sequences((5, 9)))
+    )
     assert float(found["soft"]) == pytest.approx(0, abs=1e-5) and float(found["cosine"]) == pytest.approx(0, abs=1e-5)
 
 
 def test_compiled_and_eager_agree():
     """In one graph, the teacher in it; without a compiler for C++, which would take most of a minute."""
     above, below = pair("bert", "distilbert", torch.float32)
-    terms, batch = Distilled().losses(above), batch_of(below, cases.sequences((5, 9, 9)))
+    terms, batch = Distillation().build_loss_fn(above), batch_of(below, cases.sequences((5, 9, 9)))
     plain, expected = gradients(below, terms, [batch])
-    step_out()
+    exclude_from_compile()
     report, found = gradients(below, torch.compile(terms, backend="aot_eager"), [batch])
     assert report.loss == pytest.approx(plain.loss, rel=1e-5)
     for name, gradient in found.items():
@@ -174,10 +190,12 @@ def test_compiled_and_eager_agree():
 
 
 def trained(model, terms, batches, steps, **changes):
-    optim = OptimSpec(rate=1e-2, beta2=0.98)
+    optim = OptimizerConfig(lr=1e-2, beta2=0.98)
     device = changes.pop("device", torch.device("cpu"))
-    run = Training(model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec(), steps, device, **changes)
-    run.terms = terms
+    run = TrainState(
+        model, optim.build(model, model.trunk.layer_groups()), optim, ScheduleConfig(), steps, device, **changes
+    )
+    run.loss_fn = terms
     return list(train(run, [(batches, None)] * steps))
 
 
@@ -185,7 +203,7 @@ def test_one_batch_is_learnt_by_heart():
     """The states and guesses of a teacher of four layers, by a student of two, from fresh weights."""
     above, below = pair("bert", "distilbert", torch.float32)
     batch = batch_of(below, cases.sequences((5, 9, 9)), hard=0.0, soft=1.0, cosine=1.0)
-    reports = trained(below, Distilled().losses(above), [batch], 150)
+    reports = trained(below, Distillation().build_loss_fn(above), [batch], 150)
     for name in ("soft", "cosine"):
         assert reports[-1].loss[name] < reports[0].loss[name] / 10, (name, reports[0].loss, reports[-1].loss)
 
@@ -199,7 +217,7 @@ def test_bf16_on_a_gpu_is_near_float32():
         above, below = pair("bert", "distilbert", torch.float32)
         batches = [batch_of(below, cases.sequences((5, 9, 9)))]
         teacher = above.to(device, torch.bfloat16 if precision == "bf16" else torch.float32)
-        terms = Distilled().losses(teacher)
+        terms = Distillation().build_loss_fn(teacher)
         found = trained(below.to(device), terms, batches, 3, device=device, precision=precision)
         losses.append(found[-1].loss)
     assert losses[0] == pytest.approx(losses[1], rel=0.1)
@@ -214,18 +232,18 @@ def school(tmp_path_factory):
     folder = tmp_path_factory.mktemp("school")
     (folder / "text.txt").write_text("\n\n".join(documents(120)))
     tokenizer = Tokenizer.train("wordpiece", iter(documents(120)), 120)
-    prepare([folder / "text.txt"], tokenizer, folder / "corpus", split="blank", duplicates="none")
+    prepare([folder / "text.txt"], tokenizer, folder / "corpus", split="blank", dedup="none")
     recipe = Recipe(
         name="teacher",
         family="bert",
         model={"num_layers": 4, "dim": 24, "num_heads": 2, "max_len": 32, "dropout": 0.0, "init_std": 0.06},
-        objective=MaskedLM(rate=0.3),
+        objective=MaskedLM(mask_prob=0.3),
         max_len=32,
         batch_tokens=384,
-        bin_tokens=192,
-        budget=BudgetSpec(steps=120),
-        optim=OptimSpec(rate=5e-3, beta2=0.98),
-        holdout=0.1,
+        micro_batch_tokens=192,
+        budget=BudgetConfig(steps=120),
+        optimizer=OptimizerConfig(lr=5e-3, beta2=0.98),
+        valid_fraction=0.1,
         eval_every=1000,
         eval_tokens=2048,
         save_every=1000,
@@ -236,22 +254,22 @@ def school(tmp_path_factory):
 
 def lesson(school, steps=9, **changes):
     folder, recipe = school
-    made = student_of(load_model(folder / "teacher/model").model.spec, recipe)
+    made = build_student_recipe(load_model(folder / "teacher/model").model.config, recipe)
     changes["model"] = made.model | changes.get("model", {})
-    return made.replace(budget=BudgetSpec(steps=steps), save_every=2, log_every=1, **changes)
+    return made.replace(budget=BudgetConfig(steps=steps), save_every=2, log_every=1, **changes)
 
 
 def run(school, recipe, out, resume=False):
     folder = school[0]
-    return distil(recipe, folder / "teacher/model", folder / "corpus", out, resume)
+    return distill(recipe, folder / "teacher/model", folder / "corpus", out, resume)
 
 
 def test_a_student_of_half_the_layers(school, tmp_path):
     folder = school[0]
     results = run(school, lesson(school, steps=30), tmp_path / "run")
     student = load_model(tmp_path / "run/model")
-    assert student.model.spec.family == "distilbert" and student.model.spec.trunk.num_layers == 2
-    assert set(student.model.heads) == {"masked"} and student.notes["teacher"] == str(folder / "teacher/model")
+    assert student.model.config.family == "distilbert" and student.model.config.trunk.num_layers == 2
+    assert set(student.model.heads) == {"masked"} and student.metadata["teacher"] == str(folder / "teacher/model")
     rows = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if "loss" in row]
     assert len(losses) == 30 and set(losses[0]) == {"masked", "soft", "cosine"}
@@ -259,7 +277,7 @@ def test_a_student_of_half_the_layers(school, tmp_path):
         first, last = (np.mean([loss[name] for loss in part]) for part in (losses[:5], losses[-5:]))
         assert last < first, name
     assert set(results["valid"]) == {"masked", "masked_accuracy", "perplexity"}
-    assert json.loads((tmp_path / "run/recipe.json").read_text())["recipe"]["objective"]["kind"] == "Distilled"
+    assert json.loads((tmp_path / "run/recipe.json").read_text())["recipe"]["objective"]["kind"] == "Distillation"
 
 
 def test_a_taught_student_beats_one_without_a_teacher(school, tmp_path):
@@ -294,14 +312,14 @@ def test_killed_and_resumed(school, tmp_path, monkeypatch):
 
 def test_filler_counts_for_nothing(school):
     folder, recipe = school
-    data, valid = module.open_data(
-        taught(recipe).replace(compile=True), module.Corpus.open(folder / "corpus"),
+    data, valid = module.open_streams(
+        with_distillation(recipe).replace(compile=True), module.Corpus.open(folder / "corpus"),
         Tokenizer.load(folder / "corpus/tokenizer"), 0, 1,
     )  # fmt: skip
     (first, *_), _ = next(data.steps(module.Cursor()))
     assert first.num_tokens < len(first.tokens) == 192
     cosine = first.targets["cosine"]
-    assert cosine.count == first.num_tokens == int((cosine.values != IGNORED).sum())
+    assert cosine.count == first.num_tokens == int((cosine.labels != IGNORE_INDEX).sum())
     assert first.targets["soft"].count == first.targets["masked"].count
     assert valid.batch(np.arange(2), 0).targets.keys() == {"masked", "soft", "cosine"}
 
@@ -311,36 +329,38 @@ def test_mistakes_are_one_line(school, tmp_path):
     other = Tokenizer.train("wordpiece", iter(documents(120)), 160)
     prepare([folder / "text.txt"], other, tmp_path / "corpus", split="blank")
     with pytest.raises(UserError, match=r"another vocabulary .* --tokenizer"):
-        distil(lesson(school), folder / "teacher/model", tmp_path / "corpus", tmp_path / "run")
+        distill(lesson(school), folder / "teacher/model", tmp_path / "corpus", tmp_path / "run")
     with pytest.raises(UserError, match="cannot teach: it has no head 'next'"):
         run(school, lesson(school).replace(objective=CausalLM()), tmp_path / "run")
-    with pytest.raises(UserError, match=r"has a teacher: .*polyseme distil"):
-        pretrain(taught(recipe), folder / "corpus", tmp_path / "run")
+    with pytest.raises(UserError, match=r"has a teacher: .*polyseme distill"):
+        pretrain(with_distillation(recipe), folder / "corpus", tmp_path / "run")
     with pytest.raises(UserError, match="temperature is 0"):
-        Distilled(temperature=0)
+        Distillation(temperature=0)
     with pytest.raises(UserError, match="no corpus folder"):
-        distil(lesson(school), folder / "teacher/model", tmp_path / "nowhere", tmp_path / "run")
+        distill(lesson(school), folder / "teacher/model", tmp_path / "nowhere", tmp_path / "run")
     assert not (tmp_path / "run").exists()
     run(school, lesson(school, steps=2), tmp_path / "run")
     changed = load_model(folder / "teacher/model")
     with torch.no_grad():
-        changed.model.trunk.table.add_(0.01)
+        changed.model.trunk.token_embeddings.add_(0.01)
     save_model(tmp_path / "other", changed.model, changed.tokenizer)
     with pytest.raises(UserError, match="another teacher"):
-        distil(lesson(school, steps=2), tmp_path / "other", folder / "corpus", tmp_path / "run", resume=True)
+        distill(lesson(school, steps=2), tmp_path / "other", folder / "corpus", tmp_path / "run", resume=True)
 
 
 def test_the_command(project, done, cli, tmp_path):
     common = ("distil", project / "run-bert/model", "--corpus", project / "corpus-bert", "--out", tmp_path / "run")
     options = ("--budget", "3steps", "--set", "objective.temperature=1.5", "--set", "objective.base.rate=0.2")
-    said = done(*common, *options, "--set", "max_len=32", "--set", "batch_tokens=256", "--set", "bin_tokens=256")
+    said = done(
+        *common, *options, "--set", "max_len=32", "--set", "batch_tokens=256", "--set", "micro_batch_tokens=256"
+    )
     assert "valid masked:" in said and f"{tmp_path}/run/model" in said
     saved = json.loads((tmp_path / "run/recipe.json").read_text())["recipe"]
     assert saved["objective"]["temperature"] == 1.5 and saved["objective"]["base"]["rate"] == 0.2
     assert saved["family"] == "distilbert" and saved["model"]["num_layers"] == 1
     assert "--resume" in cli(*common, *options).err
     said = done("distil", project / "run-gpt2/model", "--corpus", project / "corpus-gpt2", "--out", tmp_path / "gpt2",
-                "--budget", "2steps", "--set", "batch_tokens=256", "--set", "bin_tokens=256")  # fmt: skip
+                "--budget", "2steps", "--set", "batch_tokens=256", "--set", "micro_batch_tokens=256")  # fmt: skip
     assert "valid next:" in said
     answer = cli("distil", project / "run-gpt2/model", "--corpus", project / "corpus-bert", "--out", tmp_path / "no")
     assert answer.status == 2 and "another vocabulary" in answer.err and not (tmp_path / "no").exists()

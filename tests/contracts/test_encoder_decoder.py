@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.nn.model import ModelSpec
-from polyseme.nn.packing import Layout, Source
-from polyseme.nn.trunks.encoder_decoder import EncoderDecoderSpec
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from tests.contracts import cases
 
-FAMILIES = [name for name in cases.NAMES if isinstance(cases.tiny_spec(name).trunk, EncoderDecoderSpec)]
+FAMILIES = [name for name in cases.NAMES if isinstance(cases.tiny_spec(name).trunk, EncoderDecoderConfig)]
 SOURCES, TARGETS = (5, 9, 9, 1, 12, 5), (3, 2, 2, 7, 1, 3)
 
 
@@ -18,12 +18,12 @@ def pairs(device="cpu"):
 
 
 def read(model, sources, targets, **more):
-    source = Source(torch.cat(sources), layout_of(sources))
+    source = EncoderInput(torch.cat(sources), layout_of(sources))
     return model.trunk(torch.cat(targets), layout_of(targets), source=source, **more)
 
 
 def layout_of(rows):
-    return Layout.of([len(row) for row in rows], device=rows[0].device)
+    return PackedLayout.from_lengths([len(row) for row in rows], device=rows[0].device)
 
 
 def test_both_families_are_here():
@@ -36,10 +36,10 @@ def test_packing_of_both_sides(family, device, dtype, tolerance):
     model = cases.tiny_model(family, dtype, device)
     sources, targets = pairs(device)
     with torch.no_grad():
-        together = read(model, sources, targets).last.split(list(TARGETS))
+        together = read(model, sources, targets).hidden.split(list(TARGETS))
         for source, target, found in zip(sources, targets, together):
-            torch.testing.assert_close(found, read(model, [source], [target]).last, atol=tolerance, rtol=0)
-        turned = read(model, sources[::-1], targets[::-1]).last.split(list(TARGETS[::-1]))
+            torch.testing.assert_close(found, read(model, [source], [target]).hidden, atol=tolerance, rtol=0)
+        turned = read(model, sources[::-1], targets[::-1]).hidden.split(list(TARGETS[::-1]))
         for found, again in zip(together, turned[::-1]):
             torch.testing.assert_close(found, again, atol=tolerance, rtol=0)
 
@@ -48,13 +48,14 @@ def test_packing_of_both_sides(family, device, dtype, tolerance):
 def test_packing_of_fixed_shapes(family):
     model = cases.tiny_model(family)
     sources, targets = pairs()
-    filled = Source(
-        torch.cat([*sources, torch.zeros(7, dtype=torch.long)]), Layout.of([*SOURCES, 3, 4], slots=11, longest=20)
+    filled = EncoderInput(
+        torch.cat([*sources, torch.zeros(7, dtype=torch.long)]),
+        PackedLayout.from_lengths([*SOURCES, 3, 4], num_slots=11, max_seqlen=20),
     )
-    layout = Layout.of([*TARGETS, 5, 1], slots=11, longest=9)
+    layout = PackedLayout.from_lengths([*TARGETS, 5, 1], num_slots=11, max_seqlen=9)
     with torch.no_grad():
-        expected = read(model, sources, targets).last
-        found = model.trunk(torch.cat([*targets, torch.zeros(6, dtype=torch.long)]), layout, source=filled).last
+        expected = read(model, sources, targets).hidden
+        found = model.trunk(torch.cat([*targets, torch.zeros(6, dtype=torch.long)]), layout, source=filled).hidden
     torch.testing.assert_close(found[:-6], expected, atol=1e-12, rtol=0)
 
 
@@ -65,15 +66,15 @@ def test_memory_in_chunks_equals_at_once(family, device, dtype, tolerance):
     model = cases.tiny_model(family, dtype, device)
     sources, targets = cases.sequences((4, 20, 1), 0, device), cases.sequences((7, 12, 4), 5, device)
     with torch.no_grad():
-        at_once = read(model, sources, targets).last.split([7, 12, 4])
+        at_once = read(model, sources, targets).hidden.split([7, 12, 4])
         found, done, memory = [[], [], []], [0, 0, 0], None
         for sizes in ((3, 1, 2), (1, 6, 1), (3, 5, 1)):
             chunk = [row[d : d + n] for row, d, n in zip(targets, done, sizes)]
             if memory is None:
-                reading = read(model, sources, chunk, remember=True)
+                reading = read(model, sources, chunk, return_memory=True)
             else:
-                reading = model.trunk(torch.cat(chunk), layout_of(chunk), memory=memory.detach(), remember=True)
-            for i, part in enumerate(reading.last.split(list(sizes))):
+                reading = model.trunk(torch.cat(chunk), layout_of(chunk), memory=memory.detach(), return_memory=True)
+            for i, part in enumerate(reading.hidden.split(list(sizes))):
                 found[i].append(part)
             memory, done = reading.memory, [d + n for d, n in zip(done, sizes)]
     for parts, expected in zip(found, at_once):
@@ -92,7 +93,7 @@ def test_causality_of_the_decoder(family, device, dtype, tolerance):
     other[0][7] = (other[0][7] + 1) % cases.VOCAB
     with torch.no_grad():
         before, after, moved = (
-            read(model, s, t).last for s, t in ((sources, targets), (sources, later), (other, targets))
+            read(model, s, t).hidden for s, t in ((sources, targets), (sources, later), (other, targets))
         )
     torch.testing.assert_close(before[:6], after[:6], atol=tolerance, rtol=0)
     torch.testing.assert_close(before[10:], after[10:], atol=tolerance, rtol=0)
@@ -105,30 +106,30 @@ def test_causality_of_the_decoder(family, device, dtype, tolerance):
 def test_which_kind_of_trunk_is_in_the_json(family):
     spec = cases.tiny_spec(family)
     data = spec.to_json()
-    assert data["trunk"]["kind"] == "EncoderDecoderSpec" and ModelSpec.from_json(data) == spec
+    assert data["trunk"]["kind"] == "EncoderDecoderConfig" and ModelConfig.from_json(data) == spec
     plain = cases.tiny_spec("bert").to_json()
-    assert plain["trunk"].pop("kind") == "TransformerSpec"
-    assert ModelSpec.from_json(plain) == cases.tiny_spec("bert"), "files of one kind of trunk did not say it"
+    assert plain["trunk"].pop("kind") == "TransformerConfig"
+    assert ModelConfig.from_json(plain) == cases.tiny_spec("bert"), "files of one kind of trunk did not say it"
 
 
 def test_a_target_needs_a_decoder():
     from polyseme.errors import UserError
     from polyseme.families import FAMILIES as ALL
 
-    spec = ALL["t5"].spec(num_layers=1, dim=8, num_heads=2, vocab_size=11, decoder=False)
+    spec = ALL["t5"].model_config(num_layers=1, dim=8, num_heads=2, vocab_size=11, has_decoder=False)
     assert not spec.heads
-    tokens, layout = torch.arange(3), Layout.of([3])
+    tokens, layout = torch.arange(3), PackedLayout.from_lengths([3])
     with pytest.raises(UserError, match="encoder alone"):
-        spec.build(0).trunk(tokens, layout, source=Source(tokens, layout))
-    wrong = ALL["t5"].trunk(num_layers=1, dim=8, num_heads=2, vocab_size=11)
+        spec.build(0).trunk(tokens, layout, source=EncoderInput(tokens, layout))
+    wrong = ALL["t5"].trunk_config(num_layers=1, dim=8, num_heads=2, vocab_size=11)
     with pytest.raises(UserError, match="cross attention"):
         wrong.replace(decoder=wrong.encoder)
 
 
 def test_sinusoids_are_the_papers():
-    from polyseme.nn.layers.positions import sinusoids
+    from polyseme.nn.layers.positions import sinusoidal_embedding
 
-    found = sinusoids(50, torch.empty(1, 10, dtype=torch.float64)).numpy()
+    found = sinusoidal_embedding(50, torch.empty(1, 10, dtype=torch.float64)).numpy()
     for place in (0, 1, 7, 49):
         for i in range(5):
             angle = place / 10000 ** (2 * i / 10)
@@ -142,5 +143,5 @@ def test_sizes_of_the_transformer_are_about_the_papers():
 
     for size, published in (("base", 65e6), ("big", 213e6)):
         with torch.device("meta"):
-            count = sum(p.numel() for p in Model(ALL["transformer"].spec(size)).parameters())
+            count = sum(p.numel() for p in Model(ALL["transformer"].model_config(size)).parameters())
         assert abs(count / published - 1) < 0.04

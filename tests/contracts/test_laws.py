@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyseme.nn.model import Model, ModelSpec
-from polyseme.nn.packing import Layout
-from polyseme.objectives.losses import losses
-from polyseme.train.loop import Training, train
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.schedule import ScheduleSpec
-from polyseme.weights.convert import to_ours, to_theirs
+from polyseme.nn.model import Model, ModelConfig
+from polyseme.nn.packing import PackedLayout
+from polyseme.objectives.losses import compute_losses
+from polyseme.train.loop import TrainState, train
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.schedule import ScheduleConfig
+from polyseme.weights.convert import from_published, to_published
 from tests.contracts import cases
 
 LENGTHS = (5, 9, 9, 1, 12, 5)
@@ -25,13 +25,13 @@ LENGTHS = (5, 9, 9, 1, 12, 5)
 def test_packing_alone_equals_among_neighbours(family, device, dtype, tolerance):
     model = cases.tiny_model(family, dtype, device)
     rows = cases.sequences(LENGTHS, device=device)
-    layout = Layout.of(LENGTHS, device=device)
+    layout = PackedLayout.from_lengths(LENGTHS, device=device)
     with torch.no_grad():
-        together = model.trunk(torch.cat(rows), layout, cases.segments_of(layout, family)).last
+        together = model.trunk(torch.cat(rows), layout, cases.segments_of(layout, family)).hidden
         pooled = model.trunk.pool(together, layout)
         for i, (row, found) in enumerate(zip(rows, together.split(list(LENGTHS)))):
-            one = Layout.of([len(row)], device=device)
-            alone = model.trunk(row, one, cases.segments_of(one, family)).last
+            one = PackedLayout.from_lengths([len(row)], device=device)
+            alone = model.trunk(row, one, cases.segments_of(one, family)).hidden
             torch.testing.assert_close(found, alone, atol=tolerance, rtol=0)
             torch.testing.assert_close(pooled[i : i + 1], model.trunk.pool(alone, one), atol=tolerance, rtol=0)
 
@@ -40,10 +40,13 @@ def test_packing_alone_equals_among_neighbours(family, device, dtype, tolerance)
 def test_packing_of_a_fixed_shape_changes_nothing(family):
     model = cases.tiny_model(family)
     rows = cases.sequences(LENGTHS)
-    plain, filled = Layout.of(LENGTHS), Layout.of([*LENGTHS, 4], slots=11, longest=20)
+    plain, filled = (
+        PackedLayout.from_lengths(LENGTHS),
+        PackedLayout.from_lengths([*LENGTHS, 4], num_slots=11, max_seqlen=20),
+    )
     with torch.no_grad():
-        expected = model.trunk(torch.cat(rows), plain).last
-        found = model.trunk(torch.cat([*rows, torch.zeros(4, dtype=torch.long)]), filled).last
+        expected = model.trunk(torch.cat(rows), plain).hidden
+        found = model.trunk(torch.cat([*rows, torch.zeros(4, dtype=torch.long)]), filled).hidden
     torch.testing.assert_close(found[:-4], expected, atol=1e-12, rtol=0)
 
 
@@ -53,13 +56,17 @@ def test_memory_in_chunks_equals_at_once(family, device, dtype, tolerance):
     model = cases.tiny_model(family, dtype, device)
     rows = cases.sequences((7, 12, 4), device=device)
     with torch.no_grad():
-        at_once = model.trunk(torch.cat(rows), Layout.of([7, 12, 4], device=device)).last.split([7, 12, 4])
+        at_once = model.trunk(torch.cat(rows), PackedLayout.from_lengths([7, 12, 4], device=device)).hidden.split(
+            [7, 12, 4]
+        )
         memory, found = None, [[], [], []]
         done = [0, 0, 0]
         for sizes in ((3, 1, 2), (1, 6, 1), (3, 5, 1)):
             chunk = [row[d : d + n] for row, d, n in zip(rows, done, sizes)]
-            reading = model.trunk(torch.cat(chunk), Layout.of(sizes, device=device), memory=memory, remember=True)
-            for i, part in enumerate(reading.last.split(list(sizes))):
+            reading = model.trunk(
+                torch.cat(chunk), PackedLayout.from_lengths(sizes, device=device), memory=memory, return_memory=True
+            )
+            for i, part in enumerate(reading.hidden.split(list(sizes))):
                 found[i].append(part)
             memory, done = reading.memory, [d + n for d, n in zip(done, sizes)]
     for parts, expected in zip(found, at_once):
@@ -68,9 +75,9 @@ def test_memory_in_chunks_equals_at_once(family, device, dtype, tolerance):
 
 def gradients(model: Model, batches: list) -> dict[str, torch.Tensor]:
     """The gradients after one step of the real loop, clipping off; a pooler that no head reads has none."""
-    optim = OptimSpec(rate=0.0, clip=0.0)
+    optim = OptimizerConfig(lr=0.0, max_grad_norm=0.0)
     device = next(model.parameters()).device
-    run = Training(model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec(), 1, device)
+    run = TrainState(model, optim.build(model, model.trunk.layer_groups()), optim, ScheduleConfig(), 1, device)
     list(train(run, [(batches, None)]))
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
@@ -96,7 +103,7 @@ def test_sum_a_step_without_targets_is_zero_not_nan(family):
     batch = cases.training_batch(model, cases.sequences((4, 3)))
     for targets in batch.targets.values():
         object.__setattr__(targets, "rows", targets.rows[:0])
-        object.__setattr__(targets, "values", targets.values[:0])
+        object.__setattr__(targets, "labels", targets.labels[:0])
         object.__setattr__(targets, "count", 0)
     assert all((g == 0).all() for g in gradients(model, [batch]).values())
 
@@ -126,20 +133,20 @@ def test_sum_two_ranks_give_the_same_gradient(tmp_path):
 @pytest.mark.parametrize("family", cases.NAMES)
 def test_round_trip_of_specs(family):
     fam = cases.family_of(family)
-    for spec in (cases.tiny_spec(family), *(fam.spec(size) for size in fam.sizes)):
-        assert ModelSpec.from_json(spec.to_json()) == spec
+    for spec in (cases.tiny_spec(family), *(fam.model_config(size) for size in fam.sizes)):
+        assert ModelConfig.from_json(spec.to_json()) == spec
 
 
 @pytest.mark.parametrize("family", cases.NAMES)
 def test_round_trip_of_weights(family):
     """Every tensor has its place, but those of heads that are here alone."""
     model, fam = cases.tiny_model(family), cases.family_of(family)
-    ours = tuple(f"heads.{name}." for name in model.heads if name not in fam.head_rules)
+    ours = tuple(f"heads.{name}." for name in model.heads if name not in fam.head_weight_maps)
     state = {name: t for name, t in model.state_dict().items() if not name.startswith(ours)}
-    theirs, left = to_theirs(fam, model.spec, state)
+    theirs, left = to_published(fam, model.config, state)
     assert not left
     shapes = {name: t.shape for name, t in state.items()}
-    back = to_ours(fam, model.spec, shapes, theirs, "test")
+    back = from_published(fam, model.config, shapes, theirs, "test")
     assert back.keys() == state.keys()
     assert all(torch.equal(back[name], state[name]) for name in state)
 
@@ -153,8 +160,10 @@ def test_causality(family, device, dtype, tolerance):
     other = row.clone()
     other[6] = (row[6] + 1) % cases.VOCAB
     with torch.no_grad():
-        before, after = (model.trunk(r, Layout.of([10], device=device)).last[:6] for r in (row, other))
-    if model.spec.trunk.causal:
+        before, after = (
+            model.trunk(r, PackedLayout.from_lengths([10], device=device)).hidden[:6] for r in (row, other)
+        )
+    if model.config.trunk.causal:
         torch.testing.assert_close(before, after, atol=tolerance, rtol=0)
     else:
         assert ((before - after).abs().amax(-1) > 1e-6).all()
@@ -167,8 +176,8 @@ def test_recomputing_changes_no_gradient(family):
     found = []
     for recompute in (False, True):
         model = cases.tiny_spec(family, 0.3).build(seed=1).double().train()
-        model.trunk.recompute = recompute
+        model.trunk.gradient_checkpointing = recompute
         torch.manual_seed(5)
-        sum(losses(model, cases.training_batch(model, rows)).values()).backward()
+        sum(compute_losses(model, cases.training_batch(model, rows)).values()).backward()
         found.append([p.grad for p in model.parameters() if p.grad is not None])
     assert all(torch.equal(a, b) for a, b in zip(*found))

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from polyseme.corpus.clean.sentences import split_sentences
-from polyseme.corpus.store import FORMAT, Corpus, manifest_hash, shard_file, token_type
-from polyseme.io.files import sha256, write_json
+from polyseme.corpus.store import FORMAT, Corpus, manifest_hash, shard_filename, token_dtype
+from polyseme.io.atomic import sha256
+from polyseme.io.json import write_json
 from polyseme.text.tokenizer import Tokenizer
 
 
@@ -23,18 +24,18 @@ def store(
     for number, first in enumerate(range(0, len(documents), per_shard)):
         texts = documents[first : first + per_shard]
         sentences = [split_sentences(text) for text in texts]
-        run = tokenizer.encode_run([sentence for part in sentences for sentence in part])
+        run = tokenizer.encode_corpus([sentence for part in sentences for sentence in part])
         assert run.lengths.all(), "every sentence of a test leaves a token"
         arrays = {
-            "tokens": run.ids.astype(token_type(tokenizer.vocab_size)),
+            "tokens": run.ids.astype(token_dtype(tokenizer.vocab_size)),
             "sentences": starts(run.lengths),
             "documents": starts(np.array([len(part) for part in sentences])),
-            "words": np.packbits(run.words, bitorder="little"),
+            "words": np.packbits(run.word_starts, bitorder="little"),
         }
         counts = {name: len(arrays[name]) for name in ("tokens", "sentences", "documents")}
         shards.append({"counts": counts | {"characters": sum(map(len, texts))}, "files": {}})
         for part, array in arrays.items():
-            path = folder / shard_file(number, part)
+            path = folder / shard_filename(number, part)
             np.save(path, array)
             shards[-1]["files"][path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     files = sorted((folder / "tokenizer").iterdir())
@@ -52,7 +53,7 @@ def store(
     }  # fmt: skip
     manifest |= said or {}
     write_json(folder / "manifest.json", manifest | {"hash": manifest_hash(manifest)})
-    return Corpus.open(folder, verify=True)
+    return Corpus.open(folder, verify_hashes=True)
 
 
 def starts(lengths: np.ndarray) -> np.ndarray:

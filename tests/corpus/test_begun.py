@@ -15,7 +15,7 @@ from polyseme.corpus.build import blocks
 from polyseme.corpus.build import prepare as module
 from polyseme.corpus.build import state as begun
 from polyseme.corpus.build.prepare import prepare
-from polyseme.corpus.store import Corpus, verify
+from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import UserError
 from polyseme.text.tokenizer import Tokenizer
 
@@ -34,7 +34,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
 
 
 def make(source: Path | str, out: Path, **options: Any) -> dict[str, Any]:
-    return prepare([source], TOKENIZER, out, **({"workers": 1, "shard_characters": 9000} | options))
+    return prepare([source], TOKENIZER, out, **({"num_workers": 1, "shard_characters": 9000} | options))
 
 
 def tree(folder: Path) -> set[str]:
@@ -50,7 +50,7 @@ def killed(*_: Any, **__: Any) -> None:
 
 
 def test_two_at_once(files: dict[str, Path], tmp_path: Path) -> None:
-    with begun.at_work(tmp_path / "out") as work:
+    with begun.exclusive_workdir(tmp_path / "out") as work:
         (work / "shard-00000.json").write_text("{}")
         with pytest.raises(UserError, match="another prepare is at work in"):
             make(files["a"], tmp_path / "out")
@@ -61,12 +61,12 @@ def test_a_kill_before_the_plan_is_written(
     files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(begun, "forget", killed)  # a real kill runs no clean-up
+        patch.setattr(begun, "rollback", killed)  # a real kill runs no clean-up
         patch.setattr(begun, "write_json", killed)
         make(files["a"], tmp_path / "out")
     assert (tmp_path / "out/tokenizer").exists()
     make(files["a"], tmp_path / "out")
-    verify(tmp_path / "out")
+    verify_corpus(tmp_path / "out")
 
 
 @pytest.mark.parametrize("left", ["all", "no plan"])
@@ -75,14 +75,14 @@ def test_a_kill_while_tidying_up(
 ) -> None:
     """What a finished run left is not taken for the next one's."""
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(module, "tidy", killed)
+        patch.setattr(module, "remove_temporary", killed)
         make(files["a"], tmp_path / "out")
     if left == "no plan":
         (tmp_path / "out/.work/plan.json").unlink()
     make(files["b"], tmp_path / "out", append=True)
     make(files["a"], tmp_path / "whole")
     make(files["b"], tmp_path / "whole", append=True)
-    assert Corpus.open(tmp_path / "out", verify=True).manifest == Corpus.open(tmp_path / "whole").manifest
+    assert Corpus.open(tmp_path / "out", verify_hashes=True).manifest == Corpus.open(tmp_path / "whole").manifest
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
@@ -90,7 +90,7 @@ def test_nothing_is_left_of_a_run_that_leaves_nothing(files: dict[str, Path], tm
     (tmp_path / "mine").mkdir()
     for out in ("mine", "new"):
         with pytest.raises(UserError, match="nothing is left of this text"):
-            make(files["a"], tmp_path / out, clean="short=1000000")
+            make(files["a"], tmp_path / out, clean="min_chars=1000000")
     assert not tree(tmp_path / "mine") and not (tmp_path / "new").exists()
 
 
@@ -107,7 +107,7 @@ def test_an_error_after_the_first_file_leaves_nothing(
 
     with monkeypatch.context() as patch, pytest.raises(UserError, match="no space"):
         patch.setattr(module, "write_array", full)
-        make(files["a"], tmp_path / "out", duplicates="none")
+        make(files["a"], tmp_path / "out", dedup="none")
     assert not (tmp_path / "out").exists()
 
 
@@ -133,7 +133,7 @@ def test_what_is_in_a_corpus_already(files: dict[str, Path], tmp_path: Path) -> 
     assert make(files["a"], out, append=True) == make(f"{files['b']}::weight=2", out, append=True) == whole
     with pytest.raises(UserError, match=r"b\.jsonl is in .* already, with weight 2\.0, not 1\.0"):
         make(files["b"], out, append=True)
-    assert len(make(f"{files['a']}::key=more", out, append=True)["origins"]) == 3  # another column is another text
+    assert len(make(f"{files['a']}::key=more", out, append=True)["sources"]) == 3  # another column is another text
     with pytest.raises(UserError, match="other sources"):
         make(files["c"], out)
 
@@ -144,25 +144,27 @@ def test_an_unfinished_append_and_another_one(
     out = tmp_path / "out"
     make(files["a"], out)
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(module._Run, "tokens", killed)
+        patch.setattr(module._PreparationRun, "write_shards", killed)
         make(files["b"], out, append=True)
     with pytest.raises(UserError, match=r"run that again to finish it, or remove .*\.work to drop it"):
         make(files["c"], out, append=True)
-    assert len(make(files["b"], out, append=True)["origins"]) == 2
-    verify(out)
+    assert len(make(files["b"], out, append=True)["sources"]) == 2
+    verify_corpus(out)
 
 
 def test_the_corpus_inside_its_own_source(files: dict[str, Path], tmp_path: Path) -> None:
     made = make(tmp_path, tmp_path / "corpus")
-    assert make(tmp_path, tmp_path / "corpus") == made and len(made["sources"]) == 3
-    assert make(tmp_path, tmp_path / "other")["sources"] == made["sources"]  # nor is the first one read as text
+    assert make(tmp_path, tmp_path / "corpus") == made and len(made["source_files"]) == 3
+    assert (
+        make(tmp_path, tmp_path / "other")["source_files"] == made["source_files"]
+    )  # nor is the first one read as text
 
 
 def test_many_short_documents_close_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "MANY", 10)
-    monkeypatch.setattr(blocks, "MOST", 25)
+    monkeypatch.setattr(blocks, "MAX_BLOCK_DOCUMENTS", 10)
+    monkeypatch.setattr(blocks, "MAX_SHARD_DOCUMENTS", 25)
     (tmp_path / "lines.txt").write_text("\n".join(f"Line number {i} of many." for i in range(100)))
-    assert len(make(tmp_path / "lines.txt", tmp_path / "out", split="line", duplicates="none")["shards"]) == 4
+    assert len(make(tmp_path / "lines.txt", tmp_path / "out", split="line", dedup="none")["shards"]) == 4
 
 
 def test_a_pipe_by_name_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ import pytest
 
 from polyseme.corpus.clean import language
 from polyseme.corpus.clean.clean import (
-    DEFAULT,
-    EXAMPLES,
-    EXCERPT,
+    DEFAULT_STEPS,
+    EXCERPT_CHARS,
+    MAX_EXAMPLES,
     Cleaner,
-    Steps,
-    Tally,
-    line_hashes,
-    parse_steps,
-    repeated_lines,
+    CleaningConfig,
+    CleaningStats,
+    find_repeated_lines,
+    hash_distinct_lines,
+    parse_cleaning_steps,
 )
 from polyseme.errors import UserError
 
@@ -29,17 +29,17 @@ FOOTER = "We use cookies to make this page better."
 
 
 def lines_of(texts, at_least, path, memory=64 << 20):
-    return repeated_lines((line_hashes(text) for text in texts), at_least, path, memory)
+    return find_repeated_lines((hash_distinct_lines(text) for text in texts), at_least, path, memory)
 
 
 def clean(text, steps, lang="en", lines=None):
     """The cleaned text and the tally; what is kept comes out of `rewrite` too."""
-    cleaner, tally = Cleaner(parse_steps(steps), lines), Tally()
+    cleaner, tally = Cleaner(parse_cleaning_steps(steps), lines), CleaningStats()
     found = cleaner.clean(text, lang, "here", tally)
     if found is not None:
-        assert cleaner.rewrite(text) == found == cleaner.rewrite(found)
-    assert sum(row["characters"] for row in tally.steps.values()) == len(text) - len(found or "")
-    return found, {name: row for name, row in tally.steps.items() if row["changed"] or row["removed"]}
+        assert cleaner.transform(text) == found == cleaner.transform(found)
+    assert sum(row["characters"] for row in tally.by_step.values()) == len(text) - len(found or "")
+    return found, {name: row for name, row in tally.by_step.items() if row["changed"] or row["removed"]}
 
 
 def noisy_documents(seed, num):
@@ -62,13 +62,16 @@ def noisy_documents(seed, num):
 
 
 def test_steps_are_read():
-    assert parse_steps(DEFAULT) == Steps(nfc=True, control=True)
-    assert parse_steps("none") == Steps() and not parse_steps("none").counts_lines
-    steps = parse_steps(" short=20, boilerplate ,language=0.9,long=1000,nfc")
-    assert steps == Steps(nfc=True, boilerplate=10, short=20, long=1000, language=0.9) and steps.counts_lines
-    assert steps.to_json() == {"nfc": True, "boilerplate": 10, "short": 20, "long": 1000, "language": 0.9}
-    for each in (steps, Steps(), parse_steps("nfc,control,boilerplate,short,long,language")):
-        assert parse_steps(str(each)) == each
+    assert parse_cleaning_steps(DEFAULT_STEPS) == CleaningConfig(nfc=True, control=True)
+    assert parse_cleaning_steps("none") == CleaningConfig() and not parse_cleaning_steps("none").needs_line_counts
+    steps = parse_cleaning_steps(" min_chars=20, boilerplate ,language=0.9,max_chars=1000,nfc")
+    assert (
+        steps == CleaningConfig(nfc=True, boilerplate=10, min_chars=20, max_chars=1000, language=0.9)
+        and steps.needs_line_counts
+    )
+    assert steps.to_json() == {"nfc": True, "boilerplate": 10, "min_chars": 20, "max_chars": 1000, "language": 0.9}
+    for each in (steps, CleaningConfig(), parse_cleaning_steps("nfc,control,boilerplate,min_chars,max_chars,language")):
+        assert parse_cleaning_steps(str(each)) == each
 
 
 @pytest.mark.parametrize(
@@ -80,27 +83,27 @@ def test_steps_are_read():
         ("none,nfc", "stands alone"),
         ("nfc,nfc", "twice"),
         ("nfc=1", "takes no value"),
-        ("short=", "short=200"),
-        ("short=many", "short=200"),
-        ("short=0", "1 or more"),
-        ("long=-3", "1 or more"),
+        ("min_chars=", "min_chars=200"),
+        ("min_chars=many", "min_chars=200"),
+        ("min_chars=0", "1 or more"),
+        ("max_chars=-3", "1 or more"),
         ("boilerplate=1", "2 or more"),
         ("language=1.5", "at most 1"),
         ("language=0", "above 0"),
         ("language=nan", "above 0"),
-        ("short=10,long=5", "at least 10 and at most 5"),
+        ("min_chars=10,max_chars=5", "at least 10 and at most 5"),
     ],
 )
 def test_a_wrong_step_is_named(text, named):
     with pytest.raises(UserError, match=named):
-        parse_steps(text)
+        parse_cleaning_steps(text)
 
 
 def test_composed_characters():
     found, tally = clean("cafe\u0301 und Bru\u0308cke", "nfc")
     assert found == "café und Brücke"
     assert tally == {"nfc": {"changed": 1, "removed": 0, "characters": 2, "examples": tally["nfc"]["examples"]}}
-    assert tally["nfc"]["examples"] == [{"where": "here", "text": "cafe\u0301 und Bru\u0308cke"}]
+    assert tally["nfc"]["examples"] == [{"location": "here", "text": "cafe\u0301 und Bru\u0308cke"}]
     longer, tally = clean("\u0958", "nfc")  # excluded from composition: NFC has two characters
     assert len(longer) == 2 and tally["nfc"]["characters"] == -1
 
@@ -135,7 +138,7 @@ def test_repeated_lines_go(tmp_path):
     assert len(lines) == 1
     found, tally = clean(texts[0], "boilerplate=6", lines=lines)
     assert found == "Own line 0.\n* * *\nEnd 0"
-    assert tally["boilerplate"]["examples"] == [{"where": "here", "text": FOOTER}]
+    assert tally["boilerplate"]["examples"] == [{"location": "here", "text": FOOTER}]
     assert clean(texts[5], "boilerplate=6", lines=lines)[1]["boilerplate"]["removed"] == 1
     assert clean(texts[6], "boilerplate=6", lines=lines) == ("Own line 1.", {})
     assert clean("last\n" + FOOTER, "boilerplate=6", lines=lines)[1]["boilerplate"]["examples"][0]["text"] == FOOTER
@@ -144,12 +147,12 @@ def test_repeated_lines_go(tmp_path):
 
 
 def test_short_and_long():
-    assert clean("x" * 9, "short=10,long=20")[1]["short"]["removed"] == 1
-    assert clean("x" * 10, "short=10,long=20") == ("x" * 10, {})
-    assert clean("x" * 20, "short=10,long=20") == ("x" * 20, {})
-    found, tally = clean("x" * 21, "short=10,long=20")
-    assert found is None and tally["long"]["characters"] == 21
-    assert clean("x\x00" * 8, "control,short=10")[1]["short"]["characters"] == 8  # it sees what control left
+    assert clean("x" * 9, "min_chars=10,max_chars=20")[1]["min_chars"]["removed"] == 1
+    assert clean("x" * 10, "min_chars=10,max_chars=20") == ("x" * 10, {})
+    assert clean("x" * 20, "min_chars=10,max_chars=20") == ("x" * 20, {})
+    found, tally = clean("x" * 21, "min_chars=10,max_chars=20")
+    assert found is None and tally["max_chars"]["characters"] == 21
+    assert clean("x\x00" * 8, "control,min_chars=10")[1]["min_chars"]["characters"] == 8  # it sees what control left
 
 
 # -------------------------------------------------------------------------------------------------- language
@@ -175,16 +178,16 @@ def test_languages_that_are_one():
         ("sr_Latn", "hr"),
         ("de_DE.UTF-8", "DE"),
     ]
-    assert all(language.language(a) == language.language(b) for a, b in same)
-    assert language.language("no") != language.language("sv")
+    assert all(language.normalize_language(a) == language.normalize_language(b) for a, b in same)
+    assert language.normalize_language("no") != language.normalize_language("sv")
 
 
 def test_a_long_text_is_sampled_from_beginning_middle_and_end():
     text = "a" * 10_000 + "b" * 10_000 + "c" * 10_000
-    assert {*language.sample(text)} == {*"abc "} and len(language.sample(text)) <= language.SAMPLE + 2
-    assert language.sample(text).startswith("a") and language.sample(text).endswith("c")
+    assert {*language.sample_text(text)} == {*"abc "} and len(language.sample_text(text)) <= language.SAMPLE_CHARS + 2
+    assert language.sample_text(text).startswith("a") and language.sample_text(text).endswith("c")
     pytest.importorskip("py3langid")
-    identify = language.Identifier()
+    identify = language.LanguageDetector()
     found, probability = identify(GERMAN * 1000)
     assert found == "de" and 0.99 < probability <= 1
     assert identify("") == identify("12345 67890 12345 67890 !") == ("", 0.0)
@@ -193,13 +196,13 @@ def test_a_long_text_is_sampled_from_beginning_middle_and_end():
 def test_a_missing_identifier_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "py3langid", None)
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
-    language._model.cache_clear()
+    language._load_model.cache_clear()
     try:
         with pytest.raises(UserError, match="pip install py3langid"):
-            Cleaner(parse_steps("language"))
-        Cleaner(parse_steps("nfc"))
+            Cleaner(parse_cleaning_steps("language"))
+        Cleaner(parse_cleaning_steps("nfc"))
     finally:
-        language._model.cache_clear()
+        language._load_model.cache_clear()
 
 
 # ----------------------------------------------------------------------------------------------------- tally
@@ -208,30 +211,30 @@ def test_a_missing_identifier_is_told(monkeypatch):
 @pytest.mark.parametrize("cut", [0, 1, 77, 300])
 def test_tallies_of_stretches_add_up(tmp_path, cut):
     texts = noisy_documents(1, 300)
-    steps = parse_steps("nfc,control,boilerplate=5,short=60,long=600")
+    steps = parse_cleaning_steps("nfc,control,boilerplate=5,min_chars=60,max_chars=600")
     plain = Cleaner(steps)
-    lines = lines_of([plain.rewrite(text) for text in texts], 5, tmp_path)
+    lines = lines_of([plain.transform(text) for text in texts], 5, tmp_path)
     assert len(lines) > 3
 
     def tally_of(numbers):
-        cleaner, tally, left = Cleaner(steps, lines), Tally(), 0
+        cleaner, tally, left = Cleaner(steps, lines), CleaningStats(), 0
         for number in numbers:
             found = cleaner.clean(texts[number], "en", f"line {number}", tally)
             left += len(found or "")
-            assert found is None or cleaner.rewrite(texts[number]) == found
+            assert found is None or cleaner.transform(texts[number]) == found
         return tally, left
 
     whole, left = tally_of(range(300))
     first, second = tally_of(range(cut))[0], tally_of(range(cut, 300))[0]
-    merged = Tally.from_json(json.loads(json.dumps(first.to_json())))
-    merged.add(Tally.from_json(second.to_json()))
+    merged = CleaningStats.from_json(json.loads(json.dumps(first.to_json())))
+    merged.add(CleaningStats.from_json(second.to_json()))
     assert merged.to_json() == whole.to_json()
-    assert sum(map(len, texts)) == left + sum(row["characters"] for row in whole.steps.values())
-    for name in ("nfc", "control", "boilerplate", "short", "long"):
-        row = whole.steps[name]
-        assert row["changed"] + row["removed"] > EXAMPLES == len(row["examples"])
-        assert all(0 < len(each["text"]) <= EXCERPT for each in row["examples"] if name != "short")
-    assert whole.steps["boilerplate"]["removed"] and whole.steps["boilerplate"]["changed"]
+    assert sum(map(len, texts)) == left + sum(row["characters"] for row in whole.by_step.values())
+    for name in ("nfc", "control", "boilerplate", "min_chars", "max_chars"):
+        row = whole.by_step[name]
+        assert row["changed"] + row["removed"] > MAX_EXAMPLES == len(row["examples"])
+        assert all(0 < len(each["text"]) <= EXCERPT_CHARS for each in row["examples"] if name != "min_chars")
+    assert whole.by_step["boilerplate"]["removed"] and whole.by_step["boilerplate"]["changed"]
 
 
 def test_examples_can_be_written_as_utf8():
@@ -243,25 +246,27 @@ def test_examples_can_be_written_as_utf8():
 
 
 def test_the_lines_of_a_document():
-    assert line_hashes("").tolist() == line_hashes("\n \n--\n").tolist() == []
-    assert line_hashes("a\n b\na \nb\n\n—").tolist() == sorted(np.concatenate([line_hashes("a"), line_hashes("b")]))
-    assert len(line_hashes("_1_\n第\n\ud800x")) == 3
-    assert line_hashes("a").dtype == np.uint64
+    assert hash_distinct_lines("").tolist() == hash_distinct_lines("\n \n--\n").tolist() == []
+    assert hash_distinct_lines("a\n b\na \nb\n\n—").tolist() == sorted(
+        np.concatenate([hash_distinct_lines("a"), hash_distinct_lines("b")])
+    )
+    assert len(hash_distinct_lines("_1_\n第\n\ud800x")) == 3
+    assert hash_distinct_lines("a").dtype == np.uint64
 
 
 @pytest.mark.parametrize("memory", [64 << 20, 1 << 12])
 @pytest.mark.parametrize("at_least", [2, 10])
 def test_repeated_lines_against_a_plain_count(tmp_path, memory, at_least):
     texts = noisy_documents(2, 900)
-    count = Counter(hash_ for text in texts for hash_ in line_hashes(text).tolist())
+    count = Counter(hash_ for text in texts for hash_ in hash_distinct_lines(text).tolist())
     expected = sorted(hash_ for hash_, number in count.items() if number >= at_least)
     assert lines_of(texts, at_least, tmp_path, memory).tolist() == expected and len(expected) > 3
     assert not list(tmp_path.iterdir())
-    together = [np.concatenate([line_hashes(text) for text in texts])]
-    assert repeated_lines(together, at_least, tmp_path, memory).tolist() == expected
+    together = [np.concatenate([hash_distinct_lines(text) for text in texts])]
+    assert find_repeated_lines(together, at_least, tmp_path, memory).tolist() == expected
 
 
 def test_no_lines_at_all(tmp_path):
-    assert repeated_lines([], 2, tmp_path).tolist() == []
-    assert repeated_lines([np.array([0, 0], dtype=np.uint64)], 2, tmp_path).tolist() == [0]
-    assert repeated_lines([np.array([0], dtype=np.uint64)], 2, tmp_path).tolist() == []
+    assert find_repeated_lines([], 2, tmp_path).tolist() == []
+    assert find_repeated_lines([np.array([0, 0], dtype=np.uint64)], 2, tmp_path).tolist() == [0]
+    assert find_repeated_lines([np.array([0], dtype=np.uint64)], 2, tmp_path).tolist() == []

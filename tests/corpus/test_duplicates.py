@@ -9,9 +9,9 @@ import pytest
 
 from polyseme.corpus.dedup import lsh as duplicates
 from polyseme.corpus.dedup import minhash as fingerprint
-from polyseme.corpus.dedup.external_sort import Runs
-from polyseme.corpus.dedup.lsh import bands, find_duplicates
-from polyseme.corpus.dedup.minhash import SIZE, fingerprints, jaccard, split_words
+from polyseme.corpus.dedup.external_sort import ExternalSorter
+from polyseme.corpus.dedup.lsh import find_duplicates, lsh_bands
+from polyseme.corpus.dedup.minhash import SIGNATURE_SIZE, jaccard_similarity, minhash_signatures, split_words
 from polyseme.errors import UserError
 
 PARTS = ("ka", "mo", "ri", "te", "su", "la", "pen", "dor", "gi", "sta", "vu", "ne")
@@ -36,7 +36,7 @@ def edited(rng, words, rate):
 
 
 def find(texts, path, threshold=0.8, memory=LARGE, alive=None, near=True, **options):
-    exact, signatures = fingerprints(texts)
+    exact, signatures = minhash_signatures(texts)
     alive = np.ones(len(texts), dtype=bool) if alive is None else alive
     found, copies = find_duplicates([exact], [signatures] if near else None, alive, threshold, path, memory, **options)
     assert not list(path.iterdir())
@@ -44,7 +44,7 @@ def find(texts, path, threshold=0.8, memory=LARGE, alive=None, near=True, **opti
     return found, copies
 
 
-shingles_of = cache(fingerprint._shingles)
+shingles_of = cache(fingerprint._shingle_set)
 
 
 def true_similarity(a, b):
@@ -93,14 +93,14 @@ def test_equal_numbers_estimate_the_similarity_without_bias(num_words):
     for _ in range(300 if num_words < 1000 else 60):
         first = sentence(rng, num_words)
         pairs += [" ".join(first), " ".join(edited(rng, first, rng.choice([0.01, 0.03, 0.1, 0.2])))]
-    _, signatures = fingerprints(pairs)
+    _, signatures = minhash_signatures(pairs)
     estimates = (signatures[::2] == signatures[1::2]).mean(axis=1)
-    truth = np.array([jaccard(a, b) for a, b in zip(pairs[::2], pairs[1::2])])
+    truth = np.array([jaccard_similarity(a, b) for a, b in zip(pairs[::2], pairs[1::2])])
     errors = estimates - truth
     assert truth.std() > 0.1
     assert abs(errors.mean()) < 4 * errors.std() / len(errors) ** 0.5
     inside = (truth > 0.1) & (truth < 0.9)
-    spread = (errors / np.sqrt(truth * (1 - truth) / SIZE + 1e-12))[inside].std()
+    spread = (errors / np.sqrt(truth * (1 - truth) / SIGNATURE_SIZE + 1e-12))[inside].std()
     assert spread < (1.15 if num_words >= 100 else 3)  # few shingles fill few bins, and copies err together
 
 
@@ -108,32 +108,32 @@ def test_a_signature_depends_on_its_text_alone():
     rng = random.Random(0)
     texts = [" ".join(sentence(rng, rng.choice([0, 1, 4, 5, 6, 50, 900]))) for _ in range(300)]
     texts[7] = " ".join(sentence(rng, 60_000))
-    assert len(texts[7]) > 2 * fingerprint.BATCH
-    exact, signatures = fingerprints(texts)
+    assert len(texts[7]) > 2 * fingerprint.BATCH_CHARS
+    exact, signatures = minhash_signatures(texts)
     for number in (0, 1, 6, 7, 8, 150, 299):
-        alone = fingerprints([texts[number]])
+        alone = minhash_signatures([texts[number]])
         assert (alone[0][0] == exact[number]).all() and (alone[1][0] == signatures[number]).all()
-    cut = fingerprints([texts[7][: len(texts[7]) // 2]])[1][0]
+    cut = minhash_signatures([texts[7][: len(texts[7]) // 2]])[1][0]
     assert 0.35 < (cut == signatures[7]).mean() < 0.65
 
 
 def test_an_empty_bin_takes_from_the_first_full_one_in_its_order():
     rng = np.random.default_rng(0)
-    full = rng.random((200, SIZE)) < 2.0 ** rng.uniform(-8, 0, (200, 1))
-    least = np.where(full, rng.integers(0, 2**62, (200, SIZE), dtype=np.uint64), fingerprint._EMPTY)
-    donors, _ = fingerprint._donors()
+    full = rng.random((200, SIGNATURE_SIZE)) < 2.0 ** rng.uniform(-8, 0, (200, 1))
+    least = np.where(full, rng.integers(0, 2**62, (200, SIGNATURE_SIZE), dtype=np.uint64), fingerprint._EMPTY_BIN)
+    donors, _ = fingerprint._densification_order()
     expected = [
-        [row[next((i for i in (bin, *donors[bin]) if there[i]), bin)] for bin in range(SIZE)]
+        [row[next((i for i in (bin, *donors[bin]) if there[i]), bin)] for bin in range(SIGNATURE_SIZE)]
         for row, there in zip(least, full)
     ]
-    fingerprint._densify(least)
+    fingerprint._densify_signatures(least)
     assert (least == np.array(expected)).all() and len(set(full.sum(axis=1))) > 30
 
 
 def test_case_and_punctuation_do_not_count():
     a, b = "Ach, wie gut, daß niemand weiß: ΣΟΦΌΣ!", "ACH WIE GUT DAß -- NIEMAND WEIß (σοφός)"
-    exact, signatures = fingerprints([a, b])
-    assert (signatures[0] == signatures[1]).all() and jaccard(a, b) == 1
+    exact, signatures = minhash_signatures([a, b])
+    assert (signatures[0] == signatures[1]).all() and jaccard_similarity(a, b) == 1
     assert (exact[0] != exact[1]).any()
 
 
@@ -144,9 +144,9 @@ def test_words_of_every_script():
 
 
 def test_the_table_says_of_every_character_what_the_rule_says():
-    table = fingerprint._table()
+    table = fingerprint._code_point_table()
     for code in (*range(0x3000), *range(0x3000, 0x110000, 7), *range(0xD700, 0xE000), *range(0xE0100, 0xE01F0)):
-        folded, alone = fingerprint._fold(chr(code))
+        folded, alone = fingerprint._fold_char(chr(code))
         assert table[code] == (ord(folded) | (alone << 31) if folded else 0), hex(code)
 
 
@@ -155,7 +155,7 @@ def test_hashes_of_words_are_equal_where_the_words_are():
     signs = "abcAB ,.-é\u0301ßक\u093fท漢🙂\u200d\u200f\ud800\n"
     for _ in range(50):
         text = "".join(rng.choice(signs) for _ in range(300))
-        hashes, _ = fingerprint._words(text)
+        hashes, _ = fingerprint._hash_words(text)
         words = split_words(text)
         assert len(hashes) == len(words) > len(set(words))
         assert len(set(zip(words, hashes.tolist()))) == len(set(words)) == len(set(hashes.tolist()))
@@ -165,14 +165,14 @@ def test_hashes_of_words_are_equal_where_the_words_are():
 
 
 def test_bands_find_what_is_at_the_threshold():
-    assert bands(0.8) == (21, 6)
-    assert bands(1.0) == (1, SIZE)
+    assert lsh_bands(0.8) == (21, 6)
+    assert lsh_bands(1.0) == (1, SIGNATURE_SIZE)
     for threshold in (0.1, 0.3, 0.5, 0.7, 0.9):
-        number, rows = bands(threshold)
-        assert number * rows <= SIZE and 1 - (1 - threshold**rows) ** number >= 0.99
-        assert 1 - (1 - threshold ** (rows + 1)) ** (SIZE // (rows + 1)) < 0.99
+        number, rows = lsh_bands(threshold)
+        assert number * rows <= SIGNATURE_SIZE and 1 - (1 - threshold**rows) ** number >= 0.99
+        assert 1 - (1 - threshold ** (rows + 1)) ** (SIGNATURE_SIZE // (rows + 1)) < 0.99
     with pytest.raises(UserError, match=r"1\.5"):
-        bands(1.5)
+        lsh_bands(1.5)
 
 
 @pytest.mark.parametrize("threshold", [0.6, 0.8])
@@ -187,7 +187,7 @@ def test_recall_and_precision_against_brute_force(tmp_path, threshold):
     assert (truth >= 0).sum() > 300
     assert recall >= 0.95 and precision >= 0.95
     # Errors are where the estimate may err: within three standard errors of the threshold.
-    margin = 3 * (threshold * (1 - threshold) / SIZE) ** 0.5
+    margin = 3 * (threshold * (1 - threshold) / SIGNATURE_SIZE) ** 0.5
     kept = [text for text, other in zip(texts, found) if other < 0]
     assert (brute_force(kept, threshold + margin) >= 0).sum() <= 0.01 * (found >= 0).sum()
     for later in np.flatnonzero(found >= 0):
@@ -197,7 +197,7 @@ def test_recall_and_precision_against_brute_force(tmp_path, threshold):
 
 def test_the_rule_on_the_estimate_is_kept_to_the_letter(tmp_path):
     texts, _ = near_copies(3, 2000)
-    _, signatures = fingerprints(texts)
+    _, signatures = minhash_signatures(texts)
     found, _ = find(texts, tmp_path)
     expected, kept = np.full(len(texts), -1), []
     for number in range(len(texts)):
@@ -213,7 +213,7 @@ def test_memory_and_parts_do_not_matter(tmp_path):
     texts = list(near_copies(5, 1200)[0])
     texts += [" ".join(sentence(random.Random(5), 90))] * 400
     texts += [" ".join(edited(random.Random(i), texts[5].split(), 0.004)) for i in range(400)]
-    exact, signatures = fingerprints(texts)
+    exact, signatures = minhash_signatures(texts)
     alive = np.random.default_rng(0).random(len(texts)) < 0.9
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "bands.runs").write_bytes(b"left by a killed job")
@@ -264,7 +264,10 @@ def test_a_chain_is_cut_at_the_first_that_is_kept(tmp_path):
     other = sentence(random.Random(8), 400)
     chain = [" ".join(words) for words in (other, a, b, c, b, c)]
     found, copies = find(chain, tmp_path)
-    assert jaccard(chain[1], chain[2]) > 0.85 < jaccard(chain[2], chain[3]) and jaccard(chain[1], chain[3]) < 0.76
+    assert (
+        jaccard_similarity(chain[1], chain[2]) > 0.85 < jaccard_similarity(chain[2], chain[3])
+        and jaccard_similarity(chain[1], chain[3]) < 0.76
+    )
     assert found.tolist() == [-1, -1, 1, -1, 1, 3]
     assert copies.tolist() == [False, False, False, False, False, True]
 
@@ -283,11 +286,15 @@ def test_a_large_cluster_is_no_square(tmp_path, monkeypatch, rate, removed):
     template = sentence(rng, 120)
     texts = [" ".join(edited(rng, template, rate)) for _ in range(5000)]
     compared = []
-    plain = duplicates.similar
-    monkeypatch.setattr(duplicates, "similar", lambda *a: compared.append(len(a[1])) or plain(*a))
+    plain = duplicates.is_similar
+    monkeypatch.setattr(duplicates, "is_similar", lambda *a: compared.append(len(a[1])) or plain(*a))
     found, _ = find(texts, tmp_path, memory=1 << 20)
     assert ((found >= 0).mean() > 0.95) == removed
-    bound = len(texts) * (duplicates.FIRST + duplicates.BEFORE) * (1 if removed else bands(0.8)[0])
+    bound = (
+        len(texts)
+        * (duplicates.NUM_BUCKET_FIRST + duplicates.NUM_BUCKET_PREVIOUS)
+        * (1 if removed else lsh_bands(0.8)[0])
+    )
     assert 0 < sum(compared) <= bound < len(texts) ** 2 / 4
 
 
@@ -298,9 +305,9 @@ def test_who_is_compared_in_a_bucket(tmp_path, memory):
     total = 1000
     keys = rng.choice([1, 2, 3, 500, *range(10_000, 10_400)], total, p=[0.4, 0.2, 0.05, 0.05, *[0.3 / 400] * 400])
     keys = keys.astype(np.uint64) << np.uint64(40)
-    with Runs(tmp_path / "runs", memory) as records:
-        records.add(rng.permutation(duplicates._pack(keys, 0, total)))
-        found = np.concatenate(list(duplicates._pairs(records, total, lambda amount: None))).tolist()
+    with ExternalSorter(tmp_path / "runs", memory) as records:
+        records.add(rng.permutation(duplicates._pack_records(keys, 0, total)))
+        found = np.concatenate(list(duplicates._candidate_pairs(records, total, lambda amount: None))).tolist()
     expected = set()
     for key in set(keys.tolist()):
         bucket = np.flatnonzero(keys == np.uint64(key)).tolist()
@@ -347,7 +354,7 @@ def test_tiny_documents_are_not_taken_for_each_other(tmp_path):
 
 
 def test_the_parts_must_fit(tmp_path):
-    exact, signatures = fingerprints(["a", "b"])
+    exact, signatures = minhash_signatures(["a", "b"])
     with pytest.raises(ValueError, match="not of the same"):
         find_duplicates([exact], [signatures], np.ones(3, dtype=bool), 0.8, tmp_path)
 
@@ -361,11 +368,11 @@ def test_runs_give_back_everything_sorted(tmp_path, unique, memory, sizes):
     rng = np.random.default_rng(0)
     for top in (20, 2**63):
         values = [rng.integers(0, top, size, dtype=np.uint64) for size in sizes]
-        with Runs(tmp_path / "made" / "here", memory, unique) as runs:
+        with ExternalSorter(tmp_path / "made" / "here", memory, unique) as runs:
             for part in values:
                 runs.add(part)
-            assert runs.total == sum(sizes)
-            found = np.concatenate([np.empty(0, np.uint64), *runs.merged()])
+            assert runs.num_added == sum(sizes)
+            found = np.concatenate([np.empty(0, np.uint64), *runs.sorted_chunks()])
         expected = np.sort(np.concatenate([np.empty(0, np.uint64), *values]))
         assert (found == (np.unique(expected) if unique else expected)).all()
         assert not (tmp_path / "made" / "here").exists()

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from polyseme.corpus.sources.lines import Document
-from polyseme.corpus.sources.readers import Input
+from polyseme.corpus.sources.readers import SourceFile
 from polyseme.errors import UserError
 from polyseme.tasks.examples import read_examples
 from tests.corpus.samples import FILES, PACKERS, catalogue, parquet
@@ -60,9 +60,9 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
     return bytes(found)
 
 
-def check(source: Input, data: bytes) -> tuple[int, int]:
+def check(source: SourceFile, data: bytes) -> tuple[int, int]:
     """How many documents and errors a file gives; each must be good for what comes after."""
-    source.file.write_bytes(data)
+    source.local_path.write_bytes(data)
     documents = errors = 0
     for found in islice(source.read(), MOST):
         if isinstance(found, Document):
@@ -77,7 +77,7 @@ def check(source: Input, data: bytes) -> tuple[int, int]:
     return documents, errors
 
 
-def fuzz(source: Input, data: bytes, count: int, seed: int = 0) -> tuple[int, int]:
+def fuzz(source: SourceFile, data: bytes, count: int, seed: int = 0) -> tuple[int, int]:
     draw = random.Random(seed)
     given = [check(source, mutated(data, draw)) for _ in range(count)]
     return sum(documents for documents, _ in given), sum(errors for _, errors in given)
@@ -87,7 +87,7 @@ def fuzz(source: Input, data: bytes, count: int, seed: int = 0) -> tuple[int, in
 def test_every_format(folder: Path, form: str) -> None:
     for number, split in enumerate(("file", "blank", "line") if form == "text" else ("file",)):
         count = COUNT // 3 + 1 if form == "text" else COUNT
-        source = Input(0, folder / f"a.{form}", format=form, split=split)
+        source = SourceFile(0, folder / f"a.{form}", format=form, split=split)
         documents, errors = fuzz(source, FILES[form][1], count, number)
         assert documents > count // 3 and errors > count // 20
 
@@ -106,7 +106,7 @@ PARQUETS = [
 
 @pytest.mark.parametrize(("kind", "compression"), PARQUETS)
 def test_parquet(folder: Path, kind: pa.DataType, compression: str) -> None:
-    source = Input(0, folder / "a.parquet", format="parquet")
+    source = SourceFile(0, folder / "a.parquet", format="parquet")
     documents, errors = fuzz(source, small_parquet(kind, compression), COUNT // 2)
     assert documents > COUNT // 20 and errors > COUNT // 20
 
@@ -114,14 +114,14 @@ def test_parquet(folder: Path, kind: pa.DataType, compression: str) -> None:
 @pytest.mark.parametrize("ending", PACKERS)
 @pytest.mark.parametrize("form", ["text", "jsonl", "wet", "mo"])
 def test_packed(folder: Path, form: str, ending: str) -> None:
-    source = Input(0, folder / f"a.{form}{ending}", format=form, split="line")
+    source = SourceFile(0, folder / f"a.{form}{ending}", format=form, split="line")
     assert fuzz(source, PACKERS[ending](FILES[form][1]), PACKED_COUNT)[1] > PACKED_COUNT // 2
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_catalogues_in_other_encodings(folder: Path, order: str) -> None:
     data = catalogue({"a\x04one\0many": "eins\0viele é"}, "latin-1", order)
-    documents, errors = fuzz(Input(0, folder / "a.mo", format="mo"), data, COUNT // 10)
+    documents, errors = fuzz(SourceFile(0, folder / "a.mo", format="mo"), data, COUNT // 10)
     assert documents and errors
 
 

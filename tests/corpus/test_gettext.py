@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyseme.corpus.sources import gettext_catalogs as gettext_catalogues
-from polyseme.corpus.sources.gettext_catalogs import catalogues, language, messages
+from polyseme.corpus.sources.gettext_catalogs import find_catalogs, parse_language, read_messages
 from polyseme.corpus.sources.sources import Document, open_sources
 from polyseme.errors import UserError
 from tests.corpus.samples import PACKERS, catalogue
@@ -57,69 +57,69 @@ def test_messages_are_pairs(tmp_path: Path) -> None:
         for order in "<>":
             path = tmp_path / "a.mo"
             path.write_bytes(catalogue(GERMAN, charset, order))
-            assert messages(path) == expected
+            assert read_messages(path) == expected
     (tmp_path / "a.mo.xz").write_bytes(PACKERS[".xz"](catalogue(GERMAN)))
-    assert messages(tmp_path / "a.mo.xz") == expected
+    assert read_messages(tmp_path / "a.mo.xz") == expected
 
 
 def test_one_document_for_each_catalogue_in_its_language(locales: Path) -> None:
     sources = open_sources(["gettext"], lang="en")
-    assert [each.lang for each in sources.inputs] == ["de", "de", "pt", "sr"]
+    assert [each.lang for each in sources.files] == ["de", "de", "pt", "sr"]
     documents = list(sources)
     german = "%d Datei\n%d Dateien\nGrüß Gott\nBeenden\n\nAufruf:\n  x DATEI\n\nÖffnen"
     assert [document.text for document in documents] == [german, "Katze", "Olá", "Zdravo"]
     assert documents[0].source == str(locales / "own/de/LC_MESSAGES/app.mo")
-    assert len(sources.fingerprint) == 4 and all(each["bytes"] for each in sources.fingerprint)
-    assert sources.size
+    assert len(sources.file_facts) == 4 and all(each["bytes"] for each in sources.file_facts)
+    assert sources.estimated_characters
 
 
 def test_one_language(locales: Path) -> None:
     assert [document.text for document in open_sources(["gettext::lang=pt"])] == ["Olá"]
     assert [document.text for document in open_sources(["gettext::lang=pt-BR"])] == ["Olá"]
-    assert open_sources(["gettext::lang=pt_BR"]).inputs[0].lang == "pt"
-    with pytest.raises(UserError, match=r"gettext has no catalogue in 'dee': did you mean 'de'\?"):
+    assert open_sources(["gettext::lang=pt_BR"]).files[0].lang == "pt"
+    with pytest.raises(UserError, match=r"gettext has no catalog in 'dee': did you mean 'de'\?"):
         open_sources(["gettext::lang=dee"])
 
 
 def test_a_catalogue_by_its_path(locales: Path) -> None:
     path = locales / "own/pt_BR/LC_MESSAGES/app.mo"
     sources = open_sources([str(path)])
-    assert list(sources) == [Document("Olá", str(path))] and sources.inputs[0].lang == "pt"
-    assert open_sources([f"{path}::lang=gl"]).inputs[0].lang == "gl"
+    assert list(sources) == [Document("Olá", str(path))] and sources.files[0].lang == "pt"
+    assert open_sources([f"{path}::lang=gl"]).files[0].lang == "gl"
     (locales / "plain.mo").write_bytes(path.read_bytes())
-    assert open_sources([str(locales / "plain.mo")], lang="xx").inputs[0].lang == "xx"
-    assert [each.lang for each in open_sources([locales / "own"]).inputs] == ["de", "pt", "sr"]
+    assert open_sources([str(locales / "plain.mo")], lang="xx").files[0].lang == "xx"
+    assert [each.lang for each in open_sources([locales / "own"]).files] == ["de", "pt", "sr"]
 
 
 def test_no_catalogue(locales: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEXTDOMAINDIR", "")
     monkeypatch.setenv("XDG_DATA_DIRS", str(locales / "none"))
-    with pytest.raises(UserError, match="there is no catalogue of gettext in"):
-        catalogues()
+    with pytest.raises(UserError, match="there is no catalog of gettext in"):
+        find_catalogs()
 
 
 @pytest.mark.parametrize(
     ("data", "line"),
     [
         (b"", "a.mo is empty"),
-        (b"not a catalogue", "a.mo is no catalogue of gettext"),
+        (b"not a catalogue", "a.mo is no catalog of gettext"),
         (catalogue(GERMAN)[:20], "a.mo is cut off or damaged: it cannot be read beyond message 0"),
         (catalogue(GERMAN)[:-9], "a.mo is cut off or damaged: it cannot be read beyond message 5"),
         (catalogue(GERMAN).replace(b"charset=UTF-8", b"charset=WTF-8"), "a.mo: there is no encoding 'WTF-8'"),
         (catalogue(GERMAN).replace("Grüß".encode(), b"Gr\xff\xff\xffx"), "a.mo message 3: not UTF-8 text"),
         (catalogue(GERMAN).replace(b"=UTF-8", b"=zip  "), "a.mo: there is no encoding 'zip'"),
-        (b"\xde\x12\x04\x95\0\0\x02\0" + bytes(20), "a.mo is a catalogue of the unknown revision 2"),
+        (b"\xde\x12\x04\x95\0\0\x02\0" + bytes(20), "a.mo is a catalog of the unknown revision 2"),
     ],
 )
 def test_bad_catalogues(tmp_path: Path, data: bytes, line: str) -> None:
     path = tmp_path / "a.mo"
     path.write_bytes(data)
     with pytest.raises(UserError) as caught:
-        messages(path)
+        read_messages(path)
     assert line in str(caught.value)
     sources = open_sources([path], skip_bad=True)
     documents = list(sources)
-    assert sources.bad == [str(caught.value)]
+    assert sources.bad_row_messages == [str(caught.value)]
     assert bool(documents) == any(word in line for word in ("message 3", "message 5"))
 
 
@@ -127,14 +127,14 @@ def test_bad_catalogues(tmp_path: Path, data: bytes, line: str) -> None:
     ("locale", "lang"), [("de", "de"), ("pt_BR", "pt"), ("sr@latin", "sr"), ("pl.UTF-8", "pl"), ("ast", "ast")]
 )
 def test_languages_of_locales(locale: str, lang: str) -> None:
-    assert language(locale) == lang
+    assert parse_language(locale) == lang
 
 
 def test_the_catalogues_of_this_machine() -> None:
     try:
-        found = catalogues()
+        found = find_catalogs()
     except UserError:
-        pytest.skip("this machine has no catalogue")
+        pytest.skip("this machine has no catalog")
     assert all(lang and path.is_file() for lang, path in found)
     sources = open_sources([f"gettext::lang={found[0][0]}"], skip_bad=True)
     assert list(sources) and not sources.num_bad

@@ -11,11 +11,11 @@ import pytest
 
 from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.sources.lines import Document
-from polyseme.corpus.sources.readers import Input
+from polyseme.corpus.sources.readers import SourceFile
 from polyseme.corpus.sources.sources import open_sources
 from polyseme.corpus.store import Corpus
 from polyseme.errors import UserError
-from polyseme.text.events import Note, to_events, to_notes
+from polyseme.text.events import Note, events_to_notes, notes_to_events
 from polyseme.text.tokenizer import Tokenizer
 from tests.corpus.test_fuzz_readers import mutated
 from tests.text.test_events import played
@@ -71,9 +71,9 @@ def pedal(time: int, value: int, channel: int = 0) -> tuple:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_events_to_midi_and_back_are_the_same(midi, seed: int, tmp_path: Path) -> None:
-    events = to_events(played(seed))
-    midi.write_notes(tmp_path / "a.mid", to_notes(events))
-    assert to_events(midi.read_notes(tmp_path / "a.mid")) == events
+    events = notes_to_events(played(seed))
+    midi.write_notes(tmp_path / "a.mid", events_to_notes(events))
+    assert notes_to_events(midi.read_notes(tmp_path / "a.mid")) == events
 
 
 def test_midi_to_events_and_back_is_near(midi, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_midi_to_events_and_back_is_near(midi, tmp_path: Path) -> None:
         if number % 20 == 7:
             track.append(("set_tempo", 33, {"tempo": draw.randint(200_000, 900_000)}))
     path = saved(tmp_path / "a.mid", track, ticks=384)
-    midi.write_notes(tmp_path / "b.mid", to_notes(to_events(midi.read_notes(path))))
+    midi.write_notes(tmp_path / "b.mid", events_to_notes(notes_to_events(midi.read_notes(path))))
 
     def heard(path: Path) -> dict:
         now, found = 0.0, {}
@@ -132,7 +132,7 @@ def test_bad_files_are_one_line(midi, tmp_path: Path) -> None:
         ("f.mid", saved(tmp_path / "x.mid", [on(0, 60, channel=9)]).read_bytes(), "has no notes"),
     ):
         (tmp_path / name).write_bytes(data)
-        (found,) = Input(0, tmp_path / name, format="midi").read()
+        (found,) = SourceFile(0, tmp_path / name, format="midi").read()
         assert isinstance(found, UserError) and message in str(found) and name in str(found)
 
 
@@ -142,29 +142,29 @@ def test_mutated_files(midi, tmp_path: Path) -> None:
     draw, counts = random.Random(0), [0, 0]
     for _ in range(1500):
         (tmp_path / "a.mid").write_bytes(mutated(data, draw))
-        (found,) = Input(0, tmp_path / "a.mid", format="midi").read()
+        (found,) = SourceFile(0, tmp_path / "a.mid", format="midi").read()
         counts[isinstance(found, UserError)] += 1
         assert "\n" not in str(found) and len(str(found)) < 2_000 if isinstance(found, UserError) else found.text
     assert min(counts) > 100
 
 
 def test_pieces_become_a_corpus(midi, tmp_path: Path) -> None:
-    pieces = {seed: to_events(played(seed)) for seed in range(5)}
+    pieces = {seed: notes_to_events(played(seed)) for seed in range(5)}
     folder = tmp_path / "pieces"
     folder.mkdir()
     for seed, events in pieces.items():
-        midi.write_notes(folder / f"{seed}.mid", to_notes(events))
+        midi.write_notes(folder / f"{seed}.mid", events_to_notes(events))
     (folder / "0.mid.gz").write_bytes(gzip.compress((folder / "0.mid").read_bytes()))  # a copy, which goes
     (folder / "5.MIDI").write_bytes((folder / "1.mid").read_bytes())
     tokenizer = Tokenizer.load("events")
-    manifest = prepare([folder], tokenizer, tmp_path / "corpus", workers=1)
+    manifest = prepare([folder], tokenizer, tmp_path / "corpus", num_workers=1)
     assert manifest["counts"]["documents"] == 5 and manifest["removed"]["duplicates"]["exact"] == 2
     corpus = Corpus.open(tmp_path / "corpus")
-    starts = corpus.sentences[corpus.documents]
+    starts = corpus.sentence_offsets[corpus.document_offsets]
     for i, events in enumerate(pieces.values()):
-        ids = corpus.gather(starts[i : i + 1], starts[i + 1 : i + 2] - starts[i : i + 1])
-        assert tokenizer.pieces(ids) == events
-    assert isinstance(next(Input(0, folder / "5.MIDI", format="midi").read()), Document)
+        ids = corpus.gather_tokens(starts[i : i + 1], starts[i + 1 : i + 2] - starts[i : i + 1])
+        assert tokenizer.convert_ids_to_tokens(ids) == events
+    assert isinstance(next(SourceFile(0, folder / "5.MIDI", format="midi").read()), Document)
 
 
 def test_notes_of_no_length_are_written(midi, tmp_path: Path) -> None:

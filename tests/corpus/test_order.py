@@ -6,15 +6,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from polyseme.corpus.sampling import START, Cursor, Order, cut_samples, fold, permute
+from polyseme.corpus.sampling import (
+    START,
+    DataPosition,
+    ShuffledSampler,
+    build_samples,
+)
 from polyseme.errors import UserError
+from polyseme.rng import feistel_permutation, hash_combine
 
 
 def corpus_of(documents):
     """A stand-in with the sentence lengths of each document."""
     counts = [len(d) for d in documents]
     sentences = np.cumsum([0] + [n for d in documents for n in d])
-    return SimpleNamespace(sentences=sentences, documents=np.cumsum([0, *counts]))
+    return SimpleNamespace(sentence_offsets=sentences, document_offsets=np.cumsum([0, *counts]))
 
 
 def random_corpus(seed=0, documents=200, longest=60):
@@ -27,7 +33,7 @@ class Fixed:
 
     def __init__(self, lengths):
         self.table = np.asarray(lengths)
-        self.longest = int(self.table.max(initial=0))
+        self.max_len = int(self.table.max(initial=0))
 
     def __len__(self):
         return len(self.table)
@@ -55,58 +61,58 @@ def greedy(documents, max_len):
 
 
 def as_documents(corpus):
-    lengths = np.diff(corpus.sentences).tolist()
-    return [lengths[a:b] for a, b in pairwise(corpus.documents)]
+    lengths = np.diff(corpus.sentence_offsets).tolist()
+    return [lengths[a:b] for a, b in pairwise(corpus.document_offsets)]
 
 
 @pytest.mark.parametrize("max_len", [7, 40, 100, 5000])
 def test_runs_of_sentences_are_greedy(max_len):
     corpus = random_corpus()
-    samples = cut_samples(corpus, max_len)
-    found = list(zip(samples.starts.tolist(), samples.lengths.tolist(), samples.document.tolist()))
+    samples = build_samples(corpus, max_len)
+    found = list(zip(samples.starts.tolist(), samples.lengths.tolist(), samples.document_ids.tolist()))
     assert found == greedy(as_documents(corpus), max_len)
 
 
 def test_slices_of_exact_length():
     corpus = corpus_of([[5, 5], [], [3], [4, 4]])
-    samples = cut_samples(corpus, 4, at="length")
+    samples = build_samples(corpus, 4, split_by="length")
     assert samples.starts.tolist() == [0, 4, 8, 10, 13, 17]
     assert samples.lengths.tolist() == [4, 4, 2, 3, 4, 4]
-    assert samples.document.tolist() == [0, 0, 0, 2, 3, 3]
-    closed = cut_samples(corpus, 4, at="length", closing=1)
+    assert samples.document_ids.tolist() == [0, 0, 0, 2, 3, 3]
+    closed = build_samples(corpus, 4, split_by="length", num_end_tokens=1)
     assert closed.starts.tolist() == [0, 4, 8, 10, 13, 17, 21]
     assert closed.lengths.tolist() == [4, 4, 3, 4, 4, 4, 1]
 
 
 def test_at_least_two_units_unless_the_document_ends():
     corpus = random_corpus(1, longest=90)
-    samples = cut_samples(corpus, 60, least=2, limits=lambda units: np.where(units % 3, 60, 2))
-    units = np.diff(samples.first)
-    ends = np.append(samples.starts[1:], corpus.sentences[-1])
+    samples = build_samples(corpus, 60, min_units=2, target_length_fn=lambda units: np.where(units % 3, 60, 2))
+    units = np.diff(samples.first_units)
+    ends = np.append(samples.starts[1:], corpus.sentence_offsets[-1])
     assert (samples.starts + samples.lengths == ends).all() and samples.lengths.max() <= 60
-    last = np.append(samples.document[1:] != samples.document[:-1], True)
+    last = np.append(samples.document_ids[1:] != samples.document_ids[:-1], True)
     assert (units[~last] >= 2).all()
-    assert (samples.lengths[(samples.limits == 60) & ~last] > 30).all()
-    assert (units[(samples.limits == 2) & ~last] == 2).all()
+    assert (samples.lengths[(samples.target_lengths == 60) & ~last] > 30).all()
+    assert (units[(samples.target_lengths == 2) & ~last] == 2).all()
 
 
 def test_one_huge_document_among_others():
     rng = np.random.default_rng(0)
     sentences = np.concatenate(([0], np.cumsum(rng.integers(3, 50, 300_000))))
     documents = np.array([0, 100, 100, 250_000, 300_000])
-    samples = cut_samples(SimpleNamespace(sentences=sentences, documents=documents), 128)
+    samples = build_samples(SimpleNamespace(sentence_offsets=sentences, document_offsets=documents), 128)
     assert samples.lengths.sum() == sentences[-1] and samples.lengths.mean() > 110
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 10, 97, 100, 1000, 8192, 10_007])
 def test_permutation_is_a_bijection(n):
-    key = fold(np.zeros(1, np.uint64), 5)
-    found = permute(np.arange(n), n, key)
+    key = hash_combine(np.zeros(1, np.uint64), 5)
+    found = feistel_permutation(np.arange(n), n, key)
     assert np.array_equal(np.sort(found), np.arange(n))
     part = np.arange(n // 3, n // 2 + 1)
-    assert np.array_equal(permute(part, n, key), found[part])
+    assert np.array_equal(feistel_permutation(part, n, key), found[part])
     if n >= 97:
-        assert not np.array_equal(found, permute(np.arange(n), n, fold(key, 1)))
+        assert not np.array_equal(found, feistel_permutation(np.arange(n), n, hash_combine(key, 1)))
         assert (found == np.arange(n)).sum() < 12
 
 
@@ -114,15 +120,15 @@ def test_permutation_sends_each_index_anywhere():
     n, trials = 12, 3000
     counts = np.zeros((n, n))
     for trial in range(trials):
-        counts[np.arange(n), permute(np.arange(n), n, fold(np.zeros(1, np.uint64), trial))] += 1
+        counts[np.arange(n), feistel_permutation(np.arange(n), n, hash_combine(np.zeros(1, np.uint64), trial))] += 1
     chi = ((counts - trials / n) ** 2 / (trials / n)).sum()
     assert chi < 121 + 5 * np.sqrt(2 * 121)
 
 
 def order_of(seed=3, n=1000, **options):
     lengths = np.random.default_rng(0).integers(3, 64, n)
-    options = {"bin_tokens": 512, "bins_per_step": 4, "window": 256} | options
-    return Order(Fixed(lengths), seed=seed, **options)
+    options = {"micro_batch_tokens": 512, "micro_batches_per_step": 4, "window_samples": 256} | options
+    return ShuffledSampler(Fixed(lengths), seed=seed, **options)
 
 
 def take(order, steps, cursor=START, **place):
@@ -130,44 +136,44 @@ def take(order, steps, cursor=START, **place):
 
 
 def plain(bins):
-    return [(b.epoch, b.ids.tolist()) for b in bins]
+    return [(b.epoch, b.sample_ids.tolist()) for b in bins]
 
 
 def test_every_sample_once_an_epoch():
     order = order_of()
-    bins = [found for found, _ in islice(order.bins(), 400)]
+    bins = [found for found, _ in islice(order.micro_batches(), 400)]
     for epoch in (0, 1, 2):
-        ids = np.concatenate([b.ids for b in bins if b.epoch == epoch])
+        ids = np.concatenate([b.sample_ids for b in bins if b.epoch == epoch])
         assert np.array_equal(np.sort(ids), np.arange(1000))
-    first, second = ([b.ids.tolist() for b in bins if b.epoch == e] for e in (0, 1))
+    first, second = ([b.sample_ids.tolist() for b in bins if b.epoch == e] for e in (0, 1))
     assert first != second
 
 
 def test_bins_hold_their_tokens_sorted_by_length():
     order = order_of()
-    for found, _ in islice(order.bins(), 300):
-        lengths = order.source.lengths(found.ids, found.epoch)
+    for found, _ in islice(order.micro_batches(), 300):
+        lengths = order.source.lengths(found.sample_ids, found.epoch)
         assert 0 < lengths.sum() <= 512 and (np.diff(lengths) >= 0).all()
-    assert order.fill() > 0.9
+    assert order.fill_ratio() > 0.9
 
 
 def test_a_bin_is_nearly_full_at_the_usual_size():
     lengths = np.random.default_rng(0).integers(20, 129, 20_000)
-    order = Order(Fixed(lengths), 16_384)
-    assert order.fill() > 0.97  # the window's last bin is half empty on average
-    sizes = [lengths[found.ids].sum() for found, after in islice(order.bins(), 30) if after.window == 0]
+    order = ShuffledSampler(Fixed(lengths), 16_384)
+    assert order.fill_ratio() > 0.97  # the window's last bin is half empty on average
+    sizes = [lengths[found.sample_ids].sum() for found, after in islice(order.micro_batches(), 30) if after.window == 0]
     assert np.mean(sizes) > 0.99 * 16_384
 
 
 def test_a_bin_holds_no_more_samples_than_asked():
-    order = order_of(bin_sequences=5)
-    assert max(len(found.ids) for found, _ in islice(order.bins(), 300)) == 5
+    order = order_of(max_samples=5)
+    assert max(len(found.sample_ids) for found, _ in islice(order.micro_batches(), 300)) == 5
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_ranks_share_a_step(world):
     whole = take(order_of(), 60)
-    parts = [take(order_of(), 60, rank=r, world=world) for r in range(world)]
+    parts = [take(order_of(), 60, rank=r, world_size=world) for r in range(world)]
     for number, (bins, cursor) in enumerate(whole):
         assert {part[number][1] for part in parts} == {cursor}
         assert all(len(part[number][0]) == 4 // world for part in parts)
@@ -185,7 +191,7 @@ def test_seek_equals_running_through():
 
 def test_a_step_larger_than_an_epoch():
     def order():
-        return order_of(n=5, bin_tokens=64, bins_per_step=32)
+        return order_of(n=5, micro_batch_tokens=64, micro_batches_per_step=32)
 
     (bins, cursor), (second, _) = take(order(), 2)
     assert len(bins) == 32 and cursor.epoch > 1
@@ -194,12 +200,12 @@ def test_a_step_larger_than_an_epoch():
 
 def test_mistakes_are_told():
     with pytest.raises(UserError, match="3 ranks"):
-        take(order_of(), 1, world=3)
+        take(order_of(), 1, world_size=3)
     with pytest.raises(UserError, match="no text"):
-        Order(Fixed([]), 512)
+        ShuffledSampler(Fixed([]), 512)
     with pytest.raises(UserError, match="does not fit"):
-        Order(Fixed([3, 600]), 512)
-    for cursor in (Cursor(0, 99, 0), Cursor(0, 0, 999)):
+        ShuffledSampler(Fixed([3, 600]), 512)
+    for cursor in (DataPosition(0, 99, 0), DataPosition(0, 0, 999)):
         with pytest.raises(UserError, match="no place"):
             take(order_of(), 1, cursor)
 
@@ -207,13 +213,15 @@ def test_mistakes_are_told():
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_step_grows_to_its_size(world):
     """Over the ramp a step takes from one bin a rank to all; nothing is read twice, and a seek goes on the same."""
-    order = order_of(ramp=9)
-    sizes = [order.bins_at(step, world) for step in range(12)]
+    order = order_of(batch_warmup_steps=9)
+    sizes = [order.num_micro_batches(step, world) for step in range(12)]
     assert sizes[0] == world and sizes == sorted(sizes) and sizes[9:] == [4, 4, 4]
     assert all(size % world == 0 for size in sizes)
-    steps = take(order, 12, world=world)
+    steps = take(order, 12, world_size=world)
     assert [world * len(bins) for bins, _ in steps] == sizes
     if world == 1:
-        assert [b for bins, _ in steps for b in plain(bins)] == plain(b for b, _ in islice(order.bins(), sum(sizes)))
-    again = take(order, 3, steps[4][1], world=world, done=5)
+        assert [b for bins, _ in steps for b in plain(bins)] == plain(
+            b for b, _ in islice(order.micro_batches(), sum(sizes))
+        )
+    again = take(order, 3, steps[4][1], world_size=world, start_step=5)
     assert [plain(bins) for bins, _ in again] == [plain(bins) for bins, _ in steps[5:8]]

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from polyseme.corpus.inspect import contamination as module
-from polyseme.corpus.inspect.contamination import Overlap, overlap
-from polyseme.corpus.inspect.word_hashes import Writer, read_words
+from polyseme.corpus.inspect.contamination import ContaminationResult, measure_contamination
+from polyseme.corpus.inspect.word_hashes import Detokenizer, hash_words
 from polyseme.errors import UserError
 from polyseme.text.tokenizer import Tokenizer
 
@@ -57,18 +57,18 @@ def naive(documents: Sequence[str], examples: Sequence[str], n: int) -> dict[str
     there = {gram for document in documents for gram in grams(document)}
     found = [[gram in there for gram in grams(example)] for example in examples]
     return {
-        "examples": len(examples),
-        "short": sum(len(naive_words(example)) < n for example in examples),
-        "compared": sum(bool(hits) for hits in found),
-        "grams": sum(map(len, found)),
-        "unknown": 0,
-        "found": sum(map(sum, found)),
-        "touched": sum(any(hits) for hits in found),
-        "half": sum(bool(hits) and 2 * sum(hits) >= len(hits) for hits in found),
+        "num_examples": len(examples),
+        "num_too_short": sum(len(naive_words(example)) < n for example in examples),
+        "num_compared": sum(bool(hits) for hits in found),
+        "num_ngrams": sum(map(len, found)),
+        "num_unknown": 0,
+        "num_matched": sum(map(sum, found)),
+        "num_contaminated": sum(any(hits) for hits in found),
+        "num_half_contaminated": sum(bool(hits) and 2 * sum(hits) >= len(hits) for hits in found),
     }
 
 
-def numbers(found: Overlap) -> dict[str, Any]:
+def numbers(found: ContaminationResult) -> dict[str, Any]:
     return {name: getattr(found, name) for name in naive([], [], 1)}
 
 
@@ -110,16 +110,16 @@ def test_counts_are_those_of_sets_of_tuples(
     per_shard: int,
     tokens: int,
 ) -> None:
-    monkeypatch.setattr(module, "SLICE", tokens)
-    monkeypatch.setattr(module, "BATCH", 700)
+    monkeypatch.setattr(module, "SLICE_TOKENS", tokens)
+    monkeypatch.setattr(module, "BATCH_CHARS", 700)
     corpus = store(tmp_path / "corpus", tokenizer, documents, per_shard)
-    assert int(np.diff(corpus.sentences[corpus.documents]).max()) > 500
-    both = overlap(corpus, {"a": iter(examples), "b": examples[:9], "none": []}, n)
+    assert int(np.diff(corpus.sentence_offsets[corpus.document_offsets]).max()) > 500
+    both = measure_contamination(corpus, {"a": iter(examples), "b": examples[:9], "none": []}, n)
     assert [numbers(each) for each in both] == [
         naive(documents, part, n) for part in (examples, examples[:9], list[str]())
     ]
-    assert n == 1 or (0 < both[0].found < both[0].grams and both[0].short)
-    assert both[2].shares == {"found": None, "touched": None, "half": None}
+    assert n == 1 or (0 < both[0].num_matched < both[0].num_ngrams and both[0].num_too_short)
+    assert both[2].rates == {"num_matched": None, "num_contaminated": None, "num_half_contaminated": None}
 
 
 def test_planted_text_is_found_and_other_text_is_not(
@@ -128,53 +128,57 @@ def test_planted_text_is_found_and_other_text_is_not(
     draw = random.Random(3)
     secret, other = text(draw, 30), text(draw, 300)
     corpus = store(tmp_path / "corpus", tokenizer, [*documents[:3], f"{documents[3]} {secret} {documents[4]}"])
-    clean, planted = overlap(corpus, {"clean": [other] * 3, "planted": [other, secret]})
-    assert clean.found == clean.touched == clean.half == 0 and not clean.worst
-    assert (planted.touched, planted.half) == (1, 1)
-    (match,) = planted.worst
-    assert match.example == 2 and match.found == match.grams == len(naive_words(secret)) - 7
-    assert match.text == secret and naive_words(match.stretch) == naive_words(secret)
-    assert planted.shares["touched"] == 0.5
+    clean, planted = measure_contamination(corpus, {"clean": [other] * 3, "planted": [other, secret]})
+    assert clean.num_matched == clean.num_contaminated == clean.num_half_contaminated == 0 and not clean.worst_examples
+    assert (planted.num_contaminated, planted.num_half_contaminated) == (1, 1)
+    (match,) = planted.worst_examples
+    assert match.example_number == 2 and match.num_matched == match.num_ngrams == len(naive_words(secret)) - 7
+    assert match.text == secret and naive_words(match.longest_match) == naive_words(secret)
+    assert planted.rates["num_contaminated"] == 0.5
 
 
 def test_case_marks_and_accents_do_not_count(tokenizer: Tokenizer, tmp_path: Path) -> None:
     corpus = store(tmp_path / "corpus", tokenizer, ["ba do, ki-lu. Me (no) PA: ri su! te vo?"])
     same = ["BA DO KI LU ME NO PA RI", "  “lu” me-no... pa\u200d\nri/su*te", "bá dò ki\u0301 Lü mE no pa ri"]
-    (found,) = overlap(corpus, {"same": same}, n=6)
-    assert found.found == found.grams == 3 + 2 + 3 and found.half == 3
-    assert overlap(corpus, {"other": ["ba do kilu me no pa", "ba do ki lu no me"]}, n=6)[0].found == 0
+    (found,) = measure_contamination(corpus, {"same": same}, n=6)
+    assert found.num_matched == found.num_ngrams == 3 + 2 + 3 and found.num_half_contaminated == 3
+    assert (
+        measure_contamination(corpus, {"other": ["ba do kilu me no pa", "ba do ki lu no me"]}, n=6)[0].num_matched == 0
+    )
 
 
 def test_the_first_word_of_a_text_is_the_same_word(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Byte-level BPE has a token for " bado" that is another than that for "bado" at the start."""
     corpus = store(tmp_path / "corpus", tokenizer, ["ki lu bado meno pari", "suteri ki lu"])
-    (found,) = overlap(corpus, {"first": ["bado meno pari"], "inner": ["ki lu", "lu suteri"]}, n=2)[:1]
-    assert found.found == found.grams == 2
-    inner = overlap(corpus, {"inner": ["the suteri ki", "pari suteri ki lu"]}, n=2)[0]
-    assert inner.found == 3, "`pari suteri` would cross from one document to the next"
+    (found,) = measure_contamination(corpus, {"first": ["bado meno pari"], "inner": ["ki lu", "lu suteri"]}, n=2)[:1]
+    assert found.num_matched == found.num_ngrams == 2
+    inner = measure_contamination(corpus, {"inner": ["the suteri ki", "pari suteri ki lu"]}, n=2)[0]
+    assert inner.num_matched == 3, "`pari suteri` would cross from one document to the next"
 
 
 def test_too_short_and_unknown_are_counted_apart(documents: list[str], tmp_path: Path) -> None:
     tokenizer = Tokenizer.train("wordpiece", iter(documents), 420)
     corpus = store(tmp_path / "corpus", tokenizer, ["ba do ki 漢 lu me no pa ri"])
-    (found,) = overlap(corpus, {"a": ["ba do ki", "ba do", "do ki 字 lu me no pa", "ba 漢 do", "?!"]}, n=3)
-    assert (found.examples, found.short, found.compared) == (5, 2, 2)
-    assert (found.grams, found.unknown) == (1 + 2, 3 + 1)
-    assert (found.found, found.touched, found.half) == (3, 2, 2)
-    assert found.worst[0].stretch == "lu me no pa" and found.worst[0].found == 2
+    (found,) = measure_contamination(
+        corpus, {"a": ["ba do ki", "ba do", "do ki 字 lu me no pa", "ba 漢 do", "?!"]}, n=3
+    )
+    assert (found.num_examples, found.num_too_short, found.num_compared) == (5, 2, 2)
+    assert (found.num_ngrams, found.num_unknown) == (1 + 2, 3 + 1)
+    assert (found.num_matched, found.num_contaminated, found.num_half_contaminated) == (3, 2, 2)
+    assert found.worst_examples[0].longest_match == "lu me no pa" and found.worst_examples[0].num_matched == 2
 
 
 @pytest.mark.parametrize("tokens", [1 << 17, 30])
 def test_every_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
     """A vocabulary of hardly more than bytes: most characters are several tokens."""
-    monkeypatch.setattr(module, "SLICE", tokens)
+    monkeypatch.setattr(module, "SLICE_TOKENS", tokens)
     tokenizer = Tokenizer.train("bpe", iter(SCRIPTS), 300)
     corpus = store(tmp_path / "corpus", tokenizer, [" ".join(SCRIPTS), *SCRIPTS], 2)
     same = [*SCRIPTS, *(each.upper().replace("SS", "ß") for each in SCRIPTS)]
-    (found,) = overlap(corpus, {"same": same}, n=4)
-    assert found.found == found.grams > 150 and found.half == len(same)
-    (found,) = overlap(corpus, {"other": ["我能吞下石头", "Съешь же ещё этих мягких"]}, n=4)
-    assert (found.grams, found.found) == (3 + 2, 1 + 2)
+    (found,) = measure_contamination(corpus, {"same": same}, n=4)
+    assert found.num_matched == found.num_ngrams > 150 and found.num_half_contaminated == len(same)
+    (found,) = measure_contamination(corpus, {"other": ["我能吞下石头", "Съешь же ещё этих мягких"]}, n=4)
+    assert (found.num_ngrams, found.num_matched) == (3 + 2, 1 + 2)
 
 
 def subwords(kind: str) -> Tokenizer:
@@ -200,38 +204,41 @@ def subwords(kind: str) -> Tokenizer:
 
 @pytest.mark.parametrize("kind", ["unigram", "end of word", "bytes"])
 def test_tokens_of_other_makes_are_read_as_the_words_of_the_text(kind: str) -> None:
-    writer = Writer(subwords(kind))
+    writer = Detokenizer(subwords(kind))
     for given in [*SCRIPTS, text(random.Random(5), 400)]:
-        written, _ = writer.encode([given])
+        written, _ = writer.round_trip([given])
         assert "\ufffd" not in written
-        assert read_words(written).hashes.tolist() == read_words(given).hashes.tolist()
+        assert hash_words(written).hashes.tolist() == hash_words(given).hashes.tolist()
 
 
 @pytest.mark.parametrize("name", ["gpt2-tokenizer.json", "t5-tokenizer.json", "bert-base-cased-tokenizer.json"])
 def test_tokens_of_published_vocabularies_are_read_as_the_words_of_the_text(name: str) -> None:
     if not (SHARED / name).exists():
         pytest.skip("the shared vocabularies are not here")
-    writer = Writer(Tokenizer.load(SHARED / name))
+    writer = Detokenizer(Tokenizer.load(SHARED / name))
     for given in [SCRIPTS[-1], "It's 3.14 o'clock—isn't IT? snake_case, e-mail"]:
-        found, own = read_words(writer.encode([given])[0]), read_words(given)
+        found, own = hash_words(writer.round_trip([given])[0]), hash_words(given)
         if not name.startswith("gpt2"):  # an unknown character is a word of its own, or a part of one
-            kept = ~found.lost
+            kept = ~found.has_unknown
             assert kept.sum() >= 0.7 * len(own.hashes) and set(found.hashes[kept].tolist()) <= set(own.hashes.tolist())
         else:
             assert found.hashes.tolist() == own.hashes.tolist()
     if name.startswith("gpt2"):
         for given in SCRIPTS:
-            assert read_words(writer.encode([given])[0]).hashes.tolist() == read_words(given).hashes.tolist()
+            assert hash_words(writer.round_trip([given])[0]).hashes.tolist() == hash_words(given).hashes.tolist()
 
 
 def test_words_of_a_text() -> None:
-    words = read_words("Don't! 漢字 x_1\U0010ffff \U0010ffffa\ufffdb Ü")
+    words = hash_words("Don't! 漢字 x_1\U0010ffff \U0010ffffa\ufffdb Ü")
     assert words.starts.tolist() == [0, 4, 7, 8, 10, 12, 16, 20]
-    assert words.document.tolist() == [0, 0, 0, 0, 0, 0, 2, 2]
-    assert words.lost.tolist() == [False] * 6 + [True, False]
+    assert words.document_ids.tolist() == [0, 0, 0, 0, 0, 0, 2, 2]
+    assert words.has_unknown.tolist() == [False] * 6 + [True, False]
     assert len(set(words.hashes.tolist())) == 8
-    assert read_words("").hashes.size == read_words("\U0010ffff?!").hashes.size == 0
-    assert read_words(" a b").edges == (False, True) and read_words("\U0010ffffa b ").edges == (True, False)
+    assert hash_words("").hashes.size == hash_words("\U0010ffff?!").hashes.size == 0
+    assert hash_words(" a b").touches_edges == (False, True) and hash_words("\U0010ffffa b ").touches_edges == (
+        True,
+        False,
+    )
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -247,7 +254,16 @@ def test_command(corpus: Path, documents: list[str], tmp_path: Path, done: Any) 
     long = max(documents, key=len).replace("\n", " ")
     (tmp_path / "dev.jsonl").write_text(json.dumps({"question": long}) + "\n" + json.dumps({"question": "ba do"}))
     (tmp_path / "other.jsonl").write_text(json.dumps({"question": "te te te te te te te te te zavo"}) + "\n")
-    options = ("--with", tmp_path / "dev.jsonl", "--with", tmp_path / "other.jsonl", "--key", "question", "--n", 5)
+    options = (
+        "--evaluation-set",
+        tmp_path / "dev.jsonl",
+        "--evaluation-set",
+        tmp_path / "other.jsonl",
+        "--key",
+        "question",
+        "--n",
+        5,
+    )
     said = done("overlap", corpus, *options)
     lines = said.splitlines()
     assert lines[0].split()[:4] == ["set", "examples", "5-grams", "found"]
@@ -255,9 +271,9 @@ def test_command(corpus: Path, documents: list[str], tmp_path: Path, done: Any) 
     assert "1 examples of fewer than 5 words are too short" in lines[3]
     assert "line 1: " in lines[4] and len(lines) == 5
     found = json.loads(done("overlap", corpus, *options, "--json"))
-    assert [each["shares"]["found"] for each in found] == [1.0, 0.0]
-    assert found[0]["worst"][0]["where"] == "line 1" and found[0]["short"] == 1
-    assert naive_words(found[0]["worst"][0]["stretch"]) == naive_words(long)
+    assert [each["rates"]["num_matched"] for each in found] == [1.0, 0.0]
+    assert found[0]["worst_examples"][0]["location"] == "line 1" and found[0]["num_too_short"] == 1
+    assert naive_words(found[0]["worst_examples"][0]["longest_match"]) == naive_words(long)
 
 
 @pytest.mark.parametrize(
@@ -279,10 +295,10 @@ def test_bad_input_is_one_line(what: str, says: Any, corpus: Path, tmp_path: Pat
     names = {"file": "missing.txt", "empty": "empty.txt", "blank": "blank.txt", "row": "row.jsonl"}
     file = tmp_path / names.get(what, "some.txt")
     where = tmp_path / "nowhere" if what == "corpus" else corpus
-    refused("overlap", where, "--with", file, *(("--n", 0) if what == "n" else ()), says=says)
+    refused("overlap", where, "--evaluation-set", file, *(("--n", 0) if what == "n" else ()), says=says)
 
 
 def test_a_token_outside_the_vocabulary_is_damage() -> None:
     tokenizer = Tokenizer.train("bpe", iter(SCRIPTS), 300)
     with pytest.raises(UserError, match="token 300 is not in"):
-        Writer(tokenizer).write(np.array([5, 300]), None, np.array([2]))
+        Detokenizer(tokenizer).decode(np.array([5, 300]), None, np.array([2]))

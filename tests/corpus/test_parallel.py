@@ -7,9 +7,9 @@ import struct
 import numpy as np
 import pytest
 
-from polyseme.corpus.build.parallel import Pair, prepare_pairs, read_pairs
+from polyseme.corpus.build.parallel import TextPair, prepare_parallel, read_pairs
 from polyseme.corpus.sources.po import read_po
-from polyseme.corpus.store import Corpus, verify
+from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import UserError
 from polyseme.text.tokenizer import Tokenizer
 from tests.conftest import documents
@@ -86,20 +86,20 @@ def test_a_corpus_of_pairs_is_a_corpus(tokenizer, tmp_path):
     more = [("", "leer"), ("the cat", "die  Katze"), ("long " * 40, "lang"), ("a b c d e f", "x")]
     (tmp_path / "y.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in more))
     sources = [str(tmp_path / name) for name in ("x.tsv", "y.tsv")]
-    manifest = prepare_pairs(sources, tokenizer, tmp_path / "c", longest=40, ratio=5)
-    assert manifest["removed"]["pairs"] == {"empty": 1, "repeated": 1, "long": 1, "uneven": 1}
-    verify(tmp_path / "c")
+    manifest = prepare_parallel(sources, tokenizer, tmp_path / "c", max_tokens=40, max_length_ratio=5)
+    assert manifest["removed"]["pairs"] == {"empty": 1, "duplicate": 1, "too_long": 1, "length_ratio": 1}
+    verify_corpus(tmp_path / "c")
     corpus = Corpus.open(tmp_path / "c")
     assert corpus.num_documents == 3 and corpus.num_sentences == 6
-    starts, lengths = corpus.sentences[:-1], np.diff(corpus.sentences)
+    starts, lengths = corpus.sentence_offsets[:-1], np.diff(corpus.sentence_offsets)
     for i, text in enumerate(side for pair in PAIRS for side in pair):
-        ids = corpus.gather(starts[i : i + 1], lengths[i : i + 1]).tolist()
+        ids = corpus.gather_tokens(starts[i : i + 1], lengths[i : i + 1]).tolist()
         assert tokenizer.decode(ids) == text
-        words = corpus.gather_words(starts[i : i + 1], lengths[i : i + 1])
-        assert words.tolist() == tokenizer.encode_run([text]).words.tolist()
+        words = corpus.gather_word_starts(starts[i : i + 1], lengths[i : i + 1])
+        assert words.tolist() == tokenizer.encode_corpus([text]).word_starts.tolist()
     kept, held = corpus.split(0.34)
     assert kept.num_sentences == 4 and held.num_sentences == 2
-    again = prepare_pairs(sources, tokenizer, tmp_path / "d", longest=40, ratio=5)
+    again = prepare_parallel(sources, tokenizer, tmp_path / "d", max_tokens=40, max_length_ratio=5)
     assert again["shards"] == manifest["shards"]
 
 
@@ -116,14 +116,14 @@ def test_a_corpus_of_pairs_is_a_corpus(tokenizer, tmp_path):
         ({"a.jsonl": '{"source": "x", "target": 3}'}, "is no text"),
         ({"a.en": "x\n", "b.tsv": "a\tb\n"}, "not its other side"),
         ({"a.tsv": "\t\n"}, "there are no pairs"),
-        ({"a.mo": "no"}, "no catalogue"),
+        ({"a.mo": "no"}, "no catalog"),
     ],
 )
 def test_what_is_no_parallel_text(content, says, tokenizer, tmp_path):
     for name, text in content.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=says):
-        prepare_pairs([str(tmp_path / name) for name in content], tokenizer, tmp_path / "out")
+        prepare_parallel([str(tmp_path / name) for name in content], tokenizer, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -136,5 +136,5 @@ def test_requests_that_cannot_be(tokenizer, tmp_path):
     with pytest.raises(UserError, match="which language"):
         list(read_pairs(["gettext"]))
     with pytest.raises(UserError, match="already there"):
-        prepare_pairs([str(tmp_path / "x.tsv")], tokenizer, tmp_path)
-    assert Pair("a", "b", "c").where == "c"
+        prepare_parallel([str(tmp_path / "x.tsv")], tokenizer, tmp_path)
+    assert TextPair("a", "b", "c").location == "c"

@@ -19,9 +19,9 @@ from polyseme.corpus.build import prepare as module
 from polyseme.corpus.build import state as begun
 from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.clean.sentences import split_sentences
-from polyseme.corpus.store import Corpus, token_type, verify
+from polyseme.corpus.store import Corpus, token_dtype, verify_corpus
 from polyseme.errors import UserError
-from polyseme.io import files
+from polyseme.io import atomic
 from polyseme.text.tokenizer import Tokenizer
 
 TEXTS = [text for _, text in sorted(topics.items())][:40]
@@ -52,12 +52,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Pa
 @pytest.fixture(scope="module", autouse=True)
 def small_blocks() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "BLOCK", 7_000)
+        patch.setattr(blocks, "BLOCK_CHARS", 7_000)
         yield
 
 
 def run(folder: Path, tokenizer: Tokenizer, out: Path, **options: Any) -> dict[str, Any]:
-    plain = {"clean": "none", "duplicates": "exact", "workers": 1, "shard_characters": SHARD}
+    plain = {"clean": "none", "dedup": "exact", "num_workers": 1, "shard_characters": SHARD}
     return prepare([folder / "text.jsonl"], tokenizer, out, **(plain | options))
 
 
@@ -66,30 +66,30 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def test_what_is_stored_is_what_was_read(folder: Path, tokenizer: Tokenizer) -> None:
-    corpus = Corpus.open(folder / "whole", verify=True)
+    corpus = Corpus.open(folder / "whole", verify_hashes=True)
     documents = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
     sentences = [split_sentences(text) for text in documents if text.strip()]
-    runs = [[tokenizer.encode_run([s]) for s in part] for part in sentences]
+    runs = [[tokenizer.encode_corpus([s]) for s in part] for part in sentences]
     runs = [kept for part in runs if (kept := [r for r in part if len(r.ids)])]
     expected = [r for part in runs for r in part]
     assert corpus.num_documents == len(runs) and corpus.num_sentences == len(expected)
-    assert len(corpus.manifest["shards"]) > 3 and corpus.manifest["removed"]["blank"] == 2
-    assert np.diff(corpus.documents).tolist() == [len(part) for part in runs]
-    assert np.diff(corpus.sentences).tolist() == [len(r.ids) for r in expected]
-    starts, lengths = corpus.sentences[:-1], np.diff(corpus.sentences)
-    assert corpus.gather(starts, lengths).tolist() == [i for r in expected for i in r.ids.tolist()]
-    assert corpus.gather_words(starts, lengths).tolist() == [w for r in expected for w in r.words.tolist()]
+    assert len(corpus.manifest["shards"]) > 3 and corpus.manifest["removed"]["num_blank"] == 2
+    assert np.diff(corpus.document_offsets).tolist() == [len(part) for part in runs]
+    assert np.diff(corpus.sentence_offsets).tolist() == [len(r.ids) for r in expected]
+    starts, lengths = corpus.sentence_offsets[:-1], np.diff(corpus.sentence_offsets)
+    assert corpus.gather_tokens(starts, lengths).tolist() == [i for r in expected for i in r.ids.tolist()]
+    assert corpus.gather_word_starts(starts, lengths).tolist() == [w for r in expected for w in r.word_starts.tolist()]
     assert corpus.num_tokens == corpus.manifest["counts"]["tokens"] == lengths.sum()
     assert corpus.tokenizer_hash == tokenizer.hash == Tokenizer.load(corpus.path / "tokenizer").hash
     assert corpus.vocab_size == tokenizer.vocab_size
-    assert corpus.gather(starts[:0], lengths[:0]).tolist() == []
+    assert corpus.gather_tokens(starts[:0], lengths[:0]).tolist() == []
 
 
 def test_bpe_of_sentences_is_that_of_documents(folder: Path, tokenizer: Tokenizer) -> None:
     corpus = Corpus.open(folder / "whole")
-    starts = corpus.sentences[corpus.documents]
-    found = corpus.gather(starts[:1], np.diff(starts[:2]))
-    assert found.tolist() == tokenizer.encode_run([TEXTS[0]]).ids.tolist()
+    starts = corpus.sentence_offsets[corpus.document_offsets]
+    found = corpus.gather_tokens(starts[:1], np.diff(starts[:2]))
+    assert found.tolist() == tokenizer.encode_corpus([TEXTS[0]]).ids.tolist()
 
 
 def test_gather_is_naive_slicing(folder: Path) -> None:
@@ -99,14 +99,14 @@ def test_gather_is_naive_slicing(folder: Path) -> None:
     tokens = np.concatenate(shards)
     bits = np.concatenate([part[: len(shard)] for part, shard in zip(words, shards)])
     draw = np.random.default_rng(0)
-    borders = corpus.sentences[corpus.documents]
+    borders = corpus.sentence_offsets[corpus.document_offsets]
     for count in (1, 3, 200):
         document = draw.integers(0, corpus.num_documents, count)
         starts = draw.integers(borders[document], borders[document + 1])
         lengths = draw.integers(0, borders[document + 1] - starts + 1)
         slices = [slice(a, a + n) for a, n in zip(starts, lengths)]
-        assert corpus.gather(starts, lengths).tolist() == np.concatenate([tokens[s] for s in slices]).tolist()
-        assert corpus.gather_words(starts, lengths).tolist() == np.concatenate([bits[s] for s in slices]).tolist()
+        assert corpus.gather_tokens(starts, lengths).tolist() == np.concatenate([tokens[s] for s in slices]).tolist()
+        assert corpus.gather_word_starts(starts, lengths).tolist() == np.concatenate([bits[s] for s in slices]).tolist()
 
 
 def test_held_out_documents(folder: Path) -> None:
@@ -117,13 +117,13 @@ def test_held_out_documents(folder: Path) -> None:
     assert kept.num_tokens + held.num_tokens == corpus.num_tokens
 
     def texts(part: Corpus) -> list[bytes]:
-        borders = part.sentences[part.documents]
-        return [part.gather(a, n).tobytes() for a, n in zip(borders[:-1, None], np.diff(borders)[:, None])]
+        borders = part.sentence_offsets[part.document_offsets]
+        return [part.gather_tokens(a, n).tobytes() for a, n in zip(borders[:-1, None], np.diff(borders)[:, None])]
 
     assert sorted(texts(kept) + texts(held)) == sorted(texts(corpus))
-    again = kept.take(np.array([3, 1]))
+    again = kept.select(np.array([3, 1]))
     assert texts(again) == [texts(kept)[3], texts(kept)[1]]
-    assert corpus.split(0)[1] is None and corpus.take(np.array([0])).split(0.5)[1] is None
+    assert corpus.split(0)[1] is None and corpus.select(np.array([0])).split(0.5)[1] is None
 
 
 def broken(times: int, real: Callable[..., Any], error: BaseException) -> Callable[..., Any]:
@@ -138,13 +138,13 @@ def broken(times: int, real: Callable[..., Any], error: BaseException) -> Callab
     return call
 
 
-@pytest.mark.parametrize("where", ["encode_run", "write_array", "write_json", "replace"])
+@pytest.mark.parametrize("where", ["encode_corpus", "write_array", "write_json", "replace"])
 def test_killed_and_resumed_gives_the_same_bytes(
     folder: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     draw, kills = random.Random(where), 0
-    most = {"encode_run": 9, "write_array": 20, "write_json": 9, "replace": 40}[where]
-    target: Any = {"encode_run": Tokenizer, "replace": files.os}.get(where, module)
+    most = {"encode_corpus": 9, "write_array": 20, "write_json": 9, "replace": 40}[where]
+    target: Any = {"encode_corpus": Tokenizer, "replace": atomic.os}.get(where, module)
     while kills < 4:  # killed again and again, at random points
         with monkeypatch.context() as patch:
             patch.setattr(target, where, broken(draw.randrange(most), getattr(target, where), Killed()))
@@ -153,7 +153,7 @@ def test_killed_and_resumed_gives_the_same_bytes(
                 shutil.rmtree(tmp_path / "out")
             except Killed:
                 kills += 1
-                if (tmp_path / "out" / begun.UNFINISHED_WORK).exists():
+                if (tmp_path / "out" / begun.WORK_DIR).exists():
                     with pytest.raises(UserError, match="preparation has not finished"):
                         Corpus.open(tmp_path / "out")
     run(folder, tokenizer, tmp_path / "out")
@@ -164,7 +164,7 @@ def test_finished_shards_are_not_made_again(
     folder: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(module, "_starts", broken(4, module._starts, Killed()))
+        patch.setattr(module, "_starts_from_lengths", broken(4, module._starts_from_lengths, Killed()))
         run(folder, tokenizer, tmp_path / "out")
     written = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("shard-*.npy")}
     seen: list[int] = []
@@ -192,7 +192,7 @@ def test_a_finished_corpus_is_left_alone(
             tokenizer,
             folder / "whole",
             clean="none",
-            duplicates="exact",
+            dedup="exact",
             shard_characters=SHARD,
         )
     with pytest.raises(UserError, match="is not empty and not a corpus"):
@@ -208,9 +208,9 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
         monkeypatch.context() as patch,
         pytest.raises(UserError, match=r"cannot write .*No space left on device"),
     ):
-        patch.setattr(files, "sync", broken(24, files.sync, full))
+        patch.setattr(atomic, "fsync_path", broken(24, atomic.fsync_path, full))
         run(folder, tokenizer, tmp_path / "out")
-    assert list((tmp_path / "out" / begun.UNFINISHED_WORK).glob("*-00000.json"))
+    assert list((tmp_path / "out" / begun.WORK_DIR).glob("*-00000.json"))
     assert not list((tmp_path / "out").rglob("*.part"))
     run(folder, tokenizer, tmp_path / "out")
     assert tree(tmp_path / "out") == tree(folder / "whole")
@@ -220,13 +220,13 @@ def test_bad_rows_stop_it_or_are_reported(tokenizer: Tokenizer, tmp_path: Path) 
     rows = [json.dumps({"text": text}) for text in TEXTS[:4]]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{", rows[0]]))
     with pytest.raises(UserError, match="line 5: malformed JSON"):
-        prepare([tmp_path / "a.jsonl"], tokenizer, tmp_path / "out", duplicates="none", shard_characters=1000)
+        prepare([tmp_path / "a.jsonl"], tokenizer, tmp_path / "out", dedup="none", shard_characters=1000)
     manifest = prepare(
-        [tmp_path / "a.jsonl"], tokenizer, tmp_path / "out", duplicates="none", shard_characters=1000, skip_bad=True
+        [tmp_path / "a.jsonl"], tokenizer, tmp_path / "out", dedup="none", shard_characters=1000, skip_bad=True
     )
-    assert manifest["counts"]["documents"] == 5 and manifest["removed"]["bad"] == 1
-    assert "line 5" in manifest["removed"]["bad_rows"][0]
-    verify(tmp_path / "out")
+    assert manifest["counts"]["documents"] == 5 and manifest["removed"]["num_bad"] == 1
+    assert "line 5" in manifest["removed"]["bad_row_messages"][0]
+    verify_corpus(tmp_path / "out")
 
 
 def test_no_text_leaves_nothing_behind(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -239,13 +239,13 @@ def test_no_text_leaves_nothing_behind(tokenizer: Tokenizer, tmp_path: Path) -> 
 def test_damage_is_named(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(folder, tokenizer, out)
-    verify(out)
+    verify_corpus(out)
     for path in [*sorted(out.glob("shard-00001.*.npy")), out / "tokenizer" / "tokenizer.json"]:
         whole = path.read_bytes()
         at = len(whole) - 3
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(UserError, match=f"{path.name} is damaged"):
-            verify(out)
+            verify_corpus(out)
         path.write_bytes(whole[:-1])
         with pytest.raises(UserError, match=f"{path.name} has {len(whole) - 1} bytes"):
             Corpus.open(out)
@@ -253,7 +253,7 @@ def test_damage_is_named(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> 
         with pytest.raises(UserError, match=f"{path.name} is missing"):
             Corpus.open(out)
         path.write_bytes(whole)
-    verify(out)
+    verify_corpus(out)
     text = (out / "manifest.json").read_text()
     (out / "manifest.json").write_text(text.replace('"documents": 4', '"documents": 5', 1))
     with pytest.raises(UserError, match=r"manifest.json is damaged"):
@@ -265,5 +265,5 @@ def test_damage_is_named(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> 
 
 
 def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
-    assert np.dtype(token_type(1 << 16)).itemsize == 2
-    assert np.dtype(token_type((1 << 16) + 1)).itemsize == 4
+    assert np.dtype(token_dtype(1 << 16)).itemsize == 2
+    assert np.dtype(token_dtype((1 << 16) + 1)).itemsize == 4

@@ -15,12 +15,12 @@ import pytest
 
 from polyseme.corpus.build import blocks
 from polyseme.corpus.build.prepare import prepare
-from polyseme.corpus.store import Corpus, verify
+from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import UserError
 from polyseme.text.tokenizer import Tokenizer
 
 TEXTS = [text for _, text in sorted(topics.items())][:60]
-OPTIONS: dict[str, Any] = {"clean": "nfc,control,boilerplate=40,short=200", "shard_characters": 60_000}
+OPTIONS: dict[str, Any] = {"clean": "nfc,control,boilerplate=40,min_chars=200", "shard_characters": 60_000}
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -53,29 +53,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", autouse=True)
 def small_blocks() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "BLOCK", 9_000)
+        patch.setattr(blocks, "BLOCK_CHARS", 9_000)
         yield
 
 
 def make(folder: Path, out: Path, names: str = "ab", **options: Any) -> dict[str, Any]:
     paths = [f"{folder / name}.jsonl::weight={1 + i}" for i, name in enumerate(names)]
-    return prepare(paths, Tokenizer.load(folder / "tokenizer"), out, **({"workers": 1} | OPTIONS | options))
+    return prepare(paths, Tokenizer.load(folder / "tokenizer"), out, **({"num_workers": 1} | OPTIONS | options))
 
 
 def test_what_is_removed_is_told(folder: Path) -> None:
-    removed = Corpus.open(folder / "whole", verify=True).manifest["removed"]
+    removed = Corpus.open(folder / "whole", verify_hashes=True).manifest["removed"]
     assert 8 <= removed["duplicates"]["exact"] <= 12 and 8 <= removed["duplicates"]["near"] <= 20
     assert removed["duplicates"]["characters"] > 30_000
     example = removed["duplicates"]["examples"][0]
-    assert "line" in example["where"] and "line" in example["of"] and example["text"]
+    assert "line" in example["location"] and "line" in example["duplicate_of"] and example["text"]
     cleaning = removed["cleaning"]
-    assert cleaning["boilerplate"]["changed"] > 90 and cleaning["short"]["removed"] >= 1
-    assert "short" in json.dumps(cleaning["short"]["examples"])
+    assert cleaning["boilerplate"]["changed"] > 90 and cleaning["min_chars"]["removed"] >= 1
+    assert "short" in json.dumps(cleaning["min_chars"]["examples"])
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_any_number_of_workers(folder: Path, tmp_path: Path, workers: int) -> None:
-    make(folder, tmp_path / "out", workers=workers)
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_any_number_of_workers(folder: Path, tmp_path: Path, num_workers: int) -> None:
+    make(folder, tmp_path / "out", num_workers=num_workers)
     assert tree(tmp_path / "out") == tree(folder / "whole")
 
 
@@ -85,26 +85,26 @@ def test_a_cluster(folder: Path, tmp_path: Path) -> None:
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
     )
     with cluster:
-        make(folder, tmp_path / "out", cluster=cluster.scheduler_address)
+        make(folder, tmp_path / "out", dask_address=cluster.scheduler_address)
     assert tree(tmp_path / "out") == tree(folder / "whole")
 
 
 def test_no_cluster_is_one_line(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     with pytest.raises(UserError, match="no dask scheduler answers at"):
-        make(folder, tmp_path / "out", cluster="127.0.0.1:1")
+        make(folder, tmp_path / "out", dask_address="127.0.0.1:1")
     with pytest.raises(UserError, match="is HOST:PORT"):
-        make(folder, tmp_path / "out", cluster="nonsense")
+        make(folder, tmp_path / "out", dask_address="nonsense")
     assert not (tmp_path / "out").exists()
 
 
 KILLING = """
 import os, random, shutil, signal, sys, time
 from pathlib import Path
-from polyseme.corpus import blocks
+from polyseme.corpus.build import blocks
 from polyseme.corpus.build.prepare import prepare
 from polyseme.text.tokenizer import Tokenizer
-blocks.BLOCK = 9_000
+blocks.BLOCK_CHARS = 9_000
 folder, out, options, times = Path(sys.argv[1]), Path(sys.argv[2]), eval(sys.argv[3]), int(sys.argv[4])
 
 def attempt():
@@ -112,7 +112,7 @@ def attempt():
     if pid == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         paths = [f"{folder / name}.jsonl::weight={1 + i}" for i, name in enumerate("ab")]
-        prepare(paths, Tokenizer.load(folder / "tokenizer"), out, workers=2, **options)
+        prepare(paths, Tokenizer.load(folder / "tokenizer"), out, num_workers=2, **options)
         os._exit(0)
     return pid
 
@@ -145,7 +145,7 @@ def test_killed_again_and_again(times: int, folder: Path, tmp_path: Path) -> Non
 
 def test_append(folder: Path, tmp_path: Path) -> None:
     """What is appended is compared with what was there; killed, the corpus is still the old one."""
-    out, plain = tmp_path / "out", {"clean": "nfc,short=200"}
+    out, plain = tmp_path / "out", {"clean": "nfc,min_chars=200"}
     whole = make(folder, tmp_path / "whole", **plain)
     old = make(folder, out, "a", **plain)
     before = tree(out)
@@ -155,10 +155,10 @@ def test_append(folder: Path, tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         make(folder, out, "b", append=True, on_progress=killed, **plain)
-    assert Corpus.open(out, verify=True).manifest == old
+    assert Corpus.open(out, verify_hashes=True).manifest == old
     new = make(folder, out, "b", append=True, **plain)
-    verify(out)
-    assert set(before) - {"manifest.json"} <= set(tree(out)) and len(new["origins"]) == len(new["sources"]) == 2
+    verify_corpus(out)
+    assert set(before) - {"manifest.json"} <= set(tree(out)) and len(new["sources"]) == len(new["source_files"]) == 2
     assert all(tree(out)[name] == data for name, data in before.items() if name != "manifest.json")
     assert new["removed"]["duplicates"]["exact"] == whole["removed"]["duplicates"]["exact"]
     assert new["removed"]["duplicates"]["near"] == whole["removed"]["duplicates"]["near"]
@@ -167,8 +167,8 @@ def test_append(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a.jsonl is in .* already"):
         (folder / "c.jsonl").write_text(json.dumps({"text": "Something else entirely. " * 20}))
         make(folder, out, "ac", append=True, **plain)
-    with pytest.raises(UserError, match=r"threshold 0\.8, not 0\.9"):
-        make(folder, out, "c", append=True, threshold=0.9, **plain)
+    with pytest.raises(UserError, match=r"dedup_threshold 0\.8, not 0\.9"):
+        make(folder, out, "c", append=True, dedup_threshold=0.9, **plain)
     with pytest.raises(UserError, match="no finished corpus"):
         make(folder, tmp_path / "none", "c", append=True, **plain)
 
@@ -176,20 +176,20 @@ def test_append(folder: Path, tmp_path: Path) -> None:
 def test_weights(folder: Path) -> None:
     """A document of weight 2 is read twice, and never on both sides of the held-out border."""
     corpus = Corpus.open(folder / "whole")
-    first, second = (origin["counts"]["documents"] for origin in corpus.manifest["origins"])
-    assert corpus.weighted().num_documents == first + 2 * second and first + second == corpus.num_documents
+    first, second = (origin["counts"]["documents"] for origin in corpus.manifest["sources"])
+    assert corpus.resample_by_weight().num_documents == first + 2 * second and first + second == corpus.num_documents
     kept, held = corpus.split(0.1)
     assert held is not None
 
     def texts(part: Corpus) -> list[bytes]:
-        borders = part.sentences[part.documents]
-        return [part.gather(a, n).tobytes() for a, n in zip(borders[:-1, None], np.diff(borders)[:, None])]
+        borders = part.sentence_offsets[part.document_offsets]
+        return [part.gather_tokens(a, n).tobytes() for a, n in zip(borders[:-1, None], np.diff(borders)[:, None])]
 
-    double = texts(kept.weighted())
+    double = texts(kept.resample_by_weight())
     assert not set(double) & set(texts(held)) and sorted(set(double)) == sorted(texts(kept))
     assert {double.count(text) for text in double} == {1, 2}
-    corpus.manifest["origins"][0]["weight"] = 0.5
-    assert corpus.weighted().num_documents == round(first / 2) + 2 * second
+    corpus.manifest["sources"][0]["weight"] = 0.5
+    assert corpus.resample_by_weight().num_documents == round(first / 2) + 2 * second
 
 
 def test_a_flipped_byte_is_named(folder: Path, tmp_path: Path) -> None:
@@ -199,6 +199,6 @@ def test_a_flipped_byte_is_named(folder: Path, tmp_path: Path) -> None:
         at = random.Random(path.name).randrange(len(data))
         path.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
         with pytest.raises(UserError, match=f"{path.name} is damaged"):
-            verify(tmp_path / "out")
+            verify_corpus(tmp_path / "out")
         path.write_bytes(data)
-    verify(tmp_path / "out")
+    verify_corpus(tmp_path / "out")

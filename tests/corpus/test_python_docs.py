@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from polyseme.corpus.sources import python_docs
-from polyseme.corpus.sources.docstrings import prose
+from polyseme.corpus.sources.docstrings import extract_prose
 from polyseme.errors import UserError
 
 REST = """
@@ -55,14 +55,14 @@ GOOGLE = """One line that says what it is for.
 
 
 def test_prose_of_a_docstring() -> None:
-    assert list(prose(REST)) == [
+    assert list(extract_prose(REST)) == [
         "Return the mean of all values, see `fsum` and `statistics.fmean(x)` for a fast one.",
         "This is the code that does it:",
         "The note is kept as it is prose.",
         "The axis along which the mean is taken.",
         "how much each of the values counts",
     ]
-    assert list(prose(GOOGLE)) == [
+    assert list(extract_prose(GOOGLE)) == [
         "One line that says what it is for.",
         "the dimension to reduce, on two lines of the text.",
         "whether to keep it in the output. Default: `False`",
@@ -79,19 +79,19 @@ def test_docstrings_are_those_that_ast_finds() -> None:
         real = {ast.get_docstring(node, clean=False) for node in nodes if isinstance(node, kinds)}
         long = {text for text in real if text and "\n" in text}
         found += len(long)
-        missing += len(long - set(python_docs._docstrings(source)))
+        missing += len(long - set(python_docs._extract_docstrings(source)))
     assert found > 300 and missing <= 0.01 * found
 
 
 def test_strings_that_are_no_docstrings_are_left() -> None:
     source = '# """ no\n"""Head."""\nx = """no"""\ny = "\'\'\'"\ndef f(a=":"):  # so\n    r"""A\\d."""\n'
     source += '    z(b"""no""")\nadd_docstr(f, r"""\ngiven\n""")\nprint("""no""")\n'
-    assert list(python_docs._docstrings(source)) == ["Head.", "A\\d.", "\ngiven\n"]
+    assert list(python_docs._extract_docstrings(source)) == ["Head.", "A\\d.", "\ngiven\n"]
 
 
 @pytest.fixture(scope="module")
 def docs() -> list[tuple[str, str]]:
-    return list(python_docs.documents(packages=["numpy"]))
+    return list(python_docs.read_documents(packages=["numpy"]))
 
 
 def test_documents(docs: list[tuple[str, str]]) -> None:
@@ -112,8 +112,8 @@ def test_held_out_modules_share_nothing_with_the_rest() -> None:
     def held(name: str) -> bool:
         return name.startswith(("a", "c", "reference.a"))
 
-    out = dict(python_docs.documents(packages=[], keep=held))
-    rest = dict(python_docs.documents(packages=[], keep=lambda name: not held(name)))
+    out = dict(python_docs.read_documents(packages=[], keep=held))
+    rest = dict(python_docs.read_documents(packages=[], keep=lambda name: not held(name)))
     assert "argparse" in out and "json" in rest and not out.keys() & rest.keys()
     lines = [{line for text in part.values() for line in text.split("\n")} for part in (out, rest)]
     assert lines[0] and lines[1] and not lines[0] & lines[1]
@@ -121,5 +121,5 @@ def test_held_out_modules_share_nothing_with_the_rest() -> None:
 
 def test_a_package_that_is_not_there() -> None:
     with pytest.raises(UserError, match=r"no package 'numpi'.*did you mean 'numpy'"):
-        next(python_docs.documents(packages=["numpi"]))
-    assert "numpy" in python_docs.version(["numpy"])
+        next(python_docs.read_documents(packages=["numpi"]))
+    assert "numpy" in python_docs.describe_version(["numpy"])

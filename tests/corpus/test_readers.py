@@ -11,18 +11,18 @@ import pyarrow as pa
 import pytest
 
 from polyseme.corpus.sources import lines, tables
-from polyseme.corpus.sources.lines import Document, Found
-from polyseme.corpus.sources.readers import FORMATS, Input, format_of
+from polyseme.corpus.sources.lines import Document, ReadResult
+from polyseme.corpus.sources.readers import FORMATS, SourceFile, detect_format
 from polyseme.errors import UserError
-from polyseme.io.files import Damaged, unpacked
+from polyseme.io.compression import CorruptFileError, read_decompressed
 from tests.corpus.samples import EXPECTED, FILES, PACKERS, TEXTS, article, parquet, record
 
 SPLIT = {"text": "blank"}
 
 
-def found(path: Path, data: bytes | str, **options: str) -> list[Found]:
+def found(path: Path, data: bytes | str, **options: str) -> list[ReadResult]:
     path.write_bytes(data.encode() if isinstance(data, str) else data)
-    return list(Input(0, path, **({"format": format_of(path) or "text"} | options)).read())  # type: ignore[arg-type]
+    return list(SourceFile(0, path, **({"format": detect_format(path) or "text"} | options)).read())  # type: ignore[arg-type]
 
 
 def texts(path: Path, data: bytes | str, **options: str) -> list[str]:
@@ -45,7 +45,7 @@ def test_every_format_plain_and_packed(tmp_path: Path, form: str, ending: str) -
     assert set(FILES) == set(FORMATS) - {"midi"}  # which has a test file of its own
     name, data = FILES[form]
     path = tmp_path / (name + ending)
-    assert format_of(path) == form
+    assert detect_format(path) == form
     pack = PACKERS.get(ending, bytes)
     assert texts(path, pack(data), split=SPLIT.get(form, "file")) == EXPECTED[form]
     other = tmp_path / ("other" + ending)
@@ -67,13 +67,13 @@ def test_packed_in_several_members_cut_off_or_damaged(tmp_path: Path, ending: st
         damaged = texts(path, one + b"no more of it")
         assert damaged[:-1] == everything[:20_000] and damaged[-1].startswith("!is cut off or damaged")
     path.write_bytes(one[:-20])
-    with pytest.raises(Damaged, match=r"a\.jsonl"):
-        list(unpacked(path))
+    with pytest.raises(CorruptFileError, match=r"a\.jsonl"):
+        list(read_decompressed(path))
 
 
 def test_places_in_files(tmp_path: Path) -> None:
     for form, (name, data) in FILES.items():
-        where = [each.where for each in found(tmp_path / name, data, split=SPLIT.get(form, "file"))]  # type: ignore[union-attr]
+        where = [each.location for each in found(tmp_path / name, data, split=SPLIT.get(form, "file"))]  # type: ignore[union-attr]
         assert (
             where
             == {
@@ -99,7 +99,7 @@ def test_bad_bytes_lose_their_line_only(tmp_path: Path) -> None:
     assert texts(path, data) == ["one\ntwo", bad, "four\n\nfive"]
     assert texts(path, data, split="line") == ["one", "two", bad, "four", "", "five"]
     assert texts(path, data, split="blank") == ["one\ntwo", bad, "four", "five"]
-    assert [each.where for each in found(path, data) if isinstance(each, Document)] == ["line 1", "line 4"]
+    assert [each.location for each in found(path, data) if isinstance(each, Document)] == ["line 1", "line 4"]
     utf16 = "one\ntwo\n".encode("utf-16")
     assert texts(path, utf16) == ["!line 1: byte 0 is not UTF-8 text, it looks like UTF-16"]
     assert texts(path, b"\xef\xbb\xbf") == ["!is empty"]
@@ -109,8 +109,8 @@ def test_bad_bytes_lose_their_line_only(tmp_path: Path) -> None:
 def test_a_long_document_is_cut_where_it_hurts_least(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str
 ) -> None:
-    monkeypatch.setattr(lines, "LONGEST_DOCUMENT", 10)
-    monkeypatch.setattr(lines, "_PIECE", 10)
+    monkeypatch.setattr(lines, "MAX_DOCUMENT_CHARS", 10)
+    monkeypatch.setattr(lines, "_LINE_CHUNK_BYTES", 10)
     path = tmp_path / "a.txt"
     assert texts(path, "abc def\nghij kl\nmno", split=split) == ["abc def", "ghij kl", "mno"]
     assert texts(path, "a bcd efghijk lmnopqrstuvwxyz", split=split) == ["a bcd ", "efghijk ", "lmnopqrstu", "vwxyz"]
@@ -124,7 +124,7 @@ def test_a_long_document_is_cut_where_it_hurts_least(
         }[split]
     )
     rows = found(tmp_path / "a.jsonl", json.dumps({"text": "abc def\nghij kl\nmno"}))
-    assert [(row.text, row.where) for row in rows] == [  # type: ignore[union-attr]
+    assert [(row.text, row.location) for row in rows] == [  # type: ignore[union-attr]
         ("abc def\n", "line 1 part 1"),
         ("ghij kl\n", "line 1 part 2"),
         ("mno", "line 1 part 3"),
@@ -134,15 +134,15 @@ def test_a_long_document_is_cut_where_it_hurts_least(
 def test_where_a_text_is_cut_does_not_depend_on_the_blocks_it_is_read_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "LONGEST_DOCUMENT", 40)
-    monkeypatch.setattr(lines, "_PIECE", 40)
+    monkeypatch.setattr(lines, "MAX_DOCUMENT_CHARS", 40)
+    monkeypatch.setattr(lines, "_LINE_CHUNK_BYTES", 40)
     data = ("wörter " * 30 + "\r\n" + "x" * 100 + "\r\n" + "ab\r\n\r\n" * 20 + "ü" * 90).encode() + b"\xff\n" + b"end"
     path = tmp_path / "a.txt"
     for split in ("file", "blank", "line"):
         seen = set()
         for size in (1, 2, 3, 7, 39, 40):
             monkeypatch.setattr(
-                lines, "unpacked", lambda path, n=size: (data[i : i + n] for i in range(0, len(data), n))
+                lines, "read_decompressed", lambda path, n=size: (data[i : i + n] for i in range(0, len(data), n))
             )
             seen.add(tuple(map(repr, found(path, data, split=split))))
         assert len(seen) == 1 and "UserError" in str(seen)
@@ -157,7 +157,7 @@ def test_memory_is_bounded(tmp_path: Path, line: bytes) -> None:
     gc.collect()
     tracemalloc.start()
     size = 0
-    for each in Input(0, path).read():
+    for each in SourceFile(0, path).read():
         assert isinstance(each, Document) and len(each.text) <= 4_000_000
         size += len(each.text)
     peak = tracemalloc.get_traced_memory()[1]
@@ -166,20 +166,20 @@ def test_memory_is_bounded(tmp_path: Path, line: bytes) -> None:
 
 
 def test_a_row_too_long_is_bad_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LONGEST_ROW", 1 << 20)
-    monkeypatch.setattr(tables, "LONGEST_ROW", 1 << 20)
+    monkeypatch.setattr(lines, "MAX_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr(tables, "MAX_ROW_BYTES", 1 << 20)
     row = json.dumps({"text": "x"}) + "\n"
     long = json.dumps({"text": "y" * 20_000_000}) + "\n"
     path = tmp_path / "a.jsonl"
     path.write_text(row + long + row)
     gc.collect()
     tracemalloc.start()
-    got = list(Input(0, path, format="jsonl").read())
+    got = list(SourceFile(0, path, format="jsonl").read())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10_000_000
     assert [str(each) for each in got if isinstance(each, UserError)] == [f"{path} line 2: longer than 1 MB"]
-    assert [each.where for each in got if isinstance(each, Document)] == ["line 1", "line 3"]
+    assert [each.location for each in got if isinstance(each, Document)] == ["line 1", "line 3"]
     assert texts(path, long) == ["!line 1: longer than 1 MB"]
     quote = 'text\n"' + ("z" * 50 + "\n") * 25_000 + '"\nlast\n'
     got = texts(tmp_path / "a.csv", quote)
@@ -247,14 +247,14 @@ def test_csv_goes_on_after_wrong_quotes(tmp_path: Path) -> None:
 def test_csv_reads_no_line_often_whatever_the_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of these lines opens a quote that runs through all the others to the end of the file."""
     reads = 0
-    plain = tables._Records._next
+    plain = tables._CsvRecords._next
 
-    def counted(self: tables._Records) -> object:
+    def counted(self: tables._CsvRecords) -> object:
         nonlocal reads
         reads += 1
         return plain(self)
 
-    monkeypatch.setattr(tables._Records, "_next", counted)
+    monkeypatch.setattr(tables._CsvRecords, "_next", counted)
     got = texts(tmp_path / "a.csv", "a,text\n" + 'x","y\n' * 5_000)
     assert reads < 50_000
     assert "lines after it are lost" in got[-1] and all(each.startswith("!") for each in got)

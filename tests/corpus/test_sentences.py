@@ -21,7 +21,7 @@ SHARED = Path(__file__).parents[3] / "shared"
 def same_ids(tokenizer: Tokenizer, text: str) -> bool:
     parts = split_sentences(text)
     assert "".join(parts) == text
-    return tokenizer.encode_run(parts).ids.tolist() == tokenizer.encode_run([text]).ids.tolist()
+    return tokenizer.encode_corpus(parts).ids.tolist() == tokenizer.encode_corpus([text]).ids.tolist()
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +86,9 @@ def test_without_sentencex_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         return real(name, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(builtins, "__import__", importing)
-    sentences._splitter.cache_clear()
+    sentences._load_segmenter.cache_clear()
     with pytest.raises(UserError, match="pip install sentencex"):
         split_sentences("One. Two.")
     monkeypatch.undo()
-    sentences._splitter.cache_clear()
+    sentences._load_segmenter.cache_clear()
     assert len(split_sentences("One. Two.")) == 2

@@ -16,7 +16,15 @@ from pathlib import Path
 import pytest
 
 from polyseme.corpus.sources import python_docs
-from polyseme.corpus.sources.sources import START, Document, Origin, Place, Sources, open_sources, parse_origin
+from polyseme.corpus.sources.sources import (
+    START,
+    CorpusSource,
+    Document,
+    ReadPosition,
+    SourceReader,
+    open_sources,
+    parse_source,
+)
 from polyseme.errors import UserError
 from tests.corpus.samples import EXPECTED, FILES, PACKERS, article
 
@@ -42,7 +50,7 @@ def test_text_and_json_lines_plain_and_packed(tmp_path: Path, pack: Callable[[by
     assert texts(tmp_path) == texts(text, rows)
     sources = open_sources([rows])
     assert list(sources)[1] == Document("Two.\nStill two.", str(rows), "line 2")
-    assert sources.size == rows.stat().st_size * (1 if pack is None else 3)  # an estimate
+    assert sources.estimated_characters == rows.stat().st_size * (1 if pack is None else 3)  # an estimate
 
 
 def test_a_folder_is_read_in_order_without_what_is_not_text(tmp_path: Path) -> None:
@@ -63,17 +71,17 @@ def test_blank_documents_are_counted(tmp_path: Path) -> None:
 def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one")
-    before = open_sources([path]).fingerprint
-    assert before[0]["bytes"] == 3 and open_sources([path]).fingerprint == before
+    before = open_sources([path]).file_facts
+    assert before[0]["bytes"] == 3 and open_sources([path]).file_facts == before
     path.write_text("two")
-    assert open_sources([path]).fingerprint != before
-    assert "python 3" in open_sources(["python-docs"]).fingerprint[0]["version"]
+    assert open_sources([path]).file_facts != before
+    assert "python 3" in open_sources(["python-docs"]).file_facts[0]["version"]
 
 
 def test_python_docs_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_docs, "documents", lambda: iter([("json", "Text.")]))
+    monkeypatch.setattr(python_docs, "read_documents", lambda: iter([("json", "Text.")]))
     sources = open_sources(["python-docs"])
-    assert list(sources) == [Document("Text.", "python-docs", "json")] and sources.size is None
+    assert list(sources) == [Document("Text.", "python-docs", "json")] and sources.estimated_characters is None
 
 
 @pytest.mark.parametrize(
@@ -105,7 +113,7 @@ def test_bad_input_is_one_line(tmp_path: Path, name: str, content: bytes, line: 
     assert line in str(caught.value) and "\n" not in str(caught.value)
     sources = open_sources([str(path)], skip_bad=True)
     list(sources)
-    assert sources.num_bad == 1 and sources.bad == [str(caught.value)]
+    assert sources.num_bad == 1 and sources.bad_row_messages == [str(caught.value)]
 
 
 def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
@@ -113,7 +121,7 @@ def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
     path.write_text(ROWS + "{\n" + ROWS + '{"txt": ""}\n')
     sources = open_sources([path], skip_bad=True)
     assert len(list(sources)) == 4 and sources.num_bad == 2
-    assert [row.split(":")[0].split()[-1] for row in sources.bad] == ["3", "6"]
+    assert [row.split(":")[0].split()[-1] for row in sources.bad_row_messages] == ["3", "6"]
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
@@ -133,20 +141,20 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 
 def test_an_origin_in_words() -> None:
-    assert parse_origin("a.txt") == Origin("a.txt", "", 1.0, "text", "file", "")
+    assert parse_source("a.txt") == CorpusSource("a.txt", "", 1.0, "text", "file", "")
     given = "wiki.jsonl.zst::lang=de,weight=2,key=title+body,format=jsonl"
-    assert parse_origin(given) == Origin("wiki.jsonl.zst", "de", 2.0, "title+body", "file", "jsonl")
-    defaults = Origin("", lang="fr", key="k", split="line", format="csv")
-    assert parse_origin("-::weight=0.5,split=blank", defaults) == Origin("-", "fr", 0.5, "k", "blank", "csv")
-    assert parse_origin("a::b.txt::lang=de").path == "a::b.txt"
+    assert parse_source(given) == CorpusSource("wiki.jsonl.zst", "de", 2.0, "title+body", "file", "jsonl")
+    defaults = CorpusSource("", lang="fr", key="k", split="line", format="csv")
+    assert parse_source("-::weight=0.5,split=blank", defaults) == CorpusSource("-", "fr", 0.5, "k", "blank", "csv")
+    assert parse_source("a::b.txt::lang=de").path == "a::b.txt"
 
 
 def test_a_path_with_the_mark_in_it_wins(tmp_path: Path) -> None:
     (tmp_path / "a::lang=de").write_text("text")
-    origin = parse_origin(str(tmp_path / "a::lang=de"))
+    origin = parse_source(str(tmp_path / "a::lang=de"))
     assert origin.path.endswith("a::lang=de") and origin.lang == ""
-    assert parse_origin(str(tmp_path / "a::lang=de::lang=fr")).lang == "fr"
-    assert open_sources([tmp_path / "a::lang=de"]).origins == [origin]
+    assert parse_source(str(tmp_path / "a::lang=de::lang=fr")).lang == "fr"
+    assert open_sources([tmp_path / "a::lang=de"]).sources == [origin]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +185,7 @@ def test_wrong_options(options: str, line: str) -> None:
 def test_origins_are_checked_too(tmp_path: Path) -> None:
     for wrong in ({"weight": -1.0}, {"split": "x"}, {"format": "x"}):
         with pytest.raises(UserError):
-            open_sources([dataclasses.replace(Origin(str(tmp_path)), **wrong)])  # type: ignore[arg-type]
+            open_sources([dataclasses.replace(CorpusSource(str(tmp_path)), **wrong)])  # type: ignore[arg-type]
     with pytest.raises(UserError, match="format is 'x'"):
         open_sources([str(tmp_path)], format="x")
 
@@ -193,10 +201,10 @@ def test_each_origin_has_its_own_ways(tmp_path: Path) -> None:
     ]
     sources = open_sources(given, key="y", lang="fr")
     assert [document.text for document in sources] == ["one", "two", "three", "four"]
-    assert [(each.origin, each.lang) for each in sources.inputs] == [(0, "de"), (1, "fr"), (2, "fr")]
-    assert [origin.weight for origin in sources.origins] == [1.0, 3.0, 1.0]
-    assert [each["origin"] for each in sources.fingerprint] == [0, 1, 2]
-    assert open_sources([f"{tmp_path / 'b.jsonl'}::format=text"]).size == 15
+    assert [(each.source_index, each.lang) for each in sources.files] == [(0, "de"), (1, "fr"), (2, "fr")]
+    assert [origin.weight for origin in sources.sources] == [1.0, 3.0, 1.0]
+    assert [each["source_index"] for each in sources.file_facts] == [0, 1, 2]
+    assert open_sources([f"{tmp_path / 'b.jsonl'}::format=text"]).estimated_characters == 15
     assert texts(f"{tmp_path / 'b.jsonl'}::format=text") == ['{"x": "three"}']
 
 
@@ -212,7 +220,7 @@ def test_a_folder_of_many_formats(tmp_path: Path) -> None:
         path.write_bytes(PACKERS.get(ending, bytes)(data))
         expected += ["\n\n".join(EXPECTED[form])] if form == "text" else EXPECTED[form]
     assert texts(tmp_path) == expected
-    assert len(open_sources([tmp_path]).inputs) == len(FILES)
+    assert len(open_sources([tmp_path]).files) == len(FILES)
 
 
 def test_the_folders_of_wikiextractor(tmp_path: Path) -> None:
@@ -241,19 +249,19 @@ class Piped(io.TextIOWrapper):
 def test_standard_input_is_kept_for_a_second_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "same").write_bytes(b"one\ntwo\n")
     monkeypatch.setattr(sys, "stdin", Piped(b"one\ntwo\n"))
-    sources = open_sources(["-::split=line,lang=de", tmp_path / "same"], spool=tmp_path / "spool")
+    sources = open_sources(["-::split=line,lang=de", tmp_path / "same"], spool_dir=tmp_path / "spool")
     for _ in range(2):
         assert [document.text for document in sources] == ["one", "two", "one\ntwo"]
-    first, second = sources.fingerprint
+    first, second = sources.file_facts
     assert first["path"] == "-" and first["sha256"] == second["sha256"] and first["bytes"] == 8
-    assert next(iter(sources)).source == "standard input" and sources.inputs[0].lang == "de"
+    assert next(iter(sources)).source == "standard input" and sources.files[0].lang == "de"
     assert [path.name for path in (tmp_path / "spool").iterdir()] == ["stdin"]
 
     monkeypatch.setattr(sys, "stdin", Piped(b'{"text": "a"}\n{}\n'))
     sources = open_sources(["-::format=jsonl"], skip_bad=True)
     assert [document.text for document in sources] == ["a"]
-    assert sources.bad == ["standard input line 2: no key 'text'; there is none"]
-    copy = sources.inputs[0].file
+    assert sources.bad_row_messages == ["standard input line 2: no key 'text'; there is none"]
+    copy = sources.files[0].local_path
     assert copy.is_file()
     del sources
     assert not copy.exists()
@@ -290,18 +298,18 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
         pytest.skip("this disk takes no such name")
     sources = open_sources([tmp_path], skip_bad=True)
     assert [document.text for document in sources] == ["good"]
-    json.dumps([sources.fingerprint, sources.bad, next(iter(sources)).source], ensure_ascii=False).encode()
+    json.dumps([sources.file_facts, sources.bad_row_messages, next(iter(sources)).source], ensure_ascii=False).encode()
 
 
 # ------------------------------------------------------------------------------------------------------ places
 
 
-def items(sources: Sources, start: Place = START) -> list[tuple[Place, str]]:
+def items(sources: SourceReader, start: ReadPosition = START) -> list[tuple[ReadPosition, str]]:
     return [(place, repr(found)) for place, found in sources.read(start)]
 
 
 @pytest.fixture
-def mixed(tmp_path: Path) -> Sources:
+def mixed(tmp_path: Path) -> SourceReader:
     """Inputs of every format with blank documents, bad rows and files that are cut off in them."""
     for form, (name, data) in FILES.items():
         (tmp_path / name).write_bytes(data)
@@ -312,24 +320,24 @@ def mixed(tmp_path: Path) -> Sources:
     return open_sources([f"{tmp_path}::split=line"])
 
 
-def test_reading_from_every_place_gives_exactly_the_rest(mixed: Sources) -> None:
+def test_reading_from_every_place_gives_exactly_the_rest(mixed: SourceReader) -> None:
     everything = items(mixed)
     assert len(everything) > 40 and sum("UserError" in found for _, found in everything) > 5
     places = [place for place, _ in everything]
-    assert places == sorted(set(places)) and items(mixed, Place()) == everything
+    assert places == sorted(set(places)) and items(mixed, ReadPosition()) == everything
     for number, place in enumerate(places, 1):
         assert items(mixed, place) == everything[number:]
-    for number in range(len(mixed.inputs) + 1):
-        assert items(mixed, Place(number)) == [item for item in everything if item[0].input >= number]
+    for number in range(len(mixed.files) + 1):
+        assert items(mixed, ReadPosition(number)) == [item for item in everything if item[0].file_index >= number]
 
 
-def test_inputs_before_a_place_are_not_opened(mixed: Sources) -> None:
-    expected = items(mixed, Place(5, 1))
-    for each in mixed.inputs[:5]:
-        each.file.unlink()
-    assert expected and items(mixed, Place(5, 1)) == expected
+def test_inputs_before_a_place_are_not_opened(mixed: SourceReader) -> None:
+    expected = items(mixed, ReadPosition(5, 1))
+    for each in mixed.files[:5]:
+        each.local_path.unlink()
+    assert expected and items(mixed, ReadPosition(5, 1)) == expected
 
 
-def test_an_input_can_be_read_by_another_process(mixed: Sources) -> None:
-    for each in mixed.inputs:
+def test_an_input_can_be_read_by_another_process(mixed: SourceReader) -> None:
+    for each in mixed.files:
         assert list(map(repr, pickle.loads(pickle.dumps(each)).read())) == list(map(repr, each.read()))

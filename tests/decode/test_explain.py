@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.explain.translation import _way, align
-from polyseme.generation.text import Search, Writer
+from polyseme.explain.translation import _best_path, align
+from polyseme.generation.text import GenerationConfig, TextGenerator
 
 TEXT = "the old cat sees the dog."
 
@@ -17,11 +17,11 @@ TEXT = "the old cat sees the dog."
 @pytest.mark.parametrize("family", ["t5", "transformer", "seq2seq"])
 def test_alignments_are_probabilities(family, tiny_folders):
     model = polyseme.load(tiny_folders[family], device="cpu")
-    writer = Writer.of(model.folder)
-    (source,), written = [writer.source(TEXT)], (5, 6, 7)
+    writer = TextGenerator.from_folder(model.folder)
+    (source,), written = [writer.encode_source(TEXT)], (5, 6, 7)
     found = align(writer, source, written)
     layers, heads = (1, 1) if family == "seq2seq" else (3, 3)
-    assert found.weights.shape == (layers, heads, 4, len(source)) and len(found.target) == 4
+    assert found.weights.shape == (layers, heads, 4, len(source)) and len(found.target_pieces) == 4
     np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
     np.testing.assert_allclose(found.mean.sum(-1), 1, atol=1e-5)
 
@@ -32,11 +32,11 @@ def test_cross_attention_is_transformers_own(tiny_folders):
         tiny_folders["t5"], attn_implementation="eager"
     ).eval()
     model = polyseme.load(tiny_folders["t5"], device="cpu")
-    writer = Writer.of(model.folder)
-    source, written = writer.source(TEXT), [5, 9, 12]
+    writer = TextGenerator.from_folder(model.folder)
+    source, written = writer.encode_source(TEXT), [5, 9, 12]
     with torch.no_grad():
         out = theirs(
-            input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[*writer.start, *written]]),
+            input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[*writer.start_ids, *written]]),
             output_attentions=True,
         )  # fmt: skip
     expected = np.stack([layer[0].numpy() for layer in out.cross_attentions])
@@ -46,7 +46,7 @@ def test_cross_attention_is_transformers_own(tiny_folders):
 @pytest.mark.parametrize("family", ["t5", "transformer"])
 def test_the_page(family, tiny_folders, done, refused, tmp_path):
     out = tmp_path / "page.html"
-    done("explain", tiny_folders[family], "--translate", TEXT + " <b>", "--out", out, "--beams", 3)
+    done("explain", tiny_folders[family], "--text", TEXT + " <b>", "--out", out, "--num-beams", 3)
     page = out.read_text()
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "") and "src=" not in page
     assert page.count("head 3") == 3 and "layer 3" in page and "&lt;b&gt;" in page
@@ -64,13 +64,13 @@ def test_the_page(family, tiny_folders, done, refused, tmp_path):
     Checked().feed(page)
     assert not tags
     model = polyseme.load(tiny_folders[family], device="cpu")
-    writer = Writer.of(model.folder)
-    beginnings, sources = writer.asked([TEXT + " <b>"], "")
-    (found,) = writer.found(beginnings, sources, Search(0, beams=3, best=3))
-    way = _way(found)
-    assert len(way) == len(found.texts[0].tokens) + found.texts[0].finished
+    writer = TextGenerator.from_folder(model.folder)
+    beginnings, sources = writer.encode_inputs([TEXT + " <b>"], "")
+    (found,) = writer.search(beginnings, sources, GenerationConfig(0, num_beams=3, num_return_sequences=3))
+    way = _best_path(found)
+    assert len(way) == len(found.hypotheses[0].tokens) + found.hypotheses[0].is_finished
     last = found.nodes[max(way)].score
     assert f"{last:.2f}" in page and re.search(r"stroke=.#2b6cb0. stroke-width=.2.2", page)
-    refused("explain", tiny_folders[family], "--translate", TEXT, "--out", out, says="already there")
-    refused("explain", tiny_folders[family], "--translate", " ", "--out", tmp_path / "b.html", says="empty")
-    refused("explain", tiny_folders["gpt2"], "--translate", TEXT, "--out", tmp_path / "b.html", says="cannot translate")
+    refused("explain", tiny_folders[family], "--text", TEXT, "--out", out, says="already there")
+    refused("explain", tiny_folders[family], "--text", " ", "--out", tmp_path / "b.html", says="empty")
+    refused("explain", tiny_folders["gpt2"], "--text", TEXT, "--out", tmp_path / "b.html", says="cannot translate")

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from polyseme.generation.beam import beam
-from polyseme.generation.sample import GREEDY, Sampling, sample
+from polyseme.generation.beam import beam_search
+from polyseme.generation.sample import GREEDY, SamplingConfig, generate_tokens
 
 transformers = pytest.importorskip("transformers")
 
@@ -39,22 +39,24 @@ def peer(family):
 def both(request):
     """Their model, ours with the same weights, and texts of several lengths."""
     from polyseme.families import FAMILIES
-    from polyseme.nn.model import ModelSpec
-    from polyseme.weights.convert import to_ours
+    from polyseme.nn.model import ModelConfig
+    from polyseme.weights.convert import from_published
 
     family = request.param
     theirs = peer(family)
     fam = FAMILIES[family.partition(" ")[0]]
     state = dict(theirs.state_dict())
-    trunk = fam.from_config(theirs.config.to_dict() | {"tensors": tuple(state)})
-    spec = ModelSpec(fam.name, trunk, fam.heads(trunk))
+    trunk = fam.from_hf_config(theirs.config.to_dict() | {"tensors": tuple(state)})
+    spec = ModelConfig(fam.name, trunk, fam.pretraining_heads(trunk))
     mine = spec.build(0).double().eval()
     shapes = {name: t.shape for name, t in mine.state_dict().items()}
-    mine.load_state_dict(to_ours(fam, spec, shapes, state, "test"))
+    mine.load_state_dict(from_published(fam, spec, shapes, state, "test"))
     generator = torch.Generator().manual_seed(1)
     rows = [torch.randint(2, 41, (n,), generator=generator).tolist() for n in (3, 9, 1, 6, 6)]
     prompts, sources = prompts_of(theirs, rows)
-    free = sample(mine, prompts, 12, GREEDY, sources)  # what ends a text, such that texts end at several lengths
+    free = generate_tokens(
+        mine, prompts, 12, GREEDY, sources
+    )  # what ends a text, such that texts end at several lengths
     return theirs, mine, rows, sorted({1, free[0].tokens[3], free[1].tokens[6], free[2].tokens[-1]})
 
 
@@ -79,14 +81,14 @@ def prompts_of(theirs, rows):
 def test_greedy(both):
     theirs, mine, rows, eos = both
     prompts, sources = prompts_of(theirs, rows)
-    found = sample(mine, prompts, 12, GREEDY, sources, eos)
+    found = generate_tokens(mine, prompts, 12, GREEDY, sources, eos)
     assert [w.tokens for w in found] == asked(theirs, rows, eos, do_sample=False, num_beams=1)
 
 
 def test_greedy_with_a_penalty_on_repetition(both):
     theirs, mine, rows, eos = both
     prompts, sources = prompts_of(theirs, rows)
-    found = sample(mine, prompts, 12, Sampling(0.0, repetition=1.5), sources, eos)
+    found = generate_tokens(mine, prompts, 12, SamplingConfig(0.0, repetition_penalty=1.5), sources, eos)
     assert [w.tokens for w in found] == asked(theirs, rows, eos, do_sample=False, num_beams=1, repetition_penalty=1.5)
 
 
@@ -94,22 +96,24 @@ def test_greedy_with_a_penalty_on_repetition(both):
 def test_beam(both, width, penalty):
     theirs, mine, rows, eos = both
     prompts, sources = prompts_of(theirs, rows)
-    found = beam(mine, prompts, 12, width, penalty, width, sources, eos)
+    found = beam_search(mine, prompts, 12, width, penalty, width, sources, eos)
     expected = asked(
         theirs, rows, eos, do_sample=False, num_beams=width, length_penalty=penalty, num_return_sequences=width,
         early_stopping="never",
     )  # fmt: skip
-    assert [text.tokens for f in found for text in f.texts] == expected
+    assert [text.tokens for f in found for text in f.hypotheses] == expected
     assert len({len(tokens) for tokens in expected}) > 1, "texts end at several lengths"
     if penalty <= 0:  # there the peer's usual way to stop is safe too
         again = asked(theirs, rows, eos, do_sample=False, num_beams=width, length_penalty=penalty)
-        assert [f.texts[0].tokens for f in found] == again
+        assert [f.hypotheses[0].tokens for f in found] == again
 
 
-@pytest.mark.parametrize("how", [Sampling(0.7, 5), Sampling(1.3, 0, 0.6), Sampling(0.9, 12, 0.8), Sampling(2.0)])
+@pytest.mark.parametrize(
+    "how", [SamplingConfig(0.7, 5), SamplingConfig(1.3, 0, 0.6), SamplingConfig(0.9, 12, 0.8), SamplingConfig(2.0)]
+)
 def test_what_may_be_drawn_is_what_they_leave(how):
     """The probabilities behind temperature, top-k and top-p are theirs."""
-    from polyseme.generation.sample import drawn
+    from polyseme.generation.sample import sample_tokens
 
     scores = torch.randn(1, 41, generator=torch.Generator().manual_seed(5), dtype=torch.float64) * 2
     left = transformers.TemperatureLogitsWarper(how.temperature)(None, scores)
@@ -119,6 +123,6 @@ def test_what_may_be_drawn_is_what_they_leave(how):
         left = transformers.TopPLogitsWarper(how.top_p)(None, left)
     number = 200_000
     chances = (torch.arange(number, dtype=torch.float64) + 0.5) / number
-    tokens = torch.cat([drawn(scores.expand(len(part), -1), how, part) for part in chances.split(20_000)])
+    tokens = torch.cat([sample_tokens(scores.expand(len(part), -1), how, part) for part in chances.split(20_000)])
     shares = torch.bincount(tokens, minlength=41) / number
     torch.testing.assert_close(shares.double(), left.softmax(-1)[0], atol=2 / number, rtol=0)

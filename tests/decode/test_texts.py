@@ -6,8 +6,8 @@ import pytest
 
 import polyseme
 from polyseme.errors import UserError
-from polyseme.generation.sample import Sampling
-from polyseme.generation.text import Search, Writer, behind
+from polyseme.generation.sample import SamplingConfig
+from polyseme.generation.text import GenerationConfig, TextGenerator, decode_continuation
 
 WRITERS = ("gpt", "gpt2", "transformer_xl", "xlnet", "t5", "transformer", "seq2seq")
 PROMPT = "The old cat sees"
@@ -16,17 +16,17 @@ PROMPT = "The old cat sees"
 @pytest.mark.parametrize("family", WRITERS)
 def test_texts_of_every_family(family, tiny_folders):
     model = polyseme.load(tiny_folders[family], device="cpu")
-    search = Search(12)
+    search = GenerationConfig(12)
     (plain,) = model.generate(PROMPT, search)
     assert 0 < len(plain.tokens) <= 12 and plain.score < 0
     assert "".join(model.stream(PROMPT, search)) == plain.text
-    drawn = model.generate([PROMPT, "The dog"], Search(12, Sampling(seed=5), copies=2))
+    drawn = model.generate([PROMPT, "The dog"], GenerationConfig(12, SamplingConfig(seed=5), num_samples=2))
     assert [len(each) for each in drawn] == [2, 2] and drawn[0][0].text != drawn[0][1].text
-    alone = model.generate("The dog", Search(12, Sampling(seed=5)))
+    alone = model.generate("The dog", GenerationConfig(12, SamplingConfig(seed=5)))
     assert alone[0].text == drawn[1][0].text
-    beams = model.generate(PROMPT, Search(8, beams=3, best=3, penalty=0.0))
+    beams = model.generate(PROMPT, GenerationConfig(8, num_beams=3, num_return_sequences=3, length_penalty=0.0))
     assert [b.score for b in beams] == sorted((b.score for b in beams), reverse=True)
-    marks = model.tokenizer.special_ids - set(model.tokenizer.sentinels)
+    marks = model.tokenizer.all_special_ids - set(model.tokenizer.sentinel_ids)
     assert not any(marks & set(text.tokens) for text in (*drawn[0], *drawn[1], *beams))
 
 
@@ -36,70 +36,76 @@ def test_against_generate_on_the_same_folder(tiny_folders):
 
     model = polyseme.load(tiny_folders["gpt2"], device="cpu")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tiny_folders["gpt2"]).eval()
-    ids = torch.tensor([[*model.opening, *model.tokenizer.encode(PROMPT)]])
-    for ours, how in ((Search(15), {}), (Search(15, beams=4), {"num_beams": 4, "early_stopping": "never"})):
+    ids = torch.tensor([[*model.bos_ids, *model.tokenizer.encode(PROMPT)]])
+    for ours, how in (
+        (GenerationConfig(15), {}),
+        (GenerationConfig(15, num_beams=4), {"num_beams": 4, "early_stopping": "never"}),
+    ):
         out = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=15, do_sample=False, **how)
-        expected = [t for t in out[0, ids.shape[1] :].tolist() if t != model.tokenizer.specials.eos]
+        expected = [t for t in out[0, ids.shape[1] :].tolist() if t != model.tokenizer.special_token_ids.eos]
         assert list(model.generate(PROMPT, ours)[0].tokens) == expected
     seq2seq = polyseme.load(tiny_folders["t5"], device="cpu")
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tiny_folders["t5"]).eval()
-    ids = torch.tensor([seq2seq.encode(PROMPT)["ids"]])
+    ids = torch.tensor([seq2seq.encode(PROMPT)["input_ids"]])
     out = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=15, do_sample=False)
-    expected = [t for t in out[0, 1:].tolist() if t != seq2seq.tokenizer.specials.eos]
-    assert list(seq2seq.generate(PROMPT, Search(15))[0].tokens) == expected
+    expected = [t for t in out[0, 1:].tolist() if t != seq2seq.tokenizer.special_token_ids.eos]
+    assert list(seq2seq.generate(PROMPT, GenerationConfig(15))[0].tokens) == expected
 
 
 @pytest.mark.parametrize("family", ["gpt2", "t5"])
 def test_a_prefix_is_how_the_text_begins(family, tiny_folders):
     model = polyseme.load(tiny_folders[family], device="cpu")
-    (found,) = model.generate(PROMPT, Search(10), prefix=" the grey")
-    writer = Writer.of(model.folder)
-    beginnings, sources = writer.asked([PROMPT], " the grey")
+    (found,) = model.generate(PROMPT, GenerationConfig(10), prefix=" the grey")
+    writer = TextGenerator.from_folder(model.folder)
+    beginnings, sources = writer.encode_inputs([PROMPT], " the grey")
     assert beginnings[0][-len(model.tokenizer.encode(" the grey")) :] == model.tokenizer.encode(" the grey")
-    (again,) = writer.found(beginnings, sources, Search(10))
-    assert again.texts[0].tokens == found.tokens
+    (again,) = writer.search(beginnings, sources, GenerationConfig(10))
+    assert again.hypotheses[0].tokens == found.tokens
     if family == "gpt2":
-        assert model.generate(PROMPT + " the grey", Search(10))[0].tokens == found.tokens
+        assert model.generate(PROMPT + " the grey", GenerationConfig(10))[0].tokens == found.tokens
 
 
 def test_characters_of_several_bytes_come_whole(tiny_folders):
     tokenizer = polyseme.load(tiny_folders["gpt2"], device="cpu").tokenizer
     ids = tokenizer.encode("the cat’s äö 猫")
     for n in range(1, len(ids)):
-        assert tokenizer.decode(ids[:n]) + behind(tokenizer, ids[:n], ids[n:]) == "the cat’s äö 猫" or "\ufffd" in (
-            tokenizer.decode(ids[:n])
-        )
+        assert tokenizer.decode(ids[:n]) + decode_continuation(
+            tokenizer, ids[:n], ids[n:]
+        ) == "the cat’s äö 猫" or "\ufffd" in (tokenizer.decode(ids[:n]))
 
 
 def test_the_command(project, done, refused, tmp_path):
     model = project / "run-gpt2/model"
-    said = done("generate", model, "--prompt", "The old", "--most", 8)
+    said = done("generate", model, "--prompt", "The old", "--max-new-tokens", 8)
     assert said.startswith("The old") and said.endswith("\n")
     opened = polyseme.load(model, device="cpu")
-    assert said.rstrip("\n") == ("The old" + opened.generate("The old", Search(8))[0].text).rstrip("\n")
-    once, again = (done("generate", model, "--prompt", "The", "--sample", "--seed", 3, "--most", 9) for _ in range(2))
+    assert said.rstrip("\n") == ("The old" + opened.generate("The old", GenerationConfig(8))[0].text).rstrip("\n")
+    sampled = ("--do-sample", "--seed", 3, "--max-new-tokens", 9)
+    once, again = (done("generate", model, "--prompt", "The", *sampled) for _ in range(2))
     assert once == again
-    rows = done("generate", model, "--prompt", "The", "--beams", 3, "--best", 2, "--most", 5, "--json").splitlines()
-    assert len(rows) == 2 and json.loads(rows[0])["log_probability"] <= 0
+    beams = ("--num-beams", 3, "--num-return-sequences", 2, "--max-new-tokens", 5)
+    rows = done("generate", model, "--prompt", "The", *beams, "--json").splitlines()
+    assert len(rows) == 2 and json.loads(rows[0])["log_prob"] <= 0
     (tmp_path / "p.txt").write_text("The cat\nThe dog\n")
-    assert len(done("generate", model, "--data", tmp_path / "p.txt", "--most", 3, "--json").splitlines()) == 2
+    assert len(done("generate", model, "--data", tmp_path / "p.txt", "--max-new-tokens", 3, "--json").splitlines()) == 2
     refused("generate", model, says="--prompt")
-    refused("generate", model, "--prompt", "The", "--most", 33, says=["places for 32", "33 more"])
+    refused("generate", model, "--prompt", "The", "--max-new-tokens", 33, says=["places for 32", "33 more"])
     refused("generate", model, "--prompt", "The", "--top-p", 1.5, says="top_p is 1.5")
-    refused("generate", model, "--prompt", "The", "--beams", 2, "--sample", says="draws nothing")
-    refused("generate", model, "--prompt", "The", "--beams", 2, "--best", 3, says="best is 3")
+    refused("generate", model, "--prompt", "The", "--num-beams", 2, "--do-sample", says="draws nothing")
+    beams = ("--num-beams", 2, "--num-return-sequences", 3)
+    refused("generate", model, "--prompt", "The", *beams, says="num_return_sequences is 3")
     refused("generate", project / "run-bert/model", "--prompt", "The", says="cannot write")
 
 
 def test_prompts_that_cannot_be(tiny_folders):
     gpt = polyseme.load(tiny_folders["gpt"], device="cpu")
-    if not gpt.opening:
+    if not gpt.bos_ids:
         with pytest.raises(UserError, match="needs a beginning"):
             gpt.generate("")
-    with pytest.raises(UserError, match="copies is 0, expected 1 or more"):
-        Search(copies=0)
+    with pytest.raises(UserError, match="num_samples is 0, expected 1 or more"):
+        GenerationConfig(num_samples=0)
     with pytest.raises(UserError, match="without a source"):
-        gpt.generate("The", Search(0))
+        gpt.generate("The", GenerationConfig(0))
     with pytest.raises(UserError, match="cannot be shown"):
-        list(gpt.stream("The", Search(4, beams=2)))
-    assert gpt.generate([], Search(3)) == []
+        list(gpt.stream("The", GenerationConfig(4, num_beams=2)))
+    assert gpt.generate([], GenerationConfig(3)) == []

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from polyseme.ngram.count import count
-from polyseme.ngram.estimate import estimate
-from polyseme.ngram.trie import Ngrams, Words
+from polyseme.ngram.count import count_ngrams
+from polyseme.ngram.estimate import estimate_kneser_ney
+from polyseme.ngram.trie import NgramTrie, NgramVocab
 
 SIZE, START, END = 40, 2, 3
 CAN = np.ones(SIZE, bool)
 CAN[[0, START]] = False
-WORDS = Words(SIZE, START, END, CAN)
+WORDS = NgramVocab(SIZE, START, END, CAN)
 
 
 def made_sentences(seed: int, number: int = 300) -> list[list[int]]:
@@ -32,10 +32,10 @@ def made_sentences(seed: int, number: int = 300) -> list[list[int]]:
     return found
 
 
-def stream_of(sentences: list[list[int]], words: Words = WORDS) -> np.ndarray:
-    return words.stream(np.concatenate(sentences), np.array([len(s) for s in sentences]))
+def stream_of(sentences: list[list[int]], words: NgramVocab = WORDS) -> np.ndarray:
+    return words.add_bos_eos(np.concatenate(sentences), np.array([len(s) for s in sentences]))
 
 
-def learnt(sentences: list[list[int]], order: int, work: Path, words: Words = WORDS, **more) -> Ngrams:
+def learnt(sentences: list[list[int]], order: int, work: Path, words: NgramVocab = WORDS, **more) -> NgramTrie:
     work.mkdir(exist_ok=True)
-    return estimate(count([stream_of(sentences, words)], words, order, work), words, work, **more)[0]
+    return estimate_kneser_ney(count_ngrams([stream_of(sentences, words)], words, order, work), words, work, **more)[0]

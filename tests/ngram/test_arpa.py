@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from polyseme.errors import UserError
-from polyseme.ngram.arpa import names_of, read_arpa, write_arpa
-from polyseme.ngram.count import count
-from polyseme.ngram.estimate import estimate
-from polyseme.ngram.model import NgramModel
-from polyseme.ngram.trie import Words
+from polyseme.ngram.arpa import arpa_names, read_arpa, write_arpa
+from polyseme.ngram.count import count_ngrams
+from polyseme.ngram.estimate import estimate_kneser_ney
+from polyseme.ngram.model import NgramLM
+from polyseme.ngram.trie import NgramVocab
 from polyseme.text.tokenizer import Tokenizer
 from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS
 from tests.ngram.plain import plain_score, read_plain_arpa
@@ -104,14 +104,14 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
 def test_a_good_file_by_hand(tmp_path):
     (tmp_path / "good.arpa").write_text(GOOD)
     ngrams, tokenizer = read_arpa(tmp_path / "good.arpa")
-    NgramModel(tmp_path, ngrams, tokenizer).save(tmp_path / "model")
-    model = NgramModel.open(tmp_path / "model")
+    NgramLM(tmp_path, ngrams, tokenizer).save(tmp_path / "model")
+    model = NgramLM.open(tmp_path / "model")
     (score, unknown, marks) = model.score(["the cat", "the dog", "the </s> cat"])
-    assert math.isclose(score.log_probability / math.log(10), -0.2 - 0.1 - 0.4, rel_tol=1e-6)
-    assert score.tokens == 3
+    assert math.isclose(score.log_prob / math.log(10), -0.2 - 0.1 - 0.4, rel_tol=1e-6)
+    assert score.num_tokens == 3
     # "dog" is unknown, behind a context without 3-grams for it; then the end behind <unk>, which has no back-off
-    assert math.isclose(unknown.log_probability / math.log(10), -0.2 + (-0.15 - 0.1 - 0.9) - 1, rel_tol=1e-6)
-    assert marks.tokens == 4, "the name of a mark in a text is a word like others"
+    assert math.isclose(unknown.log_prob / math.log(10), -0.2 + (-0.15 - 0.1 - 0.9) - 1, rel_tol=1e-6)
+    assert marks.num_tokens == 4, "the name of a mark in a text is a word like others"
     assert model.encode("the </s> cat")["pieces"] == ["<s>", "the", "<unk>", "cat", "</s>"]
 
 
@@ -130,19 +130,19 @@ def made(tmp_path_factory):
 
     texts = [sentence() for _ in range(400)]
     tokenizer = Tokenizer.train("wordpiece", iter(texts), vocab_size=120)
-    words = Words.of(tokenizer)
-    run = tokenizer.encode_run(texts)
-    counts = count([words.stream(run.ids, run.lengths)], words, 4, folder)
-    ngrams, _ = estimate(counts, words, folder, (0, 0, 1))
+    words = NgramVocab.from_tokenizer(tokenizer)
+    run = tokenizer.encode_corpus(texts)
+    counts = count_ngrams([words.add_bos_eos(run.ids, run.lengths)], words, 4, folder)
+    ngrams, _ = estimate_kneser_ney(counts, words, folder, (0, 0, 1))
     write_arpa(folder / "made.arpa", ngrams, tokenizer)
-    names = names_of(tokenizer, words)
+    names = arpa_names(tokenizer, words)
     new = [tokenizer.encode(f"{sentence()} 東") for _ in range(30)] + [tokenizer.encode(sentence()) for _ in range(30)]
     rows = [([names[i] for i in ids], np.array(ids)) for ids in new]
     return ngrams, tokenizer, folder / "made.arpa", rows
 
 
 def scores(ngrams, rows) -> list[float]:
-    return [float(ngrams.log10(ngrams.words.stream(ids, np.array([len(ids)]))).sum()) for _, ids in rows]
+    return [float(ngrams.log10_probs(ngrams.vocab.add_bos_eos(ids, np.array([len(ids)]))).sum()) for _, ids in rows]
 
 
 def test_a_plain_reader_has_the_same_scores(made):
@@ -184,12 +184,14 @@ def test_written_and_read_changes_no_bit(made, ending, tmp_path):
     alone, words = read_arpa(path)  # without the tokenizer the pieces are words
     for (pieces, _), expected in zip(rows, scores(ngrams, rows)):
         ids = np.array([words.backend.token_to_id(piece) for piece in pieces])
-        assert math.isclose(alone.log10(alone.words.stream(ids, np.array([len(ids)]))).sum(), expected, rel_tol=1e-6)
+        assert math.isclose(
+            alone.log10_probs(alone.vocab.add_bos_eos(ids, np.array([len(ids)]))).sum(), expected, rel_tol=1e-6
+        )
 
 
 def test_pieces_that_an_arpa_file_cannot_hold():
     tokenizer = Tokenizer.train("characters", iter(["a b c <s> d"] * 3), vocab_size=40)
-    names = names_of(tokenizer, Words.of(tokenizer))
+    names = arpa_names(tokenizer, NgramVocab.from_tokenizer(tokenizer))
     assert not [name for name in names if not name or name.split() != [name]]
     assert len(set(names)) == len(names)
 

@@ -17,15 +17,15 @@ import pytest
 
 import polyseme
 from polyseme.errors import UserError
-from polyseme.generation.sample import Sampling
-from polyseme.generation.text import Search
-from polyseme.io.files import read_json
-from polyseme.ngram.count import count
-from polyseme.ngram.estimate import estimate
-from polyseme.ngram.model import NgramModel
-from polyseme.ngram.train import NgramRecipe, count_corpus
-from polyseme.ngram.trie import Words
-from polyseme.recipes import find_any, find_recipe
+from polyseme.generation.sample import SamplingConfig
+from polyseme.generation.text import GenerationConfig
+from polyseme.io.json import read_json
+from polyseme.ngram.count import count_ngrams
+from polyseme.ngram.estimate import estimate_kneser_ney
+from polyseme.ngram.model import NgramLM
+from polyseme.ngram.train import NgramRecipe, train_ngram
+from polyseme.ngram.trie import NgramVocab
+from polyseme.recipes import get_recipe, get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS
 from tests.corpus.stored import store
@@ -48,7 +48,7 @@ def texts(number: int) -> list[str]:
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("counted")
     found = texts(400)
-    said = {"origins": [{"weight": 1, "counts": {"documents": 400}}]}
+    said = {"sources": [{"weight": 1, "counts": {"documents": 400}}]}
     return store(folder / "corpus", Tokenizer.train("wordpiece", iter(found), 150), found, per_shard=90, said=said)
 
 
@@ -67,7 +67,7 @@ def test_a_run_folder_like_any_other(run, corpus):
     assert results["valid"]["perplexity"] < results["valid"]["perplexity_words"] < 15
     assert f"valid perplexity: {results['valid']['perplexity']:.4f}" in said
     assert not [path for path in (out / "model").rglob("*") if path.suffix in (".pkl", ".pt", ".bin")]
-    assert find_any(str(out / "recipe.json")) == find_any("ngram-3")
+    assert get_recipe(str(out / "recipe.json")) == get_recipe("ngram-3")
 
 
 def test_held_out_perplexity_is_that_of_its_sentences(run, corpus):
@@ -75,17 +75,17 @@ def test_held_out_perplexity_is_that_of_its_sentences(run, corpus):
     out, _ = run
     kept, held = corpus.split(0.01)
     model = polyseme.load(out / "model")
-    words = model.ngrams.words
-    plain = PlainKneserNey(sentences_of(kept), 3, words.start, words.end, np.flatnonzero(words.can_follow))
+    words = model.ngrams.vocab
+    plain = PlainKneserNey(sentences_of(kept), 3, words.bos_id, words.eos_id, np.flatnonzero(words.is_predicted))
     logs, events = 0.0, 0
     for sentence in sentences_of(held):
-        text = [words.start, *sentence, words.end]
+        text = [words.bos_id, *sentence, words.eos_id]
         logs += sum(math.log(plain.chance(text[i], text[:i])) for i in range(1, len(text)))
         events += len(text) - 1
     assert read_json(out / "results.json")["valid"]["next"] == pytest.approx(-logs / events, rel=1e-5)
     scores = model.score([" ".join(texts(400)[i] for i in np.flatnonzero(chosen(400, 4)))])
-    assert scores[0].tokens == events
-    assert scores[0].log_probability == pytest.approx(logs, rel=1e-5)
+    assert scores[0].num_tokens == events
+    assert scores[0].log_prob == pytest.approx(logs, rel=1e-5)
 
 
 def chosen(number: int, held: int) -> np.ndarray:
@@ -95,15 +95,15 @@ def chosen(number: int, held: int) -> np.ndarray:
 
 
 def sentences_of(corpus) -> list[list[int]]:
-    lengths = np.diff(corpus.sentences)
-    ids = corpus.gather(corpus.sentences[:-1], lengths)
+    lengths = np.diff(corpus.sentence_offsets)
+    ids = corpus.gather_tokens(corpus.sentence_offsets[:-1], lengths)
     return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
 
 
 def test_what_can_be_asked(run, cli, done, tmp_path):
     out, _ = run
     model = polyseme.load(out / "model")
-    assert isinstance(model, NgramModel)
+    assert isinstance(model, NgramLM)
     (tmp_path / "lines.txt").write_text("It lives in the river.\nriver the in lives It.\n")
     rows = [
         json.loads(line)
@@ -124,35 +124,37 @@ def test_it_writes(run, cli, done, tmp_path):
     """Through the searches of every model: drawn, the likeliest, by a beam, streamed; by the library and a command."""
     out, _ = run
     model = polyseme.load(out / "model")
-    drawn = [Search(40, Sampling(seed=seed), copies=200) for seed in (1, 2)]
+    drawn = [GenerationConfig(40, SamplingConfig(seed=seed), num_samples=200) for seed in (1, 2)]
     texts = [[found.text for found in model.generate("", search)] for search in drawn]
     assert texts[0] == [found.text for found in model.generate("", drawn[0])] != texts[1]
     starts = Counter(text.split()[0] for text in texts[0])
     assert starts["the"] > 70 and starts["it"] > 70, "an empty prompt is the start of a sentence"
     (likeliest,) = model.generate("It lives")
-    assert likeliest.finished and likeliest.text.startswith(" in the ") and not likeliest.score > 0
-    (beam,) = model.generate("It lives", Search(beams=1))
+    assert likeliest.is_finished and likeliest.text.startswith(" in the ") and not likeliest.score > 0
+    (beam,) = model.generate("It lives", GenerationConfig(num_beams=1))
     assert beam == likeliest
-    (wide,) = model.generate("It lives", Search(beams=8, penalty=0.0))
+    (wide,) = model.generate("It lives", GenerationConfig(num_beams=8, length_penalty=0.0))
     assert wide.score >= likeliest.score
     assert "".join(model.stream("It lives")) == likeliest.text == "".join(model.stream("It", prefix=" lives"))
     whole, before = model.score(["it lives" + likeliest.text, "it lives"])
-    end = np.array([model.ngrams.words.start, *model.tokenizer.encode("it lives"), model.ngrams.words.end])
-    before = before.log_probability - math.log(10) * model.ngrams.log10(end)[-1]
-    assert likeliest.score == pytest.approx(whole.log_probability - before, abs=1e-5)
+    end = np.array([model.ngrams.vocab.bos_id, *model.tokenizer.encode("it lives"), model.ngrams.vocab.eos_id])
+    before = before.log_prob - math.log(10) * model.ngrams.log10_probs(end)[-1]
+    assert likeliest.score == pytest.approx(whole.log_prob - before, abs=1e-5)
     assert model.generate("A cat. It lives") == [likeliest], "a sentence before has no say"
-    (short,) = model.generate("It lives", Search(1))
-    assert len(short.tokens) == 1 and not short.finished
+    (short,) = model.generate("It lives", GenerationConfig(1))
+    assert len(short.tokens) == 1 and not short.is_finished
     said = done("generate", out / "model", "--prompt", "It lives")
     assert said == "It lives" + likeliest.text + "\n"
     (tmp_path / "x").write_text("It\n")
-    rows = done("generate", out / "model", "--prompt", "It", "--beams", 3, "--best", 2, "--json").splitlines()
-    assert len(rows) == 2 and json.loads(rows[0])["log_probability"] <= 0
+    rows = done(
+        "generate", out / "model", "--prompt", "It", "--num-beams", 3, "--num-return-sequences", 2, "--json"
+    ).splitlines()
+    assert len(rows) == 2 and json.loads(rows[0])["log_prob"] <= 0
     for wrong, says in (
         (["generate", out / "model", "--prompt", "It", "--temperature", "-1"], "temperature"),
-        (["generate", out / "model", "--prompt", "It", "--beams", 2, "--sample"], "draws nothing"),
+        (["generate", out / "model", "--prompt", "It", "--num-beams", 2, "--do-sample"], "draws nothing"),
         (["translate", out / "model", "--data", tmp_path / "x"], "counts n-grams"),
-        (["explain", out / "model", "--translate", "It", "--out", tmp_path / "p"], "transformer, seq2seq or t5"),
+        (["explain", out / "model", "--text", "It", "--out", tmp_path / "p"], "transformer, seq2seq or t5"),
     ):
         answer = cli(*wrong)
         assert answer.status == 2 and says in answer.err and answer.err.count("\n") == 1, answer.err
@@ -160,7 +162,7 @@ def test_it_writes(run, cli, done, tmp_path):
     with pytest.raises(UserError, match="cannot do that: it counts n-grams, which can be scored and can write"):
         model.folder  # noqa: B018
     with pytest.raises(UserError, match="without a source"):
-        model.generate("It", Search(0))
+        model.generate("It", GenerationConfig(0))
 
 
 def test_arpa_there_and_back_by_commands(run, done, cli, tmp_path):
@@ -187,10 +189,10 @@ def test_arpa_there_and_back_by_commands(run, done, cli, tmp_path):
         (["--set", "order=0"], "order is 0"),
         (["--set", "cutoffs=[0,2,1]"], "do not fall"),
         (["--set", "ordre=2"], "did you mean 'order'?"),
-        (["--set", "holdout=1"], "holdout is 1"),
+        (["--set", "valid_fraction=1"], "valid_fraction is 1"),
         (["--set", "memory_mb=0"], "memory_mb is 0"),
-        (["--budget", "5m"], "--budget, --resume and --from"),
-        (["--resume"], "--budget, --resume and --from"),
+        (["--budget", "5m"], "--budget, --resume and --init-from"),
+        (["--resume"], "--budget, --resume and --init-from"),
     ],
 )
 def test_bad_settings(more, says, corpus, cli, tmp_path):
@@ -204,9 +206,9 @@ def test_recipes_that_are_not_trained(run, corpus, cli):
     answer = cli("pretrain", "ngram-3", "--corpus", corpus.path, "--out", out)
     assert answer.status == 2 and "already there" in answer.err
     with pytest.raises(UserError, match="nothing to train"):
-        find_recipe("ngram-5")
+        get_training_recipe("ngram-5")
     with pytest.raises(UserError, match="did you mean 'ngram-5'"):
-        find_recipe("ngram-6")
+        get_training_recipe("ngram-6")
 
 
 def _break(name, change):
@@ -218,9 +220,12 @@ def _break(name, change):
 
 DAMAGE = {
     "an array is cut": (_break("3.logp.npy", lambda p: p.write_bytes(p.read_bytes()[:-8])), "3.logp.npy is damaged"),
-    "an array is missing": (_break("2.begins.npy", Path.unlink), "2.begins.npy"),
+    "an array is missing": (_break("2.child_offsets.npy", Path.unlink), "2.child_offsets.npy"),
     "another type": (_break("3.logp.npy", lambda p: np.save(p, np.load(p).astype(int))), "3.logp.npy is damaged"),
-    "begins do not fit": (_break("3.begins.npy", lambda p: np.save(p, np.load(p) + np.uint32(1))), "does not fit"),
+    "begins do not fit": (
+        _break("3.child_offsets.npy", lambda p: np.save(p, np.load(p) + np.uint32(1))),
+        "does not fit",
+    ),
     "a pickle": (_break("3.words.npy", lambda p: np.save(p, np.array([{}], object))), "3.words.npy is damaged"),
     "a strange order": (
         _break("config.json", lambda p: p.write_text(p.read_text().replace('"order": 3', '"order": "3"'))),
@@ -254,10 +259,10 @@ def test_verify_sees_a_changed_number(run, tmp_path, cli):
 
 def test_killed_counting_leaves_nothing_half_written(corpus, tmp_path):
     code = (
-        "import sys, time, polyseme.ngram.train as r; from pathlib import Path; plain = r.estimate\n"
+        "import sys, time, polyseme.ngram.train as r; from pathlib import Path; plain = r.estimate_kneser_ney\n"
         "def slow(*args):\n    print('counted', flush=True); time.sleep(60)\n"
-        "r.estimate = slow\n"
-        "r.count_corpus(r.NgramRecipe('x', order=3), Path(sys.argv[1]), Path(sys.argv[2]))"
+        "r.estimate_kneser_ney = slow\n"
+        "r.train_ngram(r.NgramRecipe('x', order=3), Path(sys.argv[1]), Path(sys.argv[2]))"
     )
     out = tmp_path / "run"
     process = subprocess.Popen([sys.executable, "-c", code, corpus.path, out], stdout=subprocess.PIPE, text=True)
@@ -266,7 +271,7 @@ def test_killed_counting_leaves_nothing_half_written(corpus, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not out.exists()
-    count_corpus(NgramRecipe("x", order=3), corpus.path, out)
+    train_ngram(NgramRecipe("x", order=3), corpus.path, out)
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "what was left of the killed one is gone"
 
 
@@ -286,15 +291,17 @@ def test_nltk_has_the_same_probabilities(tmp_path):
         grams.append([gram for gram in found if gram not in ((start,), (start, start))])
     theirs = lm.KneserNeyInterpolated(3, discount=discount)
     theirs.fit([[tuple(map(str, gram)) for gram in part] for part in grams], [str(i) for i in range(1, size)])
-    words = Words(size, start, end, np.arange(size) > start)
-    stream = words.stream(np.concatenate(sentences), np.array(list(map(len, sentences))))
+    words = NgramVocab(size, start, end, np.arange(size) > start)
+    stream = words.add_bos_eos(np.concatenate(sentences), np.array(list(map(len, sentences))))
     given = [(0.0,) * 3, (discount,) * 3, (discount,) * 3]
     with np.errstate(divide="ignore"):
-        ours, _ = estimate(count([stream], words, 3, tmp_path), words, tmp_path, given=given)
+        ours, _ = estimate_kneser_ney(
+            count_ngrams([stream], words, 3, tmp_path), words, tmp_path, fixed_discounts=given
+        )
     seen = {word for sentence in sentences for word in sentence}
     histories = [sentence[i - 2 : i] for sentence in sentences[:12] for i in range(2, len(sentence))]
     histories += [[start, sentence[0]] for sentence in sentences[:5]]
-    chances = ours.distribution(np.array(histories))
+    chances = ours.next_token_probs(np.array(histories))
     for history, row in zip(histories, chances):
         for word in [*sorted(seen)[::4], end]:
             expected = theirs.score(str(word), [str(w) for w in history])
@@ -310,15 +317,15 @@ def test_trigrams_of_real_text_have_the_perplexity_of_the_equations(tmp_path):
     known = {word: i for i, word in enumerate([w for w, n in counts.items() if n > 1], start=3)}
     train, test = ([[known.get(w, 0) for w in line] for line in lines[i::2]] for i in (0, 1))
     size = len(known) + 3
-    words = Words(size, 1, 2, np.arange(size) != 1)
+    words = NgramVocab(size, 1, 2, np.arange(size) != 1)
 
     def stream(part):
-        return words.stream(np.concatenate(part), np.array(list(map(len, part))))
+        return words.add_bos_eos(np.concatenate(part), np.array(list(map(len, part))))
 
-    ours, _ = estimate(count([stream(train)], words, 3, tmp_path), words, tmp_path)
-    logs = ours.log10(stream(test))
+    ours, _ = estimate_kneser_ney(count_ngrams([stream(train)], words, 3, tmp_path), words, tmp_path)
+    logs = ours.log10_probs(stream(test))
     events = int((stream(test) != 1).sum())
-    plain = PlainKneserNey(train, 3, 1, 2, np.flatnonzero(words.can_follow))
+    plain = PlainKneserNey(train, 3, 1, 2, np.flatnonzero(words.is_predicted))
     total = 0.0
     for line in test:
         text = [1, *line, 2]

@@ -6,9 +6,9 @@ import torch
 
 from polyseme.families import FAMILIES
 from polyseme.objectives.specs import MaskedLM
-from polyseme.train.loop import Training, train
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.loop import TrainState, train
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.schedule import ScheduleConfig
 from tests.objectives.test_specs import BERT, CLS, SEP, SIZE, Pages, all_of, numbered, pages, split
 
 SHORT = [[int(n) for n in np.random.default_rng(seed).integers(1, 9, 1 + seed % 5)] for seed in range(200)]
@@ -22,7 +22,7 @@ SHAPES = {
 
 def bound_of(documents, max_len=64):
     corpus, vocabulary = numbered(documents)
-    return MaskedLM(across=True, rate=0.3).bind(corpus, vocabulary, max_len, 3), corpus
+    return MaskedLM(cross_documents=True, mask_prob=0.3).bind(corpus, vocabulary, max_len, 3), corpus
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -46,11 +46,11 @@ def test_every_token_once_and_documents_parted(name, max_len):
 def test_runs_are_whole_sentences_and_as_long_as_can_be(name):
     bound, corpus = bound_of(SHAPES[name])
     table, sentences = bound.samples, set(corpus.sentences.tolist())
-    units = np.diff(table.borders)
-    opens = np.diff(corpus.document_of[table.borders[:-1]], prepend=corpus.document_of[:1]) > 0
+    units = np.diff(table.unit_offsets)
+    opens = np.diff(corpus.document_of[table.unit_offsets[:-1]], prepend=corpus.document_of[:1]) > 0
     sizes = bound.lengths(all_of(bound), 0)
     for i in range(len(bound) - 1):
-        follows = table.first[i + 1]
+        follows = table.first_units[i + 1]
         assert sizes[i] + units[follows] + opens[follows] > 64, "the next sentence would have fitted"
         if units.max() < 62:
             assert table.starts[i] in sentences
@@ -58,14 +58,14 @@ def test_runs_are_whole_sentences_and_as_long_as_can_be(name):
 
 def test_fewer_and_fuller_than_inside_documents():
     corpus = Pages(SHORT)
-    inside, across = (MaskedLM(across=a).bind(corpus, BERT, 64, 0) for a in (False, True))
+    inside, across = (MaskedLM(cross_documents=a).bind(corpus, BERT, 64, 0) for a in (False, True))
     assert len(across) < len(inside) / 2
     assert across.lengths(all_of(across), 0).mean() > 55 > inside.lengths(all_of(inside), 0).mean()
 
 
 def test_one_document_reads_the_same_either_way():
     corpus = Pages([pages(1, 40, seed=3).sentences[1:].tolist()[:1] * 30])
-    inside, across = (MaskedLM(across=a).bind(corpus, BERT, 64, 0) for a in (False, True))
+    inside, across = (MaskedLM(cross_documents=a).bind(corpus, BERT, 64, 0) for a in (False, True))
     first, second = (bound.batch(all_of(bound), 1) for bound in (inside, across))
     assert torch.equal(first.tokens, second.tokens) and first.layout.lengths == second.layout.lengths
 
@@ -86,7 +86,7 @@ def test_a_sample_does_not_depend_on_its_neighbours(epoch):
 def test_marks_between_documents_are_never_masked():
     bound, corpus = bound_of(SHORT)
     batch = bound.batch(all_of(bound), 0)
-    assert (batch.targets["masked"].values >= 5).all()
+    assert (batch.targets["masked"].labels >= 5).all()
     assert int((batch.tokens == SEP).sum()) == len(SHORT) - 1 + len(bound) - sum(
         corpus.document_of[s] != corpus.document_of[s - 1] for s in bound.samples.starts[1:]
     )
@@ -94,11 +94,15 @@ def test_marks_between_documents_are_never_masked():
 
 @pytest.mark.parametrize("family", ["roberta", "distilbert"])
 def test_one_batch_is_learnt_by_heart(family):
-    bound = MaskedLM(across=True).bind(Pages(SHORT[:40]), BERT, 32, 0)
+    bound = MaskedLM(cross_documents=True).bind(Pages(SHORT[:40]), BERT, 32, 0)
     batch = bound.batch(np.arange(4), 0)
-    model = FAMILIES[family].spec(num_layers=2, dim=32, num_heads=2, vocab_size=SIZE, max_len=32, dropout=0.0).build(0)
-    optim = OptimSpec(rate=1e-2, beta2=0.98)
-    optimiser = optim.build(model, model.trunk.groups())
-    run = Training(model, optimiser, optim, ScheduleSpec(), 120, torch.device("cpu"))
+    model = (
+        FAMILIES[family]
+        .model_config(num_layers=2, dim=32, num_heads=2, vocab_size=SIZE, max_len=32, dropout=0.0)
+        .build(0)
+    )
+    optim = OptimizerConfig(lr=1e-2, beta2=0.98)
+    optimiser = optim.build(model, model.trunk.layer_groups())
+    run = TrainState(model, optimiser, optim, ScheduleConfig(), 120, torch.device("cpu"))
     reports = list(train(run, [([batch], None)] * 120))
     assert reports[0].loss["masked"] > 7 and reports[-1].loss["masked"] < 0.2

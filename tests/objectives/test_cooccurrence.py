@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from test_windows import SIZE, WORDS, corpus
 
-from polyseme.corpus.sampling import Order, cut_samples
+from polyseme.corpus.sampling import ShuffledSampler, build_samples
 from polyseme.errors import UserError
 from polyseme.objectives import glove as cooccurrence
-from polyseme.objectives.glove import Counts, Table
+from polyseme.objectives.glove import CooccurrenceTable, GloVe
 
 
 def plain(pages, window: int, max_len: int = 64) -> Counter:
     """Both ways, one at distance d for 1/d, unknown words without a gap."""
     found: Counter = Counter()
-    samples = cut_samples(pages, max_len)
+    samples = build_samples(pages, max_len)
     for start, length in zip(samples.starts, samples.lengths):
         words = [int(t) for t in pages.tokens[start : start + length] if t >= 4]
         for i, word in enumerate(words):
@@ -28,13 +28,15 @@ def plain(pages, window: int, max_len: int = 64) -> Counter:
 
 
 def test_counts_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cooccurrence, "READ", 700)
+    monkeypatch.setattr(cooccurrence, "TOKENS_PER_CHUNK", 700)
     pages = corpus()
-    bound = Counts(window=4).bind(pages, WORDS, 64)
+    bound = GloVe(window=4).bind(pages, WORDS, 64)
     expected = plain(pages, 4)
-    cells = bound.batch(np.arange(len(bound)), 0).near
+    cells = bound.batch(np.arange(len(bound)), 0).sparse
     found = {}
-    for i, j, log, weight in zip(*(t.tolist() for t in (cells.tokens, cells.others, cells.logs, cells.weights))):
+    for i, j, log, weight in zip(
+        *(t.tolist() for t in (cells.tokens, cells.context_ids, cells.log_counts, cells.weights))
+    ):
         if weight:
             found[i, j] = np.exp(log)
             assert weight == pytest.approx(min(found[i, j] / 100, 1) ** 0.75, rel=1e-4)
@@ -45,22 +47,22 @@ def test_counts_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_little_memory_gives_the_same(tmp_path) -> None:
     rng = np.random.default_rng(1)
     parts = [rng.integers(0, 5000, 700).astype(np.uint64) for _ in range(40)]
-    small, large = Table(tmp_path, 0), Table(tmp_path, 1 << 30)
+    small, large = CooccurrenceTable(tmp_path, 0), CooccurrenceTable(tmp_path, 1 << 30)
     for i, part in enumerate(parts):
         small.add(part, 1 / (i % 4 + 1))
         large.add(part, 1 / (i % 4 + 1))
-    one, two = ([np.concatenate(x) for x in zip(*table.merged())] for table in (small, large))
-    assert small.runs > 5 and not large.runs
+    one, two = ([np.concatenate(x) for x in zip(*table.sorted_chunks())] for table in (small, large))
+    assert small.num_runs > 5 and not large.num_runs
     assert one[0].tolist() == two[0].tolist() == sorted(set(one[0].tolist()))
     np.testing.assert_allclose(one[1], two[1], rtol=1e-12)
 
 
 def test_every_cell_once_an_epoch() -> None:
-    bound = Counts().bind(corpus(), WORDS, 64)
-    order, seen, number = Order(bound, 500, seed=2), [], 0
+    bound = GloVe().bind(corpus(), WORDS, 64)
+    order, seen, number = ShuffledSampler(bound, 500, seed=2), [], 0
     for (each,), after in order.steps():
-        seen.append(each.ids)
-        number += len(each.ids)
+        seen.append(each.sample_ids)
+        number += len(each.sample_ids)
         if after.epoch:
             break
     assert sorted(np.concatenate(seen).tolist()) == list(range(len(bound))) and len(bound) < 2 * SIZE**2
@@ -70,4 +72,4 @@ def test_nothing_meets() -> None:
     pages = corpus()
     pages.tokens[:] = 1
     with pytest.raises(UserError, match="no two known words meet"):
-        Counts().bind(pages, WORDS, 64)
+        GloVe().bind(pages, WORDS, 64)

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from polyseme.rng import below, draw, integers, keys
+from polyseme.rng import bernoulli, derive_sample_keys, integers, random_bits
 
 
 def grid(samples=2000, positions=128, stream=0, seed=1, epoch=0):
     """Draws of consecutive samples and positions, the least random counters there are."""
-    return draw(keys(seed, epoch, np.arange(samples))[:, None], np.arange(positions)[None], stream)
+    return random_bits(derive_sample_keys(seed, epoch, np.arange(samples))[:, None], np.arange(positions)[None], stream)
 
 
 def chi_square(values, n):
@@ -51,21 +51,21 @@ def test_pairs_are_uniform():
 def test_a_draw_knows_no_neighbours():
     whole = grid()
     ids = np.array([1999, 3, 17])
-    assert np.array_equal(draw(keys(1, 0, ids)[:, None], np.arange(128)[None], 0), whole[ids])
-    assert draw(keys(1, 0, np.array([3])), 5, 0)[0] == whole[3, 5]
+    assert np.array_equal(random_bits(derive_sample_keys(1, 0, ids)[:, None], np.arange(128)[None], 0), whole[ids])
+    assert random_bits(derive_sample_keys(1, 0, np.array([3])), 5, 0)[0] == whole[3, 5]
 
 
 def test_no_two_keys_are_alike():
-    found = [keys(seed, epoch, np.arange(5000)) for seed in (-1, 0, 1) for epoch in range(4)]
+    found = [derive_sample_keys(seed, epoch, np.arange(5000)) for seed in (-1, 0, 1) for epoch in range(4)]
     assert len(np.unique(np.concatenate(found))) == 12 * 5000
 
 
 def test_below_has_its_rate():
     bits = grid()
-    assert not below(bits, 0.0).any() and below(bits, 1.0).all()
+    assert not bernoulli(bits, 0.0).any() and bernoulli(bits, 1.0).all()
     for p in (0.01, 0.15, 0.5, 0.9):
-        assert abs(below(bits, p).mean() - p) < 5 * np.sqrt(p * (1 - p) / bits.size)
-    assert below(np.array([0, 2**64 - 1], dtype=np.uint64), 0.5).tolist() == [True, False]
+        assert abs(bernoulli(bits, p).mean() - p) < 5 * np.sqrt(p * (1 - p) / bits.size)
+    assert bernoulli(np.array([0, 2**64 - 1], dtype=np.uint64), 0.5).tolist() == [True, False]
 
 
 def test_integers_reach_both_ends():

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from polyseme.objectives.masking import mask
-from polyseme.rng import keys
+from polyseme.objectives.masking import mask_tokens
+from polyseme.rng import derive_sample_keys
 
 VOCAB, SPECIALS, MASK = 1000, 5, 4
 IDS = np.arange(SPECIALS, VOCAB)
@@ -24,15 +24,15 @@ def run(tokens, words, ids=None, epoch=0, **options):
     count, length = tokens.shape
     ids = np.arange(count) if ids is None else ids
     positions = np.tile(np.arange(length), count)
-    flat, sample_keys = tokens.ravel(), np.repeat(keys(7, epoch, ids), length)
-    return mask(
+    flat, sample_keys = tokens.ravel(), np.repeat(derive_sample_keys(7, epoch, ids), length)
+    return mask_tokens(
         flat,
         sample_keys,
         positions,
         flat >= SPECIALS,
         words.ravel(),
         mask_id=MASK,
-        replacements=IDS,
+        replacement_ids=IDS,
         **options,
     )
 

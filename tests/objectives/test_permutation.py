@@ -18,20 +18,20 @@ def bind(spec=None, corpus=None, max_len=64, seed=1):
 def test_the_set_predicted_is_one_in_so_many(one_in, longest):
     bound = bind(PermutationLM(one_in, longest))
     batch = bound.batch(all_of(bound), 0)
-    queries, sizes = batch.queries, np.array(batch.layout.lengths) - 2
+    queries, sizes = batch.query_stream, np.array(batch.layout.lengths) - 2
     assert queries.layout.lengths == tuple((sizes // one_in).tolist())
-    rows = queries.rows.numpy()
+    rows = queries.target_positions.numpy()
     assert len(set(rows)) == len(rows) == batch.targets["masked"].count
     assert (batch.targets["masked"].rows == len(batch.tokens) + torch.arange(len(rows))).all()
-    assert torch.equal(batch.tokens[queries.rows], batch.targets["masked"].values)
-    assert not {CLS, SEP} & set(batch.tokens[queries.rows].tolist())
-    assert batch.tokens[batch.layout.last].tolist() == [CLS] * len(bound)
-    assert batch.tokens[batch.layout.last - 1].tolist() == [SEP] * len(bound)
+    assert torch.equal(batch.tokens[queries.target_positions], batch.targets["masked"].labels)
+    assert not {CLS, SEP} & set(batch.tokens[queries.target_positions].tolist())
+    assert batch.tokens[batch.layout.last_indices].tolist() == [CLS] * len(bound)
+    assert batch.tokens[batch.layout.last_indices - 1].tolist() == [SEP] * len(bound)
 
 
 def test_spans_stand_in_windows_of_their_own():
     bound = bind(max_len=512, corpus=pages(20, 300))
-    starts, lengths = bound.spans(np.array([510] * 400), np.arange(400).astype(np.uint64) << np.uint64(32))
+    starts, lengths = bound.sample_spans(np.array([510] * 400), np.arange(400).astype(np.uint64) << np.uint64(32))
     drawn = lengths[:, :10]
     assert drawn.min() == 1 and drawn.max() == 5
     assert all(abs((drawn == n).mean() - 0.2) < 0.03 for n in range(1, 6))
@@ -51,9 +51,9 @@ def test_ranks():
     for epoch in (0, 1):
         batch = bound.batch(ids, epoch)
         predicted = np.zeros(len(batch.tokens), dtype=bool)
-        predicted[batch.queries.rows] = True
+        predicted[batch.query_stream.target_positions] = True
         marks = np.isin(batch.tokens.numpy(), [CLS, SEP])
-        order = batch.queries.order.numpy()
+        order = batch.query_stream.rank.numpy()
         assert (order[~predicted & ~marks] == -1).all()
         for part, chosen in zip(
             np.split(order, np.cumsum(batch.layout.lengths)[:-1]),
@@ -63,32 +63,32 @@ def test_ranks():
         orders.append(order.tolist())
     assert orders[0] != orders[1]
     again = bind().batch(ids, 1)
-    assert again.queries.order.tolist() == orders[1]
+    assert again.query_stream.rank.tolist() == orders[1]
 
 
 def test_alone_equals_packed():
     bound = bind()
     ids = np.random.default_rng(0).permutation(len(bound))[:30]
     batch = bound.batch(ids, epoch=3)
-    tokens, orders = (t.split(list(batch.layout.lengths)) for t in (batch.tokens, batch.queries.order))
-    rows = batch.queries.rows.split(list(batch.queries.layout.lengths))
+    tokens, orders = (t.split(list(batch.layout.lengths)) for t in (batch.tokens, batch.query_stream.rank))
+    rows = batch.query_stream.target_positions.split(list(batch.query_stream.layout.lengths))
     for place in range(0, 30, 7):
         alone = bound.batch(ids[[place]], epoch=3)
-        assert torch.equal(alone.tokens, tokens[place]) and torch.equal(alone.queries.order, orders[place])
-        assert torch.equal(alone.queries.rows, rows[place] - batch.layout.starts[place])
+        assert torch.equal(alone.tokens, tokens[place]) and torch.equal(alone.query_stream.rank, orders[place])
+        assert torch.equal(alone.query_stream.target_positions, rows[place] - batch.layout.cu_seqlens[place])
 
 
 def test_no_place_sees_its_own_token_or_a_later_one():
     model = cases.tiny_model("xlnet")
     bound = bind(PermutationLM(3), pages(4, 4, 12), max_len=24)
     batch = bound.batch(np.arange(3), 0)
-    queries, total = batch.queries, len(batch.tokens)
+    queries, total = batch.query_stream, len(batch.tokens)
     tokens = batch.tokens % cases.VOCAB
     sequence = torch.arange(3).repeat_interleave(torch.tensor(batch.layout.lengths))
 
     def states(ids):
         with torch.no_grad():
-            return model.trunk(ids, batch.layout, queries=queries).last
+            return model.trunk(ids, batch.layout, query_stream=queries).hidden
 
     before = states(tokens)
     seen = 0
@@ -96,10 +96,10 @@ def test_no_place_sees_its_own_token_or_a_later_one():
         other = tokens.clone()
         other[place] = (tokens[place] + 1) % cases.VOCAB
         moved = (states(other) - before).abs().amax(-1) > 1e-12
-        mine = queries.order[queries.rows] > queries.order[place]
-        mine &= sequence[queries.rows] == sequence[place]
+        mine = queries.rank[queries.target_positions] > queries.rank[place]
+        mine &= sequence[queries.target_positions] == sequence[place]
         assert torch.equal(moved[total:], mine), "the query stream moves where a later place is predicted, only there"
-        content = (queries.order >= queries.order[place]) & (sequence == sequence[place])
+        content = (queries.rank >= queries.rank[place]) & (sequence == sequence[place])
         assert torch.equal(moved[:total], content)
         seen += int(mine.sum())
     assert seen
@@ -108,11 +108,11 @@ def test_no_place_sees_its_own_token_or_a_later_one():
 def test_overfits_one_batch():
     model = cases.tiny_spec("xlnet").build(seed=0)
     batch = bind(corpus=pages(6, 4, 12), max_len=24).batch(np.arange(6), 0)
-    values = batch.targets["masked"].values % cases.VOCAB
+    values = batch.targets["masked"].labels % cases.VOCAB
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
     rows = batch.targets["masked"].rows
     for _ in range(60):
-        last = model.trunk(batch.tokens % cases.VOCAB, batch.layout, queries=batch.queries).last
+        last = model.trunk(batch.tokens % cases.VOCAB, batch.layout, query_stream=batch.query_stream).hidden
         loss = model.loss("masked", last, batch.layout, rows, values, -100) / len(values)
         optimiser.zero_grad()
         loss.backward()

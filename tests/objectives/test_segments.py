@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.corpus.sampling import Cursor, Lanes
+from polyseme.corpus.sampling import DataPosition, StreamSampler
 from polyseme.errors import UserError
-from polyseme.nn.packing import Layout
-from polyseme.objectives.batch import Carry
-from polyseme.objectives.losses import losses, scores
+from polyseme.nn.packing import PackedLayout
+from polyseme.objectives.batch import SegmentState
+from polyseme.objectives.losses import compute_losses, evaluate_batch
 from polyseme.objectives.permutation_lm import PermutationLM
-from polyseme.objectives.streaming_lm import SegmentLM
-from polyseme.train.pretrain import Data
+from polyseme.objectives.streaming_lm import StreamingCausalLM
+from polyseme.train.pretrain import BatchStream
 from polyseme.train.recipe import Recipe
 from tests.contracts import cases
 from tests.objectives.test_specs import GPT2, Pages, all_of
@@ -23,7 +23,7 @@ DOCUMENTS = [[30, 20, 50], [1], [], [63], [64], [65]]
 
 def bind(documents=DOCUMENTS, max_len=16):
     corpus = Pages([d for d in documents])
-    return corpus, SegmentLM().bind(corpus, GPT2, max_len, 0)
+    return corpus, StreamingCausalLM().bind(corpus, GPT2, max_len, 0)
 
 
 def test_the_stream_is_every_document_between_marks():
@@ -34,7 +34,7 @@ def test_the_stream_is_every_document_between_marks():
     read = len(bound) * 16
     assert len(stream) - 1 - read < 16
     assert np.array_equal(batch.tokens.numpy(), stream[:read])
-    assert np.array_equal(batch.targets["next"].values.numpy(), stream[1 : read + 1])
+    assert np.array_equal(batch.targets["next"].labels.numpy(), stream[1 : read + 1])
     assert batch.layout.lengths == (16,) * len(bound)
     some = bound.batch(np.array([7, 2]), 3)
     assert np.array_equal(some.tokens.numpy(), np.concatenate([stream[112:128], stream[32:48]]))
@@ -42,66 +42,76 @@ def test_the_stream_is_every_document_between_marks():
 
 def test_lanes_go_on_and_any_place_is_reached():
     _, bound = bind([[40] * 20], 16)
-    order = Lanes(bound, 64, 2)
-    assert (order.lanes, order.length) == (8, len(bound) // 8 * 16) and order.fill() == 1
-    each = order.length // 16
+    order = StreamSampler(bound, 64, 2)
+    assert (order.num_streams, order.stream_length) == (8, len(bound) // 8 * 16) and order.fill_ratio() == 1
+    each = order.stream_length // 16
     steps = list(itertools.islice(order.steps(), 2 * each))
     for lane in range(8):
-        seen = [np.concatenate([b.ids for b in bins])[lane] for bins, _ in steps[:each]]
-        assert seen == list(range(lane * order.length, (lane + 1) * order.length, 16))
-    assert [b.opens for bins, _ in steps for b in bins] == ([True] * 2 + [False] * 2 * (each - 1)) * 2
+        seen = [np.concatenate([b.sample_ids for b in bins])[lane] for bins, _ in steps[:each]]
+        assert seen == list(range(lane * order.stream_length, (lane + 1) * order.stream_length, 16))
+    assert [b.starts_epoch for bins, _ in steps for b in bins] == ([True] * 2 + [False] * 2 * (each - 1)) * 2
     for at in (0, 3, each - 1, each + 1):
-        bins, after = next(order.steps(steps[at - 1][1] if at else Cursor()))
-        assert all(np.array_equal(a.ids, b.ids) for a, b in zip(bins, steps[at][0])) and after == steps[at][1]
-    parts = [next(order.steps(Cursor(), rank, 2))[0] for rank in range(2)]
-    assert [np.array_equal(part[0].ids, whole.ids) for part, whole in zip(parts, steps[0][0])] == [True, True]
+        bins, after = next(order.steps(steps[at - 1][1] if at else DataPosition()))
+        assert (
+            all(np.array_equal(a.sample_ids, b.sample_ids) for a, b in zip(bins, steps[at][0]))
+            and after == steps[at][1]
+        )
+    parts = [next(order.steps(DataPosition(), rank, 2))[0] for rank in range(2)]
+    assert [np.array_equal(part[0].sample_ids, whole.sample_ids) for part, whole in zip(parts, steps[0][0])] == [
+        True,
+        True,
+    ]
     with pytest.raises(UserError, match="no place"):
-        next(order.steps(Cursor(0, 0, each)))
+        next(order.steps(DataPosition(0, 0, each)))
     with pytest.raises(UserError, match="fewer than"):
-        Lanes(bound, 64, len(bound) + 1)
+        StreamSampler(bound, 64, len(bound) + 1)
 
 
 def test_drawn_lengths_tile_every_lane_and_follow_the_law():
     """Around max_len, in one step of twenty around half of it; the same in all lanes, other ones in another epoch."""
     corpus = Pages([[50] * 4000])
-    bound = SegmentLM(spread=5.0).bind(corpus, GPT2, 70, 3)
-    order = Lanes(bound, 140)
-    lengths = np.diff(order.cuts(0))
-    assert order.cuts(0)[0] == 0 and order.cuts(0)[-1] == order.length and not np.array_equal(lengths, order.cuts(1))
+    bound = StreamingCausalLM(bptt_std=5.0).bind(corpus, GPT2, 70, 3)
+    order = StreamSampler(bound, 140)
+    lengths = np.diff(order.segment_offsets(0))
+    assert (
+        order.segment_offsets(0)[0] == 0
+        and order.segment_offsets(0)[-1] == order.stream_length
+        and not np.array_equal(lengths, order.segment_offsets(1))
+    )
     usual, short = lengths[lengths > 55], lengths[lengths <= 55][:-1]
     assert len(usual) > 1000 and abs(usual.mean() - 69.5) < 0.5 and abs(usual.std() - 5) < 0.4
     assert 0.03 < len(short) / len(lengths) < 0.07 and abs(short.mean() - 34.5) < 2
-    data, read, spent = Data(bound, order, None), [], []
-    for (batch,), after in data.steps(Cursor()):
+    data, read, spent = BatchStream(bound, order, None), [], []
+    for (batch,), after in data.steps(DataPosition()):
         read.append(batch.tokens.view(2, -1))
-        assert batch.rate == pytest.approx(batch.layout.longest / 70)
-        spent.append(batch.layout.longest)
+        assert batch.lr_scale == pytest.approx(batch.layout.max_seqlen / 70)
+        spent.append(batch.layout.max_seqlen)
         if after.epoch:
             break
     assert spent == lengths.tolist()
-    whole = bound.stretch(np.array([0, order.length]), order.length)
+    whole = bound.segment_batch(np.array([0, order.stream_length]), order.stream_length)
     assert torch.equal(torch.cat(read, dim=1).flatten(), whole.tokens)
-    bins, after = next(order.steps(Cursor(0, 0, 17)))
-    assert bins[0].length == lengths[17] and bins[0].ids.tolist() == [
+    bins, after = next(order.steps(DataPosition(0, 0, 17)))
+    assert bins[0].segment_length == lengths[17] and bins[0].sample_ids.tolist() == [
         lengths[:17].sum(),
-        order.length + lengths[:17].sum(),
+        order.stream_length + lengths[:17].sum(),
     ]
-    assert after == Cursor(0, 0, 18) and not bins[0].opens
+    assert after == DataPosition(0, 0, 18) and not bins[0].starts_epoch
 
 
 def test_backwards_each_token_predicts_the_one_before_it():
     corpus, bound = bind([[40] * 20])
-    back = SegmentLM(direction="backward").bind(corpus, GPT2, 16, 0)
-    data, read, asked = Data(back, Lanes(back, 32), None), [], []
-    for (batch,), after in data.steps(Cursor()):
+    back = StreamingCausalLM(direction="backward").bind(corpus, GPT2, 16, 0)
+    data, read, asked = BatchStream(back, StreamSampler(back, 32), None), [], []
+    for (batch,), after in data.steps(DataPosition()):
         read.insert(0, batch.tokens.view(2, -1))
-        asked.insert(0, batch.targets["previous"].values.view(2, -1))
+        asked.insert(0, batch.targets["previous"].labels.view(2, -1))
         if after.epoch:
             break
     tokens, values = torch.cat(read, dim=1).flip(0), torch.cat(asked, dim=1).flip(0)  # the lanes too run backwards
-    forward = bound.stretch(np.array([0, back.end // 2]), back.end // 2)
+    forward = bound.segment_batch(np.array([0, back.end // 2]), back.end // 2)
     assert torch.equal(values.flatten(), forward.tokens)
-    assert torch.equal(tokens.flatten(), forward.targets["next"].values)
+    assert torch.equal(tokens.flatten(), forward.targets["next"].labels)
 
 
 @pytest.mark.parametrize("spread", [0.0, 3.0])
@@ -112,17 +122,17 @@ def test_what_a_recurrent_model_carries_is_its_whole_past(direction, spread):
     model = cases.tiny_model(name)
     corpus = Pages([[30, 33]])
     corpus.tokens = corpus.tokens % cases.VOCAB
-    bound = SegmentLM(spread=spread, direction=direction).bind(corpus, GPT2, 8, 0)
-    data, total = Data(bound, Lanes(bound, 16), None), 0.0
-    for batches, after in data.steps(Cursor()):
+    bound = StreamingCausalLM(bptt_std=spread, direction=direction).bind(corpus, GPT2, 8, 0)
+    data, total = BatchStream(bound, StreamSampler(bound, 16), None), 0.0
+    for batches, after in data.steps(DataPosition()):
         with torch.no_grad():
-            total += float(sum(losses(model, batches[0]).values()))
+            total += float(sum(compute_losses(model, batches[0]).values()))
         if after.epoch:
             break
-    length = data.order.length
-    whole = bound.stretch(np.array([0, length]), length)
+    length = data.sampler.stream_length
+    whole = bound.segment_batch(np.array([0, length]), length)
     with torch.no_grad():
-        expected = float(sum(losses(model, whole).values()))
+        expected = float(sum(compute_losses(model, whole).values()))
     assert total == pytest.approx(expected, rel=1e-6)
 
 
@@ -131,19 +141,19 @@ def test_a_row_of_batches_is_the_whole_read_at_once():
     model = cases.tiny_model("transformer_xl")
     corpus, bound = bind([[30, 33]], 8)
     corpus.tokens = corpus.tokens % cases.VOCAB
-    data = Data(bound, Lanes(bound, 16), None)
+    data = BatchStream(bound, StreamSampler(bound, 16), None)
     carry_total = 0.0
-    for batches, after in data.steps(Cursor()):
+    for batches, after in data.steps(DataPosition()):
         with torch.no_grad():
-            carry_total += float(sum(losses(model, batches[0]).values()))
+            carry_total += float(sum(compute_losses(model, batches[0]).values()))
         if after.epoch:
             break
-    length = data.order.length
-    whole = bound.stretch(np.array([0, length]), length)
-    layout = Layout.of([length] * 2)
+    length = data.sampler.stream_length
+    whole = bound.segment_batch(np.array([0, length]), length)
+    layout = PackedLayout.from_lengths([length] * 2)
     with torch.no_grad():
-        last = model.trunk(whole.tokens, layout).last
-        expected = model.loss("next", last, layout, whole.targets["next"].rows, whole.targets["next"].values, -100)
+        last = model.trunk(whole.tokens, layout).hidden
+        expected = model.loss("next", last, layout, whole.targets["next"].rows, whole.targets["next"].labels, -100)
     assert carry_total == pytest.approx(float(expected), rel=1e-6)
 
 
@@ -151,18 +161,18 @@ def test_the_memory_has_no_gradient_and_a_new_epoch_none():
     model = cases.tiny_model("transformer_xl")
     _, bound = bind([[50, 30]], 8)
     batch = bound.batch(np.array([0, 3]), 0)
-    object.__setattr__(batch, "tokens", batch.tokens % cases.VOCAB)
-    object.__setattr__(batch.targets["next"], "values", batch.targets["next"].values % cases.VOCAB)
-    carry = Carry()
-    object.__setattr__(batch, "carry", carry)
-    first = scores(model, batch)["next"]
+    object.__setattr__(batch, "num_tokens", batch.tokens % cases.VOCAB)
+    object.__setattr__(batch.targets["next"], "raw_metrics", batch.targets["next"].labels % cases.VOCAB)
+    carry = SegmentState()
+    object.__setattr__(batch, "segment_state", carry)
+    first = evaluate_batch(model, batch)["next"]
     assert carry.memory.layout.lengths == (8, 8) and not any(
         t.requires_grad for part in carry.memory.states for t in part
     )
-    assert scores(model, batch)["next"] != first
-    object.__setattr__(batch, "opens", True)
-    assert scores(model, batch)["next"] == first
-    sum(losses(model, batch).values()).backward()
+    assert evaluate_batch(model, batch)["next"] != first
+    object.__setattr__(batch, "starts_fresh", True)
+    assert evaluate_batch(model, batch)["next"] == first
+    sum(compute_losses(model, batch).values()).backward()
     assert not any(t.requires_grad for part in carry.memory.states for t in part)
 
 
@@ -170,11 +180,11 @@ def test_overfits_one_batch():
     model = cases.tiny_spec("transformer_xl").build(seed=0)
     _, bound = bind([[50, 30]], 8)
     batch = bound.batch(np.arange(6), 0)
-    tokens, values = batch.tokens % cases.VOCAB, batch.targets["next"].values % cases.VOCAB
+    tokens, values = batch.tokens % cases.VOCAB, batch.targets["next"].labels % cases.VOCAB
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
     rows = torch.arange(4, len(tokens))
     for _ in range(80):
-        last = model.trunk(tokens, batch.layout).last
+        last = model.trunk(tokens, batch.layout).hidden
         loss = model.loss("next", last, batch.layout, rows, values[4:], -100) / len(rows)
         optimiser.zero_grad()
         loss.backward()
@@ -183,12 +193,12 @@ def test_overfits_one_batch():
 
 
 @pytest.mark.parametrize("changes,says", [
-    ({"family": "gpt2", "objective": SegmentLM()}, "needs a memory of a set length: gpt2"),
+    ({"family": "gpt2", "objective": StreamingCausalLM()}, "needs a memory of a set length: gpt2"),
     ({"family": "bert", "objective": PermutationLM()}, "PermutationLM needs a query stream, which bert has not"),
-    ({"family": "transformer_xl", "objective": SegmentLM(), "ramp": 5}, "ramp is 5"),
+    ({"family": "transformer_xl", "objective": StreamingCausalLM(), "batch_warmup_steps": 5}, "ramp is 5"),
     ({"family": "xlnet", "objective": PermutationLM(), "compile": True}, "leave it false"),
-    ({"family": "xlnet", "objective": SegmentLM()}, "needs a head 'next', which xlnet has not"),
+    ({"family": "xlnet", "objective": StreamingCausalLM()}, "needs a head 'next', which xlnet has not"),
 ])  # fmt: skip
 def test_recipes_that_do_not_fit_are_told(changes, says):
     with pytest.raises(UserError, match=says):
-        Recipe(name="test", **changes).model_spec(100)
+        Recipe(name="test", **changes).model_config(100)

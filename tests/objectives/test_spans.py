@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.corpus.sampling import Order
+from polyseme.corpus.sampling import ShuffledSampler
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.objectives.batch import IGNORED
-from polyseme.objectives.losses import losses
-from polyseme.objectives.packing import Vocabulary
-from polyseme.objectives.span_corruption import SpanCorruption, segment
-from polyseme.objectives.translation import Pairs, Translation
-from polyseme.rng import GAPS, keys
+from polyseme.objectives.batch import IGNORE_INDEX
+from polyseme.objectives.losses import compute_losses
+from polyseme.objectives.packing import SpecialIds
+from polyseme.objectives.span_corruption import SpanCorruption, random_segmentation
+from polyseme.objectives.translation import ParallelText, Translation
+from polyseme.rng import RandomStream, derive_sample_keys
 from tests.contracts.cases import fitting
 from tests.objectives.test_specs import SIZE, Pages, pages
 
 PAD, EOS, UNK = range(3)
 SENTINELS = tuple(SIZE + 99 - i for i in range(100))
-T5 = Vocabulary(SIZE + 100, frozenset([PAD, EOS, UNK, *SENTINELS]), eos=EOS, pad=PAD, sentinels=SENTINELS)
+T5 = SpecialIds(SIZE + 100, frozenset([PAD, EOS, UNK, *SENTINELS]), eos=EOS, pad=PAD, sentinels=SENTINELS)
 
 
 def bind(spec=None, corpus=None, max_len=64, seed=1, vocabulary=T5):
@@ -33,7 +33,7 @@ def split(tokens, layout):
 
 def sides(batch):
     """Sources, decoder inputs and targets of each sample, as lists."""
-    values = batch.targets["next"].values
+    values = batch.targets["next"].labels
     return zip(
         split(batch.source.values, batch.source.layout), split(batch.tokens, batch.layout), split(values, batch.layout)
     )
@@ -66,7 +66,7 @@ def test_source_and_target_rebuild_the_text(spec, max_len):
     for epoch in (0, 3):
         ids = np.arange(len(bound))
         batch = bound.batch(ids, epoch)
-        order = ids[np.lexsort((bound.target[ids], bound.source[ids]))]
+        order = ids[np.lexsort((bound.target_lengths[ids], bound.source_lengths[ids]))]
         for i, (source, given, target) in zip(order, sides(batch)):
             start, length = bound.samples.starts[i], bound.samples.lengths[i]
             assert rebuild(source, target) == corpus.tokens[start : start + length].tolist()
@@ -81,21 +81,26 @@ def test_source_and_target_rebuild_the_text(spec, max_len):
 
 def test_how_much_goes_is_fixed_by_the_length():
     spec = SpanCorruption()
-    assert [int(v[0]) for v in spec.taken(np.array([568]))] == [85, 28]
-    assert [int(v[0]) for v in spec.sizes(np.array([568]))] == [512, 115]
+    assert [int(v[0]) for v in spec.count_noise(np.array([568]))] == [85, 28]
+    assert [int(v[0]) for v in spec.output_lengths(np.array([568]))] == [512, 115]
     lengths = np.arange(1, 4000)
-    taken, spans = spec.taken(lengths)
+    taken, spans = spec.count_noise(lengths)
     assert (taken >= 1).all() and (spans >= 1).all() and (spans <= taken).all()
     assert (lengths - taken >= spans - 1).all(), "a stretch that stays between two spans"
     assert abs(taken[1000:] / lengths[1000:] - 0.15).max() < 1e-3 and abs(taken[1000:] / spans[1000:] - 3).max() < 0.03
     bound = bind(max_len=512, corpus=Pages([[3000]]))
-    assert bound.samples.lengths[0] == 568 and bound.source[0] == 512, "a source fills max_len"
+    assert bound.samples.lengths[0] == 568 and bound.source_lengths[0] == 512, "a source fills max_len"
 
 
 def test_all_cuts_are_as_likely():
     """6 items in 3 runs: ten ways."""
     number = 40_000
-    found = segment(keys(0, 0, np.arange(number)), np.full(number, 6), np.full(number, 3), GAPS).reshape(-1, 3)
+    found = random_segmentation(
+        derive_sample_keys(0, 0, np.arange(number)),
+        np.full(number, 6),
+        np.full(number, 3),
+        RandomStream.CORRUPTION_GAPS,
+    ).reshape(-1, 3)
     assert (found.sum(1) == 6).all() and (found >= 1).all()
     ways = [(a, b, 6 - a - b) for a, b in itertools.product(range(1, 5), repeat=2) if a + b < 6]
     counts = np.array([(found == way).all(1).sum() for way in ways])
@@ -124,27 +129,27 @@ def test_a_sample_does_not_depend_on_its_company():
     assert found == 80
 
 
-@pytest.mark.parametrize("bin_tokens", [300, 1000])
+@pytest.mark.parametrize("micro_batch_tokens", [300, 1000])
 def test_fixed_shape(bin_tokens):
     bound = bind()
-    shape = bound.shape(bin_tokens)
-    order = Order(bound, bin_tokens, bin_sequences=shape.samples)
+    shape = bound.static_shape(bin_tokens)
+    order = ShuffledSampler(bound, bin_tokens, max_samples=shape.max_samples)
     seen = 0
-    for found, after in order.bins():
+    for found, after in order.micro_batches():
         if after.epoch:
             break
-        exact, fixed = bound.batch(found.ids, 0), bound.batch(found.ids, 0, shape)
-        seen += len(found.ids)
-        assert list(sides(exact)) == list(sides(fixed))[: len(found.ids)]
+        exact, fixed = bound.batch(found.sample_ids, 0), bound.batch(found.sample_ids, 0, shape)
+        seen += len(found.sample_ids)
+        assert list(sides(exact)) == list(sides(fixed))[: len(found.sample_ids)]
         assert fixed.num_tokens == exact.num_tokens == len(exact.tokens) + len(exact.source.values)
-        assert fixed.tokens.shape == (shape.tokens,) and fixed.source.values.shape == (shape.source.tokens,)
+        assert fixed.tokens.shape == (shape.num_tokens,) and fixed.source.values.shape == (shape.source.num_tokens,)
         for layout, wanted in ((fixed.layout, shape), (fixed.source.layout, shape.source)):
-            assert layout.starts.shape == (wanted.sequences + 1,) and layout.starts[-1] == wanted.tokens
-            assert min(layout.lengths) > 0 and max(layout.lengths) <= layout.longest == wanted.longest
+            assert layout.cu_seqlens.shape == (wanted.num_sequences + 1,) and layout.cu_seqlens[-1] == wanted.num_tokens
+            assert min(layout.lengths) > 0 and max(layout.lengths) <= layout.max_seqlen == wanted.max_seqlen
         assert len(fixed.layout.lengths) == len(fixed.source.layout.lengths), "a source for every filler"
         target = fixed.targets["next"]
-        assert target.rows.shape == target.values.shape == (shape.rows,)
-        assert target.count == exact.targets["next"].count == int((target.values != IGNORED).sum())
+        assert target.rows.shape == target.labels.shape == (shape.num_predictions,)
+        assert target.count == exact.targets["next"].count == int((target.labels != IGNORE_INDEX).sum())
     assert seen > 0.8 * len(bound)
     with pytest.raises(ValueError, match="do not fit"):
         bound.batch(np.arange(len(bound)), 0, shape)
@@ -152,20 +157,20 @@ def test_fixed_shape(bin_tokens):
 
 def test_mistakes_are_told():
     with pytest.raises(UserError, match="needs 5 sentinels, and the tokenizer has none"):
-        bind(vocabulary=Vocabulary(SIZE, frozenset(), eos=1))
-    few = Vocabulary(SIZE + 100, frozenset(), eos=1, sentinels=SENTINELS[:3])
+        bind(vocabulary=SpecialIds(SIZE, frozenset(), eos=1))
+    few = SpecialIds(SIZE + 100, frozenset(), eos=1, sentinels=SENTINELS[:3])
     with pytest.raises(UserError, match="and the tokenizer has 3: train it with --sentinels"):
         bind(vocabulary=few)
     with pytest.raises(UserError, match="sep token"):
-        bind(vocabulary=Vocabulary(SIZE + 100, frozenset(), sentinels=SENTINELS))
+        bind(vocabulary=SpecialIds(SIZE + 100, frozenset(), sentinels=SENTINELS))
     with pytest.raises(UserError, match="max_len is 3"):
         bind(max_len=3)
     with pytest.raises(UserError, match=r"rate is 1\.5"):
-        SpanCorruption(rate=1.5)
+        SpanCorruption(noise_density=1.5)
     with pytest.raises(UserError, match="2 sources and 1 targets"):
-        Pairs.of([[5], [6]], [[7]])
+        ParallelText.from_ids([[5], [6]], [[7]])
     with pytest.raises(UserError, match="pair 2 has 9 tokens"):
-        Translation().bind(Pairs.of([[5], [6] * 3], [[7], [6] * 8]), T5, 8)
+        Translation().bind(ParallelText.from_ids([[5], [6] * 3], [[7], [6] * 8]), T5, 8)
     for spec in (SpanCorruption(0.2, 4.0), Translation(0.0)):
         assert type(spec).from_json(spec.to_json()) == spec
 
@@ -180,32 +185,36 @@ def parallel(count=40, seed=0):
     return sources, [[token + 45 for token in reversed(text)] for text in sources]
 
 
-VOCABULARY = Vocabulary(100, frozenset([0]), bos=0, eos=0)
+VOCABULARY = SpecialIds(100, frozenset([0]), bos=0, eos=0)
 
 
 def test_translation_is_taught_by_the_truth():
     sources, targets = parallel()
-    bound = Translation().bind(Pairs.of(sources, targets), VOCABULARY, 16)
+    bound = Translation().bind(ParallelText.from_ids(sources, targets), VOCABULARY, 16)
     batch = bound.batch(np.arange(40), 0)
     pairs = {(*s, 0): [*t, 0] for s, t in zip(sources, targets)}
     for source, given, target in sides(batch):
         assert target == pairs[tuple(source)] and given == [0, *target[:-1]]
-    assert batch.targets["next"].smoothing == 0.1 and batch.to("cpu").targets["next"].smoothing == 0.1
+    assert batch.targets["next"].label_smoothing == 0.1 and batch.to("cpu").targets["next"].label_smoothing == 0.1
 
 
 def test_label_smoothing_is_a_sum_over_targets():
     """Against the definition, and micro-batches add up."""
-    model = FAMILIES["transformer"].spec(num_layers=1, dim=16, num_heads=2, vocab_size=100).build(0).double().eval()
-    bound = Translation(0.2).bind(Pairs.of(*parallel()), VOCABULARY, 16)
+    model = (
+        FAMILIES["transformer"].model_config(num_layers=1, dim=16, num_heads=2, vocab_size=100).build(0).double().eval()
+    )
+    bound = Translation(0.2).bind(ParallelText.from_ids(*parallel()), VOCABULARY, 16)
     whole, *parts = (bound.batch(ids, 0) for ids in (np.arange(40), np.arange(7), np.arange(7, 40)))
     with torch.no_grad():
-        last = model.trunk(whole.tokens, whole.layout, source=whole.source).last
+        last = model.trunk(whole.tokens, whole.layout, source=whole.source).hidden
         chances = model.predict("next", last, whole.layout).log_softmax(-1)
-        values = whole.targets["next"].values
+        values = whole.targets["next"].labels
         right = chances.gather(1, values[:, None]).sum()
         expected = -(0.8 * right + 0.2 * chances.mean(-1).sum())
-        found = losses(model, whole)["next"]
-        assert sum(losses(model, part)["next"] for part in parts).item() == pytest.approx(found.item(), abs=1e-4)
+        found = compute_losses(model, whole)["next"]
+        assert sum(compute_losses(model, part)["next"] for part in parts).item() == pytest.approx(
+            found.item(), abs=1e-4
+        )
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
@@ -215,18 +224,18 @@ def test_one_batch_can_be_learnt_by_heart(family):
     if family == "t5":
         corpus = Pages([[30, 20]] * 6)
         corpus.tokens = corpus.tokens % 80 + 5
-        vocabulary = Vocabulary(100, frozenset(), eos=EOS, pad=PAD, sentinels=tuple(range(99, 85, -1)))
+        vocabulary = SpecialIds(100, frozenset(), eos=EOS, pad=PAD, sentinels=tuple(range(99, 85, -1)))
         bound = bind(corpus=corpus, vocabulary=vocabulary)
     else:
-        bound = Translation(smoothing=0.0).bind(Pairs.of(*parallel(12)), VOCABULARY, 16)
+        bound = Translation(label_smoothing=0.0).bind(ParallelText.from_ids(*parallel(12)), VOCABULARY, 16)
     sizes = fitting(FAMILIES[family], num_layers=2, dim=32, num_heads=2, vocab_size=100, dropout=0.0)
-    model = FAMILIES[family].spec(**sizes).build(0)
+    model = FAMILIES[family].model_config(**sizes).build(0)
     batch = bound.batch(np.arange(len(bound)), 0)
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
     count = batch.targets["next"].count
     for _ in range(150):
         optimiser.zero_grad()
-        loss = losses(model, batch)["next"] / count
+        loss = compute_losses(model, batch)["next"] / count
         loss.backward()
         optimiser.step()
     assert loss.item() < 0.1

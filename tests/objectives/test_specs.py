@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.corpus.sampling import Order
+from polyseme.corpus.sampling import ShuffledSampler
 from polyseme.errors import UserError
-from polyseme.objectives.batch import IGNORED
-from polyseme.objectives.packing import Shape, Vocabulary
-from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedPairs, MaskedSpans
+from polyseme.objectives.batch import IGNORE_INDEX
+from polyseme.objectives.packing import SpecialIds, StaticShape
+from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedLMWithSentencePairs, SpanMaskedLM
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 SIZE = 2000
-BERT = Vocabulary(SIZE, frozenset(range(5)), cls=CLS, sep=SEP, mask=MASK)
-GPT2 = Vocabulary(SIZE, frozenset([0]), bos=0, eos=0)
+BERT = SpecialIds(SIZE, frozenset(range(5)), cls=CLS, sep=SEP, mask=MASK)
+GPT2 = SpecialIds(SIZE, frozenset([0]), bos=0, eos=0)
 
 
 class Pages:
@@ -51,13 +51,13 @@ def numbered(documents):
     """A corpus whose tokens are their own offsets, so that a batch shows where it was read."""
     made = Pages(documents)
     made.tokens = np.arange(made.num_tokens) + 5
-    return made, Vocabulary(made.num_tokens + 5, BERT.specials, CLS, SEP, MASK)
+    return made, SpecialIds(made.num_tokens + 5, BERT.all_ids, CLS, SEP, MASK)
 
 
 def rebuilt(batch):
     """The tokens before they were damaged."""
     tokens, masked = batch.tokens.numpy().copy(), batch.targets["masked"]
-    tokens[masked.rows[: masked.count]] = masked.values[: masked.count]
+    tokens[masked.rows[: masked.count]] = masked.labels[: masked.count]
     return tokens
 
 
@@ -71,9 +71,15 @@ def all_of(bound):
 
 
 SPECS = [
-    *(MaskedLM(), MaskedLM(unit="word", rate=0.3), MaskedPairs(), MaskedPairs(unit="word"), CausalLM()),
-    *(MaskedLM(across=True), MaskedLM(across=True, unit="word")),
-    *(MaskedPairs(unit="ngram", question="order"), MaskedSpans()),
+    *(
+        MaskedLM(),
+        MaskedLM(mask_unit="word", mask_prob=0.3),
+        MaskedLMWithSentencePairs(),
+        MaskedLMWithSentencePairs(mask_unit="word"),
+        CausalLM(),
+    ),
+    *(MaskedLM(cross_documents=True), MaskedLM(cross_documents=True, mask_unit="word")),
+    *(MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="order"), SpanMaskedLM()),
     *(CausalLM(direction="backward"), CausalLM(direction="both")),
 ]
 NAMES = [
@@ -97,7 +103,7 @@ def test_alone_equals_packed(spec):
     bound = bind(spec)
     ids = np.random.default_rng(0).permutation(len(bound))[:60]
     batch = bound.batch(ids, epoch=3)
-    starts = batch.layout.starts.numpy()
+    starts = batch.layout.cu_seqlens.numpy()
     for place in range(0, 60, 7):
         alone = bound.batch(ids[[place]], epoch=3)
         low, high = starts[place], starts[place + 1]
@@ -112,7 +118,7 @@ def test_alone_equals_packed(spec):
             inside = (at >= first) & (at < last)
             moved = first * torch.tensor([1, 1, 0]) if name == "boundary" else first  # the last column is a place
             assert torch.equal(rows[inside] - moved, own.rows)
-            assert torch.equal(batch.targets[name].values[inside], own.values)
+            assert torch.equal(batch.targets[name].labels[inside], own.labels)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=NAMES)
@@ -121,44 +127,44 @@ def test_lengths_are_those_of_the_batch(spec):
     for epoch in (0, 5):
         batch = bound.batch(all_of(bound), epoch)
         assert tuple(bound.lengths(all_of(bound), epoch).tolist()) == batch.layout.lengths
-        assert max(batch.layout.lengths) <= bound.longest == 64
-        assert batch.num_tokens == batch.layout.total == len(batch.tokens)
+        assert max(batch.layout.lengths) <= bound.max_len == 64
+        assert batch.num_tokens == batch.layout.num_tokens == len(batch.tokens)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=NAMES)
 def test_fixed_shape(spec):
     bound = bind(spec)
-    shape = bound.shape(1000)
-    order = Order(bound, 1000, bin_sequences=shape.samples)
-    for found, after in order.bins():
+    shape = bound.static_shape(1000)
+    order = ShuffledSampler(bound, 1000, max_samples=shape.max_samples)
+    for found, after in order.micro_batches():
         if after.epoch:
             break
-        exact, fixed = bound.batch(found.ids, 0), bound.batch(found.ids, 0, shape)
+        exact, fixed = bound.batch(found.sample_ids, 0), bound.batch(found.sample_ids, 0, shape)
         real = exact.num_tokens
         assert fixed.num_tokens == real and fixed.tokens.shape == (1000,) == fixed.layout.positions.shape
         assert torch.equal(fixed.tokens[:real], exact.tokens)
         lengths = fixed.layout.lengths
         assert lengths[: len(exact.layout.lengths)] == exact.layout.lengths
-        assert sum(lengths) == 1000 and max(lengths) <= fixed.layout.longest == 64
-        assert fixed.layout.starts.shape == (shape.sequences + 1,) and fixed.layout.starts[-1] == 1000
+        assert sum(lengths) == 1000 and max(lengths) <= fixed.layout.max_seqlen == 64
+        assert fixed.layout.cu_seqlens.shape == (shape.num_sequences + 1,) and fixed.layout.cu_seqlens[-1] == 1000
         if exact.segments is not None:
             assert torch.equal(fixed.segments[:real], exact.segments) and fixed.segments.shape == (1000,)
         for name, target in fixed.targets.items():
-            own, cap = exact.targets[name], shape.sequences if name == "pair" else shape.rows
-            assert target.rows.shape == (cap, *own.rows.shape[1:]) and target.values.shape == (cap,)
-            assert target.count == own.count == int((target.values != IGNORED).sum()) == len(own.rows)
+            own, cap = exact.targets[name], shape.num_sequences if name == "pair" else shape.num_predictions
+            assert target.rows.shape == (cap, *own.rows.shape[1:]) and target.labels.shape == (cap,)
+            assert target.count == own.count == int((target.labels != IGNORE_INDEX).sum()) == len(own.rows)
             assert torch.equal(target.rows[: own.count], own.rows) and not target.rows[own.count :].any()
-            assert torch.equal(target.values[: own.count], own.values)
+            assert torch.equal(target.labels[: own.count], own.labels)
 
 
 def test_the_cap_drops_targets_and_says_so():
-    bound = bind(MaskedLM(rate=0.5))
-    fixed = bound.batch(np.arange(5), 0, Shape(400, 20, 64, rows=10))
+    bound = bind(MaskedLM(mask_prob=0.5))
+    fixed = bound.batch(np.arange(5), 0, StaticShape(400, 20, 64, num_predictions=10))
     assert fixed.targets["masked"].count == 10 and len(fixed.targets["masked"].rows) == 10
     with pytest.raises(ValueError, match="do not fit"):
-        bound.batch(np.arange(5), 0, Shape(100, 20, 64, rows=10))
+        bound.batch(np.arange(5), 0, StaticShape(100, 20, 64, num_predictions=10))
     with pytest.raises(ValueError, match="do not fit"):
-        bound.batch(np.arange(5), 0, Shape(400, 6, 64, rows=10))
+        bound.batch(np.arange(5), 0, StaticShape(400, 6, 64, num_predictions=10))
 
 
 @pytest.mark.parametrize("spec", MASKED, ids=[name for name in NAMES if "Causal" not in name])
@@ -167,16 +173,16 @@ def test_rates_and_specials(spec):
     batch = bound.batch(all_of(bound), 0)
     target, before = batch.targets["masked"], rebuilt(batch)
     ordinary = int((before >= 5).sum())
-    clumps = {"token": 1, "word": 3, "ngram": 5, "span": 10}[spec.unit]
-    assert abs(target.count / ordinary - spec.rate) < 5 * np.sqrt(clumps * spec.rate / ordinary)
-    assert (target.values >= 5).all()
-    shares = [(batch.tokens[target.rows] == MASK), (batch.tokens[target.rows] == target.values)]
-    fates = target.count / (5 if spec.unit == "span" else 1)  # a span has one fate
+    clumps = {"token": 1, "word": 3, "ngram": 5, "span": 10}[spec.mask_unit]
+    assert abs(target.count / ordinary - spec.mask_prob) < 5 * np.sqrt(clumps * spec.mask_prob / ordinary)
+    assert (target.labels >= 5).all()
+    shares = [(batch.tokens[target.rows] == MASK), (batch.tokens[target.rows] == target.labels)]
+    fates = target.count / (5 if spec.mask_unit == "span" else 1)  # a span has one fate
     assert np.allclose([s.float().mean() for s in shares], [0.8, 0.1], atol=5 * 0.4 / np.sqrt(fates))
     for sequence in split(batch):
         assert sequence[0] == CLS and sequence[-1] == SEP
         marks = (sequence == SEP).sum()
-        assert marks == (2 if isinstance(spec, MaskedPairs) else 1) or getattr(spec, "across", False)
+        assert marks == (2 if isinstance(spec, MaskedLMWithSentencePairs) else 1) or getattr(spec, "across", False)
 
 
 def test_masked_lm_reads_the_corpus_whole():
@@ -191,7 +197,7 @@ def test_masked_lm_reads_the_corpus_whole():
 def test_words_are_whole_even_where_a_sample_cuts_one():
     corpus, vocabulary = numbered([[300], [300]])
     corpus.words[:] = np.arange(600) % 3 == 0
-    bound = MaskedLM(unit="word", rate=0.5).bind(corpus, vocabulary, 66, 0)
+    bound = MaskedLM(mask_unit="word", mask_prob=0.5).bind(corpus, vocabulary, 66, 0)
     batch = bound.batch(all_of(bound), 0)
     chosen = np.zeros(batch.num_tokens, dtype=bool)
     chosen[batch.targets["masked"].rows] = True
@@ -203,7 +209,7 @@ def test_words_are_whole_even_where_a_sample_cuts_one():
 
 
 def test_masks_are_new_each_epoch_or_come_back():
-    dynamic, static, ten = (bind(MaskedLM(repeats=n)) for n in (0, 1, 3))
+    dynamic, static, ten = (bind(MaskedLM(num_static_masks=n)) for n in (0, 1, 3))
     ids = np.arange(100)
 
     def look(bound, epoch):
@@ -213,13 +219,15 @@ def test_masks_are_new_each_epoch_or_come_back():
     assert len({tuple(look(static, e)) for e in range(6)}) == 1
     assert [look(ten, e) == look(ten, e + 3) for e in range(3)] == [True] * 3
     assert len({tuple(look(ten, e)) for e in range(6)}) == 3
-    pairs = bind(MaskedPairs(repeats=1))
-    assert look(pairs, 0) == look(pairs, 4) and look(bind(MaskedPairs()), 0) != look(bind(MaskedPairs()), 1)
+    pairs = bind(MaskedLMWithSentencePairs(num_static_masks=1))
+    assert look(pairs, 0) == look(pairs, 4) and look(bind(MaskedLMWithSentencePairs()), 0) != look(
+        bind(MaskedLMWithSentencePairs()), 1
+    )
 
 
 def halves(batch):
     """A and B of each pair of a numbered corpus, as offsets."""
-    for sequence, label in zip(split(batch), batch.targets["pair"].values.tolist()):
+    for sequence, label in zip(split(batch), batch.targets["pair"].labels.tolist()):
         a, b = np.split(sequence[1:-1], np.flatnonzero(sequence[1:-1] == SEP))
         yield a - 5, b[1:] - 5, label
 
@@ -228,7 +236,7 @@ def halves(batch):
 def test_pairs(max_len):
     rng = np.random.default_rng(2)
     corpus, vocabulary = numbered([rng.integers(3, 45, rng.integers(1, 30)).tolist() for _ in range(150)])
-    bound = MaskedPairs().bind(corpus, vocabulary, max_len, 5)
+    bound = MaskedLMWithSentencePairs().bind(corpus, vocabulary, max_len, 5)
     batch = bound.batch(all_of(bound), 0)
     borders, closing, following = set(corpus.sentences.tolist()), [0, 0], 0
     for a, b, label in halves(batch):
@@ -253,9 +261,9 @@ def test_pairs(max_len):
 
 
 def test_lengths_do_not_tell_which_pairs_are_random():
-    bound = bind(MaskedPairs(), pages(400, 60, seed=3), max_len=128)
-    _, lengths, random = bound.plan(all_of(bound), 0)
-    several = np.diff(bound.samples.first) > 1
+    bound = bind(MaskedLMWithSentencePairs(), pages(400, 60, seed=3), max_len=128)
+    _, lengths, random = bound.plan_pairs(all_of(bound), 0)
+    several = np.diff(bound.samples.first_units) > 1
     for part in (lengths[:, 0], lengths[:, 1], lengths.sum(axis=1)):
         means = [part[several & (random == r)].mean() for r in (False, True)]
         assert abs(means[0] / means[1] - 1) < 0.08
@@ -263,18 +271,18 @@ def test_lengths_do_not_tell_which_pairs_are_random():
 
 def test_a_document_of_one_sentence_gets_a_random_b():
     corpus, vocabulary = numbered([[10], [10, 10, 10, 10]] * 60)
-    bound = MaskedPairs(short=0.0).bind(corpus, vocabulary, 64, 0)
-    labels = bound.batch(all_of(bound), 0).targets["pair"].values.numpy()
+    bound = MaskedLMWithSentencePairs(short_seq_prob=0.0).bind(corpus, vocabulary, 64, 0)
+    labels = bound.batch(all_of(bound), 0).targets["pair"].labels.numpy()
     assert labels[::2].all() and not labels[1::2].any(), "the other half is left to the true ones"
 
 
 def test_one_in_ten_is_short():
     corpus = pages(600, 60, longest=12, seed=4)
     for short in (0.0, 0.1):
-        bound = bind(MaskedPairs(short=short), corpus, max_len=128)
+        bound = bind(MaskedLMWithSentencePairs(short_seq_prob=short), corpus, max_len=128)
         table = bound.samples
-        last = np.append(table.document[1:] != table.document[:-1], True)
-        lengths, aims = table.lengths[~last], table.limits[~last]
+        last = np.append(table.document_ids[1:] != table.document_ids[:-1], True)
+        lengths, aims = table.lengths[~last], table.target_lengths[~last]
         assert abs((aims < 125).mean() - short * 124 / 124) < 5 * np.sqrt(0.09 / len(aims))
         assert (lengths[aims == 125] > 125 - 12).all()
         drawn = aims[aims < 125]
@@ -284,7 +292,7 @@ def test_one_in_ten_is_short():
 
 def test_random_b_over_epochs_reaches_everywhere():
     corpus, vocabulary = numbered([[6] * 8] * 10)
-    bound = MaskedPairs(short=0.0, random_next=1.0).bind(corpus, vocabulary, 27, 0)
+    bound = MaskedLMWithSentencePairs(short_seq_prob=0.0, random_next_prob=1.0).bind(corpus, vocabulary, 27, 0)
     starts = {int(b[0]) for epoch in range(40) for _, b, _ in halves(bound.batch(all_of(bound), epoch))}
     assert starts == set(range(0, 480, 6))
 
@@ -298,11 +306,11 @@ def test_causal_lm_predicts_everything_once():
     sizes = [sum(d) for d in documents]
     ends = np.cumsum(sizes)
     assert torch.equal(target.rows, torch.arange(batch.num_tokens)) and target.count == batch.num_tokens
-    assert np.array_equal(target.values.numpy(), np.insert(corpus.tokens, ends, 0))
+    assert np.array_equal(target.labels.numpy(), np.insert(corpus.tokens, ends, 0))
     assert np.array_equal(batch.tokens.numpy(), np.insert(corpus.tokens, ends - sizes, 0))
     assert batch.layout.lengths == (64, 37, 2, 64, 64, 1, 64, 2)
     inside = batch.layout.positions.numpy()[1:] > 0
-    assert (batch.tokens.numpy()[1:][inside] == target.values.numpy()[:-1][inside]).all()
+    assert (batch.tokens.numpy()[1:][inside] == target.labels.numpy()[:-1][inside]).all()
 
 
 def test_backward_and_both_predict_what_forward_does_from_the_other_side():
@@ -310,14 +318,14 @@ def test_backward_and_both_predict_what_forward_does_from_the_other_side():
     corpus = pages()
     forward, backward = (bind(CausalLM(direction=way), corpus) for way in ("forward", "backward"))
     ahead, behind = (bound.batch(all_of(bound), 0) for bound in (forward, backward))
-    assert torch.equal(ahead.tokens, behind.targets["previous"].values)
-    assert torch.equal(behind.tokens, ahead.targets["next"].values)
+    assert torch.equal(ahead.tokens, behind.targets["previous"].labels)
+    assert torch.equal(behind.tokens, ahead.targets["next"].labels)
     found = bind(CausalLM(direction="both"), corpus)
     batch = found.batch(all_of(found), 0)
     later, earlier = batch.targets["next"], batch.targets["previous"]
-    assert torch.equal(batch.tokens[later.rows + 1], later.values)
-    assert torch.equal(batch.tokens[earlier.rows - 1], earlier.values)
-    firsts, lasts = batch.layout.first, batch.layout.last
+    assert torch.equal(batch.tokens[later.rows + 1], later.labels)
+    assert torch.equal(batch.tokens[earlier.rows - 1], earlier.labels)
+    firsts, lasts = batch.layout.first_indices, batch.layout.last_indices
     assert set(later.rows.tolist()) == set(range(len(batch.tokens))) - set(lasts.tolist())
     assert set(earlier.rows.tolist()) == set(range(len(batch.tokens))) - set(firsts.tolist())
     assert later.count == earlier.count == ahead.targets["next"].count
@@ -327,33 +335,37 @@ def test_causal_lm_without_marks():
     """Each token but the first of its document is predicted once, from a token before it."""
     documents = [[30, 20, 50], [1], [63], [64], [2], [65]]
     corpus = Pages(documents)
-    bound = CausalLM(marks=False).bind(corpus, BERT, 63, 0)
+    bound = CausalLM(add_bos_eos=False).bind(corpus, BERT, 63, 0)
     batch = bound.batch(all_of(bound), 0)
     sizes = np.array([sum(d) for d in documents])
     ends = np.cumsum(sizes)
-    assert np.array_equal(batch.targets["next"].values.numpy(), np.delete(corpus.tokens, ends - sizes))
+    assert np.array_equal(batch.targets["next"].labels.numpy(), np.delete(corpus.tokens, ends - sizes))
     assert np.array_equal(batch.tokens.numpy(), np.delete(corpus.tokens, ends - 1))
     assert batch.layout.lengths == (63, 36, 62, 63, 1, 63, 1)
 
 
 def test_bos_is_used_where_there_is_one():
-    bound = CausalLM().bind(Pages([[3], [3]]), Vocabulary(SIZE, frozenset([1, 2]), bos=1, eos=2), 64, 0)
+    bound = CausalLM().bind(Pages([[3], [3]]), SpecialIds(SIZE, frozenset([1, 2]), bos=1, eos=2), 64, 0)
     batch = bound.batch(all_of(bound), 0)
-    assert batch.tokens[[0, 4]].tolist() == [1, 1] and batch.targets["next"].values[[3, 7]].tolist() == [2, 2]
+    assert batch.tokens[[0, 4]].tolist() == [1, 1] and batch.targets["next"].labels[[3, 7]].tolist() == [2, 2]
 
 
 def test_mistakes_are_told():
     with pytest.raises(UserError, match="two documents"):
-        bind(MaskedPairs(), Pages([[5, 5], []]))
+        bind(MaskedLMWithSentencePairs(), Pages([[5, 5], []]))
     with pytest.raises(UserError, match="two sentences"):
-        bind(MaskedPairs(), Pages([[5], [5]]))
+        bind(MaskedLMWithSentencePairs(), Pages([[5], [5]]))
     with pytest.raises(UserError, match="no text"):
         bind(MaskedLM(), Pages([[]]))
     with pytest.raises(UserError, match="mask token"):
-        MaskedLM().bind(pages(), Vocabulary(SIZE, frozenset(), cls=1, sep=2), 64, 0)
+        MaskedLM().bind(pages(), SpecialIds(SIZE, frozenset(), cls=1, sep=2), 64, 0)
     with pytest.raises(UserError, match="eos token"):
-        CausalLM().bind(pages(), Vocabulary(SIZE, frozenset(), cls=1), 64, 0)
-    assert (BERT.ends(""), GPT2.ends(""), Vocabulary(9, frozenset(), eos=3, sep=1).ends("")) == (
+        CausalLM().bind(pages(), SpecialIds(SIZE, frozenset(), cls=1), 64, 0)
+    assert (
+        BERT.require_bos_eos(""),
+        GPT2.require_bos_eos(""),
+        SpecialIds(9, frozenset(), eos=3, sep=1).require_bos_eos(""),
+    ) == (
         (CLS, SEP),
         (0, 0),
         (3, 3),
@@ -361,8 +373,8 @@ def test_mistakes_are_told():
     with pytest.raises(UserError, match="max_len is 2"):
         bind(MaskedLM(), max_len=2)
     with pytest.raises(UserError, match=r"rate is 1\.5"):
-        MaskedLM(rate=1.5)
+        MaskedLM(mask_prob=1.5)
     with pytest.raises(UserError, match="unit is 'word'"):
-        MaskedSpans(unit="word")
+        SpanMaskedLM(mask_unit="word")
     with pytest.raises(UserError, match="expected one of 'token', 'word', 'ngram', 'span'"):
         MaskedLM.from_json({"unit": "syllable"})

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES
-from polyseme.objectives.losses import losses
-from polyseme.objectives.masking import boundaries, mask
-from polyseme.objectives.packing import Vocabulary
-from polyseme.objectives.specs import MaskedPairs, MaskedSpans
-from polyseme.rng import keys
+from polyseme.objectives.losses import compute_losses
+from polyseme.objectives.masking import mask_tokens, span_boundaries
+from polyseme.objectives.packing import SpecialIds
+from polyseme.objectives.specs import MaskedLMWithSentencePairs, SpanMaskedLM
+from polyseme.rng import derive_sample_keys
 from tests.objectives.test_specs import BERT, MASK, SIZE, all_of, bind, halves, numbered, pages, rebuilt
 
 LAWS = {"ngram": {n: (1 / n) / (11 / 6) for n in (1, 2, 3)}, "span": {n: 0.8 ** (n - 1) for n in range(1, 11)}}
@@ -30,10 +30,10 @@ def text(samples, length, seed=0, unknown=0.0):
 
 def run(unit, samples=3000, length=120, epoch=0, rate=0.15, **options):
     tokens, words, positions, sample = text(samples, length, **options)
-    sample_keys = keys(3, epoch, np.arange(samples))[sample]
-    damaged, rows, values = mask(
-        tokens, sample_keys, positions, tokens >= 5, words, mask_id=4, replacements=np.arange(5, SIZE), rate=rate,
-        unit=unit,
+    sample_keys = derive_sample_keys(3, epoch, np.arange(samples))[sample]
+    damaged, rows, values = mask_tokens(
+        tokens, sample_keys, positions, tokens >= 5, words, mask_id=4, replacement_ids=np.arange(5, SIZE), mask_prob=rate,
+        mask_unit=unit,
     )  # fmt: skip
     return tokens, words, damaged, rows, values
 
@@ -93,7 +93,7 @@ def test_whole_words_and_the_truth(unit):
 def test_a_span_has_one_fate_and_an_ngram_has_several():
     for unit, one in (("span", True), ("ngram", False)):
         _, _, damaged, rows, values = run(unit)
-        span = boundaries(rows)[:, 0]
+        span = span_boundaries(rows)[:, 0]
         masked, same = damaged[rows] == MASK, damaged[rows] == values
         for fate in (masked, same):
             number = np.unique(span, return_inverse=True)[1]
@@ -112,12 +112,12 @@ def test_masks_change_with_the_epoch(unit):
 def test_boundaries_by_hand():
     rows = np.array([3, 4, 5, 9, 12, 13])
     expected = [[2, 6, 0], [2, 6, 1], [2, 6, 2], [8, 10, 0], [11, 14, 0], [11, 14, 1]]
-    assert boundaries(rows).tolist() == expected
-    assert boundaries(rows[:0]).shape == (0, 3)
+    assert span_boundaries(rows).tolist() == expected
+    assert span_boundaries(rows[:0]).shape == (0, 3)
 
 
 def test_the_boundary_is_not_masked_and_in_the_same_sequence():
-    bound = bind(MaskedSpans())
+    bound = bind(SpanMaskedLM())
     batch = bound.batch(all_of(bound), 2)
     masked, boundary = batch.targets["masked"], batch.targets["boundary"]
     before = rebuilt(batch)
@@ -128,13 +128,13 @@ def test_the_boundary_is_not_masked_and_in_the_same_sequence():
     assert not chosen[left].any() and not chosen[right].any()
     assert np.array_equal(batch.tokens.numpy()[left], before[left])
     inside = left + 1 + place
-    assert np.array_equal(before[inside], boundary.values) and chosen[inside].all() and (inside < right).all()
+    assert np.array_equal(before[inside], boundary.labels) and chosen[inside].all() and (inside < right).all()
     assert (sequence[left] == sequence[right]).all() and (sequence[left] == sequence[inside]).all()
-    assert place.max() < 20 and boundary.count == int((boundaries(masked.rows.numpy())[:, 2] < 20).sum())
+    assert place.max() < 20 and boundary.count == int((span_boundaries(masked.rows.numpy())[:, 2] < 20).sum())
 
 
 def test_deep_places_are_not_asked_for():
-    bound = bind(MaskedSpans(places=3))
+    bound = bind(SpanMaskedLM(max_span_offset=3))
     batch = bound.batch(all_of(bound), 0)
     assert batch.targets["boundary"].rows[:, 2].max() == 2
     assert batch.targets["boundary"].count < batch.targets["masked"].count
@@ -144,15 +144,15 @@ def test_deep_places_are_not_asked_for():
 def test_order_swaps_and_never_changes_tokens(max_len):
     rng = np.random.default_rng(2)
     corpus, vocabulary = numbered([rng.integers(3, 45, rng.integers(1, 30)).tolist() for _ in range(150)])
-    bound = MaskedPairs(question="order", unit="ngram").bind(corpus, vocabulary, max_len, 5)
+    bound = MaskedLMWithSentencePairs(pair_task="order", mask_unit="ngram").bind(corpus, vocabulary, max_len, 5)
     ids = all_of(bound)
     batch = bound.batch(ids, 1)
     asked = batch.targets["pair"]
-    several = np.diff(bound.samples.first) > 1
+    several = np.diff(bound.samples.first_units) > 1
     assert np.array_equal(asked.rows.numpy(), np.flatnonzero(several)) and asked.count == several.sum()
-    answer = dict(zip(asked.rows.tolist(), asked.values.tolist()))
+    answer = dict(zip(asked.rows.tolist(), asked.labels.tolist()))
     before = np.split(rebuilt(batch), np.cumsum(batch.layout.lengths)[:-1])
-    borders = set(bound.samples.borders.tolist())
+    borders = set(bound.samples.unit_offsets.tolist())
     for i, sequence in enumerate(before):
         inner = sequence[1:-1]
         (cut,) = np.flatnonzero(inner == 3)
@@ -166,7 +166,7 @@ def test_order_swaps_and_never_changes_tokens(max_len):
         )
         if i in answer:
             assert len(a) and len(b) and int(second[0]) in borders
-    assert abs(asked.values.float().mean() - 0.5) < 5 * 0.5 / np.sqrt(asked.count)
+    assert abs(asked.labels.float().mean() - 0.5) < 5 * 0.5 / np.sqrt(asked.count)
     segments = np.split(batch.segments.numpy(), np.cumsum(batch.layout.lengths)[:-1])
     for sequence, segment in zip(before, segments):
         cut = int(np.flatnonzero(sequence == 3)[0])
@@ -175,25 +175,25 @@ def test_order_swaps_and_never_changes_tokens(max_len):
 
 def test_order_is_drawn_anew_each_epoch_and_needs_one_document_only():
     corpus, vocabulary = numbered([[5] * 400])
-    bound = MaskedPairs(question="order").bind(corpus, vocabulary, 43, 0)
-    labels = np.stack([bound.batch(all_of(bound), e).targets["pair"].values for e in range(8)])
+    bound = MaskedLMWithSentencePairs(pair_task="order").bind(corpus, vocabulary, 43, 0)
+    labels = np.stack([bound.batch(all_of(bound), e).targets["pair"].labels for e in range(8)])
     assert 0.3 < labels.mean() < 0.7 and labels.std(axis=0).min() + labels.std(axis=0).max() > 0
     cuts = {len(a) for e in range(8) for a, _, _ in halves(bound.batch(all_of(bound), e))}
     assert cuts == set(range(5, 40, 5))
 
 
 @pytest.mark.parametrize("family,spec", [
-    ("albert", MaskedPairs(unit="ngram", question="order")), ("spanbert", MaskedSpans(rate=0.3)),
+    ("albert", MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="order")), ("spanbert", SpanMaskedLM(mask_prob=0.3)),
 ])  # fmt: skip
 def test_overfits_one_batch(family, spec):
-    small = Vocabulary(60, BERT.specials, BERT.cls, BERT.sep, BERT.mask)
+    small = SpecialIds(60, BERT.all_ids, BERT.cls, BERT.sep, BERT.mask)
     corpus = pages(12, 6, 12)
     corpus.tokens = 5 + corpus.tokens % 55
     bound = spec.bind(corpus, small, 32, 0)
     batch = bound.batch(all_of(bound), 0)
     model = (
         FAMILIES[family]
-        .spec(
+        .model_config(
             num_layers=2,
             dim=32,
             num_heads=2,
@@ -208,7 +208,7 @@ def test_overfits_one_batch(family, spec):
     optimiser = torch.optim.Adam(model.parameters(), 5e-3)
     for _ in range(150):
         optimiser.zero_grad()
-        means = {name: value / batch.targets[name].count for name, value in losses(model, batch).items()}
+        means = {name: value / batch.targets[name].count for name, value in compute_losses(model, batch).items()}
         sum(means.values()).backward()
         optimiser.step()
     assert set(means) == set(spec.terms) and all(batch.targets[name].count > 8 for name in means)

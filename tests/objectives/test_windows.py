@@ -7,11 +7,11 @@ import pytest
 from test_specs import Pages
 
 from polyseme.errors import UserError
-from polyseme.objectives.packing import Vocabulary
-from polyseme.objectives.word2vec import Windows, count_tokens
+from polyseme.objectives.packing import SpecialIds
+from polyseme.objectives.word2vec import Word2Vec, count_tokens
 
 SIZE = 60
-WORDS = Vocabulary(SIZE, frozenset(range(4)))
+WORDS = SpecialIds(SIZE, frozenset(range(4)))
 
 
 def corpus(sentences: int = 400, seed: int = 0) -> Pages:
@@ -30,20 +30,20 @@ def close(observed: np.ndarray, expected: np.ndarray, freedom: int) -> None:
     assert abs(statistic - freedom) < 5 * np.sqrt(2 * freedom), statistic
 
 
-def many(spec: Windows, epochs: int, pages: Pages | None = None) -> list:
+def many(spec: Word2Vec, epochs: int, pages: Pages | None = None) -> list:
     bound = spec.bind(pages or corpus(), WORDS, 64)
-    return [bound.batch(np.arange(len(bound)), epoch).near for epoch in range(epochs)]
+    return [bound.batch(np.arange(len(bound)), epoch).sparse for epoch in range(epochs)]
 
 
 def words_of(stream) -> np.ndarray:
     margin = stream.margin
     tokens = stream.tokens.numpy()[margin : len(stream.tokens) - margin]
-    return tokens[stream.reach.any(1).numpy()]
+    return tokens[stream.context_mask.any(1).numpy()]
 
 
 def sides(stream) -> list[np.ndarray]:
     """How many words each word of samples of 64 reaches on its left and on its right."""
-    halves = stream.reach[:, : stream.margin], stream.reach[:, stream.margin + 1 :]
+    halves = stream.context_mask[:, : stream.margin], stream.context_mask[:, stream.margin + 1 :]
     return [half.sum(1).numpy().reshape(-1, 64) for half in halves]
 
 
@@ -51,7 +51,7 @@ def test_negatives_follow_the_power_of_the_counts() -> None:
     pages = corpus()
     counts = count_tokens(pages, SIZE).astype(float)
     counts[:4] = 0
-    drawn = np.concatenate([s.negatives.numpy().ravel() for s in many(Windows(drawn=64), 30, pages)])
+    drawn = np.concatenate([s.negatives.numpy().ravel() for s in many(Word2Vec(negatives_per_block=64), 30, pages)])
     expected = counts**0.75 / (counts**0.75).sum() * len(drawn)
     seen = np.bincount(drawn, minlength=SIZE)
     assert not seen[counts == 0].any()
@@ -64,7 +64,7 @@ def test_frequent_words_stay_as_often_as_they_should() -> None:
     counts[:4] = 0
     share = np.maximum(counts / counts.sum(), 1e-12)
     kept = np.minimum(np.sqrt(t / share) + t / share, 1)
-    streams = many(Windows(subsample=t), epochs, pages)
+    streams = many(Word2Vec(subsample_threshold=t), epochs, pages)
     seen = sum(np.bincount(s.tokens.numpy(), minlength=SIZE) for s in streams)
     some = (counts > 0) & (kept < 1)
     deviation = np.sqrt(epochs * counts * kept * (1 - kept))[some]
@@ -76,50 +76,50 @@ def test_frequent_words_stay_as_often_as_they_should() -> None:
 def test_windows_reach_evenly_and_stop_at_the_ends() -> None:
     pages = Pages([[64]] * 200)
     pages.tokens = np.random.default_rng(0).integers(4, SIZE, pages.num_tokens)
-    streams = many(Windows(subsample=0, window=5), 5, pages)
+    streams = many(Word2Vec(subsample_threshold=0, window=5), 5, pages)
     reach = np.concatenate([sides(s)[0][:, 5:-5].ravel() for s in streams])
     seen = np.bincount(reach, minlength=6)[1:]
     close(seen, np.full(5, len(reach) / 5), 4)
     rows = sides(streams[0])
-    assert not any(s.reach[:, 5].any() for s in streams)  # nobody reaches itself
+    assert not any(s.context_mask[:, 5].any() for s in streams)  # nobody reaches itself
     assert not rows[0][:, 0].any() and not rows[1][:, -1].any()
     assert (rows[0][:, 10:50] == rows[1][:, 10:50]).all() and rows[0][:, 1].max() == 1
-    fixed = many(Windows(subsample=0, window=5, dynamic=False), 1, pages)[0]
+    fixed = many(Word2Vec(subsample_threshold=0, window=5, dynamic_window=False), 1, pages)[0]
     assert (sides(fixed)[0][:, 5:] == 5).all()
 
 
 def test_a_sample_is_the_same_in_any_batch() -> None:
-    bound = Windows(block=8, window=3, drawn=4).bind(corpus(), WORDS, 64, seed=3)
-    whole = bound.batch(np.arange(6), 2).near
-    alone = [bound.batch(np.array([i]), 2).near for i in range(6)]
+    bound = Word2Vec(block_size=8, window=3, negatives_per_block=4).bind(corpus(), WORDS, 64, seed=3)
+    whole = bound.batch(np.arange(6), 2).sparse
+    alone = [bound.batch(np.array([i]), 2).sparse for i in range(6)]
     assert np.concatenate([words_of(s) for s in alone]).tolist() == words_of(whole).tolist()
     assert sum(int(s.count()) for s in alone) == int(whole.count())
-    again = bound.batch(np.arange(6), 2).near
+    again = bound.batch(np.arange(6), 2).sparse
     assert all((a == b).all() for a, b in zip((again.tokens, again.negatives), (whole.tokens, whole.negatives)))
-    other = bound.batch(np.arange(6), 3).near
+    other = bound.batch(np.arange(6), 3).sparse
     assert len(other.tokens) != len(whole.tokens) or not (other.tokens == whole.tokens).all()
 
 
 def test_counts_are_known_before_the_forward_pass() -> None:
     for predict in ("contexts", "word"):
-        bound = Windows(predict=predict).bind(corpus(), WORDS, 64)
+        bound = Word2Vec(architecture=predict).bind(corpus(), WORDS, 64)
         batch = bound.batch(np.arange(9), 0)
-        assert batch.targets["negative"].count == int(batch.near.count()) > 0
+        assert batch.targets["negative_sampling"].count == int(batch.sparse.count()) > 0
         assert batch.num_tokens == int(bound.samples.lengths[:9].sum())
 
 
 def test_text_without_a_word_left_is_no_error() -> None:
     pages = corpus()
     pages.tokens[: pages.sentences[8]] = 1
-    batch = Windows().bind(pages, WORDS, 64).batch(np.array([0]), 0)
-    assert batch.targets["negative"].count == 0 and not batch.near.tokens.any()
+    batch = Word2Vec().bind(pages, WORDS, 64).batch(np.array([0]), 0)
+    assert batch.targets["negative_sampling"].count == 0 and not batch.sparse.tokens.any()
     pages.tokens[:] = 1
     with pytest.raises(UserError, match="no known word"):
-        Windows().bind(pages, WORDS, 64)
+        Word2Vec().bind(pages, WORDS, 64)
 
 
 @pytest.mark.parametrize("given,said", [({"window": 0}, "window is 0"), ({"subsample": -1.0}, "subsample is -1"),
                                         ({"window": 40}, "wider than a block of 16")])  # fmt: skip
 def test_settings_that_cannot_be(given: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        Windows(**given)
+        Word2Vec(**given)

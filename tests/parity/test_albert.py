@@ -10,13 +10,13 @@ import polyseme
 from polyseme.errors import UserError
 from polyseme.explain.attention import attention_maps
 from polyseme.families import FAMILIES
-from polyseme.nn.model import Model, ModelSpec
-from polyseme.nn.packing import Layout
+from polyseme.nn.model import Model, ModelConfig
+from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.objectives.losses import losses
+from polyseme.objectives.losses import compute_losses
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from polyseme.train.flops import training_flops
-from polyseme.weights.convert import to_ours, to_theirs
+from polyseme.train.flops import count_training_flops
+from polyseme.weights.convert import from_published, to_published
 from polyseme.weights.folder import load_model, save_model
 
 transformers = pytest.importorskip("transformers")
@@ -41,18 +41,18 @@ def tiny(head: str, **changes):
 
 
 def ours(theirs, *heads: str) -> Model:
-    trunk = ALBERT.from_config(theirs.config.to_dict())
-    spec = ModelSpec("albert", trunk, {name: ALBERT.heads(trunk)[name] for name in heads})
+    trunk = ALBERT.from_hf_config(theirs.config.to_dict())
+    spec = ModelConfig("albert", trunk, {name: ALBERT.pretraining_heads(trunk)[name] for name in heads})
     model = spec.build().eval()
     shapes = {n: t.shape for n, t in model.state_dict().items()}
-    model.load_state_dict(to_ours(ALBERT, spec, shapes, theirs.state_dict(), "test"))
+    model.load_state_dict(from_published(ALBERT, spec, shapes, theirs.state_dict(), "test"))
     return model
 
 
 def batch():
     generator = torch.Generator().manual_seed(1)
-    layout = Layout.of(LENGTHS)
-    tokens = torch.randint(1, 99, (layout.total,), generator=generator)
+    layout = PackedLayout.from_lengths(LENGTHS)
+    tokens = torch.randint(1, 99, (layout.num_tokens,), generator=generator)
     return tokens, layout, (layout.positions > 4).long()
 
 
@@ -62,31 +62,32 @@ def test_states_scores_and_gradients(groups):
     model = ours(theirs, "masked", "pair")
     assert len(model.trunk.blocks) == groups
     tokens, layout, segments = batch()
-    rows, order = torch.arange(0, layout.total, 3), torch.tensor([0, 1, 1, 0, 1])
+    rows, order = torch.arange(0, layout.num_tokens, 3), torch.tensor([0, 1, 1, 0, 1])
     labels = torch.full_like(tokens, -100)
     labels[rows] = (tokens[rows] * 7) % 99
     expected = theirs(
-        input_ids=layout.pad(tokens), attention_mask=layout.mask().long(), token_type_ids=layout.pad(segments),
-        labels=layout.pad(labels, -100), sentence_order_label=order, output_hidden_states=True,
+        input_ids=layout.pad(tokens), attention_mask=layout.attention_mask().long(),
+        token_type_ids=layout.pad(segments), labels=layout.pad(labels, -100), sentence_order_label=order,
+        output_hidden_states=True,
     )  # fmt: skip
-    reading = model.trunk(tokens, layout, segments, keep=range(4))
+    reading = model.trunk(tokens, layout, segments, layers=range(4))
     assert len(expected.hidden_states) == 4
     for depth, hidden in enumerate(expected.hidden_states):
         torch.testing.assert_close(reading.layers[depth], layout.unpad(hidden), atol=1e-5, rtol=0)
-    masked = model.predict("masked", reading.last, layout)
+    masked = model.predict("masked", reading.hidden, layout)
     torch.testing.assert_close(masked, layout.unpad(expected.prediction_logits), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(
-        model.predict("pair", reading.last, layout), expected.sop_logits, atol=1e-5, rtol=0
+        model.predict("pair", reading.hidden, layout), expected.sop_logits, atol=1e-5, rtol=0
     )  # fmt: skip
     expected.loss.backward()
     targets = {"masked": Targets(rows, labels[rows], len(rows)), "pair": Targets(torch.arange(5), order, 5)}
-    sums = losses(model, Batch(tokens, layout, segments, targets, layout.total))
+    sums = compute_losses(model, Batch(tokens, layout, segments, targets, layout.num_tokens))
     loss = sum(value / targets[name].count for name, value in sums.items())
     torch.testing.assert_close(loss, expected.loss, atol=1e-5, rtol=0)
     loss.backward()
-    found, left = to_theirs(ALBERT, model.spec, {name: p.grad for name, p in model.named_parameters()})
+    found, left = to_published(ALBERT, model.config, {name: p.grad for name, p in model.named_parameters()})
     wanted = {name: p.grad for name, p in theirs.named_parameters()}
-    assert not left and found.keys() == wanted.keys() - ALBERT.tied.keys()
+    assert not left and found.keys() == wanted.keys() - ALBERT.tied_weights.keys()
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, wanted[name], atol=1e-5, rtol=1e-4)
 
@@ -96,23 +97,25 @@ def test_states_scores_and_gradients(groups):
 ], ids=str)  # fmt: skip
 def test_other_settings(changes):
     theirs = tiny("AlbertForMaskedLM", **changes)
-    trunk = ALBERT.from_config(theirs.config.to_dict())
-    spec = ModelSpec("albert", trunk, {"masked": ALBERT.heads(trunk)["masked"]})
+    trunk = ALBERT.from_hf_config(theirs.config.to_dict())
+    spec = ModelConfig("albert", trunk, {"masked": ALBERT.pretraining_heads(trunk)["masked"]})
     model = spec.build().eval()
     shapes = {n: t.shape for n, t in model.state_dict().items()}
-    model.load_state_dict(to_ours(ALBERT, spec, shapes, theirs.state_dict(), "test"), strict=False)  # it has no pooler
+    model.load_state_dict(
+        from_published(ALBERT, spec, shapes, theirs.state_dict(), "test"), strict=False
+    )  # it has no pooler
     tokens, layout, segments = batch()
     with torch.no_grad():
-        expected = theirs(layout.pad(tokens), layout.mask().long(), layout.pad(segments)).logits
-        scores = model.predict("masked", model.trunk(tokens, layout, segments).last, layout)
+        expected = theirs(layout.pad(tokens), layout.attention_mask().long(), layout.pad(segments)).logits
+        scores = model.predict("masked", model.trunk(tokens, layout, segments).hidden, layout)
     torch.testing.assert_close(scores, layout.unpad(expected), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("changes", [{"num_hidden_groups": 2}, {"inner_group_num": 2}], ids=str)
 def test_what_is_not_supported_is_told(changes):
-    config = ALBERT.to_config(ALBERT.spec("base")) | changes
+    config = ALBERT.to_hf_config(ALBERT.model_config("base")) | changes
     with pytest.raises(UserError, match=f"{next(iter(changes))} is 2"):
-        ALBERT.from_config(config)
+        ALBERT.from_hf_config(config)
 
 
 # The paper's table 4: parameters in millions of the base size, for each way to share and two sizes of token vectors.
@@ -122,27 +125,29 @@ def test_what_is_not_supported_is_told(changes):
 ])  # fmt: skip
 def test_what_sharing_saves(size, sharing, printed):
     with torch.device("meta"):
-        model = Model(ALBERT.spec("base", heads=False, sharing=sharing, embedding_dim=size))
+        model = Model(ALBERT.model_config("base", with_heads=False, sharing=sharing, embedding_dim=size))
     count = sum(p.numel() for p in model.parameters())
     assert abs(count / 1e6 - printed) < 1.7, count  # 768 has a projection there is no need for
-    assert sum(p.numel() for group in model.trunk.groups() for p in group) == count
+    assert sum(p.numel() for group in model.trunk.layer_groups() for p in group) == count
     names = {name for name, _ in model.named_parameters()}
     assert all(any(name.startswith(f"trunk.blocks.{i}.") for name in names) for i in range(len(model.trunk.blocks)))
 
 
 def test_a_wrong_way_to_share_is_told():
     with pytest.raises(UserError, match=r"sharing is 'fnn'.*'ffn'"):
-        ALBERT.spec("base", sharing="fnn")
-    spec = ALBERT.spec("tiny")
-    with pytest.raises(UserError, match="ffn_order names 1 depths, but order names 2"):
-        spec.replace(trunk=spec.trunk.replace(ffn_order=(0,))).build()
+        ALBERT.model_config("base", sharing="fnn")
+    spec = ALBERT.model_config("tiny")
+    with pytest.raises(UserError, match="layer_to_ffn names 1 layers, but layer_to_block names 2"):
+        spec.replace(trunk=spec.trunk.replace(layer_to_ffn=(0,))).build()
 
 
 def test_shared_layers_cost_what_others_cost():
     """Sharing saves weights, not work."""
     tokens, layout, _ = batch()
-    models = [ALBERT.spec("tiny", sharing=s, vocab_size=99).build(seed=0) for s in ("all", "attention", "ffn", "none")]
-    assert len({training_flops(m, Batch(tokens, layout, num_tokens=layout.total)) for m in models}) == 1
+    models = [
+        ALBERT.model_config("tiny", sharing=s, vocab_size=99).build(seed=0) for s in ("all", "attention", "ffn", "none")
+    ]
+    assert len({count_training_flops(m, Batch(tokens, layout, num_tokens=layout.num_tokens)) for m in models}) == 1
     sizes = [sum(p.numel() for p in m.parameters()) for m in models]
     assert sizes[0] < sizes[2] < sizes[1] < sizes[3]
 
@@ -151,7 +156,7 @@ def test_shared_layers_cost_what_others_cost():
 def test_folders_of_other_sharing(sharing, tiny_folders, tmp_path):
     """`transformers` has no half-shared blocks: it gets a copy for each layer, and we find one tensor again."""
     tokenizer = load_model(tiny_folders["albert"]).tokenizer
-    spec = ALBERT.spec(
+    spec = ALBERT.model_config(
         num_layers=3,
         dim=24,
         num_heads=3,
@@ -168,16 +173,18 @@ def test_folders_of_other_sharing(sharing, tiny_folders, tmp_path):
     theirs = transformers.AlbertForPreTraining.from_pretrained(tmp_path / "model").eval()
     tokens, layout, segments = batch()
     with torch.no_grad():
-        expected = theirs(layout.pad(tokens), layout.mask().long(), layout.pad(segments))
-        last = model.trunk(tokens, layout, segments).last
+        expected = theirs(layout.pad(tokens), layout.attention_mask().long(), layout.pad(segments))
+        last = model.trunk(tokens, layout, segments).hidden
         scores = model.predict("masked", last, layout)
     torch.testing.assert_close(scores, layout.unpad(expected.prediction_logits), atol=1e-5, rtol=1e-5)
     again = load_model(tmp_path / "model").model
-    assert again.spec == spec
+    assert again.config == spec
     assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in model.parameters())
     assert all(torch.equal(t, model.state_dict()[n]) for n, t in again.state_dict().items())
     (tmp_path / "model/polyseme.json").rename(tmp_path / "spec.json")
-    assert load_model(tmp_path / "model").model.spec.trunk == spec.trunk.replace(order=(0, 1, 2), ffn_order=(0, 1, 2))
+    assert load_model(tmp_path / "model").model.config.trunk == spec.trunk.replace(
+        layer_to_block=(0, 1, 2), layer_to_ffn=(0, 1, 2)
+    )
     (tmp_path / "spec.json").rename(tmp_path / "model/polyseme.json")
     if sharing == "none":
         return
@@ -190,19 +197,19 @@ def test_folders_of_other_sharing(sharing, tiny_folders, tmp_path):
 
 
 def test_checkpoints_and_attention_maps_of_shared_layers(tiny_folders, tmp_path):
-    spec = ALBERT.spec("tiny", num_layers=3, vocab_size=99, sharing="attention")
+    spec = ALBERT.model_config("tiny", num_layers=3, vocab_size=99, sharing="attention")
     model, other = spec.build(seed=0), spec.build(seed=1)
-    save_checkpoint(tmp_path, Checkpoint(1, {"model": model.state_dict()}, {}), keep=1)
+    save_checkpoint(tmp_path, Checkpoint(1, {"model": model.state_dict()}, {}), keep_checkpoints=1)
     other.load_state_dict(load_checkpoint(tmp_path).tensors["model"])
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters()))
-    one, two, three = other.trunk.depths()
+    one, two, three = other.trunk.layers()
     assert one.attention is two.attention is three.attention and one.ffn is not two.ffn is not three.ffn
-    assert one.attention_after is three.attention_after and one.ffn_after is not three.ffn_after
+    assert one.attention_post_norm is three.attention_post_norm and one.ffn_post_norm is not three.ffn_post_norm
     pieces, maps = attention_maps(polyseme.load(tiny_folders["albert"]), "The old cat sees the dog.")
     assert maps.shape == (3, 3, len(pieces), len(pieces))
 
 
 def test_the_paper_s_counts_are_shown(done):
-    shown = {(row["family"], row["size"]): row["published"] for row in json.loads(done("families", "--json"))}
+    shown = {(row["family"], row["size"]): row["published_params"] for row in json.loads(done("families", "--json"))}
     assert shown["albert", "xxlarge"] == "222,595,584 (paper: 235M)"
     assert shown["bert", "base"] == "109,482,240"

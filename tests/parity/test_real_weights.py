@@ -38,14 +38,14 @@ def test_published_vocabulary(folder):
     """The model carries BERT's own uncased vocabulary."""
     tokenizer = polyseme.load(folder).tokenizer
     assert tokenizer.vocab_size == 30522
-    assert tokenizer.pieces(tokenizer.encode("flightless")) == ["flight", "##less"]
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("flightless")) == ["flight", "##less"]
 
 
 def test_one_word_two_meanings(folder):
     """What the project is named for: the vector of a word depends on its context."""
     model = polyseme.load(folder)
     verb, noun, noun2 = (
-        model.embed([t], per="word", layers="last")[0][t.split().index("stick")]
+        model.embed([t], granularity="word", layers="last")[0][t.split().index("stick")]
         for t in ("we should stick to it", "a wooden stick lay there", "he broke the stick in two")
     )
 
@@ -58,23 +58,23 @@ def test_one_word_two_meanings(folder):
 
 def test_layer_choices_agree_with_each_other(folder):
     model = polyseme.load(folder)
-    every = model.embed(TEXTS[:2], layers="all", per="token")
+    every = model.embed(TEXTS[:2], layers="all", granularity="token")
     assert every[0].shape[1:] == (7, 384)
     choices = {
         "embeddings": lambda x: x[:, 0],
         "last": lambda x: x[:, 6],
-        "second-to-last": lambda x: x[:, 5],
-        "sum-last-4": lambda x: x[:, 3:].sum(1),
-        "concat-last-4": lambda x: np.concatenate([x[:, i] for i in (3, 4, 5, 6)], axis=-1),
-        "sum-all": lambda x: x[:, 1:].sum(1),
+        "second_to_last": lambda x: x[:, 5],
+        "sum_last_4": lambda x: x[:, 3:].sum(1),
+        "concat_last_4": lambda x: np.concatenate([x[:, i] for i in (3, 4, 5, 6)], axis=-1),
+        "sum_all": lambda x: x[:, 1:].sum(1),
         "2": lambda x: x[:, 2],
     }
     for name, choose in choices.items():
-        for given, expected in zip(model.embed(TEXTS[:2], layers=name, per="token"), every):
+        for given, expected in zip(model.embed(TEXTS[:2], layers=name, granularity="token"), every):
             np.testing.assert_allclose(given, choose(expected), atol=1e-5)
     tokens, words = (
-        model.embed(["flightless birds"], per="token")[0],
-        model.embed(["flightless birds"], per="word")[0],
+        model.embed(["flightless birds"], granularity="token")[0],
+        model.embed(["flightless birds"], granularity="word")[0],
     )
     np.testing.assert_allclose(words, np.stack([tokens[1:3].mean(0), tokens[3]]), atol=1e-6)
     np.testing.assert_allclose(model.embed(["flightless birds"])[0], tokens.mean(0), atol=1e-6)

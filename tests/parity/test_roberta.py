@@ -6,11 +6,11 @@ import torch.nn.functional as F
 
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
-from polyseme.nn.model import Model, ModelSpec
-from polyseme.nn.packing import Layout
+from polyseme.nn.model import Model, ModelConfig
+from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.objectives.losses import losses
-from polyseme.weights.convert import expand, to_ours, to_theirs
+from polyseme.objectives.losses import compute_losses
+from polyseme.weights.convert import expand_weight_maps, from_published, to_published
 
 transformers = pytest.importorskip("transformers")
 
@@ -39,24 +39,24 @@ def make(family: str, head: str):
 
 def ours(theirs, family: str, heads: tuple[str, ...]) -> Model:
     fam = FAMILIES[family]
-    trunk = fam.from_config(theirs.config.to_dict())
-    known, labels = fam.heads(trunk), ("a", "b", "c")
-    made = {h: known.get(h) or fam.label_head(h, FIXED_LABELS.get(h, labels), trunk) for h in heads}
-    model = ModelSpec(family, trunk, made).build().eval()
+    trunk = fam.from_hf_config(theirs.config.to_dict())
+    known, labels = fam.pretraining_heads(trunk), ("a", "b", "c")
+    made = {h: known.get(h) or fam.task_head(h, FIXED_LABELS.get(h, labels), trunk) for h in heads}
+    model = ModelConfig(family, trunk, made).build().eval()
     shapes = {n: t.shape for n, t in model.state_dict().items()}
-    found = to_ours(fam, model.spec, shapes, theirs.state_dict(), "test")
+    found = from_published(fam, model.config, shapes, theirs.state_dict(), "test")
     assert all(name.startswith("trunk.pooler.") for name in shapes.keys() - found.keys())
     model.load_state_dict(found, strict=False)
     return model
 
 
 def batch():
-    layout = Layout.of(LENGTHS)
-    return torch.randint(5, VOCAB, (layout.total,)), layout
+    layout = PackedLayout.from_lengths(LENGTHS)
+    return torch.randint(5, VOCAB, (layout.num_tokens,)), layout
 
 
 def given(tokens, layout):
-    return {"input_ids": layout.pad(tokens, 1), "attention_mask": layout.mask().long()}
+    return {"input_ids": layout.pad(tokens, 1), "attention_mask": layout.attention_mask().long()}
 
 
 @pytest.mark.parametrize("family,head", [("roberta", "RobertaForMaskedLM"), ("distilbert", "DistilBertForMaskedLM")])
@@ -66,21 +66,21 @@ def test_states_logits_and_gradients(family, head):
     model = ours(theirs, family, ("masked",))
     tokens, layout = batch()
     expected = theirs(**given(tokens, layout), output_hidden_states=True)
-    reading = model.trunk(tokens, layout, keep=range(4))
+    reading = model.trunk(tokens, layout, layers=range(4))
     assert len(expected.hidden_states) == 4
     for depth, hidden in enumerate(expected.hidden_states):
         torch.testing.assert_close(reading.layers[depth], layout.unpad(hidden), atol=1e-5, rtol=0)
-    scores, logits = model.predict("masked", reading.last, layout), layout.unpad(expected.logits)
+    scores, logits = model.predict("masked", reading.hidden, layout), layout.unpad(expected.logits)
     torch.testing.assert_close(scores, logits, atol=1e-5, rtol=1e-5)
 
-    rows = torch.arange(0, layout.total, 3)
+    rows = torch.arange(0, layout.num_tokens, 3)
     values = torch.randint(5, VOCAB, (len(rows),))
     targets = {"masked": Targets(rows, values, len(rows))}
-    (losses(model, Batch(tokens, layout, None, targets, layout.total))["masked"] / len(rows)).backward()
+    (compute_losses(model, Batch(tokens, layout, None, targets, layout.num_tokens))["masked"] / len(rows)).backward()
     F.cross_entropy(logits[rows], values).backward()
     own = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     named = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
-    table, left = to_theirs(FAMILIES[family], model.spec, own)
+    table, left = to_published(FAMILIES[family], model.config, own)
     assert not left and set(table) == set(named)
     for name, gradient in table.items():
         torch.testing.assert_close(gradient, named[name], atol=1e-5, rtol=1e-4, msg=name)
@@ -99,8 +99,8 @@ def test_label_heads(family, prefix, kind, name):
     inputs = given(tokens, layout)
     with torch.no_grad():
         found = theirs(**{k: v[:, None] for k, v in inputs.items()} if name == "choice" else inputs)
-        scores = model.predict(name, model.trunk(tokens, layout).last, layout)
-        some = model.predict(name, model.trunk(tokens, layout).last, layout, torch.tensor([3, 0]))
+        scores = model.predict(name, model.trunk(tokens, layout).hidden, layout)
+        some = model.predict(name, model.trunk(tokens, layout).hidden, layout, torch.tensor([3, 0]))
     expected = torch.stack([found.start_logits, found.end_logits], -1) if name == "span" else found.logits
     expected = expected if name in ("classify", "choice") else layout.unpad(expected)
     torch.testing.assert_close(scores, expected, atol=1e-5, rtol=0)
@@ -111,28 +111,33 @@ def test_label_heads(family, prefix, kind, name):
 def test_the_table_is_a_bijection(family):
     fam = FAMILIES[family]
     for heads in fam.architectures.values():
-        trunk = fam.spec("tiny").trunk
-        made = {h: fam.heads(trunk).get(h) or fam.label_head(h, FIXED_LABELS.get(h, ("a",)), trunk) for h in heads}
-        rules = list(expand(fam, ModelSpec(family, trunk, made)))
+        trunk = fam.model_config("tiny").trunk
+        made = {
+            h: fam.pretraining_heads(trunk).get(h) or fam.task_head(h, FIXED_LABELS.get(h, ("a",)), trunk)
+            for h in heads
+        }
+        rules = list(expand_weight_maps(fam, ModelConfig(family, trunk, made)))
         with torch.device("meta"):
-            state = Model(ModelSpec(family, trunk, made)).state_dict()
-        theirs = [name for rule in rules for name in rule.theirs]
-        assert sorted(rule.ours for rule in rules) == sorted(state) and len(set(theirs)) == len(theirs)
+            state = Model(ModelConfig(family, trunk, made)).state_dict()
+        theirs = [name for rule in rules for name in rule.published_names]
+        assert sorted(rule.name for rule in rules) == sorted(state) and len(set(theirs)) == len(theirs)
 
 
 def test_positions_start_behind_two_rows():
     """The first rows of the table stand for nothing; the last is read by the last token a sequence may have."""
-    model = FAMILIES["roberta"].spec(num_layers=1, dim=16, num_heads=2, vocab_size=VOCAB, max_len=8).build(seed=0)
+    model = (
+        FAMILIES["roberta"].model_config(num_layers=1, dim=16, num_heads=2, vocab_size=VOCAB, max_len=8).build(seed=0)
+    )
     table = model.trunk.embeddings.positions.weight
     assert table.shape == (10, 16)
-    model.trunk(torch.arange(8), Layout.of([8])).last.square().sum().backward()
+    model.trunk(torch.arange(8), PackedLayout.from_lengths([8])).hidden.square().sum().backward()
     assert not table.grad[:2].any() and table.grad[2:].any(-1).all()
 
 
 def test_dropout_of_the_classifier():
     """Before its dense layer and behind it: with everything dropped before, the input no longer counts."""
     fam = FAMILIES["roberta"]
-    spec = fam.label_head("classify", ("a", "b"), fam.spec("tiny", dropout=0.3).trunk)
+    spec = fam.task_head("classify", ("a", "b"), fam.model_config("tiny", dropout=0.3).trunk)
     assert spec.input_dropout == spec.dropout == 0.3
     head = spec.replace(input_dropout=1.0, dropout=0.0).build(8).train()
     first, second = (head(torch.randn(1, 8), torch.empty(0)) for _ in range(2))

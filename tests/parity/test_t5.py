@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.families import FAMILIES
-from polyseme.nn.model import Model, ModelSpec
-from polyseme.nn.packing import Layout, Source
+from polyseme.nn.model import Model, ModelConfig
+from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.objectives.losses import losses
-from polyseme.weights.convert import to_ours
+from polyseme.objectives.losses import compute_losses
+from polyseme.weights.convert import from_published
 from polyseme.weights.folder import load_model, save_model
 
 transformers = pytest.importorskip("transformers")
@@ -43,24 +43,24 @@ def ours(theirs) -> Model:
     tensors = theirs.state_dict()
     if theirs.config.scale_decoder_outputs:
         tensors = {k: t for k, t in tensors.items() if k != "lm_head.weight"}
-    trunk = T5.from_config({**theirs.config.to_dict(), "tensors": list(tensors)})
-    spec = ModelSpec("t5", trunk, T5.heads(trunk))
+    trunk = T5.from_hf_config({**theirs.config.to_dict(), "tensors": list(tensors)})
+    spec = ModelConfig("t5", trunk, T5.pretraining_heads(trunk))
     model = spec.build().eval()
     shapes = {n: t.shape for n, t in model.state_dict().items()}
-    model.load_state_dict(to_ours(T5, spec, shapes, tensors, "test"))
+    model.load_state_dict(from_published(T5, spec, shapes, tensors, "test"))
     return model
 
 
 def sides():
     generator = torch.Generator().manual_seed(1)
-    source, target = Layout.of((31, 3, 12, 12, 1)), Layout.of((4, 26, 7, 7, 2))
-    return [(torch.randint(3, VOCAB, (side.total,), generator=generator), side) for side in (source, target)]
+    source, target = PackedLayout.from_lengths((31, 3, 12, 12, 1)), PackedLayout.from_lengths((4, 26, 7, 7, 2))
+    return [(torch.randint(3, VOCAB, (side.num_tokens,), generator=generator), side) for side in (source, target)]
 
 
 def given(source, target):
     return {
         "input_ids": source[1].pad(source[0]),
-        "attention_mask": source[1].mask().long(),
+        "attention_mask": source[1].attention_mask().long(),
         "decoder_input_ids": target[1].pad(target[0]),
     }
 
@@ -73,17 +73,17 @@ def assert_same(model: Model, theirs) -> None:
         del arguments["decoder_input_ids"]
     with torch.no_grad():
         expected = theirs(**arguments, output_hidden_states=True)
-        encoded = model.trunk(*source, keep=range(4))
+        encoded = model.trunk(*source, layers=range(4))
         states = getattr(expected, "encoder_hidden_states", None) or expected.hidden_states
         for depth, hidden in enumerate(states):
             torch.testing.assert_close(encoded.layers[depth], source[1].unpad(hidden), atol=1e-5, rtol=0)
         if model.trunk.decoder is None:
             return
-        reading = model.trunk(*target, source=Source(*source), keep=range(3))
+        reading = model.trunk(*target, source=EncoderInput(*source), layers=range(3))
         for depth, hidden in enumerate(expected.decoder_hidden_states):
             torch.testing.assert_close(reading.layers[depth], target[1].unpad(hidden), atol=1e-5, rtol=0)
         if hasattr(expected, "logits"):
-            scores = model.predict("next", reading.last, target[1])
+            scores = model.predict("next", reading.hidden, target[1])
             torch.testing.assert_close(scores, target[1].unpad(expected.logits), atol=1e-5, rtol=1e-5)
 
 
@@ -91,7 +91,7 @@ def assert_same(model: Model, theirs) -> None:
 def test_states_and_logits(version):
     theirs = make(version=version)
     model = ours(theirs)
-    assert (model.heads["next"].own is None) == (version == "v1.0")
+    assert (model.heads["next"].decoder is None) == (version == "v1.0")
     assert_same(model, theirs)
 
 
@@ -105,12 +105,12 @@ def test_gradients_of_a_loss(version):
     logits = theirs(**given(source, target)).logits
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
     targets = {"next": Targets(torch.arange(len(values)), values, len(values))}
-    losses(model, Batch(*target, None, targets, source=Source(*source)))["next"].backward()
+    compute_losses(model, Batch(*target, None, targets, source=EncoderInput(*source)))["next"].backward()
     theirs_by_name = {
         name: p.grad for name, p in theirs.named_parameters() if p.grad is not None and "embed_tokens" not in name
     }
     shapes = {name: p.shape for name, p in model.named_parameters()}
-    expected = to_ours(T5, model.spec, shapes, theirs_by_name, "gradients")
+    expected = from_published(T5, model.config, shapes, theirs_by_name, "gradients")
     assert expected.keys() == shapes.keys()
     for name, p in model.named_parameters():
         size = max(expected[name].abs().max().item(), 1.0)
@@ -119,13 +119,13 @@ def test_gradients_of_a_loss(version):
 
 @pytest.mark.parametrize("size", T5.sizes)
 def test_counts_are_those_of_transformers(size):
-    config = T5.to_config(T5.spec(size))
+    config = T5.to_hf_config(T5.model_config(size))
     del config["model_type"]
     with torch.device("meta"):
         theirs = transformers.T5Model(transformers.T5Config(**config))
-        model = Model(T5.spec(size, heads=False))
+        model = Model(T5.model_config(size, with_heads=False))
     count = sum(p.numel() for p in model.parameters())
-    assert count == sum(p.numel() for p in theirs.parameters()) == T5.published.get(size, count)
+    assert count == sum(p.numel() for p in theirs.parameters()) == T5.num_params.get(size, count)
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_folders_both_ways(name, version, tiny_folders, tmp_path):
     theirs.save_pretrained(tmp_path / "theirs")
     transformers.AutoTokenizer.from_pretrained(tiny_folders["t5"]).save_pretrained(tmp_path / "theirs")
     found = load_model(tmp_path / "theirs")
-    assert tuple(found.model.heads) == T5.architectures[name] and not found.fresh
+    assert tuple(found.model.heads) == T5.architectures[name] and not found.newly_initialized
     assert (found.model.trunk.decoder is None) == (name == "T5EncoderModel")
     assert_same(found.model, theirs)
     save_model(tmp_path / "ours", found.model, found.tokenizer)
@@ -154,7 +154,7 @@ def test_folders_both_ways(name, version, tiny_folders, tmp_path):
     assert not trouble
     assert_same(found.model, again)
     if name == "T5ForConditionalGeneration":
-        pad = found.tokenizer.specials.pad
+        pad = found.tokenizer.special_token_ids.pad
         assert config["decoder_start_token_id"] == config["pad_token_id"] == pad
         automatic, trouble = opened(transformers.AutoModelForSeq2SeqLM, tmp_path / "ours")
         assert not trouble and type(automatic) is type(theirs)
@@ -172,18 +172,18 @@ def test_files_with_every_tied_name(tiny_folders, tmp_path):
     from safetensors.torch import save_file
 
     old = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-    tensors |= {name: tensors["shared.weight"].clone() for name in T5.tied} | {old: torch.zeros(8, 3)}
+    tensors |= {name: tensors["shared.weight"].clone() for name in T5.tied_weights} | {old: torch.zeros(8, 3)}
     save_file(tensors, path, {"format": "pt"})
     again = load_model(tmp_path / "model").model
-    assert again.heads["next"].own is None
+    assert again.heads["next"].decoder is None
     state = folder.model.state_dict()
     assert all(torch.equal(t, state[name]) for name, t in again.state_dict().items())
 
 
 def test_the_weight_table_is_a_bijection():
     for size in ("tiny", "v1.1-small"):
-        spec = T5.spec(size)
-        rules = [rule for rule in (*T5.rules(spec), *T5.head_rules["next"])]
-        ours_names = [rule.ours for rule in rules]
-        theirs_names = [name for rule in rules for name in rule.theirs]
+        spec = T5.model_config(size)
+        rules = [rule for rule in (*T5.weight_maps(spec), *T5.head_weight_maps["next"])]
+        ours_names = [rule.name for rule in rules]
+        theirs_names = [name for rule in rules for name in rule.published_names]
         assert len(set(ours_names)) == len(ours_names) and len(set(theirs_names)) == len(theirs_names)

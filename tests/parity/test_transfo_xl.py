@@ -8,10 +8,10 @@ import torch
 from safetensors import safe_open
 
 from polyseme.families import FAMILIES
-from polyseme.families.transformer_xl import trunk
-from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsSpec, AdaptiveHeadSpec
-from polyseme.nn.model import Model, ModelSpec
-from polyseme.nn.packing import Layout
+from polyseme.families.transformer_xl import trunk_config
+from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig, AdaptiveSoftmaxHeadConfig
+from polyseme.nn.model import Model, ModelConfig
+from polyseme.nn.packing import PackedLayout
 
 FILE = Path(__file__).with_name("transfo_xl.safetensors")
 LAYER = {  # our name -> theirs
@@ -20,14 +20,14 @@ LAYER = {  # our name -> theirs
     "attention.out.weight": "dec_attn.o_net.weight",
     "attention.u": "dec_attn.r_w_bias",
     "attention.v": "dec_attn.r_r_bias",
-    "attention_after.weight": "dec_attn.layer_norm.weight",
-    "attention_after.bias": "dec_attn.layer_norm.bias",
+    "attention_post_norm.weight": "dec_attn.layer_norm.weight",
+    "attention_post_norm.bias": "dec_attn.layer_norm.bias",
     "ffn.up.weight": "pos_ff.CoreNet.0.weight",
     "ffn.up.bias": "pos_ff.CoreNet.0.bias",
     "ffn.down.weight": "pos_ff.CoreNet.3.weight",
     "ffn.down.bias": "pos_ff.CoreNet.3.bias",
-    "ffn_after.weight": "pos_ff.layer_norm.weight",
-    "ffn_after.bias": "pos_ff.layer_norm.bias",
+    "ffn_post_norm.weight": "pos_ff.layer_norm.weight",
+    "ffn_post_norm.bias": "pos_ff.layer_norm.bias",
 }
 
 
@@ -49,7 +49,7 @@ def ours_of(tensors: dict[str, torch.Tensor], what: str, config: dict) -> dict[s
     if config["div_val"] == 1:  # one table for all bands
         sizes = [b - a for a, b in zip([0, *config["cutoffs"]], [*config["cutoffs"], config["vocab_size"]])]
         tables, biases = tables[0].split(sizes), biases[0].split(sizes)
-        found |= {f"trunk.relations.{o}": theirs[f"transformer.r_{t}_bias"] for o, t in (("u", "w"), ("v", "r"))}
+        found |= {f"trunk.position_bias.{o}": theirs[f"transformer.r_{t}_bias"] for o, t in (("u", "w"), ("v", "r"))}
     else:
         found |= {"heads.next.projection.weight": theirs["crit.out_projs.0"]}
         for i in range(len(tables)):
@@ -65,16 +65,16 @@ def ours_of(tensors: dict[str, torch.Tensor], what: str, config: dict) -> dict[s
 
 def build(name: str) -> tuple[Model, dict, dict[str, torch.Tensor]]:
     config, tensors = golden(name)
-    spec = trunk(
+    spec = trunk_config(
         config["n_layer"], config["d_model"], config["n_head"], config["d_inner"], config["vocab_size"],
-        dropout=0.0, head_dim=config["d_head"], memory_len=config["mem_len"], factor=config["div_val"],
-        furthest=max(config["clamp_len"], 0), shared=name == "shared",
+        dropout=0.0, head_dim=config["d_head"], memory_len=config["mem_len"], div_value=config["div_val"],
+        max_distance=max(config["clamp_len"], 0), share_uv_biases=name == "shared",
     )  # fmt: skip
-    embeddings = AdaptiveEmbeddingsSpec(config["vocab_size"], spec.dim, tuple(config["cutoffs"]), config["div_val"])
+    embeddings = AdaptiveEmbeddingsConfig(config["vocab_size"], spec.dim, tuple(config["cutoffs"]), config["div_val"])
     attention = spec.block.attention.replace(window=config["mem_len"] - 1 if config["same_length"] else 0)
     spec = spec.replace(embeddings=embeddings, block=spec.block.replace(attention=attention))
-    head = AdaptiveHeadSpec(config["vocab_size"], spec.dim, tuple(config["cutoffs"]), config["div_val"])
-    model = ModelSpec("transformer_xl", spec, {"next": head}).build().eval()
+    head = AdaptiveSoftmaxHeadConfig(config["vocab_size"], spec.dim, tuple(config["cutoffs"]), config["div_val"])
+    model = ModelConfig("transformer_xl", spec, {"next": head}).build().eval()
     model.load_state_dict(ours_of(tensors, "weight", config))  # strict: every tensor has its other
     return model, config, tensors
 
@@ -83,13 +83,13 @@ def build(name: str) -> tuple[Model, dict, dict[str, torch.Tensor]]:
 def test_states_memory_and_loss(name):
     model, config, tensors = build(name)
     first, second = tensors["tokens"].split(7, dim=1)
-    layout, memory = Layout.of([7, 7]), None
+    layout, memory = PackedLayout.from_lengths([7, 7]), None
     for key, tokens in (("before", first), ("after", second)):
-        reading = model.trunk(tokens.flatten(), layout, keep=range(3), memory=memory, remember=True)
+        reading = model.trunk(tokens.flatten(), layout, layers=range(3), memory=memory, return_memory=True)
         for depth, found in reading.layers.items():
             expected = tensors[f"{key}.hidden.{depth}"].flatten(0, 1)
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-        scores = model.predict("next", reading.last, layout)
+        scores = model.predict("next", reading.hidden, layout)
         torch.testing.assert_close(scores, tensors[f"{key}.log_probabilities"].flatten(0, 1), atol=1e-5, rtol=1e-5)
         memory = reading.memory.detach()
         assert memory.layout.lengths == (min(config["mem_len"], 7 if key == "before" else 14),) * 2
@@ -102,9 +102,9 @@ def test_states_memory_and_loss(name):
 def test_loss_and_gradients(name):
     model, config, tensors = build(name)
     first, second = tensors["tokens"].split(7, dim=1)
-    layout = Layout.of([7, 7])
-    memory = model.trunk(first.flatten(), layout, remember=True).memory.detach()
-    last = model.trunk(second.flatten(), layout, memory=memory).last
+    layout = PackedLayout.from_lengths([7, 7])
+    memory = model.trunk(first.flatten(), layout, return_memory=True).memory.detach()
+    last = model.trunk(second.flatten(), layout, memory=memory).hidden
     rows = torch.tensor([0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12])
     loss = model.loss("next", last, layout, rows, second[:, 1:].flatten(), -100)
     torch.testing.assert_close(loss, tensors["loss_sum"], atol=1e-5, rtol=1e-5)
@@ -116,4 +116,4 @@ def test_loss_and_gradients(name):
 
 def test_published_counts_are_those_of_the_release():
     with safe_open(FILE, "pt") as file:
-        assert json.loads(file.metadata()["counts"]) == FAMILIES["transformer_xl"].published
+        assert json.loads(file.metadata()["counts"]) == FAMILIES["transformer_xl"].num_params

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES
-from polyseme.nn.model import Model, ModelSpec
-from polyseme.nn.packing import Layout
-from polyseme.weights.convert import to_ours
+from polyseme.nn.model import Model, ModelConfig
+from polyseme.nn.packing import PackedLayout
+from polyseme.weights.convert import from_published
 
 transformers = pytest.importorskip("transformers")
 
@@ -53,19 +53,19 @@ def randomise(model: torch.nn.Module) -> None:
 
 def ours(theirs, family: str, heads: tuple[str, ...]) -> Model:
     fam = FAMILIES[family]
-    trunk = fam.from_config(theirs.config.to_dict())
-    known = fam.heads(trunk)
+    trunk = fam.from_hf_config(theirs.config.to_dict())
+    known = fam.pretraining_heads(trunk)
     labels = ("LABEL_0", "LABEL_1")
-    spec = ModelSpec(family, trunk, {h: known.get(h) or fam.label_head(h, labels, trunk) for h in heads})
+    spec = ModelConfig(family, trunk, {h: known.get(h) or fam.task_head(h, labels, trunk) for h in heads})
     model = spec.build().eval()
     shapes = {n: t.shape for n, t in model.state_dict().items()}
-    model.load_state_dict(to_ours(fam, spec, shapes, theirs.state_dict(), "test"), strict=False)
+    model.load_state_dict(from_published(fam, spec, shapes, theirs.state_dict(), "test"), strict=False)
     return model
 
 
 def batch(vocab: int = 99):
-    layout = Layout.of(LENGTHS)
-    tokens = torch.randint(1, vocab, (layout.total,))
+    layout = PackedLayout.from_lengths(LENGTHS)
+    tokens = torch.randint(1, vocab, (layout.num_tokens,))
     segments = (layout.positions > 4).long()
     return tokens, layout, segments
 
@@ -73,7 +73,7 @@ def batch(vocab: int = 99):
 @pytest.mark.parametrize("family,make,head,names", [
     ("bert", tiny_bert, "BertForPreTraining", ("masked", "pair")),
     ("gpt2", tiny_gpt2, "GPT2LMHeadModel", ("next",)),
-    ("modern", tiny_modern, "ModernBertForMaskedLM", ("masked",)),
+    ("modernbert", tiny_modern, "ModernBertForMaskedLM", ("masked",)),
 ])  # fmt: skip
 def test_every_layer_and_head(family, make, head, names):
     torch.manual_seed(0)
@@ -85,19 +85,19 @@ def test_every_layer_and_head(family, make, head, names):
     with torch.no_grad():
         expected = theirs(
             input_ids=layout.pad(tokens),
-            attention_mask=layout.mask().long(),
+            attention_mask=layout.attention_mask().long(),
             output_hidden_states=True,
             **extra,
         )
-        reading = model.trunk(tokens, layout, segments if family == "bert" else None, keep=range(5))
-        assert len(expected.hidden_states) == model.spec.trunk.num_layers + 1
+        reading = model.trunk(tokens, layout, segments if family == "bert" else None, layers=range(5))
+        assert len(expected.hidden_states) == model.config.trunk.num_layers + 1
         for depth, hidden in enumerate(expected.hidden_states):
             torch.testing.assert_close(reading.layers[depth], layout.unpad(hidden), atol=1e-5, rtol=0)
         logits = expected.prediction_logits if family == "bert" else expected.logits
-        scores = model.predict(names[0], reading.last, layout)
+        scores = model.predict(names[0], reading.hidden, layout)
         torch.testing.assert_close(scores, layout.unpad(logits), atol=1e-5, rtol=1e-5)
         if family == "bert":
-            pair = model.predict("pair", reading.last, layout)
+            pair = model.predict("pair", reading.hidden, layout)
             torch.testing.assert_close(pair, expected.seq_relationship_logits, atol=1e-5, rtol=0)
 
 
@@ -107,10 +107,10 @@ def test_every_layer_and_head(family, make, head, names):
     ("bert", tiny_bert, "BertForQuestionAnswering", "span"),
     ("gpt2", tiny_gpt2, "GPT2ForSequenceClassification", "classify"),
     ("gpt2", tiny_gpt2, "GPT2ForTokenClassification", "tag"),
-    ("modern", tiny_modern, "ModernBertForSequenceClassification", "classify"),
-    ("modern", modern_mean, "ModernBertForSequenceClassification", "classify"),
-    ("modern", tiny_modern, "ModernBertForTokenClassification", "tag"),
-    ("modern", tiny_modern, "ModernBertForQuestionAnswering", "span"),
+    ("modernbert", tiny_modern, "ModernBertForSequenceClassification", "classify"),
+    ("modernbert", modern_mean, "ModernBertForSequenceClassification", "classify"),
+    ("modernbert", tiny_modern, "ModernBertForTokenClassification", "tag"),
+    ("modernbert", tiny_modern, "ModernBertForQuestionAnswering", "span"),
 ])  # fmt: skip
 def test_label_heads(family, make, head, name):
     torch.manual_seed(0)
@@ -119,8 +119,8 @@ def test_label_heads(family, make, head, name):
     model = ours(theirs, family, (name,))
     tokens, layout, _ = batch()
     with torch.no_grad():
-        found = theirs(input_ids=layout.pad(tokens), attention_mask=layout.mask().long())
-        scores = model.predict(name, model.trunk(tokens, layout).last, layout)
+        found = theirs(input_ids=layout.pad(tokens), attention_mask=layout.attention_mask().long())
+        scores = model.predict(name, model.trunk(tokens, layout).hidden, layout)
     expected = torch.stack([found.start_logits, found.end_logits], -1) if name == "span" else found.logits
     expected = expected if name == "classify" else layout.unpad(expected)
     torch.testing.assert_close(scores, expected, atol=1e-5, rtol=0)
@@ -129,7 +129,7 @@ def test_label_heads(family, make, head, name):
 @pytest.mark.parametrize("family,make,head,name", [
     ("bert", tiny_bert, "BertForMaskedLM", "masked"),
     ("gpt2", tiny_gpt2, "GPT2LMHeadModel", "next"),
-    ("modern", tiny_modern, "ModernBertForMaskedLM", "masked"),
+    ("modernbert", tiny_modern, "ModernBertForMaskedLM", "masked"),
 ])  # fmt: skip
 def test_gradients(family, make, head, name):
     """One loss on both sides, every other token predicted: each weight gets the same gradient."""
@@ -138,16 +138,16 @@ def test_gradients(family, make, head, name):
     randomise(theirs)
     model = ours(theirs, family, (name,))
     tokens, layout, _ = batch()
-    rows = torch.arange(0, layout.total, 2)
+    rows = torch.arange(0, layout.num_tokens, 2)
     values = (tokens[rows] * 7) % 99
-    logits = theirs(input_ids=layout.pad(tokens), attention_mask=layout.mask().long()).logits
+    logits = theirs(input_ids=layout.pad(tokens), attention_mask=layout.attention_mask().long()).logits
     torch.nn.functional.cross_entropy(layout.unpad(logits)[rows], values).backward()
-    last = model.trunk(tokens, layout).last
+    last = model.trunk(tokens, layout).hidden
     (model.loss(name, last, layout, rows, values, -100) / len(rows)).backward()
     found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     wanted = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
     shapes = {n: g.shape for n, g in found.items()}
-    wanted = to_ours(FAMILIES[family], model.spec, shapes, wanted, "gradients")
+    wanted = from_published(FAMILIES[family], model.config, shapes, wanted, "gradients")
     assert wanted.keys() == found.keys() == {n for n, _ in model.named_parameters() if "pooler" not in n}
     for n, gradient in found.items():
         torch.testing.assert_close(gradient, wanted[n], atol=1e-5, rtol=1e-5, msg=lambda m, n=n: f"{n}: {m}")
@@ -160,13 +160,13 @@ def test_modern_counts_are_theirs(size):
                                    "intermediate_size": 2624}}  # fmt: skip
     with torch.device("meta"):
         theirs = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**sizes[size]))
-        model = Model(FAMILIES["modern"].spec(size))
+        model = Model(FAMILIES["modernbert"].model_config(size))
     counts = [sum(p.numel() for p in m.parameters()) for m in (theirs.model, theirs, model.trunk, model)]
-    assert counts[:2] == counts[2:] and counts[0] == FAMILIES["modern"].published[size]
+    assert counts[:2] == counts[2:] and counts[0] == FAMILIES["modernbert"].num_params[size]
 
 
-@pytest.mark.parametrize("family,size", [(f, s) for f in FAMILIES for s in FAMILIES[f].published])
+@pytest.mark.parametrize("family,size", [(f, s) for f in FAMILIES for s in FAMILIES[f].num_params])
 def test_published_parameter_counts(family, size):
     with torch.device("meta"):
-        model = Model(FAMILIES[family].spec(size, heads=False))
-    assert sum(p.numel() for p in model.parameters()) == FAMILIES[family].published[size]
+        model = Model(FAMILIES[family].model_config(size, with_heads=False))
+    assert sum(p.numel() for p in model.parameters()) == FAMILIES[family].num_params[size]

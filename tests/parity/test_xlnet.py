@@ -5,10 +5,10 @@ import torch
 
 import polyseme
 from polyseme.families import FAMILIES
-from polyseme.nn.attention.relative import Queries
-from polyseme.nn.model import Model, ModelSpec
-from polyseme.nn.packing import Layout
-from polyseme.weights.convert import expand, to_ours
+from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.model import Model, ModelConfig
+from polyseme.nn.packing import PackedLayout
+from polyseme.weights.convert import expand_weight_maps, from_published
 
 transformers = pytest.importorskip("transformers")
 
@@ -29,19 +29,19 @@ def tiny(head: str, **changes):
 
 
 def ours(theirs, *heads: str) -> Model:
-    trunk = XLNET.from_config(theirs.config.to_dict())
-    known, labels = XLNET.heads(trunk), ("LABEL_0", "LABEL_1")
+    trunk = XLNET.from_hf_config(theirs.config.to_dict())
+    known, labels = XLNET.pretraining_heads(trunk), ("LABEL_0", "LABEL_1")
     labelled = {"choice": ("score",)}
-    spec = ModelSpec(
-        "xlnet", trunk, {h: known.get(h) or XLNET.label_head(h, labelled.get(h, labels), trunk) for h in heads}
+    spec = ModelConfig(
+        "xlnet", trunk, {h: known.get(h) or XLNET.task_head(h, labelled.get(h, labels), trunk) for h in heads}
     )
     model = spec.build().eval()
     shapes = {n: t.shape for n, t in model.state_dict().items()}
-    model.load_state_dict(to_ours(XLNET, spec, shapes, theirs.state_dict(), "test"))
+    model.load_state_dict(from_published(XLNET, spec, shapes, theirs.state_dict(), "test"))
     return model
 
 
-def padded(packed: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(packed: torch.Tensor, layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor]:
     """Padded on the left, as XLNet is, and the mask."""
     longest = max(layout.lengths)
     values, mask = (
@@ -54,9 +54,9 @@ def padded(packed: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, torch.Te
 
 
 def batch(segmented: bool = True):
-    layout = Layout.of(LENGTHS)
+    layout = PackedLayout.from_lengths(LENGTHS)
     torch.manual_seed(1)
-    tokens = torch.randint(1, 99, (layout.total,))
+    tokens = torch.randint(1, 99, (layout.num_tokens,))
     segments = (layout.positions > 4).long() + (layout.positions > 9) if segmented else None
     return tokens, layout, segments
 
@@ -75,10 +75,10 @@ def test_content_stream(segmented, changes):
     extra = {"token_type_ids": padded(segments, layout)[0]} if segmented else {}
     with torch.no_grad():
         expected = theirs(input_ids=ids, attention_mask=mask, output_hidden_states=True, **extra)
-        reading = model.trunk(tokens, layout, segments, keep=range(4))
+        reading = model.trunk(tokens, layout, segments, layers=range(4))
         for depth, hidden in enumerate(expected.hidden_states):
             close(reading.layers[depth], hidden[mask.bool()])
-        close(model.predict("masked", reading.last, layout), expected.logits[mask.bool()])
+        close(model.predict("masked", reading.hidden, layout), expected.logits[mask.bool()])
 
 
 @pytest.mark.parametrize("memory", [0, 5, 8])
@@ -95,18 +95,26 @@ def test_both_streams_and_gradients(memory):
     forbidden = (order[:, None, :] >= order[:, :, None]).float()
     mapping = torch.nn.functional.one_hot(predicted, 9).float()
     mems, kept = None, None
-    layout = Layout.of([9] * 3)
+    layout = PackedLayout.from_lengths([9] * 3)
     if memory:
         mems = theirs(input_ids=past, use_mems=True).mems
-        kept = model.trunk(past.flatten(), Layout.of([6] * 3), remember=True).memory.detach()
+        kept = model.trunk(past.flatten(), PackedLayout.from_lengths([6] * 3), return_memory=True).memory.detach()
         assert kept.layout.lengths == (min(memory, 6),) * 3
     expected = theirs(
         input_ids=tokens, perm_mask=forbidden, target_mapping=mapping, token_type_ids=segments, mems=mems,
         use_mems=True, output_hidden_states=True,
     )  # fmt: skip
-    queries = Queries(order.flatten(), (predicted + 9 * torch.arange(3)[:, None]).flatten(), Layout.of([3] * 3))
+    queries = QueryStream(
+        order.flatten(), (predicted + 9 * torch.arange(3)[:, None]).flatten(), PackedLayout.from_lengths([3] * 3)
+    )
     reading = model.trunk(
-        tokens.flatten(), layout, segments.flatten(), keep=range(4), queries=queries, memory=kept, remember=True
+        tokens.flatten(),
+        layout,
+        segments.flatten(),
+        layers=range(4),
+        query_stream=queries,
+        memory=kept,
+        return_memory=True,
     )
     for depth, (content, query) in enumerate(zip(expected.hidden_states[::2], expected.hidden_states[1::2])):
         found = reading.layers[depth].split([27, 9])
@@ -115,14 +123,14 @@ def test_both_streams_and_gradients(memory):
     for (found,), other in zip(reading.memory.states, expected.mems):
         close(found.view(3, -1, 32), other.transpose(0, 1))
     values, rows = tokens.gather(1, predicted).flatten(), 27 + torch.arange(9)
-    close(model.predict("masked", reading.last, layout, rows), expected.logits.flatten(0, 1))
-    loss = model.loss("masked", reading.last, layout, rows, values, -100)
+    close(model.predict("masked", reading.hidden, layout, rows), expected.logits.flatten(0, 1))
+    loss = model.loss("masked", reading.hidden, layout, rows, values, -100)
     other = torch.nn.functional.cross_entropy(expected.logits.flatten(0, 1), values, reduction="sum")
     close(loss, other)
     loss.backward()
     other.backward()
-    gradients = to_ours(
-        XLNET, model.spec, {n: p.shape for n, p in model.named_parameters()},
+    gradients = from_published(
+        XLNET, model.config, {n: p.shape for n, p in model.named_parameters()},
         {n: p.grad for n, p in theirs.named_parameters()}, "test",
     )  # fmt: skip
     for name, parameter in model.named_parameters():
@@ -142,7 +150,7 @@ def test_label_heads(head, name):
         ids, mask, types = ids[None], mask[None], types[None]
     with torch.no_grad():
         found = theirs(input_ids=ids, attention_mask=mask, token_type_ids=types)
-        scores = model.predict(name, model.trunk(tokens, layout, segments).last, layout)
+        scores = model.predict(name, model.trunk(tokens, layout, segments).hidden, layout)
     if name == "choice":
         return close(scores[:, 0], found.logits[0])
     expected = torch.stack([found.start_logits, found.end_logits], -1) if name == "span" else found.logits
@@ -151,30 +159,30 @@ def test_label_heads(head, name):
 
 def test_the_table_is_a_bijection():
     theirs = tiny("XLNetLMHeadModel")
-    rules = list(expand(XLNET, ours(theirs, "masked").spec))
-    mine, others = [r.ours for r in rules], [name for r in rules for name in r.theirs]
+    rules = list(expand_weight_maps(XLNET, ours(theirs, "masked").config))
+    mine, others = [r.name for r in rules], [name for r in rules for name in r.published_names]
     assert len(mine) == len(set(mine)) and len(others) == len(set(others))
-    assert set(others) | set(XLNET.tied) == set(theirs.state_dict())
+    assert set(others) | set(XLNET.tied_weights) == set(theirs.state_dict())
 
 
 def test_masks_are_filled_by_the_query_stream(tiny_folders):
     """What stands at a mask does not matter, and the guesses are those of `transformers` under the same order."""
     ours, folder = polyseme.load(tiny_folders["xlnet"], device="cpu"), tiny_folders["xlnet"]
     theirs = transformers.XLNetLMHeadModel.from_pretrained(folder).eval()
-    found = ours.fill("The [MASK] cat sees a [MASK].", top=4)
+    found = ours.fill("The [MASK] cat sees a [MASK].", top_k=4)
     encoded = ours.encode("The [MASK] cat sees a [MASK].")
-    places = [i for i, piece in enumerate(encoded["pieces"]) if piece == "[MASK]"]
-    ids, size = torch.tensor([encoded["ids"]]), len(encoded["ids"])
+    places = [i for i, piece in enumerate(encoded["tokens"]) if piece == "[MASK]"]
+    ids, size = torch.tensor([encoded["input_ids"]]), len(encoded["input_ids"])
     hidden = torch.zeros(1, size, size)
     hidden[:, :, places] = 1
     mapping = torch.nn.functional.one_hot(torch.tensor([places]), size).float()
     with torch.no_grad():
         logits = theirs(
-            ids, perm_mask=hidden, target_mapping=mapping, token_type_ids=torch.tensor([encoded["segments"]])
+            ids, perm_mask=hidden, target_mapping=mapping, token_type_ids=torch.tensor([encoded["token_type_ids"]])
         ).logits[0]
     for guesses, row in zip(found, logits.softmax(-1)):
         best = row.topk(4)
-        assert [g.piece for g in guesses] == ours.tokenizer.pieces(best.indices.tolist())
+        assert [g.token for g in guesses] == ours.tokenizer.convert_ids_to_tokens(best.indices.tolist())
         assert [g.probability for g in guesses] == pytest.approx(best.values.tolist(), abs=1e-5)
-    assert encoded["segments"][-1] == 2 and encoded["pieces"][-2:] == ["[SEP]", "[CLS]"]
-    assert ours.score(["The old cat sees."])[0].tokens > 3
+    assert encoded["token_type_ids"][-1] == 2 and encoded["tokens"][-2:] == ["[SEP]", "[CLS]"]
+    assert ours.score(["The old cat sees."])[0].num_tokens > 3

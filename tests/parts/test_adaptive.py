@@ -5,16 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyseme.nn.layers.adaptive import AdaptiveEmbeddings, AdaptiveEmbeddingsSpec, AdaptiveHead, AdaptiveHeadSpec
+from polyseme.nn.layers.adaptive import (
+    AdaptiveEmbeddings,
+    AdaptiveEmbeddingsConfig,
+    AdaptiveSoftmaxHead,
+    AdaptiveSoftmaxHeadConfig,
+)
 
 VOCABULARY, DIM, ROWS = 300, 32, 200
 
 
-def parts(factor: int) -> tuple[AdaptiveEmbeddings, AdaptiveHead]:
+def parts(factor: int) -> tuple[AdaptiveEmbeddings, AdaptiveSoftmaxHead]:
     torch.manual_seed(0)
     cutoffs = (40, 100, 260)
-    tables = AdaptiveEmbeddingsSpec(VOCABULARY, DIM, cutoffs, factor).build()
-    return tables, AdaptiveHeadSpec(VOCABULARY, DIM, cutoffs, factor).build(DIM)
+    tables = AdaptiveEmbeddingsConfig(VOCABULARY, DIM, cutoffs, factor).build()
+    return tables, AdaptiveSoftmaxHeadConfig(VOCABULARY, DIM, cutoffs, factor).build(DIM)
 
 
 def drawn(low: int = 0) -> torch.Tensor:
@@ -27,7 +32,7 @@ def test_looking_up_for_all_is_looking_up_for_each(factor: int, low: int) -> Non
     tables, _ = parts(factor)
     tokens, weight = drawn(low), torch.randn(ROWS, DIM)
     found = []
-    for way in (tables._of_each, tables._of_all):
+    for way in (tables._lookup_per_band, tables._lookup_masked):
         tables.zero_grad()
         vectors = way(tokens)
         (vectors * weight).sum().backward()

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from polyseme.nn.attention.attend import attend_eager, attend_runs, attend_varlen, attention_weights
-from polyseme.nn.packing import Layout
+from polyseme.nn.attention.attend import attend_bucketed, attend_eager, attend_varlen, attention_weights
+from polyseme.nn.packing import PackedLayout
 
 CASES = {
     "sorted": ((3, 5, 5, 5, 9), None),
@@ -15,11 +15,13 @@ CASES = {
 
 def inputs(case: str, device: str = "cpu", dtype: torch.dtype = torch.float64):
     rows, columns = CASES[case]
-    q_layout = Layout.of(rows, device=device)
-    k_layout = q_layout if columns is None else Layout.of(columns, device=device)
+    q_layout = PackedLayout.from_lengths(rows, device=device)
+    k_layout = q_layout if columns is None else PackedLayout.from_lengths(columns, device=device)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
-        torch.randn(layout.total, 2, 16, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
+        torch.randn(layout.num_tokens, 2, 16, generator=generator, dtype=torch.float64)
+        .to(device, dtype)
+        .requires_grad_()
         for layout in (q_layout, k_layout, k_layout)
     )
     return q, k, v, q_layout, k_layout
@@ -30,7 +32,7 @@ def inputs(case: str, device: str = "cpu", dtype: torch.dtype = torch.float64):
 def test_runs_equal_the_definition(case, causal):
     q, k, v, q_layout, k_layout = inputs(case)
     expected = attend_eager(q, k, v, q_layout, k_layout, causal)
-    found = attend_runs(q, k, v, q_layout, k_layout, causal)
+    found = attend_bucketed(q, k, v, q_layout, k_layout, causal)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
     weight = torch.randn_like(expected)
     for a, b in zip(*(torch.autograd.grad((x * weight).sum(), (q, k, v)) for x in (expected, found))):
@@ -51,10 +53,10 @@ def test_weights_are_probabilities_and_stay_inside_the_sequence(causal):
 
 def test_dropout_drops_and_keeps_the_mean():
     torch.manual_seed(0)
-    layout = Layout.of([64])
+    layout = PackedLayout.from_lengths([64])
     q = torch.zeros(64, 1, 8)
     v = torch.ones(64, 1, 8)
-    found = attend_runs(q, q, v, layout, layout, False, dropout=0.5)
+    found = attend_bucketed(q, q, v, layout, layout, False, dropout=0.5)
     assert found.std() > 0.01
     assert abs(found.mean().item() - 1) < 0.05
 
@@ -79,7 +81,7 @@ def test_varlen_equals_the_definition(case, causal):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_varlen_with_dropout_and_empty_slots():
-    layout = Layout.of([64, 64], slots=5, longest=80, device="cuda")
+    layout = PackedLayout.from_lengths([64, 64], num_slots=5, max_seqlen=80, device="cuda")
     torch.manual_seed(0)
     q = torch.zeros(128, 2, 64, device="cuda", dtype=torch.bfloat16)
     found = attend_varlen(q, q, torch.ones_like(q), layout, layout, False, dropout=0.5)

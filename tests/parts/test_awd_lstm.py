@@ -6,27 +6,29 @@ import torch
 import torch.nn.functional as F
 
 from polyseme.families import FAMILIES
-from polyseme.nn.packing import Layout
-from polyseme.objectives.batch import Carry
-from polyseme.objectives.losses import losses
-from polyseme.objectives.streaming_lm import SegmentLM
-from polyseme.train.loop import Training, train
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.nn.packing import PackedLayout
+from polyseme.objectives.batch import SegmentState
+from polyseme.objectives.losses import compute_losses
+from polyseme.objectives.streaming_lm import StreamingCausalLM
+from polyseme.train.loop import TrainState, train
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.schedule import ScheduleConfig
 from tests.objectives.test_specs import GPT2, Pages
 
-NONE = dict.fromkeys(["word_dropout", "input_dropout", "weight_dropout", "hidden_dropout", "output_dropout"], 0.0)
+NONE = dict.fromkeys(
+    ["embedding_row_dropout", "input_dropout", "weight_dropout", "hidden_dropout", "output_dropout"], 0.0
+)
 LANES, LENGTH = 3, 12
 
 
 def model(**dropouts):
     sizes = {"num_layers": 3, "dim": 10, "hidden_dim": 14, "vocab_size": 120, "max_len": 64}
-    return FAMILIES["ulmfit"].spec(**sizes, **{**NONE, **dropouts}).build(seed=1).double().train()
+    return FAMILIES["ulmfit"].model_config(**sizes, **{**NONE, **dropouts}).build(seed=1).double().train()
 
 
 def batch(seed=0):
     tokens = torch.randint(0, 40, (LANES * LENGTH,), generator=torch.Generator().manual_seed(seed))
-    return tokens, Layout.of([LENGTH] * LANES)
+    return tokens, PackedLayout.from_lengths([LENGTH] * LANES)
 
 
 def pages():
@@ -63,8 +65,8 @@ def locked_mask(dropped, whole):
 
 
 def test_word_dropout_takes_a_word_wherever_it_stands_and_leaves_the_table():
-    net = model(word_dropout=0.5)
-    before = net.trunk.table.detach().clone()
+    net = model(embedding_row_dropout=0.5)
+    before = net.trunk.token_embeddings.detach().clone()
     tokens, layout = batch()
     seen = entering(net)
     net.trunk(tokens, layout)
@@ -73,7 +75,7 @@ def test_word_dropout_takes_a_word_wherever_it_stands_and_leaves_the_table():
     for word in tokens.unique():
         assert len(mask[tokens == word][:, 0].round(decimals=6).unique()) == 1  # in all places and lanes
     assert set(mask[:, 0].round(decimals=6).tolist()) == {0.0, 2.0}
-    assert torch.equal(net.trunk.table, before)  # what the tied softmax reads
+    assert torch.equal(net.trunk.token_embeddings, before)  # what the tied softmax reads
 
 
 def test_input_dropout_is_locked_and_behind_the_table():
@@ -89,7 +91,7 @@ def test_hidden_dropout_is_locked_and_between_layers_alone():
     net = model(hidden_dropout=0.5)
     tokens, layout = batch()
     seen = entering(net)
-    last = net.trunk(tokens, layout).last
+    last = net.trunk(tokens, layout).hidden
     masks = [locked_mask(steps_first(seen[f"layer{i + 1}"][0]), steps_first(seen[f"layer{i}"][1][0])) for i in (0, 1)]
     assert not torch.equal(*masks)
     torch.testing.assert_close(steps_first(seen["layer0"][0]), lanes(seen["embeddings"][1]))
@@ -100,8 +102,8 @@ def test_output_dropout_is_locked_and_on_the_last_layer_alone():
     net = model(output_dropout=0.5)
     tokens, layout = batch()
     seen = entering(net)
-    reading = net.trunk(tokens, layout, keep=[3])
-    locked_mask(lanes(reading.last), steps_first(seen["layer2"][1][0]))
+    reading = net.trunk(tokens, layout, layers=[3])
+    locked_mask(lanes(reading.hidden), steps_first(seen["layer2"][1][0]))
     torch.testing.assert_close(steps_first(seen["layer1"][0]), steps_first(seen["layer0"][1][0]))
     torch.testing.assert_close(lanes(reading.layers[3]), steps_first(seen["layer2"][1][0]))  # kept before it: for TAR
 
@@ -110,7 +112,7 @@ def test_output_dropout_is_locked_and_on_the_last_layer_alone():
 def test_weight_dropout_is_on_the_matrices_from_state_to_state(plain, monkeypatch):
     """One mask for all time steps and lanes of a reading, anew in the next; raw weights stay and get the gradient."""
     net = model(weight_dropout=0.5)
-    net.trunk.plain = plain
+    net.trunk.use_reference = plain
     raw = {name: p.detach().clone() for name, p in net.named_parameters()}
     cells = [layer.cells[0] for layer in net.trunk.stacks[0]]
     drawn, real = [], F.dropout
@@ -122,12 +124,12 @@ def test_weight_dropout_is_on_the_matrices_from_state_to_state(plain, monkeypatc
 
     monkeypatch.setattr(F, "dropout", recorded)
     tokens, layout = batch()
-    found = net.trunk(tokens, layout).last
+    found = net.trunk(tokens, layout).hidden
     found.square().sum().backward()
     assert [d.shape for d in drawn] == [c.weight_hh.shape for c in cells]
-    x = lanes(F.embedding(tokens, net.trunk.table))
+    x = lanes(F.embedding(tokens, net.trunk.token_embeddings))
     for cell, matrix in zip(cells, drawn):  # as torch's own module with the dropped matrix reads it
-        lstm = torch.nn.LSTM(x.shape[-1], cell.size, batch_first=True).double()
+        lstm = torch.nn.LSTM(x.shape[-1], cell.hidden_dim, batch_first=True).double()
         weights = cell.weight_ih, matrix, cell.bias_ih, cell.bias_hh
         with torch.no_grad():
             for p, value in zip(lstm.parameters(), weights):
@@ -136,10 +138,10 @@ def test_weight_dropout_is_on_the_matrices_from_state_to_state(plain, monkeypatc
         assert ((cell.weight_hh.grad != 0) == (matrix != 0)).all()
     torch.testing.assert_close(lanes(found.detach()), x)
     assert all(torch.equal(p, raw[name]) for name, p in net.named_parameters())
-    again = net.trunk(tokens, layout).last
+    again = net.trunk(tokens, layout).hidden
     assert not torch.allclose(again, found)
     net.eval()
-    torch.testing.assert_close(net.trunk(tokens, layout).last, net.trunk(tokens, layout).last)
+    torch.testing.assert_close(net.trunk(tokens, layout).hidden, net.trunk(tokens, layout).hidden)
 
 
 def plain_step(weights, tokens, values, states, masks, rate, penalties, clip, decay):
@@ -189,18 +191,20 @@ def plain_step(weights, tokens, values, states, masks, rate, penalties, clip, de
 
 def test_two_steps_against_a_plain_implementation(monkeypatch):
     """Five dropouts, tied softmax, AR and TAR, the rate rescaled by length, clipping, decay and SGD; memory goes on."""
-    net = model(word_dropout=0.2, input_dropout=0.3, weight_dropout=0.4, hidden_dropout=0.25, output_dropout=0.35)
-    spec = SegmentLM(spread=4.0, activation=2.0, change=1.5)
+    net = model(
+        embedding_row_dropout=0.2, input_dropout=0.3, weight_dropout=0.4, hidden_dropout=0.25, output_dropout=0.35
+    )
+    spec = StreamingCausalLM(bptt_std=4.0, activation_reg=2.0, temporal_activation_reg=1.5)
     bound = spec.bind(pages(), GPT2, LENGTH, 0)
-    optim = OptimSpec(rate=3.0, method="nt_asgd", clip=0.25, decay=0.01)
-    schedule = ScheduleSpec("constant", warmup=1)
-    run = Training(net, optim.build(net, net.trunk.groups()), optim, schedule, 2, torch.device("cpu"))
+    optim = OptimizerConfig(lr=3.0, name="nt_asgd", max_grad_norm=0.25, weight_decay=0.01)
+    schedule = ScheduleConfig("constant", warmup=1)
+    run = TrainState(net, optim.build(net, net.trunk.layer_groups()), optim, schedule, 2, torch.device("cpu"))
     weights = {name: p.detach().clone() for name, p in net.named_parameters()}
     sizes = [14] * 2 + [10]
     states = [[(torch.zeros(n).double(), torch.zeros(n).double()) for _ in range(LANES)] for n in sizes]
-    carry, masks, data = Carry(), [], []
+    carry, masks, data = SegmentState(), [], []
     for place, length in ((0, 9), (9, 14)):
-        found = bound.stretch(torch.arange(LANES).numpy() * 30 + place, length)
+        found = bound.segment_batch(torch.arange(LANES).numpy() * 30 + place, length)
         data.append(found.__class__(**{**found.__dict__, "carry": carry, "opens": place == 0}))
     real = F.dropout
 
@@ -217,9 +221,9 @@ def test_two_steps_against_a_plain_implementation(monkeypatch):
         assert [tuple(m.shape) for m in drawn] == [
             (120, 1), (LANES, 10), (56, 14), (LANES, 14), (56, 14), (LANES, 14), (40, 10), (LANES, 10)
         ]  # fmt: skip
-        grid = given.tokens.view(LANES, length), given.targets["next"].values.view(LANES, length)
+        grid = given.tokens.view(LANES, length), given.targets["next"].labels.view(LANES, length)
         rate = 3.0 * length / LENGTH
-        assert report.rate == pytest.approx(rate)
+        assert report.lr == pytest.approx(rate)
         weights, states, parts = plain_step(weights, *grid, states, drawn, rate, (2.0, 1.5), 0.25, 0.01)
         assert [report.loss[n] for n in ("next", "activation", "change")] == pytest.approx(parts, rel=1e-4)
         for name, p in net.named_parameters():
@@ -233,12 +237,12 @@ def test_two_steps_against_a_plain_implementation(monkeypatch):
 def test_penalties_obey_the_law_of_sums():
     """Sums over lanes in any micro-batches are the same, and a sequence's first token has changed from nothing."""
     net = model()
-    bound = SegmentLM(activation=2.0, change=1.0).bind(pages(), GPT2, 8, 0)
+    bound = StreamingCausalLM(activation_reg=2.0, temporal_activation_reg=1.0).bind(pages(), GPT2, 8, 0)
     whole = bound.batch(torch.arange(6).numpy(), 0)
     parts = [bound.batch(torch.tensor(ids).numpy(), 0) for ids in ([0], [1, 2, 3], [4, 5])]
     for name in ("next", "activation", "change"):
-        total = sum(losses(net, part)[name] for part in parts)
-        torch.testing.assert_close(losses(net, whole)[name], total)
+        total = sum(compute_losses(net, part)[name] for part in parts)
+        torch.testing.assert_close(compute_losses(net, whole)[name], total)
         assert whole.targets[name].count == sum(part.targets[name].count for part in parts)
     assert whole.targets["change"].count == 6 * 7
 
@@ -247,11 +251,11 @@ def test_sizes_of_the_lecture_and_of_the_paper():
     family = FAMILIES["ulmfit"]
     with torch.device("meta"):
         for size, dim in (("lecture", 300), ("paper", 400)):
-            spec = family.spec(size)
-            head = family.label_head("classify", ("no", "yes"), spec.trunk)
+            spec = family.model_config(size)
+            head = family.task_head("classify", ("no", "yes"), spec.trunk)
             trunk = spec.trunk.build()
-            assert sum(p.numel() for p in trunk.parameters()) == family.published[size]
-            assert spec.trunk.sizes == (1150, 1150, dim) and spec.trunk.dim == dim
+            assert sum(p.numel() for p in trunk.parameters()) == family.num_params[size]
+            assert spec.trunk.hidden_dims == (1150, 1150, dim) and spec.trunk.dim == dim
             numbers = [sum(p.numel() for p in head.build(dim).parameters())]
             assert numbers == [{300: 47_052, 400: 62_652}[dim]]
-            assert len(trunk.groups()) == 4
+            assert len(trunk.layer_groups()) == 4

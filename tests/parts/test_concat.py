@@ -5,25 +5,25 @@ import torch
 from torch import nn
 
 from polyseme.families import FAMILIES
-from polyseme.nn.chunking import read_in_chunks
-from polyseme.nn.heads.standard import LabelHeadSpec
-from polyseme.nn.layers.norms import BatchNormSpec
-from polyseme.nn.packing import Layout
-from polyseme.train.mixed_precision import Half
+from polyseme.nn.chunking import forward_chunked
+from polyseme.nn.heads.standard import ClassificationHeadConfig
+from polyseme.nn.layers.norms import BatchNormConfig
+from polyseme.nn.packing import PackedLayout
+from polyseme.train.mixed_precision import BF16WorkingCopy
 
-HEAD = LabelHeadSpec(
-    ("no", "yes"), "concat", 0.1, dense=True, inner=50, activation="relu", norm=BatchNormSpec(),
-    input_norm=BatchNormSpec(), input_dropout=0.4,
+HEAD = ClassificationHeadConfig(
+    ("no", "yes"), "concat", 0.1, dense=True, hidden_dim=50, activation="relu", norm=BatchNormConfig(),
+    input_norm=BatchNormConfig(), input_dropout=0.4,
 )  # fmt: skip
 
 
 def last_of(hidden, layout):
-    return hidden.index_select(0, layout.last)
+    return hidden.index_select(0, layout.last_indices)
 
 
 def test_the_lecture_s_head_has_its_parameters():
     assert sum(p.numel() for p in HEAD.build(300).parameters()) == 47_052
-    assert HEAD.weights(300) == 900 * 50 + 50 * 2
+    assert HEAD.matmul_params(300) == 900 * 50 + 50 * 2
 
 
 def test_against_torch_s_own_layers():
@@ -38,10 +38,10 @@ def test_against_torch_s_own_layers():
         mine.load_state_dict(part.state_dict())
     for _ in range(3):
         lengths = torch.randint(1, 9, (6,)).tolist()
-        layout, rows = Layout.of(lengths), torch.randn(sum(lengths), 7, dtype=torch.float64)
+        layout, rows = PackedLayout.from_lengths(lengths), torch.randn(sum(lengths), 7, dtype=torch.float64)
         texts = rows.split(lengths)
         pooled = torch.stack([torch.cat([t[-1], t.max(0).values, t.mean(0)]) for t in texts])
-        found = head(head.states(rows, layout, None, last_of), rows)
+        found = head(head.select_states(rows, layout, None, last_of), rows)
         torch.testing.assert_close(found, theirs(pooled))
     head.eval(), theirs.eval()
     torch.testing.assert_close(head(pooled, rows), theirs(pooled))
@@ -49,41 +49,46 @@ def test_against_torch_s_own_layers():
 
 def test_the_greatest_of_each_column_has_the_gradient():
     rows = torch.tensor([[1.0, 5.0], [3.0, 2.0], [2.0, 0.0]], requires_grad=True)
-    layout = Layout.of([2, 1])
-    layout.max(rows).sum().backward()
+    layout = PackedLayout.from_lengths([2, 1])
+    layout.max_pool(rows).sum().backward()
     assert rows.grad.tolist() == [[0, 1], [1, 0], [1, 1]]
 
 
 def test_one_row_is_set_right_by_the_running_figures():
-    norm = BatchNormSpec().build(3)
+    norm = BatchNormConfig().build(3)
     row = torch.tensor([[1.0, 2.0, 3.0]])
-    before = norm.state_dict()["mean"].clone()
+    before = norm.state_dict()["running_mean"].clone()
     torch.testing.assert_close(norm.train()(row), norm.eval()(row))
-    assert torch.equal(norm.mean, before)
+    assert torch.equal(norm.running_mean, before)
 
 
 def test_a_half_copy_moves_the_model_s_own_running_figures():
-    spec = FAMILIES["gpt2"].spec(num_layers=1, dim=8, num_heads=2, vocab_size=20, max_len=8, dropout=0.0)
+    spec = FAMILIES["gpt2"].model_config(num_layers=1, dim=8, num_heads=2, vocab_size=20, max_len=8, dropout=0.0)
     model = spec.replace(heads={"classify": HEAD}).build(seed=0).train()
-    half = Half(model)
-    before = model.heads["classify"].input_norm.mean.clone()
-    layout = Layout.of([3, 4])
-    last = half.load().trunk(torch.arange(7), layout).last
+    half = BF16WorkingCopy(model)
+    before = model.heads["classify"].input_norm.running_mean.clone()
+    layout = PackedLayout.from_lengths([3, 4])
+    last = half.copy_weights_from_master().trunk(torch.arange(7), layout).hidden
     half.model.predict("classify", last, layout)
-    moved = model.heads["classify"].input_norm.mean
+    moved = model.heads["classify"].input_norm.running_mean
     assert moved.dtype == torch.float32 and not torch.equal(moved, before)
 
 
 def test_new_running_figures_begin_at_zero_and_one():
-    spec = FAMILIES["gpt2"].spec(num_layers=1, dim=8, num_heads=2, vocab_size=20, max_len=8)
+    spec = FAMILIES["gpt2"].model_config(num_layers=1, dim=8, num_heads=2, vocab_size=20, max_len=8)
     with torch.device("meta"):
         model = spec.replace(heads={"classify": HEAD}).build()
     model.to_empty(device="cpu")
     for tensor in model.state_dict().values():
         tensor.fill_(float("nan"))
-    model.initialise(torch.Generator().manual_seed(0))
+    model.initialize(torch.Generator().manual_seed(0))
     norm = model.heads["classify"].norm
-    assert (norm.mean == 0).all() and (norm.variance == 1).all() and (norm.weight == 1).all() and (norm.bias == 0).all()
+    assert (
+        (norm.running_mean == 0).all()
+        and (norm.running_var == 1).all()
+        and (norm.weight == 1).all()
+        and (norm.bias == 0).all()
+    )
 
 
 LENGTHS = (5, 13, 1, 8)
@@ -91,7 +96,7 @@ LENGTHS = (5, 13, 1, 8)
 
 def reader(family):
     torch.manual_seed(0)
-    spec = FAMILIES[family].spec(
+    spec = FAMILIES[family].model_config(
         num_layers=2, dim=12, num_heads=2, vocab_size=30, max_len=64, dropout=0.0, attention_dropout=0.0
     )
     return spec.build(seed=3).double().train()
@@ -100,24 +105,26 @@ def reader(family):
 @pytest.mark.parametrize("chunk", [1, 4, 13, 50])
 @pytest.mark.parametrize("family", ["gpt2", "transformer_xl"])
 def test_in_chunks_as_at_once(family, chunk):
-    model, layout = reader(family), Layout.of(LENGTHS)
-    tokens = torch.randint(0, 30, (layout.total,))
-    whole = model.trunk(tokens, layout).last
-    found = read_in_chunks(model.trunk, tokens, layout, None, chunk, learnt=3)
+    model, layout = reader(family), PackedLayout.from_lengths(LENGTHS)
+    tokens = torch.randint(0, 30, (layout.num_tokens,))
+    whole = model.trunk(tokens, layout).hidden
+    found = forward_chunked(model.trunk, tokens, layout, None, chunk, grad_tokens=3)
     torch.testing.assert_close(found, whole, atol=1e-10, rtol=0)
 
 
 def test_the_gradient_of_a_text_comes_from_its_own_last_tokens():
     """Alone or among others: chunks before those with the last `learnt` tokens have none, nor does memory."""
-    model, layout = reader("gpt2"), Layout.of(LENGTHS)
-    tokens = torch.arange(layout.total)  # each token once: its row of the table says where gradients arrive
+    model, layout = reader("gpt2"), PackedLayout.from_lengths(LENGTHS)
+    tokens = torch.arange(layout.num_tokens)  # each token once: its row of the table says where gradients arrive
     table = model.trunk.embeddings.tokens.weight
-    read_in_chunks(model.trunk, tokens, layout, None, 4, learnt=6).square().sum().backward()
+    forward_chunked(model.trunk, tokens, layout, None, 4, grad_tokens=6).square().sum().backward()
     together = table.grad.clone()
     reached = [i.item() for i in together.abs().sum(1).nonzero()]
     # 5: all; 13: chunks end at 4, 8, 12 and 13, and what is learnt begins at 7; 1: all; 8: begins at 2
     assert reached == [*range(5), *range(5 + 4, 18), 18, *range(19, 27)]
     table.grad = None
     for row in tokens.split(list(LENGTHS)):
-        read_in_chunks(model.trunk, row, Layout.of([len(row)]), None, 4, learnt=6).square().sum().backward()
+        forward_chunked(
+            model.trunk, row, PackedLayout.from_lengths([len(row)]), None, 4, grad_tokens=6
+        ).square().sum().backward()
     torch.testing.assert_close(table.grad, together, atol=1e-10, rtol=0)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.nn.heads.crf import NEVER, Chains, Crf, CrfSpec
-from polyseme.nn.heads.tag_schemes import broken, chunks, legal_steps, mended
+from polyseme.nn.heads.crf import CRF, FORBIDDEN_SCORE, ChainLayout, CRFConfig
+from polyseme.nn.heads.tag_schemes import allowed_transitions, extract_entities, first_invalid, repair_tags
 
 IOB = ("O", "B-X", "I-X", "B-Y", "I-Y")
 LENGTHS = (3, 1, 0, 5, 3, 2)
@@ -15,7 +15,7 @@ LENGTHS = (3, 1, 0, 5, 3, 2)
 
 def made(labels, constrained, seed=0, scale=1.0):
     generator = torch.Generator().manual_seed(seed)
-    crf = Crf(CrfSpec(constrained), labels).double()
+    crf = CRF(CRFConfig(constrained), labels).double()
     with torch.no_grad():
         for p in crf.parameters():
             p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) * scale)
@@ -25,8 +25,8 @@ def made(labels, constrained, seed=0, scale=1.0):
 
 def score_of(crf, scores, path):
     """One path's score by hand; None if it takes a barred step."""
-    steps, first, last = crf.steps.detach(), crf.first.detach(), crf.last.detach()
-    legal = legal_steps(IOB) if crf.spec.constrained else np.ones((len(first) + 1,) * 2, dtype=bool)
+    steps, first, last = crf.transitions.detach(), crf.start_transitions.detach(), crf.end_transitions.detach()
+    legal = allowed_transitions(IOB) if crf.config.constrained else np.ones((len(first) + 1,) * 2, dtype=bool)
     around = len(first)
     if not (legal[around, path[0]] and legal[path[-1], around] and all(legal[s] for s in pairwise(path))):
         return None
@@ -36,7 +36,7 @@ def score_of(crf, scores, path):
 
 def by_hand(crf, scores):
     """(log partition, best path, marginals) over every path of one sentence."""
-    tags = len(crf.first)
+    tags = len(crf.start_transitions)
     known = {path: score_of(crf, scores, path) for path in product(range(tags), repeat=len(scores))}
     known = {path: value for path, value in known.items() if value is not None}
     whole = np.logaddexp.reduce(list(known.values()))
@@ -50,11 +50,11 @@ def by_hand(crf, scores):
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_partition_best_path_and_marginals_of_all_paths(constrained, scale):
     crf, scores = made(IOB, constrained, scale=scale)
-    chains = Chains.of(LENGTHS)
+    chains = ChainLayout.from_lengths(LENGTHS)
     with torch.no_grad():
         whole, best, shares = (
             crf.log_partition(scores, chains),
-            crf.best(scores, chains),
+            crf.decode(scores, chains),
             crf.log_marginals(scores, chains),
         )
     sentences = [part for part in scores.split(LENGTHS) if len(part)]
@@ -68,7 +68,7 @@ def test_partition_best_path_and_marginals_of_all_paths(constrained, scale):
 @pytest.mark.parametrize("constrained", [False, True])
 def test_loss_and_its_gradient(constrained):
     crf, scores = made(IOB, constrained)
-    chains = Chains.of(LENGTHS)
+    chains = ChainLayout.from_lengths(LENGTHS)
     values = torch.tensor([0, 1, 2, 3, 1, 2, 2, 0, 3, 3, 4, 0, -100, 1])  # the last sentence is not known
     expected = 0.0
     for part, path in zip(scores.split(LENGTHS)[:-1], values.split(LENGTHS)[:-1]):
@@ -76,7 +76,7 @@ def test_loss_and_its_gradient(constrained):
             expected += by_hand(crf, part)[0] - score_of(crf, part, tuple(path.tolist()))
     assert crf.loss(scores, chains, values, -100).item() == pytest.approx(expected, abs=1e-10)
     scores.requires_grad_()
-    inputs = (scores, crf.steps, crf.first, crf.last)
+    inputs = (scores, crf.transitions, crf.start_transitions, crf.end_transitions)
     assert torch.autograd.gradcheck(lambda *_: crf.loss(scores, chains, values, -100), inputs)
     crf.loss(scores, chains, values, -100).backward()
     assert (scores.grad[-2:] == 0).all()
@@ -88,25 +88,29 @@ def test_loss_and_its_gradient(constrained):
 def test_no_answer_takes_a_barred_step():
     crf, scores = made(IOB, True, scale=50.0)
     with torch.no_grad():
-        crf.steps[0, 2] = 60.0  # I-X behind O is what it would like best
-    for part in crf.best(scores, Chains.of(LENGTHS)).split(LENGTHS):
-        assert broken([IOB[i] for i in part]) is None
+        crf.transitions[0, 2] = 60.0  # I-X behind O is what it would like best
+    for part in crf.decode(scores, ChainLayout.from_lengths(LENGTHS)).split(LENGTHS):
+        assert first_invalid([IOB[i] for i in part]) is None
 
 
 def test_together_equals_alone_and_nothing_is_zero():
     crf, scores = made(IOB, True)
-    together = crf.log_marginals(scores, Chains.of(LENGTHS)).split(LENGTHS)
+    together = crf.log_marginals(scores, ChainLayout.from_lengths(LENGTHS)).split(LENGTHS)
     for part, found in zip(scores.split(LENGTHS), together):
-        torch.testing.assert_close(crf.log_marginals(part, Chains.of([len(part)])), found, atol=1e-12, rtol=0)
-    nothing, none = Chains.of([0, 0]), torch.zeros(0, dtype=torch.long)
+        torch.testing.assert_close(
+            crf.log_marginals(part, ChainLayout.from_lengths([len(part)])), found, atol=1e-12, rtol=0
+        )
+    nothing, none = ChainLayout.from_lengths([0, 0]), torch.zeros(0, dtype=torch.long)
     assert crf.loss(scores[:0], nothing, none, -100).item() == 0
-    assert len(crf.best(scores[:0], nothing)) == len(crf.log_marginals(scores[:0], nothing)) == 0
+    assert len(crf.decode(scores[:0], nothing)) == len(crf.log_marginals(scores[:0], nothing)) == 0
 
 
 def test_in_single_precision_barred_steps_have_no_share():
     crf, scores = made(IOB, True)
-    shares = crf.float().log_marginals(scores.float(), Chains.of(LENGTHS)).exp()
-    assert shares[0, 2] == shares[0, 4] == 0 and crf.tables(scores.float())[0][0, 2] < NEVER / 2
+    shares = crf.float().log_marginals(scores.float(), ChainLayout.from_lengths(LENGTHS)).exp()
+    assert (
+        shares[0, 2] == shares[0, 4] == 0 and crf.constrained_transitions(scores.float())[0][0, 2] < FORBIDDEN_SCORE / 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,7 +129,7 @@ def test_in_single_precision_barred_steps_have_no_share():
     ],
 )
 def test_what_may_follow_what(tags, place):
-    assert broken(tags.split()) == place
+    assert first_invalid(tags.split()) == place
 
 
 def test_mending_keeps_the_entities():
@@ -137,6 +141,6 @@ def test_mending_keeps_the_entities():
         "words": (["NOUN VERB I-X"], ["NOUN VERB I-X"]),
     }
     for before, after in files.values():
-        found = mended([tags.split() for tags in before])
+        found = repair_tags([tags.split() for tags in before])
         assert [" ".join(tags) for tags in found] == after
-        assert [chunks(tags.split()) for tags in before] == [chunks(tags) for tags in found]
+        assert [extract_entities(tags.split()) for tags in before] == [extract_entities(tags) for tags in found]

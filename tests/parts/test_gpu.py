@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from polyseme.nn.attention.attend import attend_eager, attend_varlen
-from polyseme.nn.packing import Layout
-from polyseme.objectives.batch import IGNORED, Batch, Targets
-from polyseme.objectives.losses import losses
+from polyseme.nn.packing import PackedLayout
+from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
+from polyseme.objectives.losses import compute_losses
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 LENGTHS = [[128] * 3, [5, 17, 128, 1, 64, 90], [512, 511, 3], [1000, 64, 513], [33, 32, 31], [7]]
@@ -30,10 +30,10 @@ def test_flash_is_attention(lengths: list[int], heads: int, dim: int, causal: bo
     from polyseme.nn.kernels.flash_attention import flash
 
     torch.manual_seed(0)
-    layout = Layout.of(lengths, slots=len(lengths) + 2, longest=max(lengths) + 9, device="cuda")
-    qkv = torch.randn(layout.total, 3, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    above = torch.randn(layout.total, heads, dim, device="cuda", dtype=torch.bfloat16)
-    found = flash(qkv, layout.starts, layout.longest, causal, window=window)
+    layout = PackedLayout.from_lengths(lengths, num_slots=len(lengths) + 2, max_seqlen=max(lengths) + 9, device="cuda")
+    qkv = torch.randn(layout.num_tokens, 3, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    above = torch.randn(layout.num_tokens, heads, dim, device="cuda", dtype=torch.bfloat16)
+    found = flash(qkv, layout.cu_seqlens, layout.max_seqlen, causal, window=window)
     (gradient,) = torch.autograd.grad(found, qkv, above)
     exact = qkv.detach().double().requires_grad_()
     true = attend_eager(*exact.unbind(1), layout, layout, causal, window)
@@ -50,16 +50,16 @@ def test_flash_is_attention(lengths: list[int], heads: int, dim: int, causal: bo
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_flash_turns_as_rotary_positions_do(lengths: list[int], dim: int, causal: bool) -> None:
     from polyseme.nn.attention.attend import attend_self
-    from polyseme.nn.layers.positions import rotate
+    from polyseme.nn.layers.positions import apply_rotary
 
     torch.manual_seed(0)
-    layout = Layout.of(lengths, slots=len(lengths) + 2, longest=max(lengths) + 9, device="cuda")
-    qkv = torch.randn(layout.total, 3, 2, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    above = torch.randn(layout.total, 2, dim, device="cuda", dtype=torch.bfloat16)
-    found = attend_self(qkv, layout, causal, rotary=1e4)
+    layout = PackedLayout.from_lengths(lengths, num_slots=len(lengths) + 2, max_seqlen=max(lengths) + 9, device="cuda")
+    qkv = torch.randn(layout.num_tokens, 3, 2, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    above = torch.randn(layout.num_tokens, 2, dim, device="cuda", dtype=torch.bfloat16)
+    found = attend_self(qkv, layout, causal, rope_theta=1e4)
     (gradient,) = torch.autograd.grad(found, qkv, above)
     exact = qkv.detach().double().requires_grad_()
-    true = attend_eager(*rotate(exact, layout.positions, 1e4).unbind(1), layout, layout, causal)
+    true = attend_eager(*apply_rotary(exact, layout.positions, 1e4).unbind(1), layout, layout, causal)
     (true_gradient,) = torch.autograd.grad(true, exact, above.double())
     assert error(found, true) < 0.01 and error(gradient, true_gradient) < 0.015
 
@@ -91,19 +91,19 @@ def test_flash_drops_out_as_asked_and_the_same_backwards(length: int) -> None:
 
 @pytest.mark.parametrize("size,rows,bias", [(30_522, 300, True), (101, 9000, False), (640, 64, True)])
 def test_vocabulary_loss_is_cross_entropy(size: int, rows: int, bias: bool) -> None:
-    from polyseme.nn.kernels.cross_entropy import vocabulary_loss
+    from polyseme.nn.kernels.cross_entropy import linear_cross_entropy
 
     torch.manual_seed(0)
     shapes: list[tuple[int, ...]] = [(rows, 64), (size, 64), *([(size,)] if bias else [])]
     given = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
     targets = torch.randint(0, size, (rows,), device="cuda")
-    targets[::7] = IGNORED
+    targets[::7] = IGNORE_INDEX
     states, table, *rest = given
-    found = vocabulary_loss(states, table, rest[0] if rest else None, targets, IGNORED)
+    found = linear_cross_entropy(states, table, rest[0] if rest else None, targets, IGNORE_INDEX)
     gradients = torch.autograd.grad(found / rows, given)
     exact = [each.detach().double().requires_grad_() for each in given]
     scores = F.linear(exact[0], exact[1], exact[2] if rest else None)
-    true = F.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum")
+    true = F.cross_entropy(scores, targets, ignore_index=IGNORE_INDEX, reduction="sum")
     assert found.item() == pytest.approx(true.item(), rel=2e-3)
     for ours, theirs in zip(gradients, torch.autograd.grad(true / rows, exact)):
         assert error(ours, theirs) < 0.02
@@ -147,7 +147,7 @@ def test_gated_linear_is_its_parts(activation: str) -> None:
 def model_and_batch(**changes: Any) -> tuple[Any, Batch]:
     from polyseme.families import FAMILIES
 
-    spec = FAMILIES["bert"].spec(
+    spec = FAMILIES["bert"].model_config(
         num_layers=2,
         dim=128,
         num_heads=2,
@@ -156,20 +156,20 @@ def model_and_batch(**changes: Any) -> tuple[Any, Batch]:
         **({"dropout": 0.0, "attention_dropout": 0.0} | changes),
     )
     draw = torch.Generator().manual_seed(0)
-    layout = Layout.of([100, 128, 30, 66])
-    rows = torch.randperm(layout.total, generator=draw)[:64]
+    layout = PackedLayout.from_lengths([100, 128, 30, 66])
+    rows = torch.randperm(layout.num_tokens, generator=draw)[:64]
     targets = {
         "masked": Targets(rows, torch.randint(0, 500, (64,), generator=draw), 64),
         "pair": Targets(torch.arange(4), torch.tensor([0, 1, 1, 0]), 4),
     }
-    tokens = torch.randint(0, 500, (layout.total,), generator=draw)
-    return spec.build(seed=1), Batch(tokens, layout, torch.zeros_like(tokens), targets, layout.total)
+    tokens = torch.randint(0, 500, (layout.num_tokens,), generator=draw)
+    return spec.build(seed=1), Batch(tokens, layout, torch.zeros_like(tokens), targets, layout.num_tokens)
 
 
 def test_a_model_in_bfloat16_says_what_it_says_in_float32() -> None:
     model, batch = model_and_batch()
-    true = losses(model, batch)
-    found = losses(model.to("cuda", torch.bfloat16), batch.to("cuda"))
+    true = compute_losses(model, batch)
+    found = compute_losses(model.to("cuda", torch.bfloat16), batch.to("cuda"))
     for name, value in true.items():
         assert found[name].item() == pytest.approx(value.item(), rel=0.01)
 
@@ -178,23 +178,23 @@ def train_tiny(
     precision: str, steps: int, rate: float = 1e-3, record: bool = False, method: Any = "adamw", dropout: float = 0.0
 ) -> tuple[list[float], Any]:
     """Losses and model of a short run on two micro-batches a step, which change in their order."""
-    from polyseme.train.loop import Training, train
-    from polyseme.train.optimizer import OptimSpec
-    from polyseme.train.schedule import ScheduleSpec
+    from polyseme.train.loop import TrainState, train
+    from polyseme.train.optimizer import OptimizerConfig
+    from polyseme.train.schedule import ScheduleConfig
 
     model, batch = model_and_batch(dropout=dropout, attention_dropout=dropout)
     model = model.to("cuda")
     other = dataclasses.replace(batch, tokens=batch.tokens.flip(0))
-    optim = OptimSpec(rate=rate, method=method)
-    run = Training(
+    optim = OptimizerConfig(lr=rate, name=method)
+    run = TrainState(
         model,
-        optim.build(model, model.trunk.groups()),
+        optim.build(model, model.trunk.layer_groups()),
         optim,
-        ScheduleSpec("linear"),
+        ScheduleConfig("linear"),
         steps,
         torch.device("cuda"),
         precision,
-        record=record,
+        use_cuda_graphs=record,
     )
     data = (([batch, other] if i % 3 else [other, batch], i) for i in range(steps))
     found = [report.loss["masked"] for report in train(run, data)]
@@ -233,25 +233,25 @@ def test_training_in_bfloat16_follows_float32() -> None:
 @pytest.mark.parametrize("record", [False, True])
 def test_a_step_that_is_not_finite_changes_nothing(record: bool) -> None:
     from polyseme.errors import UserError
-    from polyseme.train.loop import Training, train
-    from polyseme.train.optimizer import OptimSpec
-    from polyseme.train.schedule import ScheduleSpec
+    from polyseme.train.loop import TrainState, train
+    from polyseme.train.optimizer import OptimizerConfig
+    from polyseme.train.schedule import ScheduleConfig
 
     model, batch = model_and_batch()
     model = model.to("cuda")
     with torch.no_grad():
         model.trunk.blocks[0].ffn.up.weight[0, 0] = math.inf
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    optim = OptimSpec(rate=0.1)
-    run = Training(
+    optim = OptimizerConfig(lr=0.1)
+    run = TrainState(
         model,
-        optim.build(model, model.trunk.groups()),
+        optim.build(model, model.trunk.layer_groups()),
         optim,
-        ScheduleSpec("constant"),
+        ScheduleConfig("constant"),
         200,
         torch.device("cuda"),
         "bf16",
-        record=record,
+        use_cuda_graphs=record,
     )
     with pytest.raises(UserError, match="step 1 is not finite"):
         for _ in train(run, (([batch], i) for i in range(200))):
@@ -262,8 +262,8 @@ def test_a_step_that_is_not_finite_changes_nothing(record: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("rows,columns", [(5, 5), (64, 90), (130, 513)])
 def test_placed_softmax_is_softmax_of_skewed_scores(rows: int, columns: int, stream: bool) -> None:
-    from polyseme.nn.attention.relative import _Placed, _skewed
-    from polyseme.nn.kernels.relative_softmax import placed_softmax
+    from polyseme.nn.attention.relative import _GatherByDistance, _relative_shift
+    from polyseme.nn.kernels.relative_softmax import relative_softmax
 
     torch.manual_seed(0)
     heads, n, width = 3, 2, rows + columns
@@ -275,11 +275,13 @@ def test_placed_softmax_is_softmax_of_skewed_scores(rows: int, columns: int, str
     apart = torch.rand(n, rows, columns, device="cuda") < 0.5
     first = torch.randint(0, rows + 1, (n, rows), device="cuda") if stream else None
     above = torch.randn(heads * n, rows, columns, device="cuda", dtype=torch.bfloat16)
-    found = placed_softmax(content, far, n, first, hidden, apart, more)
+    found = relative_softmax(content, far, n, first, hidden, apart, more)
     gradients = torch.autograd.grad(found, (content, far, more), above)
 
     exact = [x.detach().double().requires_grad_() for x in (content, far, more)]
-    by_place = _skewed(exact[1], columns) if first is None else _Placed.apply(exact[1], first, columns)
+    by_place = (
+        _relative_shift(exact[1], columns) if first is None else _GatherByDistance.apply(exact[1], first, columns)
+    )
     scores = (exact[0] + by_place).view(heads, n, rows, columns) + exact[2].view(heads, n, rows, 1) * apart
     true = scores.masked_fill(hidden, -1e300).softmax(-1).masked_fill(hidden, 0).flatten(0, 1)
     assert error(found, true) < 5e-3

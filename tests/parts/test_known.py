@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from polyseme.nn.index_cache import known, pinned
+from polyseme.nn.index_cache import cached_index, retain_entries
 
 
 def test_the_last_answers_are_kept_and_all_that_are_pinned() -> None:
     asked = []
 
-    @known(2)
+    @cached_index(2)
     def fact(number: int) -> list[int]:
         asked.append(number)
         return [number]
 
     first = fact(1)
-    with pinned():
+    with retain_entries():
         second = fact(2)
         assert fact(1) is first
     for number in range(3, 9):
@@ -28,7 +28,7 @@ def test_the_last_answers_are_kept_and_all_that_are_pinned() -> None:
 
 
 def test_what_was_asked_for_while_reading_serves_learning() -> None:
-    @known(2)
+    @cached_index(2)
     def places(number: int) -> torch.Tensor:
         return torch.arange(number)
 

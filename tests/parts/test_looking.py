@@ -9,25 +9,35 @@ from torch import nn
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.nn.attention.rnn_attention import LookSpec
-from polyseme.nn.model import ModelSpec
-from polyseme.nn.packing import Layout, Source
-from polyseme.nn.trunks.recurrent_decoder import RecurrentDecoderSpec
-from polyseme.objectives.losses import losses, read
-from polyseme.objectives.packing import Vocabulary
-from polyseme.objectives.translation import Pairs, Translation
+from polyseme.nn.attention.rnn_attention import RNNAttentionConfig
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.trunks.recurrent_decoder import RecurrentDecoderConfig
+from polyseme.objectives.losses import compute_losses, forward_trunk
+from polyseme.objectives.packing import SpecialIds
+from polyseme.objectives.translation import ParallelText, Translation
 from tests.contracts import cases
 
 SOURCES, TARGETS = (5, 2, 7), (3, 6, 1)
-KINDS = [("none", "after")]
-KINDS += [(score, order) for score in ("dot", "cosine", "multiplicative", "additive") for order in ("inside", "after")]
+KINDS = [("none", "after_recurrence")]
+KINDS += [
+    (score, order)
+    for score in ("dot", "cosine", "multiplicative", "additive")
+    for order in ("inside_recurrence", "after_recurrence")
+]
 CELLS = {"lstm": (nn.LSTM, nn.LSTMCell), "gru": (nn.GRU, nn.GRUCell), "rnn": (nn.RNN, nn.RNNCell)}
 SHORT = {"weight_ih": "weight_ih_l0", "weight_hh": "weight_hh_l0", "bias_ih": "bias_ih_l0", "bias_hh": "bias_hh_l0"}
 
 
 def made(attention, order, cell="lstm", **more):
     given = {"num_layers": 1, "dim": 8, "vocab_size": 20, "dropout": 0.0, "attention_dim": 5} | more
-    model = FAMILIES["seq2seq"].spec(attention=attention, order=order, cell=cell, **given).build(0).double().eval()
+    model = (
+        FAMILIES["seq2seq"]
+        .model_config(attention=attention, context_order=order, cell=cell, **given)
+        .build(0)
+        .double()
+        .eval()
+    )
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in model.parameters():
@@ -37,15 +47,15 @@ def made(attention, order, cell="lstm", **more):
 
 def score(look, s, h):
     """One number, as the papers have it."""
-    if look.spec.score == "dot":
+    if look.config.score == "dot":
         return sum(float(a) * float(b) for a, b in zip(s, h))
-    if look.spec.score == "cosine":
+    if look.config.score == "cosine":
         sizes = math.sqrt(float((s * s).sum())) * math.sqrt(float((h * h).sum()))
-        return float(look.strength) * float((s * h).sum()) / sizes
-    if look.spec.score == "multiplicative":
-        return float(s @ look.keys.weight @ h)
-    inner = torch.tanh(look.query.weight @ s + look.keys.weight @ h + look.keys.bias)
-    return float(look.out.weight[0] @ inner)
+        return float(look.cosine_scale) * float((s * h).sum()) / sizes
+    if look.config.score == "multiplicative":
+        return float(s @ look.key_proj.weight @ h)
+    inner = torch.tanh(look.query_proj.weight @ s + look.key_proj.weight @ h + look.key_proj.bias)
+    return float(look.score_proj.weight[0] @ inner)
 
 
 def context(look, s, states):
@@ -58,9 +68,9 @@ def context(look, s, states):
 
 def by_the_equations(model, source, target):
     """The states and the alignment of one pair, of one layer on each side; torch's own cells do the recurrence."""
-    trunk, cell = model.trunk, model.spec.trunk.encoder.cell
+    trunk, cell = model.trunk, model.config.trunk.encoder.cell
     whole, single = CELLS[cell]
-    table, half = trunk.table.detach(), 4
+    table, half = trunk.token_embeddings.detach(), 4
     ways = []
     for number, order in enumerate((source, source.flip(0))):
         network = whole(8, half).double()
@@ -82,17 +92,17 @@ def by_the_equations(model, source, target):
         hidden = state[0][0]
         x = table[token]
         if inside is not None:
-            c, shares = context(decoder.look, hidden, states)
+            c, shares = context(decoder.attention, hidden, states)
             x = torch.cat([x, c])
         state = step(x[None], state if cell == "lstm" else state[0])
         state = state if cell == "lstm" else (state,)
         s = state[0][0]
-        if decoder.look is None:
+        if decoder.attention is None:
             found.append(s)
             continue
         if inside is None:
-            c, shares = context(decoder.look, s, states)
-        found.append(torch.tanh(decoder.join.weight @ torch.cat([c, s])))
+            c, shares = context(decoder.attention, s, states)
+        found.append(torch.tanh(decoder.combine.weight @ torch.cat([c, s])))
         alignment.append(shares)
     return torch.stack(found), alignment
 
@@ -103,10 +113,12 @@ def test_a_packed_batch_against_the_equations(attention, order, cell):
     model = made(attention, order, cell)
     sources, targets = cases.sequences(SOURCES), cases.sequences(TARGETS, 1)
     sources, targets = [s % 20 for s in sources], [t % 20 for t in targets]
-    source = Source(torch.cat(sources), Layout.of(SOURCES))
+    source = EncoderInput(torch.cat(sources), PackedLayout.from_lengths(SOURCES))
     with torch.no_grad():
-        found = model.trunk(torch.cat(targets), Layout.of(TARGETS), source=source).last.split(list(TARGETS))
-        maps = model.trunk.cross_weights(torch.cat(targets), Layout.of(TARGETS), source)
+        found = model.trunk(torch.cat(targets), PackedLayout.from_lengths(TARGETS), source=source).hidden.split(
+            list(TARGETS)
+        )
+        maps = model.trunk.cross_weights(torch.cat(targets), PackedLayout.from_lengths(TARGETS), source)
         assert len(maps) == (attention != "none")
         for i, (a, b) in enumerate(zip(sources, targets)):
             expected, shares = by_the_equations(model, a, b)
@@ -115,93 +127,99 @@ def test_a_packed_batch_against_the_equations(attention, order, cell):
                 np.testing.assert_allclose(maps[0][i][0], shares, atol=1e-10)
 
 
-@pytest.mark.parametrize("order", ["inside", "after"])
+@pytest.mark.parametrize("order", ["inside_recurrence", "after_recurrence"])
 def test_gradients_reach_every_weight(order):
     for attention in ("dot", "cosine", "multiplicative", "additive"):
         model = made(attention, order, num_layers=2)
         batch = cases.training_batch(model, [row % 20 for row in cases.sequences((4, 7, 2))])
-        batch.targets["next"].values.remainder_(20)
-        losses(model, batch)["next"].backward()
+        batch.targets["next"].labels.remainder_(20)
+        compute_losses(model, batch)["next"].backward()
         assert not [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
 
 
 def test_specs_that_do_not_fit():
     with pytest.raises(UserError, match="dim is 7"):
-        FAMILIES["seq2seq"].spec(dim=7)
+        FAMILIES["seq2seq"].model_config(dim=7)
     with pytest.raises(UserError, match="dot compares states of one size, not 8 with 6"):
-        LookSpec("dot").build(8, 6)
-    trunk = FAMILIES["seq2seq"].trunk(dim=8, order="inside")
-    with pytest.raises(UserError, match="needs a look"):
-        RecurrentDecoderSpec(trunk.decoder.stack, 8)
+        RNNAttentionConfig("dot").build(8, 6)
+    trunk = FAMILIES["seq2seq"].trunk_config(dim=8, context_order="inside_recurrence")
+    with pytest.raises(UserError, match="needs attention"):
+        RecurrentDecoderConfig(trunk.decoder.stack, 8)
     with pytest.raises(UserError, match="attention"):
-        data = FAMILIES["seq2seq"].spec(dim=8).to_json()
-        data["trunk"]["decoder"]["look"]["score"] = "attention"
-        ModelSpec.from_json(data)
+        data = FAMILIES["seq2seq"].model_config(dim=8).to_json()
+        data["trunk"]["decoder"]["attention"]["score"] = "attention"
+        ModelConfig.from_json(data)
 
 
 @pytest.mark.parametrize("attention", ["none", "cosine", "additive"])
 def test_its_folder_says_all_of_it(attention):
     family = FAMILIES["seq2seq"]
-    for order in ("inside", "after"):
-        given = {"attention_dim": 5, "cell": "gru", "reset": "before", "tied": False, "target_vocab_size": 12}
-        spec = family.spec(dim=8, attention=attention, order=order, num_decoder_layers=2, **given)
-        assert family.from_config(family.to_config(spec)) == spec.trunk
+    for order in ("inside_recurrence", "after_recurrence"):
+        given = {
+            "attention_dim": 5,
+            "cell": "gru",
+            "gru_reset": "before",
+            "tie_word_embeddings": False,
+            "target_vocab_size": 12,
+        }
+        spec = family.model_config(dim=8, attention=attention, context_order=order, num_decoder_layers=2, **given)
+        assert family.from_hf_config(family.to_hf_config(spec)) == spec.trunk
     with pytest.raises(UserError, match="attention is 'hard'"):
-        family.from_config(family.to_config(spec) | {"attention": "hard"})
+        family.from_hf_config(family.to_hf_config(spec) | {"attention": "hard"})
 
 
 # --- scheduled sampling ----------------------------------------------------------------------------------------------
 
-MARKS = Vocabulary(20, frozenset([0]), bos=0, eos=0)
+MARKS = SpecialIds(20, frozenset([0]), bos=0, eos=0)
 
 
 def pairs(count=30):
     rng = np.random.default_rng(0)
     texts = [[rng.integers(1, 20, rng.integers(1, 9)).tolist() for _ in range(count)] for _ in range(2)]
-    return Pairs.of(*texts)
+    return ParallelText.from_ids(*texts)
 
 
 def test_how_often_words_are_the_models_own():
-    spec = Translation(own=0.4, own_epochs=4)
+    spec = Translation(scheduled_sampling=0.4, scheduled_sampling_epochs=4)
     assert Translation.from_json(spec.to_json()) == spec
     bound = spec.bind(pairs(3000), MARKS, 16, seed=3)
     ids = np.arange(3000)
-    assert bound.batch(ids, 0).own is None, "at first all words are true"
+    assert bound.batch(ids, 0).sample_mask is None, "at first all words are true"
     for epoch, expected in ((1, 0.1), (2, 0.2), (4, 0.4), (9, 0.4)):
         batch = bound.batch(ids, epoch)
         first = batch.layout.positions == 0
-        assert not batch.own[first].any()
-        assert float(batch.own[~first].float().mean()) == pytest.approx(expected, abs=0.02)
-    alone = [bound.batch(np.array([i]), 2).own for i in range(5)]
+        assert not batch.sample_mask[first].any()
+        assert float(batch.sample_mask[~first].float().mean()) == pytest.approx(expected, abs=0.02)
+    alone = [bound.batch(np.array([i]), 2).sample_mask for i in range(5)]
     together = bound.batch(np.arange(5), 2)
-    order = np.lexsort((bound.target[:5], bound.source[:5]))
-    assert torch.equal(together.own, torch.cat([alone[i] for i in order])), "it depends on no neighbour"
-    filled = bound.batch(np.arange(20), 2, bound.shape(400))
-    assert len(filled.own) == len(filled.tokens)
-    with pytest.raises(UserError, match="own is 1"):
-        Translation(own=1.0)
+    order = np.lexsort((bound.target_lengths[:5], bound.source_lengths[:5]))
+    assert torch.equal(together.sample_mask, torch.cat([alone[i] for i in order])), "it depends on no neighbour"
+    filled = bound.batch(np.arange(20), 2, bound.static_shape(400))
+    assert len(filled.sample_mask) == len(filled.tokens)
+    with pytest.raises(UserError, match="scheduled_sampling is 1"):
+        Translation(scheduled_sampling=1.0)
 
 
 def test_own_words_are_the_likeliest_behind_the_true_ones():
-    model = made("multiplicative", "after").train()
-    batch = Translation(0.0, own=0.5).bind(pairs(), MARKS, 16).batch(np.arange(30), 0)
+    model = made("multiplicative", "after_recurrence").train()
+    batch = Translation(0.0, scheduled_sampling=0.5).bind(pairs(), MARKS, 16).batch(np.arange(30), 0)
     with torch.no_grad():
-        last = read(model, batch).last
+        last = forward_trunk(model, batch).hidden
         said = model.predict("next", last, batch.layout).argmax(-1)
     tokens = batch.tokens.clone()
     for i in range(1, len(tokens)):
-        if batch.own[i]:
+        if batch.sample_mask[i]:
             tokens[i] = said[i - 1]
     assert (tokens != batch.tokens).sum() > 10
     with torch.no_grad():
-        plain = model.trunk(tokens, batch.layout, source=batch.source).last
+        plain = model.trunk(tokens, batch.layout, source=batch.source).hidden
         scores = model.predict("next", plain, batch.layout)
-        expected = nn.functional.cross_entropy(scores, batch.targets["next"].values, reduction="sum")
-        assert losses(model, batch)["next"].item() == pytest.approx(expected.item())
+        expected = nn.functional.cross_entropy(scores, batch.targets["next"].labels, reduction="sum")
+        assert compute_losses(model, batch)["next"].item() == pytest.approx(expected.item())
         model.eval()  # what is measured reads the truth
         scores = model.predict("next", last, batch.layout)
-        expected = nn.functional.cross_entropy(scores, batch.targets["next"].values, reduction="sum")
-        assert losses(model, batch)["next"].item() == pytest.approx(expected.item())
+        expected = nn.functional.cross_entropy(scores, batch.targets["next"].labels, reduction="sum")
+        assert compute_losses(model, batch)["next"].item() == pytest.approx(expected.item())
 
 
 @pytest.mark.gpu
@@ -210,16 +228,19 @@ def test_own_words_are_the_likeliest_behind_the_true_ones():
 def test_a_gpu_gives_the_same_and_nothing_waits_for_it(attention, order):
     model = made(attention, order, num_layers=2).float()
     sources, targets = ([row % 20 for row in cases.sequences(n, 3)] for n in (SOURCES, TARGETS))
-    source, layout = Source(torch.cat(sources), Layout.of(SOURCES)), Layout.of(TARGETS)
+    source, layout = (
+        EncoderInput(torch.cat(sources), PackedLayout.from_lengths(SOURCES)),
+        PackedLayout.from_lengths(TARGETS),
+    )
     tokens = torch.cat(targets)
     with torch.no_grad():
-        expected = model.trunk(tokens, layout, source=source).last
+        expected = model.trunk(tokens, layout, source=source).hidden
     model.cuda().train()  # kernels that cuDNN can go back through
     given = tokens.cuda(), layout.to("cuda"), source.to("cuda")
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = model.trunk(*given[:2], source=given[2]).last
+        found = model.trunk(*given[:2], source=given[2]).hidden
         found.sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -6,15 +6,21 @@ import pytest
 import torch
 
 from polyseme.errors import UserError
-from polyseme.nn.attention.relative import NoRelationsSpec, Queries, RelationsSpec, RelativeAttentionSpec, sinusoids
-from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsSpec, AdaptiveHeadSpec
-from polyseme.nn.memory import Memory, close_caches, open_caches
-from polyseme.nn.packing import Layout
+from polyseme.nn.attention.relative import (
+    NoPositionBiasConfig,
+    QueryStream,
+    RelativeAttentionConfig,
+    RelativePositionConfig,
+    sinusoidal_distance_embedding,
+)
+from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig, AdaptiveSoftmaxHeadConfig
+from polyseme.nn.memory import Memory, create_layer_caches, memory_from_caches
+from polyseme.nn.packing import PackedLayout
 
 DIM = 12
 
 
-def built(spec: RelativeAttentionSpec, stack: RelationsSpec):
+def built(spec: RelativeAttentionConfig, stack: RelativePositionConfig):
     torch.manual_seed(0)
     attention, relations = spec.build(DIM).double(), stack.build(DIM).double()
     with torch.no_grad():
@@ -25,24 +31,24 @@ def built(spec: RelativeAttentionSpec, stack: RelationsSpec):
 
 def vector(attention, far):
     """r of one distance: a row of the table, in whose middle distance 0 is if later keys are seen; or a wave's."""
-    table, most = attention.distance.weight, attention.spec.learned
+    table, most = attention.distance.weight, attention.config.max_learned_distance
     if not most:
-        return table @ sinusoids(far, DIM, torch.float64)[0]
-    least = 0 if attention.spec.causal else -most
+        return table @ sinusoidal_distance_embedding(far, DIM, torch.float64)[0]
+    least = 0 if attention.config.causal else -most
     return table[min(max(int(far), least), most) - least]
 
 
 def scored(attention, relations, stack, x, source, segments, places):
     """Scores [heads, queries, keys] of one sequence, by the formula; `places` are those of queries among the keys."""
-    heads, width = attention.spec.num_heads, attention.head_dim
+    heads, width = attention.config.num_heads, attention.head_dim
     q, k, v = attention.qkv.weight.view(3, heads * width, DIM)
     u, w = (attention.u, attention.v) if attention.u is not None else (relations.u, relations.v)
     u, w = (0, 0) if u is None else (u, w)
     found = torch.zeros(heads, len(x), len(source)).double()
     for i, j in itertools.product(range(len(x)), range(len(source))):
         far = torch.tensor([places[i] - j])
-        if stack.furthest:
-            far = far.clamp(-stack.furthest, stack.furthest)
+        if stack.max_distance:
+            far = far.clamp(-stack.max_distance, stack.max_distance)
         r = vector(attention, far).view(heads, width)
         query, key = (q @ x[i]).view(heads, width), (k @ source[j]).view(heads, width)
         score = ((query + u) * key + (query + w) * r).sum(-1)
@@ -65,20 +71,28 @@ def mixed(scores, hidden, values):
 ])  # fmt: skip
 @pytest.mark.parametrize("past", [(0, 0, 0), (2, 2, 5)])
 def test_every_pair_of_tokens(causal, window, furthest, offsets, segmented, learned, past):
-    spec = RelativeAttentionSpec(
-        3, 4, causal=causal, window=window, segments=segmented, offsets=offsets == "own", learned=learned
+    spec = RelativeAttentionConfig(
+        3,
+        4,
+        causal=causal,
+        window=window,
+        has_segment_bias=segmented,
+        has_uv_biases=offsets == "own",
+        max_learned_distance=learned,
     )
-    stack = RelationsSpec(furthest, shared=(3, 4) if offsets == "shared" else (), waves=not learned)
+    stack = RelativePositionConfig(
+        furthest, uv_bias_shape=(3, 4) if offsets == "shared" else (), has_sinusoids=not learned
+    )
     attention, relations = built(spec, stack)
     sizes = (4, 4, 6)
-    layout = Layout.of(sizes)
-    x = torch.randn(layout.total, DIM).double()
-    segments = torch.randint(0, 3, (layout.total,)) if segmented else None
+    layout = PackedLayout.from_lengths(sizes)
+    x = torch.randn(layout.num_tokens, DIM).double()
+    segments = torch.randint(0, 3, (layout.num_tokens,)) if segmented else None
     old = torch.randn(sum(past), DIM).double()
-    memory = Memory(Layout.of(past), ((old,),), past) if any(past) else None
-    cache = open_caches(memory, layout, 1)[0] if memory else None
+    memory = Memory(PackedLayout.from_lengths(past), ((old,),), past) if any(past) else None
+    cache = create_layer_caches(memory, layout, 1)[0] if memory else None
     _, told = relations(x, layout, segments, None, cache)
-    found = attention(x, layout, layout.positions, cache, relations=told)
+    found = attention(x, layout, layout.positions, cache, position_info=told)
     for i, (own, before) in enumerate(zip(x.split(sizes), old.split(past))):
         source = torch.cat([before, own])
         both = None
@@ -101,50 +115,55 @@ def test_every_pair_of_tokens(causal, window, furthest, offsets, segmented, lear
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients_of_learned_distances(causal):
     """By differences, with distances beyond the table; vectors of distances that do not occur get none."""
-    attention, relations = built(RelativeAttentionSpec(2, 3, causal=causal, offsets=False, learned=3), RelationsSpec())
-    layout = Layout.of([5, 2])
-    x = torch.randn(layout.total, DIM).double().requires_grad_()
+    attention, relations = built(
+        RelativeAttentionConfig(2, 3, causal=causal, has_uv_biases=False, max_learned_distance=3),
+        RelativePositionConfig(),
+    )
+    layout = PackedLayout.from_lengths([5, 2])
+    x = torch.randn(layout.num_tokens, DIM).double().requires_grad_()
 
     def read(x, table, qkv):
         told = relations(x, layout, None, None, None)[1]
         given = {"distance.weight": table, "qkv.weight": qkv, "out.weight": attention.out.weight}
-        return torch.func.functional_call(attention, given, (x, layout, layout.positions), {"relations": told})
+        return torch.func.functional_call(attention, given, (x, layout, layout.positions), {"position_info": told})
 
     assert torch.autograd.gradcheck(read, (x, attention.distance.weight, attention.qkv.weight))
     table = attention.distance.weight
-    short = Layout.of([2, 2])
-    out = attention(x[:4], short, short.positions, relations=relations(x[:4], short, None, None, None)[1])
+    short = PackedLayout.from_lengths([2, 2])
+    out = attention(x[:4], short, short.positions, position_info=relations(x[:4], short, None, None, None)[1])
     (gradient,) = torch.autograd.grad(out.square().sum(), table)
     met = (gradient != 0).any(-1).tolist()
     assert met == ([True, True, False, False] if causal else [False, False, True, True, True, False, False])
 
 
 def test_no_wave_and_no_table():
-    attention, relations = built(RelativeAttentionSpec(3), RelationsSpec(waves=False))
-    layout = Layout.of([2])
+    attention, relations = built(RelativeAttentionConfig(3), RelativePositionConfig(has_sinusoids=False))
+    layout = PackedLayout.from_lengths([2])
     told = relations(torch.zeros(2, DIM).double(), layout, None, None, None)[1]
     with pytest.raises(UserError, match="no waves"):
-        attention(torch.zeros(2, DIM).double(), layout, layout.positions, relations=told)
+        attention(torch.zeros(2, DIM).double(), layout, layout.positions, position_info=told)
 
 
 @pytest.mark.parametrize("past", [(0, 0, 0, 0), (2, 2, 1, 0)])
 def test_both_streams_by_the_definition(past):
     """Sequences with no place to predict, with all, and with one that sees nothing."""
-    attention, relations = built(RelativeAttentionSpec(3, segments=True), RelationsSpec(stream=True))
+    attention, relations = built(
+        RelativeAttentionConfig(3, has_segment_bias=True), RelativePositionConfig(two_stream=True)
+    )
     sizes, counts = (4, 4, 5, 3), (2, 2, 0, 3)
-    layout = Layout.of(sizes)
+    layout = PackedLayout.from_lengths(sizes)
     rows = torch.tensor([1, 3, 4, 7, 13, 14, 15])
     order = torch.tensor([-1, 1, -1, 0, 2, -1, -1, 1, -1, -1, -1, -1, -1, 1, 0, 2])
-    queries = Queries(order, rows, Layout.of(counts))
-    x, old = torch.randn(layout.total, DIM).double(), torch.randn(sum(past), DIM).double()
-    segments = torch.randint(0, 2, (layout.total,))
-    memory = Memory(Layout.of(past), ((old,),), past) if any(past) else None
-    cache = open_caches(memory, layout, 1)[0] if memory else None
+    queries = QueryStream(order, rows, PackedLayout.from_lengths(counts))
+    x, old = torch.randn(layout.num_tokens, DIM).double(), torch.randn(sum(past), DIM).double()
+    segments = torch.randint(0, 2, (layout.num_tokens,))
+    memory = Memory(PackedLayout.from_lengths(past), ((old,),), past) if any(past) else None
+    cache = create_layer_caches(memory, layout, 1)[0] if memory else None
     whole, told = relations(x, layout, segments, queries, cache)
-    assert torch.equal(whole[layout.total :], relations.start.view(1, -1).expand(7, -1))
+    assert torch.equal(whole[layout.num_tokens :], relations.mask_emb.view(1, -1).expand(7, -1))
     whole = torch.cat([x, torch.randn(7, DIM).double()])
-    found = attention(whole, layout, layout.positions, cache, relations=told)
-    starts = layout.starts.tolist()
+    found = attention(whole, layout, layout.positions, cache, position_info=told)
+    starts = layout.cu_seqlens.tolist()
     for i, (own, before, asked) in enumerate(zip(x.split(sizes), old.split(past), rows.split(counts))):
         source, ranks = torch.cat([before, own]), order.split(sizes)[i]
         keys = torch.cat([torch.full((past[i],), -5), ranks])
@@ -152,13 +171,18 @@ def test_both_streams_by_the_definition(past):
         kinds = torch.cat([torch.zeros(past[i], dtype=torch.long), mine])
         inside = asked - starts[i]
         for states, places, limit, out in (
-            (own, torch.arange(len(own)), ranks, found[: layout.total].split(sizes)[i]),
-            (whole[layout.total :].split(counts)[i], inside, ranks[inside] - 1, found[layout.total :].split(counts)[i]),
+            (own, torch.arange(len(own)), ranks, found[: layout.num_tokens].split(sizes)[i]),
+            (
+                whole[layout.num_tokens :].split(counts)[i],
+                inside,
+                ranks[inside] - 1,
+                found[layout.num_tokens :].split(counts)[i],
+            ),
         ):
             scores, values = scored(
                 attention,
                 relations,
-                RelationsSpec(),
+                RelativePositionConfig(),
                 states,
                 source,
                 (mine[places], kinds),
@@ -169,29 +193,29 @@ def test_both_streams_by_the_definition(past):
 
 
 def test_an_ordinary_stack_has_no_query_stream():
-    layout = Layout.of([2])
-    queries = Queries(torch.zeros(2, dtype=torch.long), torch.tensor([0]), Layout.of([1]))
-    for spec in (NoRelationsSpec(), RelationsSpec()):
+    layout = PackedLayout.from_lengths([2])
+    queries = QueryStream(torch.zeros(2, dtype=torch.long), torch.tensor([0]), PackedLayout.from_lengths([1]))
+    for spec in (NoPositionBiasConfig(), RelativePositionConfig()):
         with pytest.raises(UserError, match="no query stream"):
             spec.build(4)(torch.zeros(2, 4), layout, None, queries, None)
 
 
 def test_a_memory_of_set_length_and_its_tensors():
-    layout = Layout.of([3, 1, 5])
-    caches = open_caches(None, layout, 2)
+    layout = PackedLayout.from_lengths([3, 1, 5])
+    caches = create_layer_caches(None, layout, 2)
     for i, cache in enumerate(caches):
         cache.extend(torch.arange(9.0)[:, None] + 10 * i)
-    memory = close_caches(caches, layout, None)
-    short = memory.last(2)
-    assert short.layout.lengths == (2, 1, 2) and short.read == (3, 1, 5)
-    assert short.states[1][0][:, 0].tolist() == [11, 12, 13, 17, 18] and memory.last(5) is memory
-    back = Memory.of({k: t.clone() for k, t in short.tensors().items()})
-    assert back.layout.lengths == short.layout.lengths and back.read == short.read
+    memory = memory_from_caches(caches, layout, None)
+    short = memory.truncate(2)
+    assert short.layout.lengths == (2, 1, 2) and short.num_seen == (3, 1, 5)
+    assert short.states[1][0][:, 0].tolist() == [11, 12, 13, 17, 18] and memory.truncate(5) is memory
+    back = Memory.from_tensors({k: t.clone() for k, t in short.to_tensors().items()})
+    assert back.layout.lengths == short.layout.lengths and back.num_seen == short.num_seen
     assert all(torch.equal(a, b) for one, two in zip(back.states, short.states) for a, b in zip(one, two))
-    caches = open_caches(short, Layout.of([1, 2, 0]), 2)
+    caches = create_layer_caches(short, PackedLayout.from_lengths([1, 2, 0]), 2)
     joined, where = caches[0].extend(torch.tensor([[100.0], [101.0], [102.0]]))
     assert joined[:, 0].tolist() == [1, 2, 100, 3, 101, 102, 7, 8] and where.lengths == (3, 3, 2)
-    assert close_caches(caches, Layout.of([1, 2, 0]), short).read == (4, 3, 5)
+    assert memory_from_caches(caches, PackedLayout.from_lengths([1, 2, 0]), short).num_seen == (4, 3, 5)
 
 
 @pytest.mark.parametrize("factor", [1, 2, 4])
@@ -200,8 +224,8 @@ def test_adaptive_softmax_is_that_of_torch(factor):
     torch.manual_seed(1)
     cutoffs, size, dim = (5, 9, 20), 40, 64
     theirs = torch.nn.AdaptiveLogSoftmaxWithLoss(dim, size, list(cutoffs), div_value=factor, head_bias=True).double()
-    head = AdaptiveHeadSpec(size, dim, cutoffs, factor).build(dim).double()
-    tables = AdaptiveEmbeddingsSpec(size, dim, cutoffs, factor).build().double()
+    head = AdaptiveSoftmaxHeadConfig(size, dim, cutoffs, factor).build(dim).double()
+    tables = AdaptiveEmbeddingsConfig(size, dim, cutoffs, factor).build().double()
     with torch.no_grad():
         tables.tables[0].weight.copy_(theirs.head.weight[:5])
         head.clusters.weight.copy_(theirs.head.weight[5:])
@@ -229,15 +253,15 @@ def test_adaptive_softmax_is_that_of_torch(factor):
 
 
 def test_adaptive_embeddings():
-    spec = AdaptiveEmbeddingsSpec(20, 8, (4, 9), 2)
+    spec = AdaptiveEmbeddingsConfig(20, 8, (4, 9), 2)
     made = spec.build()
     tokens = torch.tensor([3, 19, 4, 0, 8, 9, 3])
     found = made(tokens, tokens, None, 7)
     for token, vector in zip(tokens.tolist(), found):
         band = sum(token >= cut for cut in spec.cutoffs)
-        own = made.tables[band].weight[token - spec.borders[band]]
+        own = made.tables[band].weight[token - spec.boundaries[band]]
         torch.testing.assert_close(vector, made.projections[band](own) * 8**0.5)
     with pytest.raises(UserError, match="do not rise"):
-        AdaptiveEmbeddingsSpec(20, 8, (9, 4))
+        AdaptiveEmbeddingsConfig(20, 8, (9, 4))
     with pytest.raises(UserError, match="leaves nothing"):
-        AdaptiveEmbeddingsSpec(20, 8, (4, 9), 3)
+        AdaptiveEmbeddingsConfig(20, 8, (4, 9), 3)

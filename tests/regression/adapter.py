@@ -32,14 +32,18 @@ torch.set_num_threads(1)
 os.fsync = lambda handle: None  # nothing here has to outlive a power cut
 
 # recipes, tasks, vocabularies, layers, values of settings: the name in the record -> the name today, if another
-NAMES = {"roles": "srl", "sentinels": "unigram"}
+NAMES = {
+    "roles": "srl", "sentinels": "unigram", "modern-tiny": "modernbert-tiny", "bpe-masked": "byte-bpe-roberta",
+    "inside": "inside_recurrence",
+}  # fmt: skip
 SETTINGS = {  # of a run: our name -> the path of --set
-    "batch": "batch_tokens", "part": "bin_tokens", "held": "holdout", "measure": "eval_every",
-    "measured": "eval_tokens", "save": "save_every", "log": "log_every", "rate": "optim.rate",
-    "epochs": "epochs", "examples": "batch_size", "cut": "truncate", "auxiliary": "auxiliary",
-    "orders": "both_orders", "unfreeze": "unfreeze", "width": "coreference.width", "hidden": "coreference.hidden",
-    "size": "network.size", "words": "network.word_dim", "longest": "max_len", "optimizer": "optim.method",
-    "ramp": "ramp", "recompute": "recompute", "attention": "model.attention", "place": "model.order",
+    "batch": "batch_tokens", "part": "micro_batch_tokens", "held": "valid_fraction", "measure": "eval_every",
+    "measured": "eval_tokens", "save": "save_every", "log": "log_every", "rate": "optimizer.lr",
+    "epochs": "epochs", "examples": "batch_size", "cut": "truncate", "auxiliary": "lm_loss_weight",
+    "orders": "symmetric_pairs", "unfreeze": "unfreeze_every", "width": "coreference.max_span_width",
+    "hidden": "coreference.hidden_dim", "size": "network.lstm_dim", "words": "network.word_dim",
+    "longest": "max_len", "optimizer": "optimizer.name", "ramp": "batch_warmup_steps",
+    "recompute": "gradient_checkpointing", "attention": "model.attention", "place": "model.context_order",
 }  # fmt: skip
 PREFIXED = {"epochs": "classifier.epochs", "vocabulary": "vocab_size", "target": "target_epochs"}  # of three stages
 MASK = {"roberta-tiny": "<mask>"}  # what stands for a mask, where it is not [MASK]
@@ -76,7 +80,9 @@ def options(names: dict[str, str], given: dict[str, object]) -> list[str]:
 def train_tokenizer(kind: str, sources: list[Path], out: Path, size: int | None, marks: int = 0) -> Path:
     sized = ["--vocab-size", size] if size else []
     split = ["--split", "blank"] if len(sources) == 1 else []
-    command("tokenizer", "train", *sources, "--kind", today(kind), *sized, "--sentinels", marks, *split, "--out", out)
+    command(
+        "tokenizer", "train", *sources, "--kind", today(kind), *sized, "--num-sentinels", marks, *split, "--out", out
+    )
     return out
 
 
@@ -84,7 +90,7 @@ def prepare(source: Path, tokenizer: Path | None, out: Path) -> Path:
     """A corpus of text, or without a tokenizer one of music."""
     tokenizer = tokenizer or Path("events")
     split = ["--split", "blank"] if source.is_file() else []
-    command("prepare", source, "--tokenizer", tokenizer, *split, "--workers", 1, "--out", out)
+    command("prepare", source, "--tokenizer", tokenizer, *split, "--num-workers", 1, "--out", out)
     return out
 
 
@@ -113,7 +119,7 @@ def pretrain(recipe: str, corpus: Path, out: Path, **settings: object) -> Path:
 
 
 def distill(teacher: Path, corpus: Path, out: Path, **settings: object) -> Path:
-    command("distil", teacher, "--corpus", corpus, "--out", out, "--budget", "5steps", *options(SETTINGS, settings))
+    command("distill", teacher, "--corpus", corpus, "--out", out, "--budget", "5steps", *options(SETTINGS, settings))
     return out
 
 
@@ -134,8 +140,8 @@ def run_log(run: Path) -> dict[str, list[Any]]:
     steps, measured = [row for row in rows if "loss" in row], [row for row in rows if "valid" in row]
     return {
         "loss": [sorted(row["loss"].values()) for row in steps],
-        "rate": [row.get("rate") for row in steps],
-        "gradient": [row.get("gradient") for row in steps],
+        "rate": [row.get("lr") for row in steps],
+        "gradient": [row.get("grad_norm") for row in steps],
         "held out": [sorted(row["valid"].values()) for row in measured],
     }
 
@@ -148,17 +154,17 @@ def counted(run: Path) -> dict[str, list[Any]]:
 
 def encode(model: Path, *texts: str) -> list[int]:
     found = json.loads(command("encode", model, *texts, "--json"))
-    return [*found["ids"], *found["segments"]]
+    return [*found["input_ids"], *found["token_type_ids"]]
 
 
 def score(model: Path, data: Path) -> list[Any]:
     rows = map(json.loads, command("score", model, "--data", data, "--json").splitlines())
-    return [[row["log_probability"], row["tokens"]] for row in rows]
+    return [[row["log_prob"], row["num_tokens"]] for row in rows]
 
 
-def choose(model: Path, data: Path, *more: object) -> list[Any]:
+def rank_choices(model: Path, data: Path, *more: object) -> list[Any]:
     rows = [json.loads(line) for line in command("score", model, "--choices", data, "--json", *more).splitlines()]
-    return [[row["best"], *row["values"]] for row in rows if "best" in row]
+    return [[row["best_index"], *row["normalized_scores"]] for row in rows if "best_index" in row]
 
 
 def last_words(model: Path, data: Path) -> list[Any]:
@@ -169,14 +175,23 @@ def last_words(model: Path, data: Path) -> list[Any]:
 def fill(model: Path, recipe: str) -> list[Any]:
     mask = MASK.get(recipe, "[MASK]")
     guesses = json.loads(command("fill", model, f"The old {mask} sees the {mask} in the garden.", "--json"))
-    return [[guess["piece"], guess["probability"]] for each in guesses for guess in each]
+    return [[guess["token"], guess["probability"]] for each in guesses for guess in each]
 
 
-BY_LENGTH = ["--normalise", "length"]
+BY_LENGTH = ["--normalization", "length"]
 
 
 def after_shots(examples: Path) -> list[object]:
-    return ["--shots", 2, "--examples", examples, "--normalise", "unconditional", "--template", "{text}: {answer}"]
+    return [
+        "--num-shots",
+        2,
+        "--examples",
+        examples,
+        "--normalization",
+        "unconditional",
+        "--template",
+        "{text}: {answer}",
+    ]
 
 
 def follows(model: Path, first: str, second: str) -> str:
@@ -185,37 +200,53 @@ def follows(model: Path, first: str, second: str) -> str:
 
 GREEDY, SAMPLED, BEAM = (
     [],
-    ["--sample", "--temperature", 0.9, "--top-k", 20, "--top-p", 0.95, "--repetition", 1.1, "--seed", 3, "--copies", 2],
-    ["--beams", 3, "--best", 2, "--penalty", 0.8],
+    [
+        "--do-sample",
+        "--temperature",
+        0.9,
+        "--top-k",
+        20,
+        "--top-p",
+        0.95,
+        "--repetition-penalty",
+        1.1,
+        "--seed",
+        3,
+        "--num-samples",
+        2,
+    ],
+    ["--num-beams", 3, "--num-return-sequences", 2, "--length-penalty", 0.8],
 )
 
 
 def generate(model: Path, data: Path, how: list[object]) -> list[Any]:
-    rows = map(json.loads, command("generate", model, "--data", data, "--most", 8, "--json", *how).splitlines())
-    return [[row["text"], row["log_probability"], row["tokens"], row["finished"]] for row in rows]
+    rows = map(
+        json.loads, command("generate", model, "--data", data, "--max-new-tokens", 8, "--json", *how).splitlines()
+    )
+    return [[row["text"], row["log_prob"], row["num_tokens"], row["is_finished"]] for row in rows]
 
 
 def translate(model: Path, data: Path) -> list[str]:
-    return command("translate", model, "--data", data, "--most", 12).splitlines()
+    return command("translate", model, "--data", data, "--max-new-tokens", 12).splitlines()
 
 
 def play(model: Path, out: Path) -> bytes:
-    command("music", model, "--out", out, "--length", 40, "--seed", 1)
+    command("music", model, "--out", out, "--max-len", 40, "--seed", 1)
     return out.read_bytes()
 
 
 def embed(model: Path, data: Path, out: Path, layers: str, per: str) -> Any:
-    command("embed", model, "--data", data, "--layers", today(layers), "--per", today(per), "--out", out)
+    command("embed", model, "--data", data, "--layers", today(layers), "--granularity", today(per), "--out", out)
     with np.load(out) as found:
         return torch.from_numpy(found["vectors"])
 
 
 def neighbors(model: Path, word: str) -> list[Any]:
-    rows = json.loads(command("neighbours", model, word, "--top", 5, "--json"))
+    rows = json.loads(command("neighbors", model, word, "--top-k", 5, "--json"))
     return [[row["word"], row["cosine"]] for row in rows]
 
 
-CRF, BILSTM = ["--decoder", "crf"], ["--network", "bilstm"]
+CRF, BILSTM = ["--tag-decoder", "crf"], ["--network", "bilstm"]
 
 
 def finetune(
@@ -270,7 +301,7 @@ def predict(model: Path, task: str, several: bool, data: Path, out: Path) -> lis
         if "clusters" in row:
             found.append(row["clusters"])
         elif "question" in row:
-            found.append([row["text"], row["start"], row["end"], row["probability"], row["odds"]])
+            found.append([row["text"], row["start"], row["end"], row["probability"], row["null_score_diff"]])
         elif "tags" in row:
             found.append([row["tags"], row["tag_probabilities"]])
         else:

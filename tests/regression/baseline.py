@@ -154,12 +154,12 @@ def trained(shop: Workshop, recipe: str) -> Iterator[tuple[str, Any]]:
     if recipe in (*MASKED, *CAUSAL, *BOTH_WAYS, *PLAYED, *COUNTED):
         yield "scores", adapter.score(model, file)
     if recipe in (*MASKED, *CAUSAL, *BOTH_WAYS):
-        yield "scores of choices", adapter.choose(model, shop.labeled("choice")[1])
-        yield "scores by length", adapter.choose(model, shop.labeled("choice")[1], *adapter.BY_LENGTH)
+        yield "scores of choices", adapter.rank_choices(model, shop.labeled("choice")[1])
+        yield "scores by length", adapter.rank_choices(model, shop.labeled("choice")[1], *adapter.BY_LENGTH)
         yield "scores of last words", adapter.last_words(model, shop.lines)
     if recipe in CAUSAL:
         train, dev = shop.labeled("choice")
-        yield "scores after shots", adapter.choose(model, dev, *adapter.after_shots(train))
+        yield "scores after shots", adapter.rank_choices(model, dev, *adapter.after_shots(train))
     if recipe in MASKED:
         yield "fillings", adapter.fill(model, recipe)
     if recipe in PAIRED:

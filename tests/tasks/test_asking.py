@@ -6,82 +6,86 @@ import pytest
 
 from polyseme.errors import UserError
 from polyseme.evaluation.prompting import (
-    FOLDER,
-    PromptSpec,
+    PROMPTS_DIR,
+    PromptTemplate,
     Question,
-    ask,
-    draw_shots,
-    find_prompt,
-    match,
-    measure,
-    overlap,
+    answer_questions,
+    evaluate_answers,
+    exact_match,
+    load_prompt_template,
     read_questions,
-    rouge,
+    rouge_l,
+    sample_shots,
+    token_f1,
 )
 
 
 def test_prompts_that_come_along():
-    names = {path.stem for path in FOLDER.glob("*.json")}
+    names = {path.stem for path in PROMPTS_DIR.glob("*.json")}
     assert names == {"question", "cloze", "summary", "translation"}
     for name in names:
-        assert find_prompt(name).name == name and PromptSpec.from_json(find_prompt(name).to_json()) == find_prompt(name)
+        assert load_prompt_template(name).name == name and PromptTemplate.from_json(
+            load_prompt_template(name).to_json()
+        ) == load_prompt_template(name)
     with pytest.raises(UserError, match="summary"):
-        find_prompt("sumary")
+        load_prompt_template("sumary")
 
 
 def test_how_a_question_is_put():
-    prompt = find_prompt("question").replace(about="Answer.")
+    prompt = load_prompt_template("question").replace(instruction="Answer.")
     shots = [Question({"question": "1 + 1?"}, ("2", "two"))]
-    said = prompt.put(Question({"question": "who?"}, ("me",)), shots)
+    said = prompt.render(Question({"question": "who?"}, ("me",)), shots)
     assert said == "Answer.\n\nQ: 1 + 1?\nA:2\n\nQ: who?\nA:"
     tricky = Question({"text": "a {answer} in {text}"}, ("x",))
-    assert find_prompt("summary").put(tricky) == "a {answer} in {text}\nTL;DR:"
+    assert load_prompt_template("summary").render(tricky) == "a {answer} in {text}\nTL;DR:"
     questions = [Question({"question": q}, ("",)) for q in "abc"]
-    found = ask(lambda prompts, most: [" Paris\nQ: more", "\n", "Rome"], prompt, questions)
+    found = answer_questions(lambda prompts, most: [" Paris\nQ: more", "\n", "Rome"], prompt, questions)
     assert found == ["Paris", "", "Rome"]
 
 
 def test_measures():
-    assert match("The Cat.", "cat") == 1 and match("cats", "cat") == 0
-    assert overlap("the black cat", "a black dog") == pytest.approx(0.5)
-    assert rouge("the cat sat on it", "the cat on it sat") == pytest.approx(0.8)
-    assert overlap("", "x") == rouge("", "x") == 0 and overlap("the", "a") == 1
+    assert exact_match("The Cat.", "cat") == 1 and exact_match("cats", "cat") == 0
+    assert token_f1("the black cat", "a black dog") == pytest.approx(0.5)
+    assert rouge_l("the cat sat on it", "the cat on it sat") == pytest.approx(0.8)
+    assert token_f1("", "x") == rouge_l("", "x") == 0 and token_f1("the", "a") == 1
     questions = [Question({}, ("Paris", "paris, France")), Question({}, ("Rome",))]
-    results = measure(find_prompt("question"), ["Paris France", "Oslo"], questions)
-    assert results["match"] == 0.5 and results["f1"] == 0.5
-    results = measure(find_prompt("translation"), ["ein Hund läuft am Strand", "x"], [
+    results = evaluate_answers(load_prompt_template("question"), ["Paris France", "Oslo"], questions)
+    assert results["exact_match"] == 0.5 and results["f1"] == 0.5
+    results = evaluate_answers(load_prompt_template("translation"), ["ein Hund läuft am Strand", "x"], [
         Question({}, ("ein Hund läuft am Strand",)), Question({}, ("y",))])  # fmt: skip
     assert 0 < results["bleu"] <= 100 and "version" in results["bleu_signature"]
 
 
 def test_shots_are_not_asked():
     known = [Question({"text": str(i)}, ("a",)) for i in range(6)]
-    drawn = draw_shots(known, 3, 0, known[:3])
-    assert not set(q.fields["text"] for q in drawn) & {"0", "1", "2"} and drawn == draw_shots(known, 3, 0, known[:3])
+    drawn = sample_shots(known, 3, 0, known[:3])
+    assert not set(q.fields["text"] for q in drawn) & {"0", "1", "2"} and drawn == sample_shots(known, 3, 0, known[:3])
     with pytest.raises(UserError, match="4 shots are more than the 3"):
-        draw_shots(known, 4, 0, known[:3])
+        sample_shots(known, 4, 0, known[:3])
 
 
 def test_the_command(project, done, refused, tmp_path):
     rows = [{"text": f"The old cat sees {i}.", "answer": ["the dog", "a dog"]} for i in range(4)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
     (tmp_path / "e.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[2:]))
-    (tmp_path / "mine.json").write_text(json.dumps({"name": "mine", "template": "{text}:{answer}", "most": 4}))
+    (tmp_path / "mine.json").write_text(
+        json.dumps({"name": "mine", "template": "{text}:{answer}", "max_new_tokens": 4})
+    )
     model = project / "run-gpt2/model"
     said = done(
         "prompt", model, "--prompt", tmp_path / "mine.json", "--data", tmp_path / "d.jsonl", "--json"
     ).splitlines()
     assert len(said) == 3 and json.loads(said[-1])["questions"] == 2
-    said = done("prompt", model, "--prompt", tmp_path / "mine.json", "--data", tmp_path / "d.jsonl", "--shots", 1,
+    said = done("prompt", model, "--prompt", tmp_path / "mine.json", "--data", tmp_path / "d.jsonl", "--num-shots", 1,
                 "--examples", tmp_path / "e.jsonl")  # fmt: skip
     assert "match: " in said and "1 shots" in said
     refused("prompt", model, "--prompt", "question", "--data", tmp_path / "d.jsonl", says="no key 'question'")
     refused("prompt", model, "--prompt", "none", "--data", tmp_path / "d.jsonl", says="no prompt 'none'")
-    refused("prompt", model, "--prompt", "summary", "--data", tmp_path / "d.jsonl", "--shots", 1, says="--examples")
+    refused("prompt", model, "--prompt", "summary", "--data", tmp_path / "d.jsonl", "--num-shots", 1, says="--examples")
     (tmp_path / "bad.json").write_text(json.dumps({"name": "x", "template": "{answer} {text}"}))
     refused("prompt", model, "--prompt", tmp_path / "bad.json", "--data", tmp_path / "d.jsonl", says="has to end in")
     (tmp_path / "n.jsonl").write_text('{"text": "x", "answer": 3}\n')
     refused("prompt", model, "--prompt", tmp_path / "mine.json", "--data", tmp_path / "n.jsonl", says="are texts")
     with pytest.raises(UserError, match="malformed"):
         (tmp_path / "n.jsonl").write_text("{")
-        read_questions(tmp_path / "n.jsonl", find_prompt("summary"))
+        read_questions(tmp_path / "n.jsonl", load_prompt_template("summary"))

@@ -9,26 +9,33 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.datasets.published import published, table
+from polyseme.datasets.published import load_published_tables, published_table
 from polyseme.errors import UserError
 from polyseme.evaluation import benchmarks as benchmark
-from polyseme.evaluation.benchmarks import BENCHMARKS, rows_of, run_benchmark
-from polyseme.evaluation.compare import Run, bootstrap, cells, picture, read_run, read_runs
-from polyseme.evaluation.ensemble import ensemble, evaluate_ensemble
+from polyseme.evaluation.benchmarks import BENCHMARKS, benchmark_table, run_benchmark
+from polyseme.evaluation.compare import (
+    FinetuneRun,
+    comparison_table,
+    paired_bootstrap,
+    plot_comparison,
+    read_run,
+    read_runs,
+)
+from polyseme.evaluation.ensemble import evaluate_ensemble, predict_ensemble
 from polyseme.evaluation.predict import predict
 from polyseme.evaluation.submission import write_submission
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneSpec, finetune
-from polyseme.finetuning.grid import points, search
-from polyseme.finetuning.runner import Best
+from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.grid import expand_grid, grid_search
+from polyseme.finetuning.runner import EarlyStopping
 from polyseme.tasks.examples import Example
 from polyseme.tasks.task import Prediction, Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optimizer import OptimSpec
+from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt", "seal", "swan"]
-QUICK = FinetuneSpec(epochs=2, batch_size=16, optim=OptimSpec(rate=3e-3), truncate=True)
+QUICK = FinetuneConfig(epochs=2, batch_size=16, optimizer=OptimizerConfig(lr=3e-3), truncate=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,7 +49,7 @@ def one_thread():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     tokenizer = Tokenizer.train("wordpiece", iter([" ".join(WORDS), *WORDS] * 30), 300)
-    spec = FAMILIES["bert"].spec(num_layers=1, dim=24, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=40)
+    spec = FAMILIES["bert"].model_config(num_layers=1, dim=24, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=40)
     path = tmp_path_factory.mktemp("base") / "m"
     save_model(path, spec.build(0), tokenizer)
     return path
@@ -76,22 +83,22 @@ def runs(folder, tmp_path_factory):
 
 def test_a_seed_that_learnt_nothing_is_named(folder):
     data = texts(80)
-    still = QUICK.replace(steps=1, optim=OptimSpec(rate=0.0))
+    still = QUICK.replace(steps=1, optimizer=OptimizerConfig(lr=0.0))
     found = finetune(folder, "classification", data[:60], data[60:], None, still, seeds=2)
     most = max(np.mean([e.label == label for e in data[60:]]) for label in "01")
-    assert found["blind"] == pytest.approx(most)
-    assert found["failed"] == [run["seed"] for run in found["seeds"] if run["accuracy"] <= most]
-    assert found["failed"]
+    assert found["majority_score"] == pytest.approx(most)
+    assert found["failed_seeds"] == [run["seed"] for run in found["seeds"] if run["accuracy"] <= most]
+    assert found["failed_seeds"]
 
 
 def test_early_stopping_keeps_the_best_epoch(folder, tmp_path):
-    best, model = Best(2), torch.nn.Linear(1, 1)
+    best, model = EarlyStopping(2), torch.nn.Linear(1, 1)
     for step, value in enumerate([0.1, 0.5, 0.5, 0.4], 1):
-        assert not best.over
+        assert not best.should_stop
         with torch.no_grad():
             model.weight.fill_(step)
-        best.note(step, value, model)
-    assert best.over and (best.step, best.value) == (2, 0.5)
+        best.update(step, value, model)
+    assert best.should_stop and (best.best_step, best.best_score) == (2, 0.5)
     best.restore(model)
     assert model.weight.item() == 2
     data = texts(120)
@@ -101,7 +108,7 @@ def test_early_stopping_keeps_the_best_epoch(folder, tmp_path):
     steps = [json.loads(line)["step"] for line in (tmp_path / "r/log.jsonl").read_text().splitlines()]
     assert len(steps) < found["steps"] == 200 and len(steps) % 5 == 0 and len(steps) >= 15
     with pytest.raises(UserError, match="patience is -1, expected 0 or more"):
-        QUICK.replace(patience=-1).check()
+        QUICK.replace(patience=-1).validate()
 
 
 def test_a_grid_keeps_its_best_and_goes_on(folder, tmp_path):
@@ -109,37 +116,37 @@ def test_a_grid_keeps_its_best_and_goes_on(folder, tmp_path):
     asked = []
 
     def run(spec, out):
-        asked.append(spec.optim.rate)
+        asked.append(spec.optimizer.lr)
         return finetune(folder, "classification", data[:60], data[60:], out, spec)
 
-    grid = points(QUICK.replace(steps=6), ["lr=1e-9,3e-3 batch=8"])
-    assert [name for name, _ in grid] == ["lr=1e-9_batch=8", "lr=3e-3_batch=8"]
-    assert grid[1][1].optim.rate == 3e-3 and grid[1][1].batch_size == 8
-    first = tmp_path / "r/grid/lr=1e-9_batch=8"
+    grid = expand_grid(QUICK.replace(steps=6), ["lr=1e-9,3e-3 batch_size=8"])
+    assert [name for name, _ in grid] == ["lr=1e-9_batch_size=8", "lr=3e-3_batch_size=8"]
+    assert grid[1][1].optimizer.lr == 3e-3 and grid[1][1].batch_size == 8
+    first = tmp_path / "r/grid/lr=1e-9_batch_size=8"
     finetune(folder, "classification", data[:60], data[60:], first, grid[0][1])
-    found, rows = search(run, tmp_path / "r", grid)
+    found, rows = grid_search(run, tmp_path / "r", grid)
     assert asked == [3e-3], "what was done is not done again"
     values = {name: r["mean"]["accuracy"] for name, r in rows}
     assert found["mean"]["accuracy"] == max(values.values())
-    assert load_model(tmp_path / "r/model").notes["task"] == "classification"
+    assert load_model(tmp_path / "r/model").metadata["task"] == "classification"
     assert json.loads((tmp_path / "r/results.json").read_text())["mean"] == found["mean"]
     assert not list((tmp_path / "r/grid").glob("*/model"))
     with pytest.raises(UserError, match="already holds"):
-        search(run, tmp_path / "r", grid)
+        grid_search(run, tmp_path / "r", grid)
     for bad, message in (("lr", "is not name=value"), ("lr=", "is not name=value"), ("ls=3", "unknown key 'ls'")):
         with pytest.raises(UserError, match=message):
-            points(QUICK, [bad])
+            expand_grid(QUICK, [bad])
 
 
 def test_a_chain_keeps_the_head_of_the_same_answers(folder, tmp_path):
     data = texts(60)
-    still = QUICK.replace(steps=1, optim=OptimSpec(rate=0.0))
-    finetune(folder, "classification", data, data, tmp_path / "a", QUICK, first_seed=1, data_set="first")
+    still = QUICK.replace(steps=1, optimizer=OptimizerConfig(lr=0.0))
+    finetune(folder, "classification", data, data, tmp_path / "a", QUICK, first_seed=1, dataset_name="first")
     finetune(tmp_path / "a/model", "classification", data, data, tmp_path / "b", still, first_seed=2)
     a, b = (load_model(tmp_path / name / "model") for name in "ab")
     assert torch.equal(a.model.heads["classify"].linear.weight, b.model.heads["classify"].linear.weight)
-    assert b.notes["chain"] == ["first"]
-    other = [Example(e.where, e.text, label="yes" if e.label == "1" else "no") for e in data]
+    assert b.metadata["finetuning_history"] == ["first"]
+    other = [Example(e.location, e.text, label="yes" if e.label == "1" else "no") for e in data]
     finetune(tmp_path / "a/model", "classification", other, other, tmp_path / "c", still)
     c = load_model(tmp_path / "c/model").model
     assert not torch.equal(a.model.heads["classify"].linear.weight, c.heads["classify"].linear.weight)
@@ -151,7 +158,7 @@ def test_an_ensemble_is_the_mean_of_its_members(folder, kind, tmp_path):
     for seed in (0, 1):
         finetune(folder, kind, data[:40], data[40:], tmp_path / str(seed), QUICK, first_seed=seed)
     members = [load_model(tmp_path / str(seed) / "model") for seed in (0, 1)]
-    task, found = ensemble(members, data[40:])
+    task, found = predict_ensemble(members, data[40:])
     alone = [predict(member, data[40:]) for member in members]
     for one, *each in zip(found, *alone):
         if kind == "regression":
@@ -161,24 +168,26 @@ def test_an_ensemble_is_the_mean_of_its_members(folder, kind, tmp_path):
         else:
             for label, share in one.probabilities.items():
                 assert share == pytest.approx(np.mean([p.probabilities[label] for p in each]))
-    assert set(evaluate_ensemble(members, data[40:])) and task.kind == kind
+    assert set(evaluate_ensemble(members, data[40:])) and task.task_type == kind
     with pytest.raises(UserError, match="two models or more"):
-        ensemble(members[:1], data)
+        predict_ensemble(members[:1], data)
 
 
 def test_runs_in_a_table_and_a_picture(runs, tmp_path):
     pytest.importorskip("matplotlib")
     good, poor = read_run(runs / "good"), read_run(runs / "poor")
-    header, rows = cells([good, poor])
+    header, rows = comparison_table([good, poor])
     speeds = ["ms a text", "examples/s", "speed-up", "training s"]
     assert header == ["model", "parameters", "classification (accuracy)", "mean", *speeds] and len(rows) == 1
     assert float(rows[0][4]) > 0 and rows[0][6] == "1.0×"
-    fast = dataclasses.replace(good, model="fast", speed=4 * poor.speed, ms=poor.ms / 2)
-    frozen = dataclasses.replace(good, model="frozen", speed=None, ms=None)
-    rows = cells([good, poor, fast, frozen])[1]
+    fast = dataclasses.replace(
+        good, model="fast", examples_per_second=4 * poor.examples_per_second, latency_ms=poor.latency_ms / 2
+    )
+    frozen = dataclasses.replace(good, model="frozen", examples_per_second=None, latency_ms=None)
+    rows = comparison_table([good, poor, fast, frozen])[1]
     assert [row[6] for row in rows] == ["1.0×", "4.0×", ""] and rows[2][4] == ""
     assert rows[0][2].startswith(f"{100 * poor.mean:.1f} ± ")
-    picture([good, poor], tmp_path / "p.png")
+    plot_comparison([good, poor], tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     assert [run.path.name for run in read_runs([runs])] == ["good", "poor"]
     with pytest.raises(UserError, match=r"is no finished run"):
@@ -187,7 +196,7 @@ def test_runs_in_a_table_and_a_picture(runs, tmp_path):
 
 def test_the_bootstrap_tells_a_difference_from_chance(runs):
     good, poor = read_run(runs / "good"), read_run(runs / "poor")
-    found = bootstrap(good, poor, 300)
+    found = paired_bootstrap(good, poor, 300)
     assert found["difference"] == pytest.approx(good.mean - poor.mean) and found["low"] <= found["high"]
     draw = random.Random(0)
     gold = tuple(draw.choice("ab") for _ in range(400))
@@ -195,18 +204,18 @@ def test_the_bootstrap_tells_a_difference_from_chance(runs):
     def run(right):
         said = tuple(g if draw.random() < right else "ab".replace(g, "") for g in gold)
         value = sum(a == b for a, b in zip(gold, said)) / len(gold)
-        return Run(runs, "m", "t", "choice", "accuracy", (value,), 1, 1.0, (), gold, (said,))
+        return FinetuneRun(runs, "m", "t", "choice", "accuracy", (value,), 1, 1.0, (), gold, (said,))
 
     a, b, c = run(0.9), run(0.7), run(0.9)
-    assert bootstrap(a, b, 400)["p"] < 0.01 < 0.05 < bootstrap(a, c, 400)["p"]
-    assert bootstrap(b, a, 400)["difference"] < 0
+    assert paired_bootstrap(a, b, 400)["p"] < 0.01 < 0.05 < paired_bootstrap(a, c, 400)["p"]
+    assert paired_bootstrap(b, a, 400)["difference"] < 0
     # of a difference of proportions the interval is known: 1.96 standard errors of the paired difference
-    both = np.array([(x == g) - (y == g) for x, y, g in zip(a.said[0], b.said[0], gold)], float)
+    both = np.array([(x == g) - (y == g) for x, y, g in zip(a.predictions[0], b.predictions[0], gold)], float)
     wide = 1.96 * both.std() / np.sqrt(len(both))
-    found = bootstrap(a, b, 2000)
+    found = paired_bootstrap(a, b, 2000)
     assert found["high"] - found["low"] == pytest.approx(2 * wide, rel=0.1)
     with pytest.raises(UserError, match="not measured on the same examples"):
-        bootstrap(a, good)
+        paired_bootstrap(a, good)
 
 
 GLUE = {  # small files of every data set that is in the table
@@ -252,7 +261,7 @@ def test_a_benchmark_runs_all_goes_on_and_shows_the_lectures_table(folder, tmp_p
     real = benchmark.finetune
 
     def told(*args, **options):
-        asked.append(options["data_set"])
+        asked.append(options["dataset_name"])
         if len(asked) == 3:
             raise KeyboardInterrupt
         return real(*args, **options)
@@ -262,11 +271,11 @@ def test_a_benchmark_runs_all_goes_on_and_shows_the_lectures_table(folder, tmp_p
         run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "out", settings)
     found = run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "out", settings)
     assert len(asked) == 10 and asked.count("glue/mnli") == 1 and "glue/mnli-mm" not in asked
-    nine = BENCHMARKS["glue"].columns
+    nine = BENCHMARKS["glue"].tasks
     assert found["average"] == pytest.approx(np.mean([found["mean"][column] for column in nine]))
     assert len(nine) == 9 and "wnli" in found["mean"] and not found["missing"]
     assert all(len(values) == 1 for values in found["scores"].values())
-    header, rows = rows_of("glue", "mine", found)
+    header, rows = benchmark_table("glue", "mine", found)
     assert header[1:3] == ["mnli", "mnli-mm"] and rows[-1][0] == "mine" and rows[4][-4:-1] == ["82.1", "340M", ""]
     assert rows[-1][-3].endswith("M") and float(rows[-1][-2]) > 0 and found["examples_per_second"] > 0
     lines = (tmp_path / "out/submission/MNLI-mm.tsv").read_text().splitlines()
@@ -288,19 +297,23 @@ def test_a_benchmark_runs_all_goes_on_and_shows_the_lectures_table(folder, tmp_p
 
 
 def test_published_figures_keep_what_disagrees():
-    averages = {row.values["average"] for row in table("glue").rows if row.system == "BERT-large"}
+    averages = {row.values["average"] for row in published_table("glue").rows if row.system == "BERT-large"}
     assert averages == {82.1, 81.9}
-    for row in table("glue").rows:  # the printed average is that of the nine, as far as the slides' rounding goes
-        nine = [row.values[column] for column in BENCHMARKS["glue"].columns]
+    for row in published_table(
+        "glue"
+    ).rows:  # the printed average is that of the nine, as far as the slides' rounding goes
+        nine = [row.values[column] for column in BENCHMARKS["glue"].tasks]
         assert row.values["average"] == pytest.approx(np.mean(nine), abs=0.06), row
-    assert len(table("conll-2003").rows) == 12 and {r.values["en-fr"] for r in table("bleu").rows[-2:]} == {41.0, 41.8}
-    for row in table("albert").rows:
+    assert len(published_table("conll-2003").rows) == 12 and {
+        r.values["en-fr"] for r in published_table("bleu").rows[-2:]
+    } == {41.0, 41.8}
+    for row in published_table("albert").rows:
         v = row.values
         five = [(v["squad-1.1_f1"] + v["squad-1.1_exact"]) / 2, (v["squad-2.0_f1"] + v["squad-2.0_exact"]) / 2]
         assert v["average"] == pytest.approx(np.mean([*five, v["mnli"], v["sst-2"], v["race"]]), abs=0.11), row
-    assert all(row.source for given in published().values() for row in given.rows)
+    assert all(row.source for given in load_published_tables().values() for row in given.rows)
     with pytest.raises(UserError, match="did you mean 'glue'"):
-        table("glu")
+        published_table("glu")
 
 
 def test_submissions(tmp_path):
@@ -315,5 +328,5 @@ def test_submissions(tmp_path):
 def test_words_cut_off_count_as_wrong(folder, tmp_path):
     data = [Example(f"d:{i}", words=("cat",) * 40, tags=("O",) * 39 + ("B-X",)) for i in range(8)]
     found = finetune(folder, "tagging", data, data, None, QUICK.replace(steps=1, max_len=12))
-    assert found["cut"] == {"train": 8, "dev": 8}
-    assert found["mean"]["accuracy"] <= 10 / 40 and Task.of("tagging", data).labels == ("O", "B-X")
+    assert found["num_truncated"] == {"train": 8, "dev": 8}
+    assert found["mean"]["accuracy"] <= 10 / 40 and Task.from_examples("tagging", data).labels == ("O", "B-X")

@@ -8,21 +8,27 @@ import pytest
 import torch
 
 from polyseme.errors import UserError
-from polyseme.evaluation.predict import answers
+from polyseme.evaluation.predict import compute_logits_and_labels
 from polyseme.families import FAMILIES
-from polyseme.finetuning.feature_extraction import Encoder, NetworkSpec
-from polyseme.finetuning.frozen import USUAL, Reader, finetune_over, open_over, spec_of
-from polyseme.nn.packing import Layout
-from polyseme.nn.trunks.feature_network import Bidaf, Esim, attend_both_ways
-from polyseme.objectives.losses import losses
+from polyseme.finetuning.feature_extraction import FeatureEncoder, FeatureNetworkSettings
+from polyseme.finetuning.frozen import (
+    FEATURE_DEFAULTS,
+    FeatureReader,
+    build_model_config,
+    load_feature_model,
+    train_on_features,
+)
+from polyseme.nn.packing import PackedLayout
+from polyseme.nn.trunks.feature_network import ESIM, BiDAF, attention_flow
+from polyseme.objectives.losses import compute_losses
 from polyseme.tasks.examples import Example
-from polyseme.tasks.spans import SpanSpec
+from polyseme.tasks.spans import ExtractiveQAConfig
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import save_model
 
 ANIMALS, COLOURS = ["cat", "dog", "fish", "bird", "wolf"], ["red", "blue", "green", "grey"]
-SMALL = NetworkSpec(size=16, word_dim=16, dropout=0.0, characters=False)
+SMALL = FeatureNetworkSettings(lstm_dim=16, word_dim=16, dropout=0.0, use_char_cnn=False)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +36,7 @@ def folder(tmp_path_factory):
     words = [*ANIMALS, *COLOURS, "so it is .", "which animal colour"]
     tokenizer = Tokenizer.train("wordpiece", iter([" ".join(words), *words] * 30), 200)
     path = tmp_path_factory.mktemp("bert")
-    spec = FAMILIES["bert"].spec(num_layers=1, dim=16, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=24)
+    spec = FAMILIES["bert"].model_config(num_layers=1, dim=16, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=24)
     save_model(path, spec.build(0), tokenizer)
     return path
 
@@ -53,10 +59,10 @@ def questions(n, seed=0, none=0.0, more=16):
 
 def test_attention_is_a_plain_loop_over_the_equations():
     sizes, dim = ((3, 1, 5), (2, 4, 1)), 6
-    of_h, of_u = (Layout.of(lengths) for lengths in sizes)
+    of_h, of_u = (PackedLayout.from_lengths(lengths) for lengths in sizes)
     h, u, w = (torch.randn(n, dim, dtype=torch.float64) for n in (9, 7, 3))
     w = w.flatten()
-    found = attend_both_ways(h, of_h, u, of_u, w).split(sizes[0])
+    found = attention_flow(h, of_h, u, of_u, w).split(sizes[0])
     for context, question, g in zip(h.split(sizes[0]), u.split(sizes[1]), found):
         scores = [[float(w @ torch.cat([a, b, a * b])) for b in question] for a in context]
         looked = torch.tensor([max(row) for row in scores], dtype=torch.float64).softmax(0)
@@ -69,8 +75,8 @@ def test_attention_is_a_plain_loop_over_the_equations():
 
 def test_the_comparison_of_esim_is_a_plain_loop_over_the_equations():
     """Chen et al. 2017, (11) to (15): attention, difference and product, one layer; then what the BiLSTM is given."""
-    sizes, part = ((3, 1), (2, 4)), Esim(3, 0.0).double()
-    of_a, of_b = (Layout.of(lengths) for lengths in sizes)
+    sizes, part = ((3, 1), (2, 4)), ESIM(3, 0.0).double()
+    of_a, of_b = (PackedLayout.from_lengths(lengths) for lengths in sizes)
     a, b = torch.randn(4, 6, dtype=torch.float64), torch.randn(6, 6, dtype=torch.float64)
     given = []
     part.compose.register_forward_hook(lambda _, args, __: given.append(args[0]))
@@ -88,21 +94,21 @@ def test_the_comparison_of_esim_is_a_plain_loop_over_the_equations():
 
 def test_what_is_said_of_a_word_and_of_the_rest():
     """[G; M; M²] of the context's words; one state for every word of the question."""
-    part, (of_h, of_u) = Bidaf(3, 0.0).double(), (Layout.of([4, 2]), Layout.of([2, 3]))
+    part, (of_h, of_u) = BiDAF(3, 0.0).double(), (PackedLayout.from_lengths([4, 2]), PackedLayout.from_lengths([2, 3]))
     for parameter in part.parameters():
         torch.nn.init.normal_(parameter)
     h, u = torch.randn(6, 6, dtype=torch.float64), torch.randn(5, 6, dtype=torch.float64)
-    g = attend_both_ways(h, of_h, u, of_u, part.similarity.weight[0])
-    m = part.model(g, of_h)
-    torch.testing.assert_close(part(h, of_h, u, of_u), torch.cat([g, m, part.end(m, of_h)], 1))
+    g = attention_flow(h, of_h, u, of_u, part.similarity.weight[0])
+    m = part.modeling(g, of_h)
+    torch.testing.assert_close(part(h, of_h, u, of_u), torch.cat([g, m, part.end_encoder(m, of_h)], 1))
     assert part(h, of_h, u, of_u).shape == (6, 36)
 
 
 def model_of(folder, data, name, window=12):
-    task = Task.of("span", data, span=SpanSpec(stride=5))
-    reader = Reader((Encoder.open(folder),), ("scalar-mix",), {"so": 1}, None, window)
-    model = spec_of(task, reader, SMALL.replace(name=name, where="both"), None).build(3).double()
-    (encoded,), model.trunk.features.store = reader.lay(task, (data,), labelled=True)
+    task = Task.from_examples("span", data, span=ExtractiveQAConfig(doc_stride=5))
+    reader = FeatureReader((FeatureEncoder.load(folder),), ("scalar_mix",), {"so": 1}, None, window)
+    model = build_model_config(task, reader, SMALL.replace(name=name, join_at="both"), None).build(3).double()
+    (encoded,), model.trunk.features.store = reader.encode(task, (data,), use_labels=True)
     return model, task, encoded
 
 
@@ -111,51 +117,53 @@ def test_together_equals_alone(folder, name):
     data = questions(8, 1, 0.3, 30)
     model, task, encoded = model_of(folder, data, name)
     if name == "bidaf":
-        torch.nn.init.normal_(model.trunk.compare.none)
+        torch.nn.init.normal_(model.trunk.pair_network.no_answer)
     assert len(encoded) > 8
     total = 0.0
-    for one, (scores, _) in zip(encoded, answers(model, task, encoded, bin_tokens=60)):
-        np.testing.assert_allclose(answers(model, task, [one])[0][0], scores, atol=1e-10)
-        rivals = torch.from_numpy(scores[one.rivals])
-        places = [one.rivals.tolist().index(row) for row in one.target]
+    for one, (scores, _) in zip(encoded, compute_logits_and_labels(model, task, encoded, max_batch_tokens=60)):
+        np.testing.assert_allclose(compute_logits_and_labels(model, task, [one])[0][0], scores, atol=1e-10)
+        rivals = torch.from_numpy(scores[one.candidate_positions])
+        places = [one.candidate_positions.tolist().index(row) for row in one.target]
         total -= sum(float(rivals[:, i].log_softmax(0)[at]) for i, at in enumerate(places)) / 2
-    batch = task.batch(encoded)[0]
-    assert float(losses(model, batch)["span"].detach()) == pytest.approx(total, abs=1e-4)
+    batch = task.collate(encoded)[0]
+    assert float(compute_losses(model, batch)["span"].detach()) == pytest.approx(total, abs=1e-4)
     assert batch.targets["span"].count == len(encoded)
 
 
 def test_windows_of_words_map_back_to_characters(folder):
     data = questions(20, 2, 0.2, 60)
-    task = Task.of("span", data, span=SpanSpec(stride=5))
-    reader = Reader((), (), {}, None, 12)
-    (encoded,), store = reader.lay(task, (data,), labelled=True)
-    spelled = dict.fromkeys(e.of for e in encoded)
+    task = Task.from_examples("span", data, span=ExtractiveQAConfig(doc_stride=5))
+    reader = FeatureReader((), (), {}, None, 12)
+    (encoded,), store = reader.encode(task, (data,), use_labels=True)
+    spelled = dict.fromkeys(e.example_index for e in encoded)
     for window in encoded:
-        example, n = data[window.of], len(window.rows)
-        assert n <= 12 and window.null == n and window.segments.tolist() == [0] * n + [1] * 3
+        example, n = data[window.example_index], len(window.positions)
+        assert n <= 12 and window.null_position == n and window.segments.tolist() == [0] * n + [1] * 3
         assert window.ids[n:].tolist() == list(range(window.ids[n], window.ids[n] + 3))
         words = [example.text[a:b] for a, b in window.offsets]
         assert all(word.strip() == word and word for word in words)
-        if window.target[0] != window.null:
+        if window.target[0] != window.null_position:
             first, last = window.target
             assert example.text[window.offsets[first, 0] : window.offsets[last, 1]] == example.answers[0][0]
-            spelled[window.of] = True
+            spelled[window.example_index] = True
     assert [bool(found) for found in spelled.values()] == [bool(e.answers) for e in data]
-    assert len(store.words) < sum(len(e.ids) for e in encoded), "windows share the places of their words"
+    assert len(store.word_ids) < sum(len(e.ids) for e in encoded), "windows share the places of their words"
     same = [Example("a", data[0].text, "which animal?", answers=()), data[0]]
-    (both,), store = reader.lay(task, (same,), labelled=True)
+    (both,), store = reader.encode(task, (same,), use_labels=True)
     assert both[0].ids[0] == both[-1].ids[0] or len(both) > 2
 
 
 @pytest.mark.parametrize("source", ["bert", "none"])
 def test_it_learns_is_saved_and_opened(folder, tmp_path, source, done):
     data = questions(200, 3, 0.25, 8)
-    settings = USUAL.replace(epochs=11.0, network=SMALL, max_len=14, span=SpanSpec(stride=7)).at("optim.rate", "1e-2")
+    settings = FEATURE_DEFAULTS.replace(
+        epochs=11.0, network=SMALL, max_len=14, span=ExtractiveQAConfig(doc_stride=7)
+    ).with_override("optimizer.lr", "1e-2")
     given = folder if source == "bert" else None
-    found = finetune_over(given, "span", data[:160], data[160:], tmp_path / "run", settings)
-    assert found["mean"]["f1"] > 0.95 and found["wrong_offsets"] == {"train": (0, 0), "dev": (0, 0)}
-    opened = open_over(tmp_path / "run/model")
-    assert opened.model.spec.trunk.network == "bidaf" and opened.task.span.threshold is not None
+    found = train_on_features(given, "span", data[:160], data[160:], tmp_path / "run", settings)
+    assert found["mean"]["f1"] > 0.95 and found["bad_offsets"] == {"train": (0, 0), "dev": (0, 0)}
+    opened = load_feature_model(tmp_path / "run/model")
+    assert opened.model.config.trunk.network == "bidaf" and opened.task.span.null_score_diff_threshold is not None
     assert opened.evaluate(data[160:])["f1"] == pytest.approx(found["mean"]["f1"])
     long = "so  it is, " * 400
     (said,) = opened.predict([Example("x", f"{long}(wolf) {long}", "which animal?", id="x")])
@@ -173,17 +181,21 @@ def test_mistakes_are_told(folder):
     wrong = [Example("q9", "so it is", "which colour?", answers=(("blue", 1),))]
     for name, says in (("linear", "linear cannot look for an answer"), ("esim", "esim compares two texts")):
         with pytest.raises(UserError, match=says):
-            finetune_over(folder, "span", data, data, None, USUAL.replace(network=SMALL.replace(name=name)))
+            train_on_features(
+                folder, "span", data, data, None, FEATURE_DEFAULTS.replace(network=SMALL.replace(name=name))
+            )
     with pytest.raises(UserError, match="bidaf finds an answer in a text, which pair does not ask for"):
         pairs = [Example(f"{i}", "a b", "c", label="xy"[i % 2]) for i in range(4)]
-        finetune_over(folder, "pair", pairs, pairs, None, USUAL.replace(network=SMALL.replace(name="bidaf")))
-    settings = USUAL.replace(steps=1, network=SMALL)
-    found = finetune_over(folder, "span", data + wrong, data, None, settings)
-    assert found["wrong_offsets"]["train"] == (1, 1) and found["train_examples"] == 4
+        train_on_features(
+            folder, "pair", pairs, pairs, None, FEATURE_DEFAULTS.replace(network=SMALL.replace(name="bidaf"))
+        )
+    settings = FEATURE_DEFAULTS.replace(steps=1, network=SMALL)
+    found = train_on_features(folder, "span", data + wrong, data, None, settings)
+    assert found["bad_offsets"]["train"] == (1, 1) and found["train_examples"] == 4
     with pytest.raises(UserError, match="there is no label"):
-        finetune_over(folder, "span", data, [Example("q", "so it", "which?")], None, settings)
+        train_on_features(folder, "span", data, [Example("q", "so it", "which?")], None, settings)
     with pytest.raises(UserError, match="there is no question, which this task reads"):
-        finetune_over(folder, "span", data, [Example("q", "so it", answers=())], None, settings)
+        train_on_features(folder, "span", data, [Example("q", "so it", answers=())], None, settings)
 
 
 def test_by_command(tmp_path, done):
@@ -196,7 +208,7 @@ def test_by_command(tmp_path, done):
     files = ("--train", tmp_path / "q.json", "--dev", tmp_path / "q.json", "--set", "steps=2")
     for name in ("auto", "bilstm"):
         given = ("finetune", "--features", "none", "--network", name, "--task", "span", *files)
-        said = done(*given, "--out", tmp_path / name, "--set", "network.size=8", "--set", "max_len=10")
+        said = done(*given, "--out", tmp_path / name, "--set", "network.lstm_dim=8", "--set", "max_len=10")
         assert ("over features" in said or "words alone" in said) and "has_answer_f1" in said
         said = done("evaluate", tmp_path / name / "model", "--data", tmp_path / "q.json")
         assert said.startswith("12 examples, ") and "\nexact: " in said

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from polyseme.datasets.catalog import DATA_SETS
+from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import UserError
-from polyseme.tasks.metrics.standard import score
+from polyseme.tasks.metrics.standard import compute_metrics
 
 REAL = Path(__file__).parents[2].parent / "shared/data/glue"
 ROWS = {  # from the README beside the files
@@ -22,11 +22,11 @@ ROWS = {  # from the README beside the files
 def test_real_files(name):
     if not REAL.is_dir():
         pytest.skip("the real files are not here")
-    data = DATA_SETS[name]
+    data = DATASETS[name]
     train, dev = data.read(REAL)
     assert (len(train), len(dev)) == ROWS[name]
     for example in (train[0], train[-1], dev[0], dev[-1]):
-        path, _, line = example.where.rpartition(":")
+        path, _, line = example.location.rpartition(":")
         cells = Path(path).read_text(encoding="utf-8-sig").split("\n")[int(line) - 1].split("\t")
         assert {example.text, example.pair or example.text, example.label} <= set(cells)
     labels = sorted({e.label for e in train})
@@ -36,52 +36,54 @@ def test_real_files(name):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_format(name, glue):
-    data = DATA_SETS[name]
+    data = DATASETS[name]
     train, dev = data.read(glue)
     assert (len(train), len(dev)) == ((19, 5) if name == "glue/mrpc" else (12, 12))
-    assert all((e.pair is not None) == (data.kind != "classification") for e in train + dev)
+    assert all((e.pair is not None) == (data.task_type != "classification") for e in train + dev)
     assert data.read(glue / data.folder) == (train, dev)
-    gold = [e.answer for e in dev]
-    assert data.metric in score(data.kind, gold, [float(g) if data.kind == "regression" else g for g in gold])
+    gold = [e.gold for e in dev]
+    assert data.metric in compute_metrics(
+        data.task_type, gold, [float(g) if data.task_type == "regression" else g for g in gold]
+    )
     assert all("\r" not in (e.pair or e.text) for e in train)
 
 
 def test_quotes_are_characters(glue):
-    assert all(e.text.startswith('" ') for e in DATA_SETS["glue/sst-2"].read(glue)[0])
-    assert all(e.pair.startswith('" ') for e in DATA_SETS["glue/mrpc"].read(glue)[1])
+    assert all(e.text.startswith('" ') for e in DATASETS["glue/sst-2"].read(glue)[0])
+    assert all(e.pair.startswith('" ') for e in DATASETS["glue/mrpc"].read(glue)[1])
 
 
 def test_mrpc_dev_is_what_its_ids_name(glue):
-    train, dev = DATA_SETS["glue/mrpc"].read(glue)
-    assert [e.where.rpartition(":")[2] for e in dev] == ["2", "3", "4", "5", "6"]
-    assert not {e.where for e in train} & {e.where for e in dev}
+    train, dev = DATASETS["glue/mrpc"].read(glue)
+    assert [e.location.rpartition(":")[2] for e in dev] == ["2", "3", "4", "5", "6"]
+    assert not {e.location for e in train} & {e.location for e in dev}
     file = glue / "MRPC/msr_paraphrase_train.txt"
     file.write_text(file.read_text().replace("0\t2\t102", "0\t2"))  # a row that lost a column
     with pytest.raises(UserError, match=r"msr_paraphrase_train\.txt:4: 4 columns"):
-        DATA_SETS["glue/mrpc"].read(glue)
+        DATASETS["glue/mrpc"].read(glue)
     (glue / "MRPC/dev_ids.tsv").write_text("3\t103\n7\t7\n")
     with pytest.raises(
         UserError, match=r"dev_ids\.tsv names the pair '7 7', which is not in msr_paraphrase_train\.txt$"
     ):
-        DATA_SETS["glue/mrpc"].read(glue, skip_bad=True)
+        DATASETS["glue/mrpc"].read(glue, skip_bad=True)
     (glue / "MRPC/dev_ids.tsv").write_text("3\t103\n4\t104\n")
-    train, dev = DATA_SETS["glue/mrpc"].read(glue, skip_bad=True)
-    assert (len(train), [e.where.rpartition(":")[2] for e in dev]) == (21, ["5", "6"])
+    train, dev = DATASETS["glue/mrpc"].read(glue, skip_bad=True)
+    assert (len(train), [e.location.rpartition(":")[2] for e in dev]) == (21, ["5", "6"])
 
 
 def test_mrpc_as_glue_has_it(glue):
     rows = (glue / "MRPC/msr_paraphrase_train.txt").read_text(encoding="utf-8-sig").split("\n")
     (glue / "MRPC/train.tsv").write_text("\n".join(rows[:9]))
     (glue / "MRPC/dev.tsv").write_text("\n".join([rows[0], *rows[9:]]))
-    assert [len(part) for part in DATA_SETS["glue/mrpc"].read(glue)] == [8, 16]
+    assert [len(part) for part in DATASETS["glue/mrpc"].read(glue)] == [8, 16]
 
 
 def test_what_is_not_there(glue):
     with pytest.raises(UserError, match=r"there is no folder .*none$"):
-        DATA_SETS["glue/cola"].read(glue / "none")
+        DATASETS["glue/cola"].read(glue / "none")
     (glue / "CoLA/dev.tsv").unlink()
     with pytest.raises(UserError, match=r"CoLA/dev\.tsv is missing$"):
-        DATA_SETS["glue/cola"].read(glue)
+        DATASETS["glue/cola"].read(glue)
     (glue / "MRPC/dev_ids.tsv").unlink()
     with pytest.raises(UserError, match=r"MRPC/dev_ids\.tsv is missing$"):
-        DATA_SETS["glue/mrpc"].read(glue)
+        DATASETS["glue/mrpc"].read(glue)

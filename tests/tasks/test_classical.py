@@ -7,11 +7,16 @@ import pytest
 import torch
 
 from polyseme.errors import UserError
-from polyseme.nn.heads.crf import NEVER, Chains, CrfSpec
-from polyseme.tasks.baselines.feature_taggers import chain_tags, cost, fit, windows
-from polyseme.tasks.baselines.surface import BASELINES, check_baseline, linear
+from polyseme.nn.heads.crf import FORBIDDEN_SCORE, ChainLayout, CRFConfig
+from polyseme.tasks.baselines.feature_taggers import (
+    fit_tagger,
+    negative_log_likelihood,
+    predict_chain_tags,
+    word_features,
+)
+from polyseme.tasks.baselines.surface import BASELINES, check_baseline, linear_baseline
 from polyseme.tasks.examples import Example
-from polyseme.tasks.metrics.srl import role_scores
+from polyseme.tasks.metrics.srl import srl_scores
 
 pytest.importorskip("sklearn")
 from scipy import optimize, sparse
@@ -41,7 +46,7 @@ def test_the_field_against_all_paths(constrained):
     seen, tags, lengths = drawn()
     if constrained:
         tags = np.array([0, 1, 2, 2, 0, 1, 1, 2, 0, 0, 2, 0, 1])
-    barred = CrfSpec(constrained).build(LABELS).barred
+    barred = CRFConfig(constrained).build(LABELS).forbidden
     dense, cuts, penalty = seen.toarray(), np.cumsum(lengths)[:-1], 0.5
 
     def negative(point):
@@ -58,11 +63,11 @@ def test_the_field_against_all_paths(constrained):
         return total
 
     best = optimize.minimize(negative, np.zeros(30), method="BFGS", options={"gtol": 1e-6})
-    found = fit("crf", seen, tags, lengths, LABELS, penalty, constrained, most=500)
+    found = fit_tagger("crf", seen, tags, lengths, LABELS, penalty, constrained, max_iterations=500)
     np.testing.assert_allclose(found.weights, best.x[:15].reshape(5, 3), atol=1e-3)
-    np.testing.assert_allclose(found.steps.steps.detach(), best.x[15:24].reshape(3, 3), atol=1e-3)
-    said = found.best(seen, lengths)
-    tables = [t.detach().numpy() for t in found.steps.tables(torch.zeros(1, dtype=torch.float64))]
+    np.testing.assert_allclose(found.crf.transitions.detach(), best.x[15:24].reshape(3, 3), atol=1e-3)
+    said = found.viterbi(seen, lengths)
+    tables = [t.detach().numpy() for t in found.crf.constrained_transitions(torch.zeros(1, dtype=torch.float64))]
     for scores, path in zip(np.split(dense @ found.weights, cuts), np.split(said, cuts)):
         every = paths(scores, *tables)
         assert max(every, key=every.get) == tuple(path.tolist())
@@ -80,14 +85,18 @@ def with_previous(seen, tags, lengths, number):
 def test_the_markov_model_is_logistic_regression_with_the_tag_before(penalty):
     seen, tags, lengths = drawn(1, (5, 3, 7, 1, 9, 6, 4, 8), 6, 4)
     labels = ["a", "b", "c", "d"]
-    found = fit("memm", seen, tags, lengths, labels, penalty, most=2000)
+    found = fit_tagger("memm", seen, tags, lengths, labels, penalty, max_iterations=2000)
     table = with_previous(seen, tags, lengths, 4)
     theirs = LogisticRegression(C=1 / penalty, fit_intercept=False, tol=1e-10, max_iter=5000).fit(table, tags)
-    ours = [found.weights, found.steps.steps.detach().numpy(), found.steps.first.detach().numpy()[None]]
+    ours = [found.weights, found.crf.transitions.detach().numpy(), found.crf.start_transitions.detach().numpy()[None]]
     np.testing.assert_allclose(np.concatenate(ours), theirs.coef_.T, atol=1e-4)
-    assert not found.steps.last.detach().any()
-    spent = cost(
-        "memm", found.steps, torch.from_numpy(seen @ found.weights), Chains.of(lengths), torch.from_numpy(tags)
+    assert not found.crf.end_transitions.detach().any()
+    spent = negative_log_likelihood(
+        "memm",
+        found.crf,
+        torch.from_numpy(seen @ found.weights),
+        ChainLayout.from_lengths(lengths),
+        torch.from_numpy(tags),
     )
     assert float(spent.detach()) == pytest.approx(
         -theirs.predict_log_proba(table)[np.arange(len(tags)), tags].sum(), abs=1e-4
@@ -97,10 +106,10 @@ def test_the_markov_model_is_logistic_regression_with_the_tag_before(penalty):
 def test_the_best_path_of_the_markov_model():
     """Of all paths the one whose steps, each divided by its own sum, are likeliest."""
     seen, tags, lengths = drawn(2, (4, 1, 3, 5), 6, 3)
-    found = fit("memm", seen, tags, lengths, ["a", "b", "c"], 0.2)
-    steps, first = found.steps.steps.detach().numpy(), found.steps.first.detach().numpy()
+    found = fit_tagger("memm", seen, tags, lengths, ["a", "b", "c"], 0.2)
+    steps, first = found.crf.transitions.detach().numpy(), found.crf.start_transitions.detach().numpy()
     cuts = np.cumsum(lengths)[:-1]
-    for scores, said in zip(np.split(seen @ found.weights, cuts), np.split(found.best(seen, lengths), cuts)):
+    for scores, said in zip(np.split(seen @ found.weights, cuts), np.split(found.viterbi(seen, lengths), cuts)):
 
         def likely(path, scores=scores):
             total = 0.0
@@ -132,7 +141,7 @@ def test_rows_for_tags(name):
     data = sentences(60)
     found = BASELINES[name](data[:50], data[50:], "tagging", lambda examples, said: {"number": float(len(said))})
     assert found["f1"] > 0.95 and found["number"] == 10
-    said = chain_tags(name, data[:50], data[50:])
+    said = predict_chain_tags(name, data[:50], data[50:])
     assert [len(tags) for tags in said] == [len(e.words) for e in data[50:]]
     one = [Example("a", words=("x",), tags=("O",))] * 3
     assert BASELINES[name](one, one, "tagging")["accuracy"] == 1
@@ -140,10 +149,10 @@ def test_rows_for_tags(name):
 
 def test_no_tags_that_cannot_stand_are_said():
     data, odd = sentences(30, 1), Example("x", words=("Ann", "Bob", "runs"), tags=("O", "O", "O"))
-    barred = CrfSpec().build(sorted(LABELS)).barred
-    assert barred[2, 1] == NEVER
+    barred = CRFConfig().build(sorted(LABELS)).forbidden
+    assert barred[2, 1] == FORBIDDEN_SCORE
     for name in ("memm", "crf"):
-        for tags in chain_tags(name, data, [*data[:5], odd]):
+        for tags in predict_chain_tags(name, data, [*data[:5], odd]):
             assert all(b != "I-X" or a != "O" for a, b in itertools.pairwise(("O", *tags)))
 
 
@@ -153,18 +162,18 @@ def test_a_marked_word_is_seen():
     for place in (1, 3):
         tags = ["O"] * 5
         tags[place - 1 : place + 2] = ["B-A0", "B-V", "B-A1"]
-        data.append(Example("d", words=words, tags=tuple(tags), mark=(place, "see")))
-    assert [f["far"] for f in windows(data[0])] == ["-1", "0", "1", "2", "3"]
+        data.append(Example("d", words=words, tags=tuple(tags), predicate=(place, "see")))
+    assert [f["far"] for f in word_features(data[0])] == ["-1", "0", "1", "2", "3"]
     for name in ("crf", "memm"):
-        assert BASELINES[name](data * 5, data, "tagging", role_scores)["f1"] == 1
-    assert linear(data * 5, data, "tagging", role_scores)["perfect"] == 1
+        assert BASELINES[name](data * 5, data, "tagging", srl_scores)["f1"] == 1
+    assert linear_baseline(data * 5, data, "tagging", srl_scores)["perfect"] == 1
 
 
 def test_by_command(tmp_path, done, refused):
     rows = "\n\n".join("\n".join(f"{w}\t{t}" for w, t in zip(e.words, e.tags)) for e in sentences(12))
     (tmp_path / "t.conll").write_text(rows + "\n")
     given = ("finetune", "--features", "none", "--task", "tagging", "--train", tmp_path / "t.conll")
-    given += ("--dev", tmp_path / "t.conll", "--set", "steps=1", "--set", "network.size=4")
+    given += ("--dev", tmp_path / "t.conll", "--set", "steps=1", "--set", "network.lstm_dim=4")
     said = done(*given, "--out", tmp_path / "run", "--baselines", "--baseline", "memm", "--baseline", "crf")
     assert [line.split("  ")[0] for line in said.splitlines()[1:5]] == ["majority", "linear", "memm", "crf"]
     refused(*given, "--out", tmp_path / "x", "--baseline", "cfr", says="there is no baseline 'cfr'; did you mean 'crf'")

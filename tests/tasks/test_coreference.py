@@ -10,25 +10,27 @@ import torch
 
 import polyseme
 from polyseme.errors import UserError
-from polyseme.evaluation.ensemble import ensemble
+from polyseme.evaluation.ensemble import predict_ensemble
 from polyseme.evaluation.predict import evaluate, predict
 from polyseme.families import FAMILIES
-from polyseme.finetuning.feature_extraction import NetworkSpec
-from polyseme.finetuning.finetune import FinetuneSpec, finetune
-from polyseme.finetuning.frozen import USUAL, finetune_over, open_over
-from polyseme.nn.heads.coreference import CoreferenceHeadSpec, keep
-from polyseme.objectives.losses import losses
-from polyseme.tasks.baselines.surface import linear, majority
-from polyseme.tasks.coreference import encode_documents, out_of_reach
-from polyseme.tasks.readers.conll2012 import in_columns, plain_document
+from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
+from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.frozen import FEATURE_DEFAULTS, load_feature_model, train_on_features
+from polyseme.nn.heads.coreference import CoreferenceHeadConfig, select_non_crossing
+from polyseme.objectives.losses import compute_losses
+from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
+from polyseme.tasks.coreference import encode_documents, unreachable_mentions
+from polyseme.tasks.readers.conll2012 import format_conll, make_document
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optimizer import OptimSpec
+from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
 from tests.conftest import cli
 
 WOMEN, MEN = ["Ann", "Eve", "Mary Lee"], ["Bob", "Tom", "Mr Hill"]
-SMALL = CoreferenceHeadSpec(width=3, ratio=0.8, antecedents=8, hidden=24, feature_dim=8, dropout=0.0)
+SMALL = CoreferenceHeadConfig(
+    max_span_width=3, top_span_ratio=0.8, max_antecedents=8, hidden_dim=24, feature_dim=8, dropout=0.0
+)
 
 
 def documents(n, seed=0, most=4):
@@ -48,7 +50,7 @@ def documents(n, seed=0, most=4):
                 words += [*said, *more]
             text.append(words)
         clusters = tuple(sorted(tuple(chain) for chain in chains.values() if len(chain) > 1))
-        found.append(replace(plain_document(text, f"d{i}"), clusters=clusters))
+        found.append(replace(make_document(text, f"d{i}"), clusters=clusters))
     return found
 
 
@@ -58,10 +60,12 @@ def folders(tmp_path_factory):
     lines = [" ".join(e.words) for e in documents(40, 9)] * 5
     for name in ("bert", "gpt2", "t5", "elmo"):
         family = FAMILIES[name]
-        tokenizer = Tokenizer.train(family.tokenizer, iter(lines), 60 if name == "t5" else 300).marked(family.marks)
+        tokenizer = Tokenizer.train(family.tokenizer, iter(lines), 60 if name == "t5" else 300).with_cls_position(
+            family.cls_position
+        )
         sizes = {"num_layers": 2, "dim": 32, "num_heads": 2, "vocab_size": tokenizer.vocab_size, "max_len": 40}
         free = {"dropout": 0.0, "attention_dropout": 0.0} if name != "elmo" else {}
-        spec = family.spec(**sizes, **free, **({"init_std": 0.1} if name == "bert" else {}))
+        spec = family.model_config(**sizes, **free, **({"init_std": 0.1} if name == "bert" else {}))
         made[name] = tmp_path_factory.mktemp(name)
         save_model(made[name], spec.build(0), tokenizer)
     return made
@@ -74,12 +78,12 @@ def loaded(folders, dtype=torch.float64, family="bert", spec=SMALL):
 
 
 def states_of(folder, task, encoded):
-    batch, order = task.batch(encoded)
-    last = folder.model.trunk(batch.tokens, batch.layout, batch.segments).last
+    batch, order = task.collate(encoded)
+    last = folder.model.trunk(batch.tokens, batch.layout, batch.segments).hidden
     head = folder.model.heads["coreference"]
     return (
         head,
-        head.states(last, batch.layout, batch.targets["coreference"].rows, folder.model.trunk.pool),
+        head.select_states(last, batch.layout, batch.targets["coreference"].rows, folder.model.trunk.pool),
         last,
         order,
     )
@@ -92,18 +96,18 @@ def test_candidates_are_what_the_paper_says(folders):
     (example,) = documents(1, 3)
     encoded = task.encode([example], folder.tokenizer, 40)
     head, words, last, _ = states_of(folder, task, encoded)
-    starts, ends, spans, _ = head._candidates(words)
+    starts, ends, spans, _ = head._enumerate_candidates(words)
     expected = []
     begin = 0
-    for size in example.document.sentences:
+    for size in example.document.sentence_lengths:
         expected += [(a, b) for a in range(begin, begin + size) for b in range(a, min(a + 3, begin + size))]
         begin += size
     assert list(zip(starts.tolist(), ends.tolist())) == expected
-    rows = encoded[0].rows
+    rows = encoded[0].positions
     for (a, b), found in zip(expected, spans):
         tokens = last[rows[a, 0] : rows[b, 1] + 1]
-        attended = (head.look(tokens).softmax(0) * tokens).sum(0)
-        width = head.widths.weight[b - a]
+        attended = (head.token_attention(tokens).softmax(0) * tokens).sum(0)
+        width = head.width_embeddings.weight[b - a]
         assert torch.allclose(found, torch.cat([tokens[0], tokens[-1], attended, width]), atol=1e-10)
 
 
@@ -113,7 +117,7 @@ def test_no_two_that_are_kept_cross():
         starts = draw.integers(0, 12, 30)
         ends = starts + draw.integers(0, 5, 30)
         scores = draw.random(30)
-        kept = keep(starts, ends, scores, 8)
+        kept = select_non_crossing(starts, ends, scores, 8)
         spans = [(starts[i], ends[i]) for i in kept]
         assert not any(a < c <= b < d for a, b in spans for c, d in spans)
         left = [i for i in range(30) if i not in kept and (len(kept) < 8 or scores[i] > scores[kept].min())]
@@ -126,25 +130,29 @@ def test_no_two_that_are_kept_cross():
 @torch.no_grad()
 def test_the_loss_by_hand(folders):
     """−log of the share of true antecedents, and of detection, over plain loops."""
-    spec = SMALL.replace(ratio=0.5, detection=0.25, genres=("bc",))
+    spec = SMALL.replace(top_span_ratio=0.5, detection_weight=0.25, genres=("bc",))
     folder, task = loaded(folders, spec=spec)
     (example,) = documents(1, 5, most=6)
     encoded = task.encode([example], folder.tokenizer, 40)
     head, words, _, _ = states_of(folder, task, encoded)
-    starts, ends, spans, worth = head._candidates(words)
+    starts, ends, spans, worth = head._enumerate_candidates(words)
     true = {mention: i for i, cluster in enumerate(example.clusters) for mention in cluster}
     names = list(zip(starts.tolist(), ends.tolist()))
     expected = 0.0
     for name, value in zip(names, worth.tolist()):
         expected += 0.25 * np.log1p(np.exp(-value if name in true else value))
-    kept = keep(starts.numpy(), ends.numpy(), worth.numpy(), int(0.5 * len(example.words)))
+    kept = select_non_crossing(starts.numpy(), ends.numpy(), worth.numpy(), int(0.5 * len(example.words)))
     for place, i in enumerate(kept):
         choices = [(0.0, names[i] not in true or not any(true.get(names[j]) == true[names[i]] for j in kept[:place]))]
         for nearer, j in enumerate(reversed(kept[:place])):
             distance = int(np.searchsorted([1, 2, 3, 4, 5, 8, 16, 32, 64], nearer + 1, side="right")) - 1
-            features = [head.distances.weight[distance], head.speakers.weight[1], head.genres.weight[0]]
+            features = [
+                head.distance_embeddings.weight[distance],
+                head.speaker_embeddings.weight[1],
+                head.genre_embeddings.weight[0],
+            ]
             pair = torch.cat([spans[i], spans[j], spans[i] * spans[j], *features])
-            value = worth[i] + worth[j] + head.coarse(spans[i]) @ spans[j] + head.pair(pair)[0]
+            value = worth[i] + worth[j] + head.coarse_bilinear(spans[i]) @ spans[j] + head.pair_scorer(pair)[0]
             same = names[i] in true and true[names[i]] == true.get(names[j])
             choices.append((value.item(), same))
         choices = [choices[0], *sorted(choices[1:], reverse=True)]
@@ -152,9 +160,9 @@ def test_the_loss_by_hand(folders):
         values = np.array([value for value, _ in choices])
         right = np.array([is_right for _, is_right in choices])
         expected += np.log(np.exp(values).sum()) - np.log(np.exp(values[right]).sum())
-    batch, _ = task.batch(encoded)
+    batch, _ = task.collate(encoded)
     assert batch.targets["coreference"].count == int(0.5 * len(example.words))
-    assert losses(folder.model.eval(), batch)["coreference"].item() == pytest.approx(expected, abs=1e-9)
+    assert compute_losses(folder.model.eval(), batch)["coreference"].item() == pytest.approx(expected, abs=1e-9)
 
 
 def test_together_equals_alone(folders):
@@ -164,14 +172,14 @@ def test_together_equals_alone(folders):
     examples = [replace(e, document=replace(e.document, genre="bc")) for e in documents(6, 7, most=12)]
     encoded = task.encode(examples, folder.tokenizer, 24)
     assert max(len(e.lengths) for e in encoded) > 1
-    batch, order = task.batch(encoded)
-    together = losses(model, batch)["coreference"]
+    batch, order = task.collate(encoded)
+    together = compute_losses(model, batch)["coreference"]
     together.backward()
     gradient = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     alone = 0.0
     for one in encoded:
-        loss = losses(model, task.batch([one])[0])["coreference"]
+        loss = compute_losses(model, task.collate([one])[0])["coreference"]
         loss.backward()
         alone += loss.item()
     assert together.item() == pytest.approx(alone, abs=1e-9)
@@ -179,41 +187,41 @@ def test_together_equals_alone(folders):
         if parameter.grad is not None:
             assert torch.allclose(parameter.grad, gradient[name], atol=1e-9), name
     head, words, _, order = states_of(folder, task, encoded)
-    each = [head.clusters(states_of(folder, task, [one])[1])[0] for one in encoded]
-    assert head.clusters(words) == [each[i] for i in order]
+    each = [head.decode_clusters(states_of(folder, task, [one])[1])[0] for one in encoded]
+    assert head.decode_clusters(words) == [each[i] for i in order]
 
 
 def test_segments_end_with_sentences_where_they_can(folders):
     tokenizer = load_model(folders["bert"]).tokenizer
-    example = plain_document([["Ann", "saw", "Bob", "."]] * 9 + [["he", "left"] * 20 + ["."]], "here")
+    example = make_document([["Ann", "saw", "Bob", "."]] * 9 + [["he", "left"] * 20 + ["."]], "here")
     (found,) = encode_documents([example], tokenizer, 16, SMALL)
     assert sum(found.lengths) == len(found.ids) and max(found.lengths) <= 16
-    begins = np.searchsorted(np.cumsum(found.lengths), found.rows[:, 0], side="right")
+    begins = np.searchsorted(np.cumsum(found.lengths), found.positions[:, 0], side="right")
     for segment in range(len(found.lengths)):
         (words,) = np.nonzero(begins == segment)
         if words[-1] < 36:
             assert (words[-1] + 1) % 4 == 0
     pieces = [tokenizer.encode(word) for word in example.words]
-    assert [found.ids[a : b + 1].tolist() for a, b in found.rows[:, :2]] == [list(p) for p in pieces]
-    long = plain_document([["h" + "e" * 40]], "there")
+    assert [found.ids[a : b + 1].tolist() for a, b in found.positions[:, :2]] == [list(p) for p in pieces]
+    long = make_document([["h" + "e" * 40]], "there")
     with pytest.raises(UserError, match=r"there: the word 'heee.* tokens, and 14 are read"):
         encode_documents([long], tokenizer, 16, SMALL)
     (cut,) = encode_documents([long], tokenizer, 16, SMALL, truncate=True)
-    assert cut.cut and len(cut.ids) == 16
+    assert cut.is_truncated and len(cut.ids) == 16
 
 
 def test_mentions_that_are_no_candidates_are_counted():
-    wide = replace(plain_document([["a", "b", "c", "d"], ["e"]], "x"), clusters=(((0, 3), (1, 1)), ((3, 4), (0, 2))))
-    assert out_of_reach([wide], SMALL) == [2, 4]
+    wide = replace(make_document([["a", "b", "c", "d"], ["e"]], "x"), clusters=(((0, 3), (1, 1)), ((3, 4), (0, 2))))
+    assert unreachable_mentions([wide], SMALL) == [2, 4]
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
 def test_every_style_learns_it(folders, family, tmp_path):
-    settings = FinetuneSpec(steps=130, batch_size=8, optim=OptimSpec(rate=3e-3), coreference=SMALL)
+    settings = FinetuneConfig(steps=130, batch_size=8, optimizer=OptimizerConfig(lr=3e-3), coreference=SMALL)
     train, dev = documents(240), documents(40, 1)
     found = finetune(folders[family], "coreference", train, dev, tmp_path / "run", settings)
-    assert found["mean"]["f1"] > 0.95 and found["primary"] == "f1"
-    assert found["out_of_reach"]["dev"][0] == 0 and found["blind"] == 0.0
+    assert found["mean"]["f1"] > 0.95 and found["primary_metric"] == "f1"
+    assert found["unreachable_mentions"]["dev"][0] == 0 and found["majority_score"] == 0.0
     folder = load_model(tmp_path / "run" / "model")
     assert evaluate(folder, dev)["f1"] == pytest.approx(found["mean"]["f1"], abs=1e-9)
     if family == "bert":
@@ -222,18 +230,18 @@ def test_every_style_learns_it(folders, family, tmp_path):
 
 def _through_the_commands(tmp_path, folder, dev):
     gold = tmp_path / "dev.conll"
-    gold.write_text("".join(in_columns(e, e.clusters) for e in dev))
+    gold.write_text("".join(format_conll(e, e.clusters) for e in dev))
     answer = cli("evaluate", tmp_path / "run" / "model", "--data", gold, "--json")
     assert json.loads(answer.out)["f1"] > 0.95
     answer = cli("predict", tmp_path / "run" / "model", "--data", gold, "--out", tmp_path / "said.conll")
     assert answer.status == 0 and "40 predictions" in answer.out
-    said = "".join(in_columns(e, p.clusters) for e, p in zip(dev, predict(folder, dev)))
+    said = "".join(format_conll(e, p.clusters) for e, p in zip(dev, predict(folder, dev)))
     assert (tmp_path / "said.conll").read_text() == said
     answer = cli("predict", tmp_path / "run" / "model", "--data", gold, "--out", tmp_path / "said.tsv")
     assert answer.status == 2 and "written as .conll, .jsonl" in answer.err
     bad = tmp_path / "bad.conll"
     bad.write_text(gold.read_text().replace("(0", "0)", 1))
-    settings = ["--set", "steps=2", "--set", "coreference.width=3", "--set", "coreference.hidden=8"]
+    settings = ["--set", "steps=2", "--set", "coreference.max_span_width=3", "--set", "coreference.hidden_dim=8"]
     for train, status, said in ((gold, 0, "ceaf_f1"), (bad, 2, "closes a mention of 0 that was never opened")):
         paths = ("--train", train, "--dev", gold, "--out", tmp_path / f"again{status}")
         answer = cli("finetune", tmp_path / "run" / "model", "--task", "coreference", *paths, *settings, "--baselines")
@@ -244,26 +252,30 @@ def _through_the_commands(tmp_path, folder, dev):
     with pytest.raises(UserError, match="a list of sentences of words"):
         model.predict(["Ann left"])
     with pytest.raises(UserError, match="no ensemble of coreference"):
-        ensemble([folder, folder], dev)
+        predict_ensemble([folder, folder], dev)
 
 
 def test_a_network_over_frozen_features_learns_it(folders, tmp_path):
-    network = NetworkSpec(size=24, word_dim=16, dropout=0.0)
-    settings = USUAL.replace(steps=160, batch_size=8, network=network, coreference=SMALL)
+    network = FeatureNetworkSettings(lstm_dim=24, word_dim=16, dropout=0.0)
+    settings = FEATURE_DEFAULTS.replace(steps=160, batch_size=8, network=network, coreference=SMALL)
     train, dev = documents(240), documents(40, 1)
-    found = finetune_over(folders["elmo"], "coreference", train, dev, tmp_path / "run", settings)
+    found = train_on_features(folders["elmo"], "coreference", train, dev, tmp_path / "run", settings)
     assert found["mean"]["f1"] > 0.95
-    assert open_over(tmp_path / "run" / "model").evaluate(dev)["f1"] == pytest.approx(found["mean"]["f1"], abs=1e-9)
+    assert load_feature_model(tmp_path / "run" / "model").evaluate(dev)["f1"] == pytest.approx(
+        found["mean"]["f1"], abs=1e-9
+    )
     with pytest.raises(UserError, match="coreference one of each word"):
-        finetune_over(folders["elmo"], "coreference", train, dev, None, settings.at("network.name", "biattentive"))
+        train_on_features(
+            folders["elmo"], "coreference", train, dev, None, settings.with_override("network.name", "biattentive")
+        )
 
 
 def test_baselines_and_what_is_refused(folders):
     train, dev = documents(60), documents(20, 1)
-    assert majority(train, dev, "coreference")["f1"] == 0.0
-    assert 0.3 < linear(train, dev, "coreference")["f1"] < 0.95
+    assert majority_baseline(train, dev, "coreference")["f1"] == 0.0
+    assert 0.3 < linear_baseline(train, dev, "coreference")["f1"] < 0.95
     none = [replace(e, clusters=()) for e in train]
     with pytest.raises(UserError, match="no mentions"):
         finetune(folders["bert"], "coreference", none, dev, None)
-    with pytest.raises(UserError, match=r"coreference.width is 0|width is 0"):
-        FinetuneSpec().at("coreference.width", "0")
+    with pytest.raises(UserError, match=r"max_span_width is 0"):
+        FinetuneConfig().with_override("coreference.max_span_width", "0")

@@ -6,11 +6,11 @@ import random
 import numpy as np
 import pytest
 
-from polyseme.datasets.catalog import DATA_SETS
+from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import UserError
 from polyseme.tasks.examples import read_examples
-from polyseme.tasks.metrics.coreference import aligned, coreference
-from polyseme.tasks.readers.conll2012 import in_columns, plain_document
+from polyseme.tasks.metrics.coreference import aligned, coreference_metrics
+from polyseme.tasks.readers.conll2012 import format_conll, make_document
 
 # two parts of a document, as OntoNotes has them: columns lined up by spaces, a predicate's own columns before the last
 FILE = """\
@@ -42,18 +42,18 @@ def written(tmp_path, text, name="a.v4_gold_conll"):
 def test_columns_are_read_and_written_back_to_the_character(tmp_path, capsys):
     first, second = read_examples(written(tmp_path, FILE), "coreference")
     assert first.words == ("Ann", "saw", "the", "man", "(", "her", "brother", ".", "he")
-    assert first.document.sentences == (8, 1) and first.document.genre == "bc"
+    assert first.document.sentence_lengths == (8, 1) and first.document.genre == "bc"
     assert first.document.speakers == ("Speaker#1",) * 8 + ("Speaker#2",)
     # 4 and 7 share "he": what stands in both chains is one
     assert first.clusters == (((0, 0), (5, 5)), ((2, 6), (5, 6), (8, 8)))
     assert "1 chains share a mention" in capsys.readouterr().err
     assert (second.words, second.clusters, second.id) == (("Rain",), (), "bc/cctv/00/cctv_0000;001")
-    back = "".join(in_columns(e, e.clusters) for e in (first, second))
+    back = "".join(format_conll(e, e.clusters) for e in (first, second))
     assert [line[:90] for line in back.splitlines()] == [line[:90] for line in FILE.splitlines()]
     again = read_examples(written(tmp_path, back), "coreference")
     assert [e.clusters for e in again] == [e.clusters for e in (first, second)]
-    assert "".join(in_columns(e, e.clusters) for e in again) == back
-    (unread, _) = read_examples(written(tmp_path, FILE.replace("4)|7)", "junk")), "coreference", need_labels=False)
+    assert "".join(format_conll(e, e.clusters) for e in again) == back
+    (unread, _) = read_examples(written(tmp_path, FILE.replace("4)|7)", "junk")), "coreference", needs_labels=False)
     assert unread.clusters is None
 
 
@@ -94,7 +94,7 @@ def test_the_named_set_reads_the_tree_of_files(tmp_path):
         folder.mkdir(parents=True)
         written(folder, FILE, f"{name}.v4_gold_conll")
         written(folder, "not this one", "a.v4_auto_skel")
-    train, dev = DATA_SETS["conll-2012"].read(tmp_path)
+    train, dev = DATASETS["conll-2012"].read(tmp_path)
     assert [len(e.words) for e in train] == [len(e.words) for e in dev] == [9, 1]
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"holds no files \*gold_conll"):
@@ -117,11 +117,11 @@ def test_nested_mentions_survive_the_round_trip(tmp_path, seed):
     for span in spans:
         draw.choice(clusters).append(span)
     words = iter(f"w{i}" for i in range(number))
-    example = plain_document([[next(words) for _ in range(size)] for size in sizes], "here")
+    example = make_document([[next(words) for _ in range(size)] for size in sizes], "here")
     truth = tuple(sorted(tuple(sorted(cluster)) for cluster in clusters if cluster))
-    path = written(tmp_path, in_columns(example, clusters))
+    path = written(tmp_path, format_conll(example, clusters))
     (found,) = read_examples(path, "coreference")
-    assert (found.words, found.clusters, found.document.sentences) == (example.words, truth, tuple(sizes))
+    assert (found.words, found.clusters, found.document.sentence_lengths) == (example.words, truth, tuple(sizes))
 
 
 def letters(*clusters):
@@ -155,7 +155,7 @@ NAMES = [f"{metric}_{side}" for metric in ("muc", "b_cubed", "ceaf") for side in
     ],
 )
 def test_scores_are_those_of_the_official_scorers_tests(key, response, expected):
-    found = coreference([letters(*key)], [letters(*response)])
+    found = coreference_metrics([letters(*key)], [letters(*response)])
     assert [found[name] for name, value in zip(NAMES, expected) if value is not None] == pytest.approx(
         [value for value in expected if value is not None], abs=1e-12
     )
@@ -175,24 +175,24 @@ def test_scores_do_not_depend_on_order_and_are_shares():
     for _ in range(200):
         mentions = [(i, i + draw.randint(0, 2)) for i in range(draw.randint(2, 9))]
         key, response = [[some_clusters(draw, mentions) for _ in range(2)] for _ in range(2)]
-        found = coreference(key, response)
+        found = coreference_metrics(key, response)
         assert all(0 <= value <= 1 + 1e-12 for value in found.values())
         shuffled = [[draw.sample(c, len(c)) for c in draw.sample(d, len(d))] for d in response]
-        assert coreference(key, shuffled) == pytest.approx(found, abs=1e-12)
-        assert coreference(key[::-1], response[::-1]) == pytest.approx(found, abs=1e-12)
-        turned = coreference(response, key)
+        assert coreference_metrics(key, shuffled) == pytest.approx(found, abs=1e-12)
+        assert coreference_metrics(key[::-1], response[::-1]) == pytest.approx(found, abs=1e-12)
+        turned = coreference_metrics(response, key)
         assert turned["ceaf_f1"] == pytest.approx(found["ceaf_f1"], abs=1e-12)
         assert turned["muc_precision"] == pytest.approx(found["muc_recall"], abs=1e-12)
-        perfect = coreference(key, key)
+        perfect = coreference_metrics(key, key)
         if any(key):
             assert [perfect[f"{name}_f1"] for name in ("b_cubed", "mentions", "ceaf")] == pytest.approx([1.0] * 3)
         assert perfect["muc_f1"] == (1.0 if any(len(c) > 1 for d in key for c in d) else 0.0)
-    assert coreference([()], [()])["f1"] == 0.0 == coreference([letters("ab")], [()])["f1"]
+    assert coreference_metrics([()], [()])["f1"] == 0.0 == coreference_metrics([letters("ab")], [()])["f1"]
 
 
 def test_documents_are_summed_before_they_are_divided():
     key, response = [letters("abcd"), letters("ab")], [letters("ab", "cd"), letters("ab")]
-    found = coreference(key, response)
+    found = coreference_metrics(key, response)
     assert found["muc_recall"] == (2 + 1) / (3 + 1) and found["b_cubed_recall"] == (4 * 2 / 4 + 2) / 6
 
 

@@ -6,11 +6,11 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.finetuning.feature_extraction import Encoder, features
-from polyseme.nn.packing import Layout
-from polyseme.recipes import find_recipe
+from polyseme.finetuning.feature_extraction import FeatureEncoder, extract_features
+from polyseme.nn.packing import PackedLayout
+from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.warm_start import begin_from
+from polyseme.train.warm_start import init_from_model
 from polyseme.weights.folder import load_model, save_model
 from tests.conftest import ANIMALS, done, task_rows
 
@@ -20,18 +20,18 @@ SENTENCES = [("the", "old", "cat"), ("unseen",), ("dog", "sees", "the", "river",
 @pytest.mark.parametrize("family", ["seq2seq", "transformer", "t5"])
 def test_words_have_the_states_of_the_encoder(family, tiny_folders):
     """By their first pieces, read with the end mark that sources have."""
-    encoder, folder = Encoder.open(tiny_folders[family]), load_model(tiny_folders[family])
+    encoder, folder = FeatureEncoder.load(tiny_folders[family]), load_model(tiny_folders[family])
     tokenizer, trunk = folder.tokenizer, folder.model.trunk.encoder
     assert encoder.num_layers == 4
-    for layers, chosen in (("embeddings", [0]), ("last", [3]), ("scalar-mix", [0, 1, 2, 3])):
-        found = features(encoder, SENTENCES, layers, None)
+    for layers, chosen in (("embeddings", [0]), ("last", [3]), ("scalar_mix", [0, 1, 2, 3])):
+        found = extract_features(encoder, SENTENCES, layers, None)
         assert found.shape == (9, len(chosen), 24)
         row = 0
         for words in SENTENCES:
             pieces, of = tokenizer.encode_words(words)
-            tokens = torch.tensor([*pieces, tokenizer.specials.eos])
+            tokens = torch.tensor([*pieces, tokenizer.special_token_ids.eos])
             with torch.no_grad():
-                reading = trunk(tokens, Layout.of([len(tokens)]), keep=chosen)
+                reading = trunk(tokens, PackedLayout.from_lengths([len(tokens)]), layers=chosen)
             for i in range(len(words)):
                 expected = [reading.layers[layer][of.index(i)].numpy() for layer in chosen]
                 np.testing.assert_allclose(found[row], np.stack(expected), atol=1e-5)
@@ -43,14 +43,14 @@ def test_a_task_over_it(tiny_folders, tmp_path):
         (tmp_path / f"{part}.tsv").write_text(task_rows("tagging", 12, seed))
     done("finetune", "--features", tiny_folders["seq2seq"], "--task", "tagging", "--train", tmp_path / "train.tsv",
          "--dev", tmp_path / "dev.tsv", "--out", tmp_path / "task", "--layers", "last", "--set", "epochs=1", "--set",
-         "network.size=8")  # fmt: skip
+         "network.lstm_dim=8")  # fmt: skip
     assert (tmp_path / "task/report.html").exists()
 
 
 def test_it_begins_from_word_vectors(tmp_path):
     """Tokens that are words have their vectors, up to one factor; the others are as they were."""
     words = Tokenizer.train("words", iter([" ".join(ANIMALS)] * 5), 40)
-    vectors = FAMILIES["word2vec"].spec(dim=12, vocab_size=words.vocab_size, heads=False).build(3)
+    vectors = FAMILIES["word2vec"].model_config(dim=12, vocab_size=words.vocab_size, with_heads=False).build(3)
     save_model(tmp_path / "vectors", vectors, words)
     texts = [f"the {animal} and the {animal}" for animal in ANIMALS] * 20
     for side in ("en", "de"):
@@ -58,19 +58,19 @@ def test_it_begins_from_word_vectors(tmp_path):
     done("tokenizer", "train", tmp_path / "text.en", "--kind", "bpe", "--vocab-size", 310, "--out", tmp_path / "tok")
     done("pairs", tmp_path / "text.en", tmp_path / "text.de", "--tokenizer", tmp_path / "tok", "--out",
          tmp_path / "pairs")  # fmt: skip
-    recipe = find_recipe("seq2seq-tiny").replace(model={"dim": 16, "word_dim": 12})
-    begun = begin_from(tmp_path / "vectors", recipe, tmp_path / "pairs").student
+    recipe = get_training_recipe("seq2seq-tiny").replace(model={"dim": 16, "embedding_dim": 12})
+    begun = init_from_model(tmp_path / "vectors", recipe, tmp_path / "pairs").model
     tokenizer = Tokenizer.load(tmp_path / "pairs/tokenizer")
-    plain = recipe.model_spec(tokenizer.vocab_size).build(recipe.seed)
-    found, before = begun.trunk.encoder.table.detach(), plain.trunk.encoder.table.detach()
+    plain = recipe.model_config(tokenizer.vocab_size).build(recipe.seed)
+    found, before = begun.trunk.encoder.token_embeddings.detach(), plain.trunk.encoder.token_embeddings.detach()
     changed = {i for i in range(len(found)) if not torch.equal(found[i], before[i])}
     single = {ids[0]: word for word in ANIMALS if len(ids := tokenizer.encode(f" {word}")) == 1}
     assert len(single) > 3 and changed == set(single)
-    table = vectors.trunk.table.detach()
+    table = vectors.trunk.token_embeddings.detach()
     ratios = torch.stack([found[i] / table[words.encode(word)[0]] for i, word in single.items()])
     torch.testing.assert_close(ratios, ratios[0, 0].expand_as(ratios))
-    done("pretrain", "seq2seq-tiny", "--corpus", tmp_path / "pairs", "--out", tmp_path / "run", "--from",
-         tmp_path / "vectors", "--budget", "2steps", "--set", "model.dim=16", "--set", "model.word_dim=12", "--set",
-         "average=0")  # fmt: skip
+    done("pretrain", "seq2seq-tiny", "--corpus", tmp_path / "pairs", "--out", tmp_path / "run", "--init-from",
+         tmp_path / "vectors", "--budget", "2steps", "--set", "model.dim=16", "--set", "model.embedding_dim=12",
+         "--set", "num_averaged=0")  # fmt: skip
     with pytest.raises(UserError, match="have 12 numbers, but those of seq2seq-tiny 128"):
-        begin_from(tmp_path / "vectors", find_recipe("seq2seq-tiny"), tmp_path / "pairs")
+        init_from_model(tmp_path / "vectors", get_training_recipe("seq2seq-tiny"), tmp_path / "pairs")

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from polyseme.errors import UserError
-from polyseme.evaluation.predict import answers, logits, predict
+from polyseme.evaluation.predict import compute_logits, compute_logits_and_labels, predict
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneSpec, finetune
-from polyseme.nn.heads.tag_schemes import broken
+from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.nn.heads.tag_schemes import first_invalid
 from polyseme.tasks.examples import Example, read_examples
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optimizer import OptimSpec
+from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare"]
@@ -39,10 +39,12 @@ def folders(tmp_path_factory):
     made = {}
     for name, family in FAMILIES.items():
         kind = family.tokenizer.replace("events", "bpe")
-        tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 400).marked(family.marks)
+        tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 400).with_cls_position(
+            family.cls_position
+        )
         usual = {"num_layers": 1, "dim": 16, "num_heads": 2, "vocab_size": tokenizer.vocab_size, "max_len": 96,
                  "dropout": 0.0, "attention_dropout": 0.0}  # fmt: skip
-        spec = family.spec(**{k: v for k, v in usual.items() if k in signature(family.trunk).parameters})
+        spec = family.model_config(**{k: v for k, v in usual.items() if k in signature(family.trunk_config).parameters})
         made[name] = tmp_path_factory.mktemp(name)
         save_model(made[name], spec.build(0), tokenizer)
     return made
@@ -51,22 +53,22 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(folders, tmp_path, family):
     data = examples(24)
-    settings = FinetuneSpec(steps=2, batch_size=8, decoder="crf", optim=OptimSpec(rate=1e-3))
+    settings = FinetuneConfig(steps=2, batch_size=8, tag_decoder="crf", optimizer=OptimizerConfig(lr=1e-3))
     finetune(folders[family], "tagging", data, data[:8], tmp_path / "run", settings)
     folder = load_model(tmp_path / "run" / "model")
     assert folder.model.heads["tag"].crf is not None
-    assert all(broken(p.tags) is None for p in predict(folder, data))
+    assert all(first_invalid(p.tags) is None for p in predict(folder, data))
     task = Task.from_model(folder.model)
     encoded = task.encode(data[:5], folder.tokenizer, 90)
-    for one, (scores, best) in zip(encoded, answers(folder.model, task, encoded)):
-        np.testing.assert_allclose(logits(folder.model, task, [one])[0], scores, atol=1e-5)
-        assert answers(folder.model, task, [one])[0][1].tolist() == best.tolist()
+    for one, (scores, best) in zip(encoded, compute_logits_and_labels(folder.model, task, encoded)):
+        np.testing.assert_allclose(compute_logits(folder.model, task, [one])[0], scores, atol=1e-5)
+        assert compute_logits_and_labels(folder.model, task, [one])[0][1].tolist() == best.tolist()
         np.testing.assert_allclose(np.exp(scores).sum(-1), 1, atol=1e-5)
 
 
 def test_it_learns_and_says_how_sure_it_is(folders, tmp_path):
     data = examples()
-    settings = FinetuneSpec(epochs=12, batch_size=8, decoder="crf", optim=OptimSpec(rate=1e-2))
+    settings = FinetuneConfig(epochs=12, batch_size=8, tag_decoder="crf", optimizer=OptimizerConfig(lr=1e-2))
     results = finetune(folders["bert"], "tagging", data[:90], data[90:], tmp_path / "run", settings)
     assert results["mean"]["f1"] > 0.95
     found = predict(load_model(tmp_path / "run" / "model"), data[90:])
@@ -75,15 +77,15 @@ def test_it_learns_and_says_how_sure_it_is(folders, tmp_path):
 
 def test_tags_that_break_the_rules_in_training_are_not_barred(folders, tmp_path):
     data = [Example("d:1", words=("cat", "dog"), tags=("O", "I-A")), Example("d:2", words=("cat",), tags=("I-A",))]
-    settings = FinetuneSpec(steps=1, decoder="crf")
+    settings = FinetuneConfig(steps=1, tag_decoder="crf")
     finetune(folders["bert"], "tagging", data, data, tmp_path / "run", settings)
-    assert not load_model(tmp_path / "run" / "model").model.spec.heads["tag"].crf.constrained
+    assert not load_model(tmp_path / "run" / "model").model.config.heads["tag"].crf.constrained
 
 
 def test_a_crf_is_for_tags(folders):
     data = [Example(f"d:{i}", "cat dog", label="ab"[i % 2]) for i in range(4)]
-    with pytest.raises(UserError, match=r"the decoder crf is for tagging, not for classification$"):
-        finetune(folders["bert"], "classification", data, data, None, FinetuneSpec(steps=1, decoder="crf"))
+    with pytest.raises(UserError, match=r"the tag_decoder crf is for tagging, not for classification$"):
+        finetune(folders["bert"], "classification", data, data, None, FinetuneConfig(steps=1, tag_decoder="crf"))
 
 
 def test_broken_tags_are_mended_and_counted_or_refused(tmp_path, capsys, cli):

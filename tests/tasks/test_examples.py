@@ -27,7 +27,7 @@ def write(path, content, encoding="utf-8"):
 def test_table(tmp_path, ending):
     path = write(tmp_path / f"d.tsv{ending}", TABLE)
     found = read_examples(path, "classification", text="sentence")
-    assert [(e.where, e.text, e.label) for e in found] == [
+    assert [(e.location, e.text, e.label) for e in found] == [
         (f"{path}:2", 'a "good film', "1"),
         (f"{path}:3", "a bad one", "0"),
     ]
@@ -41,23 +41,23 @@ def test_table_without_header_and_windows_ends_and_byte_order_mark(tmp_path):
 
 def test_pair_and_missing_labels(tmp_path):
     path = write(tmp_path / "t.txt", "a\tb\nfirst\tsecond\n")
-    (found,) = read_examples(path, "pair", text="a", pair="b", need_labels=False)
+    (found,) = read_examples(path, "pair", text="a", pair="b", needs_labels=False)
     assert (found.text, found.pair, found.label) == ("first", "second", None)
 
 
 def test_numbers_with_one_text_or_two(tmp_path):
     path = write(tmp_path / "t.tsv", "text\tpair\tscore\na\tb\t-2.50\nc\td\t3e1\n")
     found = read_examples(path, "regression", label="score")
-    assert [(e.text, e.pair, e.label, e.answer) for e in found] == [
+    assert [(e.text, e.pair, e.label, e.gold) for e in found] == [
         ("a", "b", "-2.50", "-2.50"),
         ("c", "d", "3e1", "3e1"),
     ]
     path = write(tmp_path / "one.jsonl", '{"text": "a", "label": 0}\n{"text": "b", "pair": "c", "label": 1.5}\n')
     assert [(e.pair, e.label) for e in read_examples(path, "regression")] == [(None, "0"), ("c", "1.5")]
     path = write(tmp_path / "one.tsv", "text\nab\n")
-    assert read_examples(path, "regression", need_labels=False)[0].pair is None
+    assert read_examples(path, "regression", needs_labels=False)[0].pair is None
     with pytest.raises(UserError, match=r"there is no column 'second'"):  # asked for by name
-        read_examples(path, "regression", pair="second", need_labels=False)
+        read_examples(path, "regression", pair="second", needs_labels=False)
 
 
 def test_a_csv_has_tabs_or_quoted_commas(tmp_path):
@@ -65,7 +65,7 @@ def test_a_csv_has_tabs_or_quoted_commas(tmp_path):
     commas = write(tmp_path / "c.csv", 'text,label\n"a, ""b""\nc",x\nd,y\n')
     assert read_examples(tabs, "classification")[0].text == "a, b"
     found = read_examples(commas, "classification")
-    assert [(e.text, e.label, e.where) for e in found] == [
+    assert [(e.text, e.label, e.location) for e in found] == [
         ('a, "b"\nc', "x", f"{commas}:2"),
         ("d", "y", f"{commas}:4"),
     ]
@@ -96,14 +96,14 @@ def test_columns(tmp_path, name):
         (("EU", "rejects"), ("B-ORG", "O")),
         (("#", "1"), ("O", "O")),
     ]
-    assert found[1].where == f"{path}:8"
+    assert found[1].location == f"{path}:8"
 
 
 def test_columns_with_tabs_keep_spaces_and_words_alone_are_enough_to_predict(tmp_path):
     path = write(tmp_path / "t.conll", "New York\tB\n\u00a0\tO\n")
     assert read_examples(path, "tagging")[0].words == ("New York", "\u00a0")
     path = write(tmp_path / "w.conll", "# said so\n#tag\nb\n\nc\n")
-    found = read_examples(path, "tagging", need_labels=False)
+    found = read_examples(path, "tagging", needs_labels=False)
     assert [(e.words, e.tags) for e in found] == [(("#tag", "b"), None), (("c",), None)]
 
 

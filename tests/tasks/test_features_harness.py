@@ -9,7 +9,7 @@ import pytest
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.finetuning.feature_extraction import LAYERS
+from polyseme.finetuning.feature_extraction import LAYER_SELECTIONS
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import save_model
 from polyseme.word_vectors.files import write_vectors
@@ -25,21 +25,21 @@ def test_the_rows_are_those_of_the_papers(harness):
     rows = harness.rows_of(["forward", "backward"])
     assert len({(row.table, row.name) for row in rows}) == len(rows)
     named = {row.name: row for row in rows if row.table == "lineage"}
-    assert named["+ TagLM"].models == ("forward", "backward") and named["+ TagLM"].network["where"] == "between"
+    assert named["+ TagLM"].models == ("forward", "backward") and named["+ TagLM"].network["join_at"] == "between"
     assert {row.network.get("num_layers") for row in named.values()} == {2}
-    assert [row.name for row in rows if row.table == "layers"] == ["fine-tuned", *LAYERS]
-    assert [row.network.get("where") for row in rows if row.table == "elmo"][-2:] == ["output", "both"]
+    assert [row.name for row in rows if row.table == "layers"] == ["fine-tuned", *LAYER_SELECTIONS]
+    assert [row.network.get("join_at") for row in rows if row.table == "elmo"][-2:] == ["output", "both"]
     assert harness.rows_of(["taglm"])[1].models == ("taglm",)
 
 
 def test_a_mean_of_seeds_on_two_parts(harness):
     def ran(row, seed, dev, test, **more):
         job = harness.Job("lineage", row, "wnut-17", seed, 1.0)
-        return {**dataclasses.asdict(job), "primary": "f1", "mean": {"f1": dev}, "test": test, **more}
+        return {**dataclasses.asdict(job), "primary_metric": "f1", "mean": {"f1": dev}, "test": test, **more}
 
     done = [ran("+ ELMo", 0, 0.5, 0.3), ran("+ ELMo", 1, 0.3, 0.3), {**ran("+ Flair", 0, 1, 1), "error": "x"}]
     (found,) = harness.summary(done)
-    assert found["dev"]["mean"] == pytest.approx(40) and found["test"] == {"mean": pytest.approx(30), "deviation": 0.0}
+    assert found["dev"]["mean"] == pytest.approx(40) and found["test"] == {"mean": pytest.approx(30), "std": 0.0}
     rows = [row for row in harness.rows_of([]) if row.table == "lineage"]
     shown = harness.markdown([found], rows, ["wnut-17"]).splitlines()
     assert shown[0] == "| lineage | wnut-17, dev | wnut-17, test |"
@@ -54,7 +54,7 @@ def test_runs_on_a_few_sentences(harness, tmp_path):
     (data / "my.test.set").write_text("Ann\tB-person\n\nran\tO\nUFO\tB-product\n")
     models = tmp_path / "models"
     tokenizer = Tokenizer.train("characters", iter(["Bob ran", "Ann sat they"] * 9), 60)
-    spec = FAMILIES["flair"].spec(dim=8, char_dim=4, vocab_size=tokenizer.vocab_size)
+    spec = FAMILIES["flair"].model_config(dim=8, char_dim=4, vocab_size=tokenizer.vocab_size)
     save_model(models / "flair" / "model", spec.build(0), tokenizer)
     write_vectors(models / "words.txt", ["Bob", "ran"], np.eye(2, dtype=np.float32))
     found = harness.find_models(models)
@@ -65,7 +65,7 @@ def test_runs_on_a_few_sentences(harness, tmp_path):
     rows = {row.name: row for row in harness.rows_of(found) if row.table == "lineage"}
     for name in ("word vectors alone", "+ Flair"):
         one = harness.run(harness.Job("lineage", name, "wnut-17", 0, 1.0, 5), rows[name], place)
-        assert one["primary"] == "f1" and {"f1", "accuracy"} <= set(one["mean"]) and 0 <= one["test"] <= 1, one
+        assert one["primary_metric"] == "f1" and {"f1", "accuracy"} <= set(one["mean"]) and 0 <= one["test"] <= 1, one
     whole = harness.run(harness.Job("lineage", "+ Flair", "wnut-17", 0, 1.0), rows["+ Flair"], place)
     assert "was never seen in training" in whole["error"]
     with pytest.raises(UserError, match="there is no folder"):

@@ -8,21 +8,21 @@ import pytest
 import torch
 
 from polyseme.errors import UserError
-from polyseme.evaluation.predict import evaluate, logits, predict, write_predictions
+from polyseme.evaluation.predict import compute_logits, evaluate, predict, write_predictions
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneSpec, finetune
-from polyseme.finetuning.runner import steps
+from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.runner import epoch_batches
 from polyseme.tasks.examples import Example, read_examples
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optimizer import OptimSpec
+from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
 from tests.contracts.cases import fitting
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt", "seal", "swan"]
 MARKED = ("wolf", "bear", "frog")
 TOKENIZERS = {family.name: family.tokenizer.replace("events", "bpe") for family in FAMILIES.values()}
-QUICK = FinetuneSpec(epochs=8, batch_size=16, optim=OptimSpec(rate=3e-3))
+QUICK = FinetuneConfig(epochs=8, batch_size=16, optimizer=OptimizerConfig(lr=3e-3))
 
 
 def examples(kind, n=240):
@@ -56,12 +56,14 @@ def one_thread():
 def folders(tmp_path_factory):
     made = {}
     for family, kind in TOKENIZERS.items():
-        tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 400).marked(FAMILIES[family].marks)
+        tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 400).with_cls_position(
+            FAMILIES[family].cls_position
+        )
         sizes = fitting(
             FAMILIES[family], num_layers=2, dim=32, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=48,
-            dropout=0.05, attention_dropout=0.0, buckets=50,
+            dropout=0.05, attention_dropout=0.0, num_buckets=50,
         )  # fmt: skip
-        spec = FAMILIES[family].spec(**sizes)
+        spec = FAMILIES[family].model_config(**sizes)
         made[family] = tmp_path_factory.mktemp(family)
         save_model(made[family], spec.build(0), tokenizer)
     return made
@@ -69,7 +71,7 @@ def folders(tmp_path_factory):
 
 CASES = [("bert", "classification"), ("bert", "pair"), ("bert", "tagging"), ("bert", "regression"),
          ("gpt2", "classification"), ("gpt2", "tagging"), ("gpt2", "regression"),
-         ("modern", "classification"), ("transformer_xl", "tagging"), ("xlnet", "classification")]  # fmt: skip
+         ("modernbert", "classification"), ("transformer_xl", "tagging"), ("xlnet", "classification")]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
@@ -83,9 +85,9 @@ def trained(request, folders, tmp_path_factory):
 
 def test_it_learns(trained):
     _, kind, _, out, results = trained
-    assert results["mean"][results["primary"]] > 0.95
-    assert results["steps"] == 96 and results["task"] == kind and results["deviation"][results["primary"]] is None
-    assert next(iter(results["mean"])) == results["primary"]
+    assert results["mean"][results["primary_metric"]] > 0.95
+    assert results["steps"] == 96 and results["task"] == kind and results["std"][results["primary_metric"]] is None
+    assert next(iter(results["mean"])) == results["primary_metric"]
     assert json.loads((out / "results.json").read_text()) == results
     rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 97)) and rows[0]["seed"] == 0
@@ -94,7 +96,7 @@ def test_it_learns(trained):
 def test_a_saved_model_gives_the_same_answers(trained):
     _, kind, dev, out, results = trained
     folder = load_model(out / "model")
-    assert folder.notes["task"] == kind and folder.fresh == []
+    assert folder.metadata["task"] == kind and folder.newly_initialized == []
     found = evaluate(folder, dev)
     assert found == {k: v for k, v in results["seeds"][0].items() if k != "seed"}
     predictions = predict(folder, dev)
@@ -103,7 +105,7 @@ def test_a_saved_model_gives_the_same_answers(trained):
         assert alone.tags == predictions[7].tags
         np.testing.assert_allclose(alone.tag_probabilities, predictions[7].tag_probabilities, atol=1e-6)
     elif kind == "regression":
-        assert alone.number == alone.answer == pytest.approx(predictions[7].number, abs=1e-5)
+        assert alone.number == alone.value == pytest.approx(predictions[7].number, abs=1e-5)
     else:
         assert alone.label == predictions[7].label
         assert alone.probabilities == pytest.approx(predictions[7].probabilities, abs=1e-6)
@@ -117,13 +119,16 @@ def test_transformers_reads_it(trained):
     name = "TokenClassification" if kind == "tagging" else "SequenceClassification"
     theirs = getattr(transformers, f"AutoModelFor{name}").from_pretrained(out / "model").eval()
     folder = load_model(out / "model")
-    task = Task.from_model(folder.model, folder.notes)
+    task = Task.from_model(folder.model, folder.metadata)
     assert tuple(theirs.config.id2label[i] for i in range(len(task.labels))) == task.labels
     assert kind != "regression" or (theirs.config.num_labels, theirs.config.problem_type) == (1, "regression")
     encoded = task.encode(dev[:12], folder.tokenizer, 48)
-    ours = logits(folder.model, task, encoded)
-    batch, order = task.batch(encoded)
-    ids, mask = batch.layout.pad(batch.tokens, folder.tokenizer.specials.pad), batch.layout.mask().long()
+    ours = compute_logits(folder.model, task, encoded)
+    batch, order = task.collate(encoded)
+    ids, mask = (
+        batch.layout.pad(batch.tokens, folder.tokenizer.special_token_ids.pad),
+        batch.layout.attention_mask().long(),
+    )
     extra = {"token_type_ids": batch.layout.pad(batch.segments)} if family == "bert" else {}
     lengths = list(batch.layout.lengths)
     with torch.no_grad():
@@ -146,8 +151,8 @@ def test_predictions_are_written_and_read_again(trained, tmp_path):
         assert [e.words if kind == "tagging" else (e.text, e.pair) for e in again] == [
             e.words if kind == "tagging" else (e.text, e.pair) for e in dev
         ]
-        written = [str(p.number) if kind == "regression" else p.answer for p in found]
-        assert [e.answer for e in again] == written
+        written = [str(p.number) if kind == "regression" else p.value for p in found]
+        assert [e.gold for e in again] == written
     with pytest.raises(UserError, match=r"p\.xls: predictions are written as \.jsonl, \.tsv"):
         write_predictions(tmp_path / "p.xls", dev, found)
     assert not (tmp_path / "p.xls").exists()
@@ -175,16 +180,16 @@ def test_several_seeds(folders, tmp_path):
     values = [run["accuracy"] for run in found["seeds"]]
     assert [run["seed"] for run in found["seeds"]] == [0, 1, 2]
     assert found["mean"]["accuracy"] == pytest.approx(np.mean(values))
-    assert found["deviation"]["accuracy"] == pytest.approx(np.std(values, ddof=1))
+    assert found["std"]["accuracy"] == pytest.approx(np.std(values, ddof=1))
     assert found["best_seed"] == int(np.argmax(values))
     folder = load_model(tmp_path / "r" / "model")
     assert evaluate(folder, data[:30])["accuracy"] == max(values)
-    assert folder.notes["chosen"].startswith(f"seed {found['best_seed']}: the best accuracy")
+    assert folder.metadata["selection"].startswith(f"seed {found['best_seed']}: the best accuracy")
 
 
 def test_scratch_starts_from_fresh_weights_and_freezing_keeps_them(folders, tmp_path):
     data = examples("classification", 40)
-    still = QUICK.replace(steps=2, freeze=2)
+    still = QUICK.replace(steps=2, num_frozen_groups=2)
     for name, scratch in (("old", False), ("new", True)):
         finetune(
             folders["bert"],
@@ -193,7 +198,7 @@ def test_scratch_starts_from_fresh_weights_and_freezing_keeps_them(folders, tmp_
             data,
             tmp_path / name,
             still,
-            scratch=scratch,
+            from_scratch=scratch,
             first_seed=5,
         )
     before = load_model(folders["bert"]).model.state_dict()
@@ -207,14 +212,14 @@ def test_scratch_starts_from_fresh_weights_and_freezing_keeps_them(folders, tmp_
 def test_every_epoch_reads_every_example_once(folders):
     task = Task("classification", ("no", "yes"))
     data = task.encode(examples("classification", 21), load_model(folders["bert"]).tokenizer, 48)
-    settings = FinetuneSpec(batch_size=8, bin_tokens=24)
-    stream = steps(task, data, settings, seed=0)
+    settings = FinetuneConfig(batch_size=8, micro_batch_tokens=24)
+    stream = epoch_batches(task, data, settings, seed=0)
     epochs = [[next(stream) for _ in range(3)] for _ in range(2)]
     for number, epoch in enumerate(epochs):
         lengths = sorted(n for batches, _ in epoch for b in batches for n in b.layout.lengths)
         assert lengths == sorted(len(e.ids) for e in data)
         assert all(cursor[0] == number for _, cursor in epoch)
-        assert all(b.layout.total <= 24 for batches, _ in epoch for b in batches)
+        assert all(b.layout.num_tokens <= 24 for batches, _ in epoch for b in batches)
     first, second = (torch.cat([b.tokens for batches, _ in e for b in batches]).tolist() for e in epochs)
     assert first != second
 
@@ -225,8 +230,8 @@ def test_bad_settings_and_data_are_one_line(folders, tmp_path):
     def go(
         train=data, dev=data, out=None, kind="classification", folder=folders["bert"], seeds=1, primary="", **changes
     ):
-        settings = FinetuneSpec(steps=1).replace(**changes)
-        finetune(folder, kind, train, dev, out, settings, seeds=seeds, primary=primary)
+        settings = FinetuneConfig(steps=1).replace(**changes)
+        finetune(folder, kind, train, dev, out, settings, seeds=seeds, primary_metric=primary)
 
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "results.json").write_text("{}")
@@ -239,14 +244,14 @@ def test_bad_settings_and_data_are_one_line(folders, tmp_path):
         "has only the label": {"train": [e for e in data if e.label == "no"]},
         "20 of 20 examples are longer than 6 tokens": {"max_len": 6, "train": [long(e) for e in data]},
         r"max_len 99 is longer than the model reads \(48\)": {"max_len": 99},
-        "cannot freeze 9 groups: the model has 4": {"freeze": 9},
+        "cannot freeze 9 groups: the model has 4": {"num_frozen_groups": 9},
         "batch_size is 0": {"batch_size": 0},
         "nothing to do": {"steps": 0, "epochs": 0.0},
         "0 seeds is no run": {"seeds": 0},
         "there is no metric 'acuracy' here; did you mean 'accuracy'": {"primary": "acuracy"},
         "d:0: the label 'no' is not a number": {"kind": "regression"},
         "there is no model folder at": {"folder": tmp_path / "none"},
-        "not finite": {"optim": OptimSpec(rate=1e30), "steps": 9},
+        "not finite": {"optimizer": OptimizerConfig(lr=1e30), "steps": 9},
     }.items():
         with pytest.raises(UserError, match=message) as caught:
             go(**options)
@@ -256,12 +261,12 @@ def test_bad_settings_and_data_are_one_line(folders, tmp_path):
 
 
 def long(example):
-    return Example(example.where, example.text + " cat dog fish bird wolf bear", label=example.label)
+    return Example(example.location, example.text + " cat dog fish bird wolf bear", label=example.label)
 
 
 def test_what_was_cut_in_training_is_cut_in_use(folders, tmp_path):
     data = [long(e) for e in examples("classification", 30)]
-    settings = FinetuneSpec(steps=1, max_len=8, truncate=True)
+    settings = FinetuneConfig(steps=1, max_len=8, truncate=True)
     finetune(folders["bert"], "classification", data, data, tmp_path / "r", settings)
     folder = load_model(tmp_path / "r" / "model")
     assert len(predict(folder, data)) == 30

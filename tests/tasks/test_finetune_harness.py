@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from polyseme.tasks.examples import Example
-from polyseme.tasks.spans import SpanSpec
+from polyseme.tasks.spans import ExtractiveQAConfig
 from polyseme.tasks.task import Task
 from polyseme.weights.folder import load_model
 from tests.conftest import ANIMALS, VERBS, sentence
@@ -44,17 +44,17 @@ def examples(kind, n=24):
 def test_both_sides_read_the_same(harness, tiny_folders, kind):
     peer, data = harness[1], examples(kind)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folders["bert"])
-    task, settings = Task.of(kind, data), peer.Settings(max_len=32)
+    task, settings = Task.from_examples(kind, data), peer.Settings(max_len=32)
     numbers = {label: i for i, label in enumerate(task.labels)}
     encode = peer._words if kind == "tagging" else peer._texts
     theirs = encode(tokenizer, data, kind, numbers, settings, True)
     mine = task.encode(data, load_model(tiny_folders["bert"]).tokenizer, 32, truncate=True)
-    assert any(one.cut for one in mine) and not all(one.cut for one in mine)
+    assert any(one.is_truncated for one in mine) and not all(one.is_truncated for one in mine)
     for a, b in zip(mine, theirs, strict=True):
         assert a.ids.tolist() == b["input_ids"] and a.segments.tolist() == b["token_type_ids"]
         if kind == "tagging":
             labels = np.full(len(a.ids), peer.IGNORED)
-            labels[a.rows] = a.target
+            labels[a.positions] = a.target
             assert labels.tolist() == b["labels"]
         else:
             assert a.target == b["labels"]
@@ -73,8 +73,10 @@ def test_both_sides_look_for_the_same_answers(harness, tiny_folders):
             assert data[row["_of"]].text[first[0] : last[1]] == data[row["_of"]].answers[0][0]
             found.add(row["_of"])
     assert found == set(range(len(data))) and len(rows) > len(data)
-    ours = Task.of("span", data, span=SpanSpec(stride=22)).encode(data, load_model(tiny_folders["bert"]).tokenizer, 32)
-    assert len(ours) >= len(rows) and {e.of for e in ours if e.target[0] != e.null} == found
+    ours = Task.from_examples("span", data, span=ExtractiveQAConfig(doc_stride=22)).encode(
+        data, load_model(tiny_folders["bert"]).tokenizer, 32
+    )
+    assert len(ours) >= len(rows) and {e.example_index for e in ours if e.target[0] != e.null_position} == found
     # a perfect model's scores are read as the answers
     scores = []
     for row in rows:

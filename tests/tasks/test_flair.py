@@ -7,9 +7,9 @@ import torch
 from polyseme.corpus.build.prepare import prepare
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.finetuning.feature_extraction import Encoder, features
-from polyseme.nn.packing import Layout
-from polyseme.recipes import find_recipe
+from polyseme.finetuning.feature_extraction import FeatureEncoder, extract_features
+from polyseme.nn.packing import PackedLayout
+from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
 from polyseme.weights.folder import save_model
@@ -24,9 +24,9 @@ def tokenizer():
 
 
 def folder_of(path, tokenizer, **given):
-    spec = FAMILIES["flair"].spec(**{"dim": 10, "char_dim": 6, "vocab_size": tokenizer.vocab_size} | given)
+    spec = FAMILIES["flair"].model_config(**{"dim": 10, "char_dim": 6, "vocab_size": tokenizer.vocab_size} | given)
     save_model(path, spec.build(0), tokenizer)
-    return Encoder.open(path)
+    return FeatureEncoder.load(path)
 
 
 def by_hand(encoder, words, depth):
@@ -41,7 +41,7 @@ def by_hand(encoder, words, depth):
             cell = layer.cells[0]
             w_ih, w_hh = cell.weight_ih.detach().double(), cell.weight_hh.detach().double()
             bias = (cell.bias_ih + cell.bias_hh).detach().double()
-            hidden, inner, states = torch.zeros(cell.size).double(), torch.zeros(cell.size).double(), {}
+            hidden, inner, states = torch.zeros(cell.hidden_dim).double(), torch.zeros(cell.hidden_dim).double(), {}
             for place in range(len(text)) if way == "forward" else reversed(range(len(text))):
                 enter, forget, new, leave = (w_ih @ x[place] + w_hh @ hidden + bias).chunk(4)
                 inner = forget.sigmoid() * inner + enter.sigmoid() * new.tanh()
@@ -57,10 +57,10 @@ def by_hand(encoder, words, depth):
 
 
 @pytest.mark.parametrize("direction", ["both", "forward", "backward"])
-@pytest.mark.parametrize("num_layers,layers", [(1, "scalar-mix"), (2, "last"), (2, "scalar-mix")])
+@pytest.mark.parametrize("num_layers,layers", [(1, "scalar_mix"), (2, "last"), (2, "scalar_mix")])
 def test_a_word_by_a_plain_loop(tokenizer, tmp_path, direction, num_layers, layers):
     encoder = folder_of(tmp_path, tokenizer, direction=direction, num_layers=num_layers)
-    found = features(encoder, SENTENCES, layers, None)
+    found = extract_features(encoder, SENTENCES, layers, None)
     depths = [num_layers] if layers == "last" else range(1, num_layers + 1)
     expected = np.stack([np.concatenate([by_hand(encoder, s, d) for s in SENTENCES]) for d in depths], 1)
     assert found.shape == expected.shape == (16, len(depths), 20 if direction == "both" else 10)
@@ -71,13 +71,13 @@ def test_a_long_sentence_is_read_in_stretches(tokenizer, tmp_path):
     """The first stretch ends with the space behind its last word; each begins anew."""
     words = ("cat", "sees", "dog", "fish")
     encoder = folder_of(tmp_path, tokenizer, max_len=12)
-    found = features(encoder, [words], "last", None)
+    found = extract_features(encoder, [words], "last", None)
     assert len(found) == 4 and np.isfinite(found).all()
-    stretches = [(first, ids.tolist(), rows.tolist()) for _, first, ids, rows in encoder._stretches(0, words)]
+    stretches = [(first, ids.tolist(), rows.tolist()) for _, first, ids, rows in encoder._split_into_chunks(0, words)]
     assert [first for first, *_ in stretches] == [0, 2]
     assert tokenizer.decode(stretches[0][1]) == "cat sees " and stretches[0][2] == [[4, 0], [9, 4]]
     assert stretches[1][2] == [[4, 0], [9, 4]] and len(stretches[1][1]) == 10
-    long = features(encoder, [("a" * 40, "cat")], "last", None)  # longer than the model reads: it is cut
+    long = extract_features(encoder, [("a" * 40, "cat")], "last", None)  # longer than the model reads: it is cut
     assert len(long) == 2 and np.isfinite(long).all()
 
 
@@ -85,45 +85,46 @@ def test_a_long_sentence_is_read_in_stretches(tokenizer, tmp_path):
 def test_one_way_over_pieces(tmp_path, direction, row):
     """A model over pieces that reads one way has read a word at its last piece, or at its first."""
     pieces = Tokenizer.train("bpe", iter(documents(60)), 270)
-    spec = FAMILIES["rnn_lm"].spec(num_layers=1, dim=8, vocab_size=pieces.vocab_size, direction=direction)
+    spec = FAMILIES["rnn_lm"].model_config(num_layers=1, dim=8, vocab_size=pieces.vocab_size, direction=direction)
     save_model(tmp_path, spec.build(0), pieces)
-    encoder, words = Encoder.open(tmp_path), ("forest", "meadow", "cat")
+    encoder, words = FeatureEncoder.load(tmp_path), ("forest", "meadow", "cat")
     ids, of = pieces.encode_words(words)
     assert len(ids) > 5
     with torch.no_grad():
-        states = encoder.model.trunk(torch.tensor(ids), Layout.of([len(ids)])).last.numpy()
+        states = encoder.model.trunk(torch.tensor(ids), PackedLayout.from_lengths([len(ids)])).hidden.numpy()
     expected = [states[[i for i, word in enumerate(of) if word == n][row]] for n in range(3)]
-    np.testing.assert_allclose(features(encoder, [words], "last", None)[:, 0], expected, atol=1e-6)
+    np.testing.assert_allclose(extract_features(encoder, [words], "last", None)[:, 0], expected, atol=1e-6)
 
 
 def test_choices_that_are_not_there(tokenizer, tmp_path):
     encoder = folder_of(tmp_path / "a", tokenizer)
     with pytest.raises(UserError, match="reads characters: it has no vectors of words by themselves"):
-        encoder.chosen("embeddings")
-    with pytest.raises(UserError, match=r"second-to-last needs 2 layers, but .* has 1$"):
-        encoder.chosen("second-to-last")
+        encoder.resolve_layers("embeddings")
+    with pytest.raises(UserError, match=r"second_to_last needs 2 layers, but .* has 1$"):
+        encoder.resolve_layers("second_to_last")
     pieces = Tokenizer.train("bpe", iter(documents(20)), 270)
-    spec = FAMILIES["ulmfit"].spec(num_layers=2, dim=8, hidden_dim=12, vocab_size=pieces.vocab_size)
+    spec = FAMILIES["ulmfit"].model_config(num_layers=2, dim=8, hidden_dim=12, vocab_size=pieces.vocab_size)
     save_model(tmp_path / "b", spec.build(0), pieces)
-    uneven = Encoder.open(tmp_path / "b")
-    assert uneven.sizes == [8, 12, 8] and uneven.chosen("second-to-last") == [1]
-    with pytest.raises(UserError, match=r"scalar-mix needs layers of one size, but those of .* have 8, 12, 8"):
-        uneven.chosen("scalar-mix")
+    uneven = FeatureEncoder.load(tmp_path / "b")
+    assert uneven.layer_dims == [8, 12, 8] and uneven.resolve_layers("second_to_last") == [1]
+    with pytest.raises(UserError, match=r"scalar_mix needs layers of one size, but those of .* have 8, 12, 8"):
+        uneven.resolve_layers("scalar_mix")
 
 
 def test_it_learns_both_directions_of_characters(tokenizer, tmp_path, done):
     (tmp_path / "text.txt").write_text("\n".join(documents(150)) + "\n")
-    prepare([tmp_path / "text.txt"], tokenizer, tmp_path / "corpus", split="line", workers=1)
-    recipe = find_recipe("flair-tiny").replace(size="", model={"dim": 48, "char_dim": 16, "dropout": 0.0})
-    for path, value in (("budget.steps", "60"), ("optim.rate", "0.02"), ("schedule.warmup", "5"), ("holdout", "0.1"),
-                        ("batch_tokens", "1024"), ("bin_tokens", "1024"), ("max_len", "60")):  # fmt: skip
-        recipe = recipe.at(path, value)
+    prepare([tmp_path / "text.txt"], tokenizer, tmp_path / "corpus", split="line", num_workers=1)
+    recipe = get_training_recipe("flair-tiny").replace(size="", model={"dim": 48, "char_dim": 16, "dropout": 0.0})
+    for path, value in (("budget.steps", "60"), ("optimizer.lr", "0.02"), ("schedule.warmup", "5"),
+                        ("valid_fraction", "0.1"), ("batch_tokens", "1024"),
+                        ("micro_batch_tokens", "1024"), ("max_len", "60")):  # fmt: skip
+        recipe = recipe.with_override(path, value)
     results = pretrain(recipe, tmp_path / "corpus", tmp_path / "run")
     assert results["valid"]["next"] < 2.0 and results["valid"]["previous"] < 2.0  # blind over 30 letters: 2.8
     import polyseme
 
     model = polyseme.load(tmp_path / "run" / "model")
-    better, worse = (s.log_probability for s in model.score(["The old cat", "Tac dlo ehT"]))
+    better, worse = (s.log_prob for s in model.score(["The old cat", "Tac dlo ehT"]))
     assert better > worse
-    found = features(Encoder.open(tmp_path / "run" / "model"), SENTENCES[:2], "last", None)
+    found = extract_features(FeatureEncoder.load(tmp_path / "run" / "model"), SENTENCES[:2], "last", None)
     assert found.shape == (4, 1, 96)

@@ -29,12 +29,12 @@ def test_every_combination_once_and_the_longest_first(harness):
 def test_the_best_rate_by_mean_with_its_deviation(harness):
     def ran(rate, seed, value, **more):
         job = harness.Job("m", "cola", seed, rate, 5.0)
-        return {**dataclasses.asdict(job), "primary": "matthews", "mean": {"matthews": value}, **more}
+        return {**dataclasses.asdict(job), "primary_metric": "matthews", "mean": {"matthews": value}, **more}
 
     done = [ran(1e-5, 0, 0.5), ran(1e-5, 1, 0.1), ran(5e-5, 0, 0.4), ran(5e-5, 1, 0.3), {**ran(9, 0, 1), "error": "x"}]
     (found,) = harness.summary(done)
     assert [(one["rate"], round(one["mean"], 6)) for one in found["rates"]] == [(5e-5, 35.0), (1e-5, 30.0)]
-    assert found["rates"][0]["deviation"] == pytest.approx(50**0.5)
+    assert found["rates"][0]["std"] == pytest.approx(50**0.5)
     shown = harness.markdown([found], ["cola", "mrpc"]).splitlines()
     assert shown[0] == "| model | cola (matthews) | mrpc | mean |"
     assert shown[2] == "| m | 35.0 ± 7.1 (rate 5e-05, n=2) |  |  |"
@@ -43,5 +43,5 @@ def test_the_best_rate_by_mean_with_its_deviation(harness):
 def test_a_run_on_a_few_rows_and_one_that_fails(harness, tiny_folders, glue):
     job = harness.Job(str(tiny_folders["bert"]), "sts-b", 1, 1e-3, 1.0, limit=8)
     found = harness.run(job, str(glue))
-    assert found["primary"] == "spearman" and found["steps"] == 1 and "spearman" in found["mean"]
+    assert found["primary_metric"] == "spearman" and found["steps"] == 1 and "spearman" in found["mean"]
     assert "missing" in harness.run(dataclasses.replace(job, model=str(glue)), str(glue))["error"]

@@ -8,20 +8,20 @@ import pytest
 import torch
 
 from polyseme.errors import UserError
-from polyseme.evaluation.predict import as_examples, evaluate, logits, predict, write_predictions
+from polyseme.evaluation.predict import compute_logits, evaluate, predict, to_examples, write_predictions
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneSpec, finetune
-from polyseme.finetuning.runner import steps
-from polyseme.nn.heads.standard import LabelHeadSpec
-from polyseme.objectives.losses import losses
-from polyseme.objectives.packing import rounded
-from polyseme.tasks.baselines.surface import linear, majority
+from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.runner import epoch_batches
+from polyseme.nn.heads.standard import ClassificationHeadConfig
+from polyseme.objectives.losses import compute_losses
+from polyseme.objectives.packing import pad_to_bucket
+from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
 from polyseme.tasks.examples import Example, read_examples
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.loop import Training, train
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.loop import TrainState, train
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.schedule import ScheduleConfig
 from polyseme.weights.folder import load_model, save_model
 
 transformers = pytest.importorskip("transformers")
@@ -29,7 +29,7 @@ transformers.logging.set_verbosity_error()
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt", "seal", "swan"]
 SMALL = {"num_layers": 2, "dim": 32, "num_heads": 2, "max_len": 48, "dropout": 0.0, "attention_dropout": 0.0}
-QUICK = FinetuneSpec(epochs=10, batch_size=16, optim=OptimSpec(rate=3e-3))
+QUICK = FinetuneConfig(epochs=10, batch_size=16, optimizer=OptimizerConfig(lr=3e-3))
 CHOICE = Task("choice", ("score",))
 
 
@@ -62,7 +62,7 @@ def folders(tmp_path_factory):
     made = {}
     for family, kind in {"bert": "wordpiece", "gpt": "bpe", "gpt2": "bpe"}.items():
         tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 300)
-        spec = FAMILIES[family].spec(vocab_size=tokenizer.vocab_size, **SMALL)
+        spec = FAMILIES[family].model_config(vocab_size=tokenizer.vocab_size, **SMALL)
         made[family] = tmp_path_factory.mktemp(family)
         save_model(made[family], spec.build(0), tokenizer)
     return made
@@ -71,19 +71,19 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize("family", ["bert", "gpt", "gpt2"])
 def test_choices_are_learnt_and_others_read_the_model(family, folders, tmp_path):
     data = questions()
-    settings = QUICK.replace(auxiliary=0.0 if family == "bert" else 0.1)
+    settings = QUICK.replace(lm_loss_weight=0.0 if family == "bert" else 0.1)
     results = finetune(folders[family], "choice", data[:160], data[160:], tmp_path / "r", settings)
-    assert results["primary"] == "accuracy" and results["mean"]["accuracy"] > 0.95
+    assert results["primary_metric"] == "accuracy" and results["mean"]["accuracy"] > 0.95
     folder = load_model(tmp_path / "r/model")
-    assert folder.fresh == [] and evaluate(folder, data[160:]) == results["mean"]
+    assert folder.newly_initialized == [] and evaluate(folder, data[160:]) == results["mean"]
     names = {"bert": "BertForMultipleChoice", "gpt": "OpenAIGPTDoubleHeadsModel", "gpt2": "GPT2DoubleHeadsModel"}
     theirs, info = getattr(transformers, names[family]).from_pretrained(tmp_path / "r/model", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
-    task = Task.from_model(folder.model, folder.notes)
+    task = Task.from_model(folder.model, folder.metadata)
     encoded = task.encode(data[160:170], folder.tokenizer, 48)
-    for one, scores in zip(encoded, logits(folder.model, task, encoded)):
-        for ids, segments, score in zip(*(np.split(a, np.cumsum(one.sizes)[:-1]) for a in (one.ids, one.segments)),
-                                        scores[:, 0]):  # fmt: skip
+    for one, scores in zip(encoded, compute_logits(folder.model, task, encoded)):
+        ends = np.cumsum(one.sequence_lengths)[:-1]
+        for ids, segments, score in zip(*(np.split(a, ends) for a in (one.ids, one.segments)), scores[:, 0]):
             given = {"input_ids": torch.tensor(ids)[None, None]}
             if family == "bert":
                 given["token_type_ids"] = torch.tensor(segments)[None, None]
@@ -97,36 +97,39 @@ def test_choices_are_learnt_and_others_read_the_model(family, folders, tmp_path)
     assert sum(a.label == b.label for a, b in zip(again, data[160:])) / 40 == results["mean"]["accuracy"]
     with pytest.raises(UserError, match=r"written as \.jsonl, not '\.tsv'"):
         write_predictions(tmp_path / "p.tsv", data[160:], predict(folder, data[160:]))
-    (plain,) = predict(folder, as_examples([("cat", ["dog fish", "bird wolf"])], folder.model))
+    (plain,) = predict(folder, to_examples([("cat", ["dog fish", "bird wolf"])], folder.model))
     assert plain.label == "1" and sum(plain.probabilities.values()) == pytest.approx(1)
     with pytest.raises(UserError, match=r"example 1 is 'cat': a text and a list of choices is needed"):
-        as_examples(["cat"], folder.model)
+        to_examples(["cat"], folder.model)
 
 
 def test_sequences_of_choices(folders):
     tokenizer = load_model(folders["bert"]).tokenizer
     example = Example("", "cat", label="1", choices=("dog", "fish bird wolf", "dog"))
     (one,) = CHOICE.encode([example], tokenizer, 48)
-    wrapped = [tokenizer.wrap(tokenizer.encode("cat"), tokenizer.encode(c)) for c in example.choices]
+    wrapped = [
+        tokenizer.build_inputs_with_special_tokens(tokenizer.encode("cat"), tokenizer.encode(c))
+        for c in example.choices
+    ]
     assert one.ids.tolist() == [i for ids, _ in wrapped for i in ids]
     assert one.segments.tolist() == [i for _, segments in wrapped for i in segments]
     other = Example("", "swan", choices=("dog", "cat"))
-    batch, order = CHOICE.batch(CHOICE.encode([example, other], tokenizer, 48))
+    batch, order = CHOICE.collate(CHOICE.encode([example, other], tokenizer, 48))
     assert order == [1, 0] and list(batch.layout.lengths) == sorted(batch.layout.lengths)
     targets = batch.targets["choice"]
-    assert targets.count == 1 and targets.values.tolist() == [-100, -100, 3, 3, 3]
+    assert targets.count == 1 and targets.labels.tolist() == [-100, -100, 3, 3, 3]
     parts = batch.tokens.split(list(batch.layout.lengths))
-    expected = [*(tokenizer.wrap(tokenizer.encode("swan"), tokenizer.encode(c))[0] for c in other.choices),
-                *(ids for ids, _ in wrapped)]  # fmt: skip
+    swan, build = tokenizer.encode("swan"), tokenizer.build_inputs_with_special_tokens
+    expected = [*(build(swan, tokenizer.encode(c))[0] for c in other.choices), *(ids for ids, _ in wrapped)]
     assert [parts[i].tolist() for i in targets.rows] == expected
     with pytest.raises(UserError, match="1 of 1 examples are longer than 6 tokens"):
         CHOICE.encode([example], tokenizer, 6)
-    assert max(CHOICE.encode([example], tokenizer, 6, truncate=True)[0].sizes) == 6
+    assert max(CHOICE.encode([example], tokenizer, 6, truncate=True)[0].sequence_lengths) == 6
 
 
 def test_the_loss_of_choices_is_cross_entropy_over_each_question():
     """Questions of unlike size, one unlabelled, scores far apart: against torch, one question at a time."""
-    head = LabelHeadSpec(("score",)).build(3).double()
+    head = ClassificationHeadConfig(("score",)).build(3).double()
     states = torch.randn(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     scale = torch.tensor([1.0, 1, 1, 1, 1, 900, 900, 1, 1])[:, None]
     values = torch.tensor([1, 1, 1, -100, -100, 6, 6, 8, 8])
@@ -147,18 +150,20 @@ def test_marks_get_ids_behind_the_vocabulary(folders, tmp_path):
     before = load_model(folders["gpt"])
     size = before.tokenizer.vocab_size
     data = pairs()
-    finetune(folders["gpt"], "pair", data[:80], data[80:], tmp_path / "r", QUICK.replace(steps=1, freeze=1))
+    finetune(folders["gpt"], "pair", data[:80], data[80:], tmp_path / "r", QUICK.replace(steps=1, num_frozen_groups=1))
     after = load_model(tmp_path / "r/model")
-    assert after.tokenizer.vocab_size == after.model.spec.trunk.embeddings.vocab_size == size + 3
-    assert after.tokenizer.pieces([size, size + 1, size + 2]) == ["<start>", "<delimiter>", "<extract>"]
-    tables = [f.model.trunk.table for f in (before, after)]
+    assert after.tokenizer.vocab_size == after.model.config.trunk.embeddings.vocab_size == size + 3
+    assert after.tokenizer.convert_ids_to_tokens([size, size + 1, size + 2]) == ["<start>", "<delimiter>", "<extract>"]
+    tables = [f.model.trunk.token_embeddings for f in (before, after)]
     assert torch.equal(tables[0], tables[1][:size]) and (tables[1][size:].std(1) > 0).all()
     cat, dog = (after.tokenizer.encode(w) for w in ("cat", "dog"))
     (one,) = Task("pair", ("a", "b")).encode([Example("", "cat", "dog", label="a")], after.tokenizer, 48)
     assert one.ids.tolist() == [size, *cat, size + 1, *dog, size + 2]
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "r/model")
     assert theirs("cat", "dog")["input_ids"] == one.ids.tolist()
-    assert theirs("cat")["input_ids"] == after.tokenizer.wrap(cat)[0] == [size, *cat, size + 2]
+    assert (
+        theirs("cat")["input_ids"] == after.tokenizer.build_inputs_with_special_tokens(cat)[0] == [size, *cat, size + 2]
+    )
     # what is fine-tuned once more has its marks already
     finetune(tmp_path / "r/model", "pair", data[:80], data[80:], tmp_path / "again", QUICK.replace(steps=1))
     assert load_model(tmp_path / "again/model").tokenizer.hash == after.tokenizer.hash
@@ -167,24 +172,24 @@ def test_marks_get_ids_behind_the_vocabulary(folders, tmp_path):
 @pytest.mark.parametrize("family", ["bert", "gpt", "gpt2"])
 def test_both_orders_are_added(family, folders, tmp_path):
     data = pairs()
-    settings = QUICK.replace(steps=30, both_orders=True)
+    settings = QUICK.replace(steps=30, symmetric_pairs=True)
     finetune(folders[family], "pair", data[:80], data[80:], tmp_path / "r", settings)
     folder = load_model(tmp_path / "r/model")
-    task = Task.from_model(folder.model, folder.notes)
-    assert task.both_orders
-    turned = [Example(e.where, e.pair, e.text, label=e.label) for e in data]
+    task = Task.from_model(folder.model, folder.metadata)
+    assert task.symmetric_pairs
+    turned = [Example(e.location, e.pair, e.text, label=e.label) for e in data]
     for one, other in zip(predict(folder, data[:9]), predict(folder, turned[:9])):
         assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
     plain = Task("pair", task.labels)
-    sides = [logits(folder.model, plain, plain.encode(d, folder.tokenizer, 48)) for d in (data[:9], turned[:9])]
+    sides = [compute_logits(folder.model, plain, plain.encode(d, folder.tokenizer, 48)) for d in (data[:9], turned[:9])]
     assert np.abs(np.array(sides[0]) - np.array(sides[1])).max() > 1e-4
-    found = logits(folder.model, task, task.encode(data[:9], folder.tokenizer, 48))
+    found = compute_logits(folder.model, task, task.encode(data[:9], folder.tokenizer, 48))
     linear_head = folder.model.heads["classify"].linear
     bias = 0.0 if linear_head.bias is None else linear_head.bias.detach().numpy()
     expected = np.array(sides).sum(0) - bias  # the head is linear: states added are scores added
     np.testing.assert_allclose(found, expected, atol=1e-4)
-    with pytest.raises(UserError, match="both_orders is for pairs of texts, not for choice"):
-        Task.of("choice", questions(5), both_orders=True)
+    with pytest.raises(UserError, match="symmetric_pairs is for pairs of texts, not for choice"):
+        Task.from_examples("choice", questions(5), symmetric_pairs=True)
     with pytest.raises(UserError, match="there is no second text"):
         task.encode([Example("x:1", "cat")], folder.tokenizer, 48)
 
@@ -193,15 +198,17 @@ def test_both_orders_are_added(family, folders, tmp_path):
 
 
 def stepped(model, batches):
-    optim = OptimSpec(rate=0.0, clip=0.0)
-    run = Training(model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec(), 1, torch.device("cpu"))
+    optim = OptimizerConfig(lr=0.0, max_grad_norm=0.0)
+    run = TrainState(
+        model, optim.build(model, model.trunk.layer_groups()), optim, ScheduleConfig(), 1, torch.device("cpu")
+    )
     (report,) = train(run, [(batches, None)])
     return report, {n: p.grad.clone() for n, p in model.named_parameters()}
 
 
 def double_model(folder, task, *extra):
-    fam, spec = FAMILIES[folder.model.spec.family], folder.model.spec
-    heads = {task.head_name: fam.label_head(task.head_name, task.labels, spec.trunk).replace(dropout=0.0)}
+    fam, spec = FAMILIES[folder.model.config.family], folder.model.config
+    heads = {task.head_name: fam.task_head(task.head_name, task.labels, spec.trunk).replace(dropout=0.0)}
     return spec.replace(heads=heads | {n: spec.heads[n] for n in extra}).build(3).double()
 
 
@@ -212,20 +219,20 @@ def test_weights_and_the_law_of_sums(kind, folders):
     task = CHOICE if kind == "choice" else Task("pair", ("no", "yes"), kind == "both")
     data = task.encode(questions(12) if kind == "choice" else pairs(12), folder.tokenizer, 48)
     model = double_model(folder, task, "next")
-    settings = FinetuneSpec(batch_size=12, auxiliary=0.5)
-    (whole,), _ = next(steps(task, data, settings, 0))
+    settings = FinetuneConfig(batch_size=12, lm_loss_weight=0.5)
+    (whole,), _ = next(epoch_batches(task, data, settings, 0))
     report, gradient = stepped(model, [whole])
     targets = whole.targets["next"]
-    assert targets.weight == 0.5 and targets.count == whole.layout.total - len(whole.layout.lengths)
+    assert targets.weight == 0.5 and targets.count == whole.layout.num_tokens - len(whole.layout.lengths)
     model.zero_grad()
-    parts = {name: value / whole.targets[name].count for name, value in losses(model, whole).items()}
+    parts = {name: value / whole.targets[name].count for name, value in compute_losses(model, whole).items()}
     assert report.loss == pytest.approx({name: part.item() for name, part in parts.items()}, rel=1e-5)
     (parts[task.head_name] + 0.5 * parts["next"]).backward()
     for name, p in model.named_parameters():
         torch.testing.assert_close(gradient[name], p.grad, atol=1e-7, rtol=1e-6)
-    cut, _ = next(steps(task, data, settings.replace(bin_tokens=40), 0))
+    cut, _ = next(epoch_batches(task, data, settings.replace(micro_batch_tokens=40), 0))
     assert len(cut) > 2
-    filled = [rounded(batch.to("cpu"), 48) for batch in cut]  # as for a GPU that records its kernels
+    filled = [pad_to_bucket(batch.to("cpu"), 48) for batch in cut]  # as for a GPU that records its kernels
     for name, found in [*stepped(model, cut)[1].items(), *stepped(model, filled)[1].items()]:
         torch.testing.assert_close(found, gradient[name], atol=1e-7, rtol=1e-6)
 
@@ -234,8 +241,8 @@ def test_every_token_but_the_first_is_predicted(folders):
     folder = load_model(folders["gpt2"])
     task = Task("classification", ("no", "yes"))
     data = task.encode([Example("", "cat dog", label="no"), Example("", "swan", label="yes")], folder.tokenizer, 48)
-    ((batch,), _) = next(steps(task, data, FinetuneSpec(auxiliary=0.5), 0))
-    rows, values = batch.targets["next"].rows.tolist(), batch.targets["next"].values.tolist()
+    ((batch,), _) = next(epoch_batches(task, data, FinetuneConfig(lm_loss_weight=0.5), 0))
+    rows, values = batch.targets["next"].rows.tolist(), batch.targets["next"].labels.tolist()
     at = 0
     for length in batch.layout.lengths:
         inner = [i - at for i in rows if at <= i < at + length]
@@ -246,7 +253,7 @@ def test_every_token_but_the_first_is_predicted(folders):
 
 def test_a_classifier_with_auxiliary_loss_is_still_a_classifier(folders, tmp_path):
     data = pairs()
-    results = finetune(folders["gpt"], "pair", data[:80], data[80:], tmp_path / "r", QUICK.replace(auxiliary=0.5))
+    results = finetune(folders["gpt"], "pair", data[:80], data[80:], tmp_path / "r", QUICK.replace(lm_loss_weight=0.5))
     rows = [json.loads(line) for line in (tmp_path / "r/log.jsonl").read_text().splitlines()]
     assert set(rows[0]["loss"]) == {"classify", "next"} and rows[-1]["loss"]["next"] < rows[0]["loss"]["next"]
     theirs, info = transformers.AutoModelForSequenceClassification.from_pretrained(
@@ -260,22 +267,22 @@ def test_a_classifier_with_auxiliary_loss_is_still_a_classifier(folders, tmp_pat
 def test_one_batch_is_learnt_by_heart(folders):
     folder = load_model(folders["gpt"])
     data = CHOICE.encode(questions(8, seed=4), folder.tokenizer, 48)
-    model = folder.model.spec.replace(
-        heads={**folder.model.spec.heads, "choice": FAMILIES["gpt"].label_head("choice", ("score",), None)}
+    model = folder.model.config.replace(
+        heads={**folder.model.config.heads, "choice": FAMILIES["gpt"].task_head("choice", ("score",), None)}
     ).build(0)
-    (batch,), _ = next(steps(CHOICE, data, FinetuneSpec(batch_size=8, auxiliary=0.5), 0))
-    optim = OptimSpec(rate=3e-3, decay=0.0)
-    run = Training(model, optim.build(model, []), optim, ScheduleSpec("constant"), 150, torch.device("cpu"))
+    (batch,), _ = next(epoch_batches(CHOICE, data, FinetuneConfig(batch_size=8, lm_loss_weight=0.5), 0))
+    optim = OptimizerConfig(lr=3e-3, weight_decay=0.0)
+    run = TrainState(model, optim.build(model, []), optim, ScheduleConfig("constant"), 150, torch.device("cpu"))
     last = list(train(run, [([batch], None)] * 150))[-1]
     assert last.loss["choice"] < 0.05 and last.loss["next"] < 1.6  # the first word of a text cannot be known
 
 
 def test_bad_settings(folders, tmp_path):
     data = pairs()
-    with pytest.raises(UserError, match="auxiliary is the loss of a causal language model, which bert is not"):
-        finetune(folders["bert"], "pair", data, data, None, FinetuneSpec(steps=1, auxiliary=0.5))
-    with pytest.raises(UserError, match=r"auxiliary is -1\.0, expected 0 or more"):
-        FinetuneSpec(auxiliary=-1.0).check()
+    with pytest.raises(UserError, match="lm_loss_weight weighs the loss of a causal language model, which bert is not"):
+        finetune(folders["bert"], "pair", data, data, None, FinetuneConfig(steps=1, lm_loss_weight=0.5))
+    with pytest.raises(UserError, match=r"lm_loss_weight is -1\.0, expected 0 or more"):
+        FinetuneConfig(lm_loss_weight=-1.0).validate()
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -311,5 +318,5 @@ def test_reading_choices(tmp_path):
 
 def test_baselines_of_choices():
     data = questions(200)
-    blind, surface = (f(data[:150], data[150:], "choice")["accuracy"] for f in (majority, linear))
+    blind, surface = (f(data[:150], data[150:], "choice")["accuracy"] for f in (majority_baseline, linear_baseline))
     assert blind < 0.7 and surface > 0.9

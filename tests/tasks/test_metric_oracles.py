@@ -9,8 +9,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from polyseme.nn.heads.tag_schemes import chunks
-from polyseme.tasks.metrics.standard import classification, question_scores, regression, spans, tagging
+from polyseme.nn.heads.tag_schemes import extract_entities
+from polyseme.tasks.metrics.standard import (
+    classification_metrics,
+    regression_metrics,
+    span_metrics,
+    squad_scores,
+    tagging_metrics,
+)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -22,7 +28,7 @@ def test_classification_as_scikit_learn_has_it():
         size = draw.choice([1, 2, 5, 40])
         weights = [draw.random() ** 3 for _ in names]
         gold, guess = draw.choices(names, weights, k=size), draw.choices(names, k=size)
-        found = classification(gold, guess, names if trial % 2 else ())
+        found = classification_metrics(gold, guess, names if trial % 2 else ())
         assert found["accuracy"] == pytest.approx(metrics.accuracy_score(gold, guess), abs=1e-9)
         expected = metrics.f1_score(gold, guess, average="macro", zero_division=0)
         assert found["macro_f1"] == pytest.approx(expected, abs=1e-9)
@@ -38,7 +44,7 @@ def test_regression_as_scipy_has_it():
     for _ in range(300):
         size = int(draw.integers(2, 40))
         gold, guess = draw.normal(size=(2, size)).round(int(draw.integers(0, 3)))  # with ties
-        found = regression([str(g) for g in gold], guess.tolist())
+        found = regression_metrics([str(g) for g in gold], guess.tolist())
         if np.ptp(gold) and np.ptp(guess):
             assert found["pearson"] == pytest.approx(stats.pearsonr(gold, guess)[0], abs=1e-9)
             assert found["spearman"] == pytest.approx(stats.spearmanr(gold, guess)[0], abs=1e-9)
@@ -88,16 +94,16 @@ def test_chunks_as_conlleval_counts_them_on_every_pattern():
     for size in (1, 2, 3):
         every = list(itertools.product(tags, repeat=size))
         for gold, guess in itertools.product(every, every):
-            a, b = chunks(gold), chunks(guess)
+            a, b = extract_entities(gold), extract_entities(guess)
             assert (len(a & b), len(a), len(b)) == conlleval(gold, guess), (gold, guess)
     draw = random.Random(0)
     more = [*tags, "E-X", "S-X", "E-Y", "S-Y"]
     for names, size in [(tags, 4)] * 4000 + [(tags, 9)] * 1000 + [(more, 6)] * 4000:
         gold, guess = draw.choices(names, k=size), draw.choices(names, k=size)
-        a, b = chunks(gold), chunks(guess)
+        a, b = extract_entities(gold), extract_entities(guess)
         assert (len(a & b), len(a), len(b)) == conlleval(gold, guess), (gold, guess)
         right, true, said = conlleval(gold, guess)
-        found = tagging([gold], [guess])
+        found = tagging_metrics([gold], [guess])
         if {*gold, *guess} != {"O"}:
             assert found["f1"] == pytest.approx(2 * right / (true + said), abs=1e-9)
             assert found["precision"] == pytest.approx(right / said if said else 0, abs=1e-9)
@@ -139,7 +145,7 @@ def test_spans_by_squads_rules():
             given = ([g for g in given if normal(g)] or [""]) if second else given
             exact.append(max(normal(g) == normal(text) for g in given))
             f1.append(max(squad_f1(g, text, second) for g in given))
-        found = spans(golds, said)
+        found = span_metrics(golds, said)
         assert found["exact"] == pytest.approx(np.mean(exact), abs=1e-9)
         assert found["f1"] == pytest.approx(np.mean(f1), abs=1e-9)
         if second:
@@ -148,7 +154,7 @@ def test_spans_by_squads_rules():
 
 
 def test_spans_by_hand():
-    exact, f1 = question_scores([["Denver Broncos", "the Broncos"], ["10 February"]], ["Broncos!", "February 7"])
+    exact, f1 = squad_scores([["Denver Broncos", "the Broncos"], ["10 February"]], ["Broncos!", "February 7"])
     assert exact.tolist() == [1, 0] and f1.tolist() == [1, 0.5]
-    assert spans([["the"]], ["a"]) == {"exact": 1.0, "f1": 0.0}, "as 1.1's script has it"
-    assert spans([["the"], []], ["a", ""])["f1"] == 1.0, "as 2.0's script has it"
+    assert span_metrics([["the"]], ["a"]) == {"exact": 1.0, "f1": 0.0}, "as 1.1's script has it"
+    assert span_metrics([["the"], []], ["a", ""])["f1"] == 1.0, "as 2.0's script has it"

@@ -7,60 +7,70 @@ import numpy as np
 import pytest
 
 from polyseme.errors import UserError
-from polyseme.nn.heads.tag_schemes import chunks
-from polyseme.tasks.baselines.surface import linear, majority
+from polyseme.nn.heads.tag_schemes import extract_entities
+from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
 from polyseme.tasks.examples import Example
-from polyseme.tasks.metrics.standard import PRIMARY, classification, regression, score, tagging
+from polyseme.tasks.metrics.standard import (
+    DEFAULT_METRIC,
+    classification_metrics,
+    compute_metrics,
+    regression_metrics,
+    tagging_metrics,
+)
 
 
 def test_classification_by_hand():
     gold, guess = list("aaaabbbc"), list("aaabbbac")
-    found = classification(gold, guess)
+    found = classification_metrics(gold, guess)
     assert found["accuracy"] == 6 / 8
     f1 = [2 * 3 / (4 + 4), 2 * 2 / (3 + 3), 1.0]  # of a, b and c
     assert found["macro_f1"] == pytest.approx(sum(f1) / 3)
-    assert classification(["0", "1"] * 5, ["1", "0"] * 5)["matthews"] == pytest.approx(-1)
-    assert classification(["0", "1"], ["0", "0"]) == {
+    assert classification_metrics(["0", "1"] * 5, ["1", "0"] * 5)["matthews"] == pytest.approx(-1)
+    assert classification_metrics(["0", "1"], ["0", "0"]) == {
         "accuracy": 0.5,
         "macro_f1": pytest.approx(1 / 3),
         "matthews": 0,
         "f1": 0,
     }
-    assert classification(["0", "1", "1", "1"], ["1", "1", "1", "0"])["f1"] == pytest.approx(2 / 3)
-    assert "f1" not in found and "f1" not in classification(["1"], ["1"])
-    assert classification(["1"], ["1"], ("0", "1"))["f1"] == 1  # two labels, though one occurs
+    assert classification_metrics(["0", "1", "1", "1"], ["1", "1", "1", "0"])["f1"] == pytest.approx(2 / 3)
+    assert "f1" not in found and "f1" not in classification_metrics(["1"], ["1"])
+    assert classification_metrics(["1"], ["1"], ("0", "1"))["f1"] == 1  # two labels, though one occurs
 
 
 def test_regression_by_hand():
-    found = regression(["1", "2", "3", "4"], [1.0, 3.0, 2.0, 9.0])
+    found = regression_metrics(["1", "2", "3", "4"], [1.0, 3.0, 2.0, 9.0])
     assert found["spearman"] == pytest.approx(1 - 6 * 2 / (4 * 15))  # one pair of neighbours changed places
     assert found["mse"] == pytest.approx((1 + 1 + 25) / 4)
     draw = np.random.default_rng(0)
     gold, guess = draw.normal(size=(2, 50))
-    assert regression(gold, guess)["pearson"] == pytest.approx(np.corrcoef(gold, guess)[0, 1], abs=1e-12)
+    assert regression_metrics(gold, guess)["pearson"] == pytest.approx(np.corrcoef(gold, guess)[0, 1], abs=1e-12)
     for still in ([3.0, 3.0], [2.0]):
-        assert regression([1.0, 2.0][: len(still)], still) | {"mse": 0} == {"pearson": 0, "spearman": 0, "mse": 0}
+        assert regression_metrics([1.0, 2.0][: len(still)], still) | {"mse": 0} == {
+            "pearson": 0,
+            "spearman": 0,
+            "mse": 0,
+        }
 
 
 def test_without_scikit_learn_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    assert classification(["a"], ["a"])["accuracy"] == 1
+    assert classification_metrics(["a"], ["a"])["accuracy"] == 1
     with pytest.raises(UserError, match=r"scikit-learn is needed"):
-        linear([Example("1", "x", label="a")], [Example("1", "x", label="a")], "classification")
+        linear_baseline([Example("1", "x", label="a")], [Example("1", "x", label="a")], "classification")
 
 
 def test_chunks():
-    assert chunks(["I-X", "I-X", "B-X", "O", "I-Y", "I-X"]) == {
+    assert extract_entities(["I-X", "I-X", "B-X", "O", "I-Y", "I-X"]) == {
         ("X", 0, 1),
         ("X", 2, 2),
         ("Y", 4, 4),
         ("X", 5, 5),
     }
-    assert chunks(["S-X", "B-X", "E-X", "I-X", "U-Y", "B-Y", "L-Y", "I-Y"]) == {
+    assert extract_entities(["S-X", "B-X", "E-X", "I-X", "U-Y", "B-Y", "L-Y", "I-Y"]) == {
         ("X", 0, 0), ("X", 1, 2), ("X", 3, 3), ("Y", 4, 4), ("Y", 5, 6), ("Y", 7, 7),
     }  # fmt: skip
-    assert chunks(["B-X-Y", "I-X-Y"]) == {("X-Y", 0, 1)}
-    assert chunks([]) == chunks(["O"]) == set()
+    assert extract_entities(["B-X-Y", "I-X-Y"]) == {("X-Y", 0, 1)}
+    assert extract_entities([]) == extract_entities(["O"]) == set()
 
 
 @pytest.mark.parametrize("marks", ["BI", "I", "BIES"])
@@ -71,33 +81,37 @@ def test_entities_as_seqeval_counts_them(marks):
     for _ in range(200):
         lengths = [draw.randint(1, 9) for _ in range(draw.randint(1, 6))]
         gold, guess = ([draw.choices(names, k=n) for n in lengths] for _ in range(2))
-        found = tagging(gold, guess)
+        found = tagging_metrics(gold, guess)
         for name in ("precision", "recall", "f1", "accuracy"):
             options = {} if name == "accuracy" else {"zero_division": 0}
             assert found[name] == pytest.approx(getattr(metrics, f"{name}_score")(gold, guess, **options)), name
 
 
 def test_other_tags_are_counted_by_word():
-    found = tagging([["C", "O", "C"], ["O"]], [["C", "C", "O"], ["O"]])
+    found = tagging_metrics([["C", "O", "C"], ["O"]], [["C", "C", "O"], ["O"]])
     assert found == {"accuracy": 0.5, "precision": 0.5, "recall": 0.5, "f1": 0.5}
-    assert tagging([["O"]], [["O"]]) == {"accuracy": 1.0, "precision": 0.0, "recall": 0.0, "f1": 0.0}
+    assert tagging_metrics([["O"]], [["O"]]) == {"accuracy": 1.0, "precision": 0.0, "recall": 0.0, "f1": 0.0}
 
 
 def test_every_kind_has_its_headline():
-    assert PRIMARY["tagging"] in score("tagging", [("O",)], [("O",)])
-    assert PRIMARY["pair"] in score("pair", ["a", "b"], ["a", "b"])
-    assert PRIMARY["regression"] in score("regression", ["1", "2.5"], [1.0, 2.0])
+    assert DEFAULT_METRIC["tagging"] in compute_metrics("tagging", [("O",)], [("O",)])
+    assert DEFAULT_METRIC["pair"] in compute_metrics("pair", ["a", "b"], ["a", "b"])
+    assert DEFAULT_METRIC["regression"] in compute_metrics("regression", ["1", "2.5"], [1.0, 2.0])
 
 
 def test_majority():
     texts = [Example(str(i), text="x", label=label) for i, label in enumerate("aab")]
-    assert majority(texts, texts, "classification")["accuracy"] == pytest.approx(2 / 3)
+    assert majority_baseline(texts, texts, "classification")["accuracy"] == pytest.approx(2 / 3)
     words = [Example("1", words=("a", "b", "c"), tags=("O", "O", "C"))]
-    assert majority(words, words, "tagging")["accuracy"] == pytest.approx(2 / 3)
+    assert majority_baseline(words, words, "tagging")["accuracy"] == pytest.approx(2 / 3)
     numbers = [Example(str(i), text="x", label=label) for i, label in enumerate(["1", "2", "6.0"])]
-    assert majority(numbers, numbers, "regression") == {"pearson": 0, "spearman": 0, "mse": pytest.approx(14 / 3)}
+    assert majority_baseline(numbers, numbers, "regression") == {
+        "pearson": 0,
+        "spearman": 0,
+        "mse": pytest.approx(14 / 3),
+    }
     with pytest.raises(UserError, match=r"2: there is no label"):
-        majority(texts, [Example("2", text="x")], "classification")
+        majority_baseline(texts, [Example("2", text="x")], "classification")
 
 
 def test_linear_learns_what_lies_on_the_surface():
@@ -105,15 +119,15 @@ def test_linear_learns_what_lies_on_the_surface():
     words = [f"word{i}" for i in range(40)]
     made = [(draw.sample(words, 6), draw.sample(words, 6)) for _ in range(300)]
     texts = [Example("", " ".join(a), label=str("word7" in a or "word9" in a)) for a, _ in made]
-    assert linear(texts[:200], texts[200:], "classification")["accuracy"] > 0.9
+    assert linear_baseline(texts[:200], texts[200:], "classification")["accuracy"] > 0.9
     seconds = [a[:5] + b[:1] if i % 2 else b for i, (a, b) in enumerate(made)]
     pairs = [
         Example("", " ".join(a), " ".join(b), label=str(i % 2)) for i, ((a, _), b) in enumerate(zip(made, seconds))
     ]
-    assert linear(pairs[:200], pairs[200:], "pair")["accuracy"] > 0.95
+    assert linear_baseline(pairs[:200], pairs[200:], "pair")["accuracy"] > 0.95
     shared = [Example("", e.text, e.pair, label=str(len({*e.text.split()} & {*e.pair.split()}))) for e in pairs]
-    assert linear(shared[:200], shared[200:], "regression")["pearson"] > 0.95
+    assert linear_baseline(shared[:200], shared[200:], "regression")["pearson"] > 0.95
     counts = [Example("", " ".join(a), label=str(sum(w < "word2" for w in a))) for a, _ in made]
-    assert linear(counts[:200], counts[200:], "regression")["spearman"] > 0.9
+    assert linear_baseline(counts[:200], counts[200:], "regression")["spearman"] > 0.9
     tags = [Example("", words=tuple(a), tags=("O", *("C" if w < "word2" else "O" for w in a[:-1]))) for a, _ in made]
-    assert linear(tags[:200], tags[200:], "tagging")["f1"] > 0.95
+    assert linear_baseline(tags[:200], tags[200:], "tagging")["f1"] > 0.95

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from polyseme.datasets.catalog import DATA_SETS
-from polyseme.datasets.glue import wnli_trap
+from polyseme.datasets.catalog import DATASETS
+from polyseme.datasets.glue import wnli_warnings
 from polyseme.errors import UserError
-from polyseme.tasks.metrics.standard import score
+from polyseme.tasks.metrics.standard import compute_metrics
 
 REAL = Path(__file__).parents[2].parent / "shared/data"
 MNLI = ["index", "promptID", "pairID", "genre", "sentence1_binary_parse", "sentence2_binary_parse", "sentence1_parse",
@@ -139,37 +139,37 @@ TAGS = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_texts_pairs_and_choices(name, tmp_path):
-    data = DATA_SETS[name]
+    data = DATASETS[name]
     file, content, expected = CASES[name]
     path = tmp_path / data.folder / file
     path.parent.mkdir(parents=True)
     path.write_bytes(content.encode("latin-1" if name.startswith("trec") else "utf-8"))
-    found = data.part(tmp_path)
+    found = data.read_split(tmp_path)
     first = found[0]
     assert (first.text, first.pair, first.choices, first.label) == expected
-    assert data.part(tmp_path / data.folder) == found
-    own = data.extra(found, [e.label for e in found]) if data.extra else {}
-    assert data.metric in score(data.kind, ["0", "1"], ["0", "1"], ("0", "1")) | own
+    assert data.read_split(tmp_path / data.folder) == found
+    own = data.extra_metrics(found, [e.label for e in found]) if data.extra_metrics else {}
+    assert data.metric in compute_metrics(data.task_type, ["0", "1"], ["0", "1"], ("0", "1")) | own
     packed = path.with_name(path.name + ".gz")
     packed.write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()
-    assert [e.text for e in data.part(tmp_path)] == [e.text for e in found]
+    assert [e.text for e in data.read_split(tmp_path)] == [e.text for e in found]
 
 
 @pytest.mark.parametrize("name", TAGS)
 def test_tags(name, tmp_path):
-    data = DATA_SETS[name]
+    data = DATASETS[name]
     file, content, expected = TAGS[name]
     (tmp_path / file).write_text(content)
-    assert [(e.words, e.tags) for e in data.part(tmp_path)] == expected
+    assert [(e.words, e.tags) for e in data.read_split(tmp_path)] == expected
 
 
 def test_broken_tags_of_a_named_set_are_mended(tmp_path, capsys):
     (tmp_path / "dev.conll").write_text("Ann O\nLee I-PER\n\nBo B-PER\n")
-    assert [e.tags for e in DATA_SETS["ner"].part(tmp_path)] == [("O", "B-PER"), ("B-PER",)]
+    assert [e.tags for e in DATASETS["ner"].read_split(tmp_path)] == [("O", "B-PER"), ("B-PER",)]
     assert "mended 1 tags in 1 of 2 sentences" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"dev\.conll:1: 'I-PER' at word 2 cannot stand there"):
-        DATA_SETS["ner"].part(tmp_path, strict=True)
+        DATASETS["ner"].read_split(tmp_path, strict=True)
 
 
 def test_every_set_is_read_somewhere():
@@ -177,7 +177,7 @@ def test_every_set_is_read_somewhere():
     other |= {"conll-2012"}  # in test_coreference_files
     here = {"squad/1.1", "squad/2.0", "squad-shifts", "triviaqa", "imdb", "race", "wic"}
     roles = {"srl", "srl/conll-2005", "srl/conll-2012"}  # in test_roles
-    assert {*CASES, *TAGS, *other, *here, *roles} == set(DATA_SETS)
+    assert {*CASES, *TAGS, *other, *here, *roles} == set(DATASETS)
 
 
 def test_folders_of_texts(tmp_path):
@@ -186,9 +186,9 @@ def test_folders_of_texts(tmp_path):
         path = tmp_path / "aclImdb" / part / label / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    train, dev = DATA_SETS["imdb"].read(tmp_path)
+    train, dev = DATASETS["imdb"].read(tmp_path)
     assert [(e.label, e.text) for e in train] == [("neg", "Bad"), ("pos", "Good.\n\nYes")] and len(dev) == 1
-    assert DATA_SETS["imdb"].extra(train, ["neg", "neg"]) == {"error": 0.5}
+    assert DATASETS["imdb"].extra_metrics(train, ["neg", "neg"]) == {"error": 0.5}
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -203,7 +203,7 @@ def test_race(tmp_path, packed):
         path.parent.rmdir()
         path.parent.parent.rmdir()
         path.parent.parent.parent.rmdir()
-    first, second = DATA_SETS["race"].part(tmp_path)
+    first, second = DATASETS["race"].read_split(tmp_path)
     assert first.choices[1] == "Tom  ran  ." and first.label == "1" and first.text == "Tom ran."
     assert second.choices[0] == "Who ran? Tom" and second.label == "0"
 
@@ -212,25 +212,28 @@ def test_official_metrics_of_superglue(tmp_path):
     for name, record in (("MultiRC", MULTIRC), ("ReCoRD", RECORD)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "val.jsonl").write_text(lines(record))
-    many = DATA_SETS["superglue/multirc"]
-    found = many.part(tmp_path)
-    assert many.extra(found, ["1", "0", "0"]) == {"exact": 1.0}
-    assert many.extra(found, ["1", "1", "0"]) == {"exact": 0.5}
-    record = DATA_SETS["superglue/record"]
-    asked = record.part(tmp_path)
-    assert record.extra(asked, ["1"]) == {"exact": 1.0, "f1": 1.0} and record.extra(asked, ["0"])["f1"] == 0
-    assert record.part(tmp_path, need_labels=False)[0].accepted == ("Bob",)
+    many = DATASETS["superglue/multirc"]
+    found = many.read_split(tmp_path)
+    assert many.extra_metrics(found, ["1", "0", "0"]) == {"exact": 1.0}
+    assert many.extra_metrics(found, ["1", "1", "0"]) == {"exact": 0.5}
+    record = DATASETS["superglue/record"]
+    asked = record.read_split(tmp_path)
+    assert (
+        record.extra_metrics(asked, ["1"]) == {"exact": 1.0, "f1": 1.0}
+        and record.extra_metrics(asked, ["0"])["f1"] == 0
+    )
+    assert record.read_split(tmp_path, needs_labels=False)[0].accepted_answers == ("Bob",)
 
 
 def test_wic_as_it_was_first_distributed(tmp_path):
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/dev.data.txt").write_text("bed\tN\t1-0\tA bed\tBed of roses\n")
     (tmp_path / "dev/dev.gold.txt").write_text("F\n")
-    (found,) = DATA_SETS["wic"].part(tmp_path)
+    (found,) = DATASETS["wic"].read_split(tmp_path)
     assert (found.text, found.pair, found.label) == ("bed: A bed", "Bed of roses", "F")
     (tmp_path / "dev/dev.gold.txt").write_text("F\nT\n")
     with pytest.raises(UserError, match=r"has 1 lines, but .*dev\.gold\.txt has 2"):
-        DATA_SETS["wic"].part(tmp_path)
+        DATASETS["wic"].read_split(tmp_path)
 
 
 def test_mistakes_name_file_and_line(tmp_path, capsys):
@@ -256,11 +259,11 @@ def test_mistakes_name_file_and_line(tmp_path, capsys):
         folder.mkdir()
         (folder / file).write_text(content)
         with pytest.raises(UserError, match=message):
-            DATA_SETS[name].part(folder)
+            DATASETS[name].read_split(folder)
     with pytest.raises(UserError, match="there is no part 'dve' of swag; did you mean 'dev'"):
-        DATA_SETS["swag"].part(tmp_path, "dve")
+        DATASETS["swag"].read_split(tmp_path, "dve")
     (tmp_path / "swag/val.csv").write_text(commas(SWAG, ["1"], ["0", *"bcdefghijk", "1"]))
-    assert len(DATA_SETS["swag"].part(tmp_path / "swag", skip_bad=True)) == 1
+    assert len(DATASETS["swag"].read_split(tmp_path / "swag", skip_bad=True)) == 1
     assert "skipped 1 bad of 2 rows" in capsys.readouterr().err
 
 
@@ -269,18 +272,18 @@ def test_test_files_have_no_labels(tmp_path):
                            ("STS-B", ["index", "genre", "sentence1", "sentence2"])):  # fmt: skip
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "test.tsv").write_text(tsv(header, [f"c{i}" for i in range(len(header))]))
-        (found,) = DATA_SETS[f"glue/{folder.lower()}"].part(tmp_path, "test", need_labels=False)
+        (found,) = DATASETS[f"glue/{folder.lower()}"].read_split(tmp_path, "test", needs_labels=False)
         assert found.label is None and found.text in ("c1", "c2")
 
 
 def test_the_trap_of_wnli():
     if not (REAL / "glue/WNLI").is_dir():
         pytest.skip("the real files are not here")
-    train, dev = DATA_SETS["glue/wnli"].read(REAL / "glue")
-    shared, below = wnli_trap(train, dev, 0.3)
+    train, dev = DATASETS["glue/wnli"].read(REAL / "glue")
+    shared, below = wnli_warnings(train, dev, 0.3)
     assert shared.startswith("48 of 71") or "of 71 dev examples have their first sentence in train" in shared
     assert below == "accuracy 0.300 is below 0.563, which the more frequent label alone has"
-    assert len(wnli_trap(train, dev, 0.9)) == 1
+    assert len(wnli_warnings(train, dev, 0.9)) == 1
 
 
 ROWS = {  # from the README beside the files; the published count of WNUT's training sentences is 3,394
@@ -297,18 +300,18 @@ ROWS = {  # from the README beside the files; the published count of WNUT's trai
 def test_real_rows(name):
     if not REAL.is_dir():
         pytest.skip("the real files are not here")
-    assert {part: len(DATA_SETS[name].part(REAL, part)) for part in ROWS[name]} == ROWS[name]
+    assert {part: len(DATASETS[name].read_split(REAL, part)) for part in ROWS[name]} == ROWS[name]
 
 
 def test_real_articles():
     if not (REAL / "race.tar.xz").is_file():
         pytest.skip("the real files are not here")
-    found = DATA_SETS["race"].part(REAL, "dev")
-    assert len({e.where.rpartition(",")[0] for e in found}) == 700 and len(found) == 1383
+    found = DATASETS["race"].read_split(REAL, "dev")
+    assert len({e.location.rpartition(",")[0] for e in found}) == 700 and len(found) == 1383
 
 
 def test_real_trees():
     path = REAL / "ud-ewt/en_ewt-ud-train.rebuilt.conllu.gz"
     if not path.is_file():
         pytest.skip("the real files are not here")
-    assert sum(1 for _ in DATA_SETS["ud-pos"].units(path, True)) == 12544
+    assert sum(1 for _ in DATASETS["ud-pos"].reader(path, True)) == 12544

@@ -8,21 +8,21 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.finetuning.feature_extraction import LAYERS, NetworkSpec
-from polyseme.finetuning.frozen import USUAL, finetune_over, layers_of, open_over
-from polyseme.finetuning.word_embeddings import Given, begin, look_up, vocabulary_of
+from polyseme.finetuning.feature_extraction import LAYER_SELECTIONS, FeatureNetworkSettings
+from polyseme.finetuning.frozen import FEATURE_DEFAULTS, load_feature_model, resolve_layer_selections, train_on_features
+from polyseme.finetuning.word_embeddings import PretrainedVectors, build_vocabulary, init_embeddings, resolve_words
 from polyseme.nn.layers import frozen_features as parts
-from polyseme.nn.layers.frozen_features import Features, FeaturesSpec, SourceSpec, Store
-from polyseme.nn.packing import Layout
-from polyseme.nn.trunks.feature_network import BiLstm, OverSpec
+from polyseme.nn.layers.frozen_features import FeatureSourceConfig, FeatureStore, FrozenFeatures, FrozenFeaturesConfig
+from polyseme.nn.packing import PackedLayout
+from polyseme.nn.trunks.feature_network import BiLSTM, FeatureNetworkConfig
 from polyseme.tasks.examples import Example
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import save_model
-from polyseme.word_vectors.files import Vectors, model_of, write_vectors
+from polyseme.word_vectors.files import WordVectorTable, to_model, write_vectors
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt"]
-SMALL = NetworkSpec(size=16, dropout=0.0)
-RUN = USUAL.replace(epochs=12.0, network=SMALL, decoder="crf").at("optim.rate", "1e-2")
+SMALL = FeatureNetworkSettings(lstm_dim=16, dropout=0.0)
+RUN = FEATURE_DEFAULTS.replace(epochs=12.0, network=SMALL, tag_decoder="crf").with_override("optimizer.lr", "1e-2")
 
 
 def tagged(n=60, seed=0):
@@ -56,72 +56,72 @@ def models(tmp_path_factory):
         tokenizer = Tokenizer.train(kind, texts, 300)
         given = {"num_layers": 3 if name == "bert" else 2, "dim": 16, "vocab_size": tokenizer.vocab_size, **given}
         made[name] = tmp_path_factory.mktemp(name)
-        save_model(made[name], FAMILIES[family].spec(**given).build(0), tokenizer)
+        save_model(made[name], FAMILIES[family].model_config(**given).build(0), tokenizer)
     return made
 
 
 def test_the_vocabulary_and_where_it_begins(vectors):
     path, known = vectors
-    given = Given.open(path)
+    given = PretrainedVectors.load(path)
     words = ["Cat", "cat", "DOG", "mole", "mole", "newt", "Newt", "seal"]
-    assert set(vocabulary_of(words, None, False)) == {"cat", "mole", "newt"}
-    vocabulary = vocabulary_of(words, given, False)
+    assert set(build_vocabulary(words, None, False)) == {"cat", "mole", "newt"}
+    vocabulary = build_vocabulary(words, given, False)
     assert set(vocabulary) == {"Cat", "cat", "dog", "mole", "newt"}
-    assert set(vocabulary_of(words, given, True)) == {"mole", "newt"}
-    numbers, more = look_up(["Cat", "CAT", "dog", "seal", "Fish", "fish", "NEWT"], vocabulary, given)
+    assert set(build_vocabulary(words, given, True)) == {"mole", "newt"}
+    numbers, more = resolve_words(["Cat", "CAT", "dog", "seal", "Fish", "fish", "NEWT"], vocabulary, given)
     assert [numbers[0], numbers[1], numbers[2], numbers[6]] == [vocabulary[w] for w in ("Cat", "cat", "dog", "newt")]
     assert numbers[3:6].tolist() == [0, 6, 7] and np.array_equal(more, [known["fish"]] * 2)
     table = torch.randn(6, 6)
     before = table.clone()
-    begin(table, vocabulary, given)
+    init_embeddings(table, vocabulary, given)
     for word, number in vocabulary.items():
-        expected = torch.from_numpy(known[word]) if word in known else before[number] * given.vectors.table.std()
+        expected = torch.from_numpy(known[word]) if word in known else before[number] * given.vectors.vectors.std()
         torch.testing.assert_close(table[number], expected)
 
 
 def test_given_and_learned_words_by_hand():
-    bottom = Features(FeaturesSpec(vocab_size=3, word_dim=4))
+    bottom = FrozenFeatures(FrozenFeaturesConfig(vocab_size=3, word_dim=4))
     given = np.arange(8, dtype=np.float32).reshape(2, 4)
     known = np.array([0, 4, 1, 3, 2])
-    bottom.store = Store([], np.array([1, 3, 2, 4, 0, 2]), np.zeros((5, 50), np.int16), known, given)
+    bottom.store = FeatureStore([], np.array([1, 3, 2, 4, 0, 2]), np.zeros((5, 50), np.int16), known, given)
     entering, later = bottom(torch.arange(6))
     assert later is None
-    table = bottom.words.weight
+    table = bottom.word_embeddings.weight
     rows = [torch.from_numpy(given[1]), torch.from_numpy(given[0]), table[1], table[2], table[0], table[1]]
     assert torch.equal(entering, torch.stack(rows))
     entering.sum().backward()
-    assert bottom.words.weight.grad.sum(1).tolist() == [4.0, 8.0, 4.0]
+    assert bottom.word_embeddings.weight.grad.sum(1).tolist() == [4.0, 8.0, 4.0]
 
 
 def store_of(sources, places=7):
     draw = np.random.default_rng(0)
     arrays = [[draw.normal(size=(n, s.num_layers, s.dim)).astype(np.float32) for n in (4, places - 4)] for s in sources]
-    return Store(arrays, np.arange(places), np.zeros((places, 50), np.int16), np.zeros(places, np.int64))
+    return FeatureStore(arrays, np.arange(places), np.zeros((places, 50), np.int16), np.zeros(places, np.int64))
 
 
 @pytest.mark.parametrize("where", ["input", "output", "both", "between"])
 def test_sources_side_by_side(where, monkeypatch):
-    sources = (SourceSpec(2, 3), SourceSpec(2, 5, "side"), SourceSpec(1, 4))
-    bottom = Features(FeaturesSpec(sources, where, word_dim=2))
+    sources = (FeatureSourceConfig(2, 3), FeatureSourceConfig(2, 5, "side"), FeatureSourceConfig(1, 4))
+    bottom = FrozenFeatures(FrozenFeaturesConfig(sources, where, word_dim=2))
     bottom.store = store_of(sources)
-    for number, mix in enumerate(bottom.mixes.values()):
+    for number, mix in enumerate(bottom.scalar_mixes.values()):
         with torch.no_grad():
             mix.scores.copy_(torch.arange(len(mix.scores)) * float(number + 1))
     tokens = torch.tensor([6, 0, 3, 3])
     first, second, third = (torch.from_numpy(np.concatenate(p)[tokens.numpy()]) for p in bottom.store.features)
     mixed = {
         name: torch.einsum("l,tld->td", mix.scores.softmax(0), x)
-        for (name, mix), x in zip(bottom.mixes.items(), (first, third) * 2)
+        for (name, mix), x in zip(bottom.scalar_mixes.items(), (first, third) * 2)
     }
     places = {"both": ("input", "output")}.get(where, (where,))
     assert list(mixed) == [name for place in places for name in (place, f"{place}-3")]
     parted = [torch.cat([mixed[p], second.flatten(1), mixed[f"{p}-3"]], 1) for p in places]
-    words = bottom.words.weight[torch.zeros(4, dtype=torch.long)]
+    words = bottom.word_embeddings.weight[torch.zeros(4, dtype=torch.long)]
     for moved in (False, True):  # the same from the host and from the device
-        monkeypatch.setattr(parts, "fits", lambda device, size, moved=moved: moved)
-        bottom.store.moved.clear()
+        monkeypatch.setattr(parts, "fits_on_device", lambda device, size, moved=moved: moved)
+        bottom.store.device_copies.clear()
         entering, later = bottom(tokens)
-        assert all((whole is not None) == moved for whole in bottom.store.moved.values())
+        assert all((whole is not None) == moved for whole in bottom.store.device_copies.values())
         at_input = torch.cat([parted[0], words], 1) if where in ("input", "both") else words
         torch.testing.assert_close(entering, at_input)
         assert later is None if where == "input" else torch.allclose(later, parted[-1])
@@ -130,12 +130,12 @@ def test_sources_side_by_side(where, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_store_moves_to_the_gpu():
-    sources = (SourceSpec(2, 3), SourceSpec(1, 4))
-    bottom = Features(FeaturesSpec(sources, "both", word_dim=2))
+    sources = (FeatureSourceConfig(2, 3), FeatureSourceConfig(1, 4))
+    bottom = FrozenFeatures(FrozenFeaturesConfig(sources, "both", word_dim=2))
     bottom.store, tokens = store_of(sources), torch.tensor([6, 0, 3, 3])
     here = bottom(tokens)
     there = bottom.cuda()(tokens.cuda())
-    assert sum(whole is not None for whole in bottom.store.moved.values()) == 2
+    assert sum(whole is not None for whole in bottom.store.device_copies.values()) == 2
     for one, other in zip(here, there):
         torch.testing.assert_close(one, other.cpu())
 
@@ -143,12 +143,12 @@ def test_the_store_moves_to_the_gpu():
 def test_features_join_between_two_layers():
     """Against torch's own LSTM, layer by layer, sequence by sequence."""
     torch.manual_seed(0)
-    network = BiLstm(5, 4, num_layers=3, joins=2)
+    network = BiLSTM(5, 4, num_layers=3, extra_dim=2)
     for part in network.layers.modules():
-        if hasattr(part, "initialise"):
-            part.initialise(None)
+        if hasattr(part, "initialize"):
+            part.initialize(None)
     x, joining, lengths = torch.randn(9, 5), torch.randn(9, 2), [4, 1, 4]
-    found = network(x, Layout.of(lengths), joining)
+    found = network(x, PackedLayout.from_lengths(lengths), joining)
     for rows, more, said in zip(x.split(lengths), joining.split(lengths), found.split(lengths)):
         for depth, layer in enumerate(network.layers):
             rows = torch.cat([rows, more], 1) if depth == 1 else rows
@@ -162,12 +162,12 @@ def test_features_join_between_two_layers():
 
 CASES = {
     "words alone": ((), {}, True),
-    "frozen words": ((), {"freeze_words": True, "characters": False}, True),
+    "frozen words": ((), {"freeze_word_embeddings": True, "use_char_cnn": False}, True),
     "neither": ((), {}, False),
-    "two sources": (("flair", "bert"), {"layers": "last,scalar-mix"}, True),
-    "taglm": (("forward", "backward"), {"layers": "last", "where": "between", "num_layers": 2}, True),
-    "flair between": (("flair",), {"where": "between", "num_layers": 2}, False),
-    "both ends": (("flair", "bert"), {"where": "both"}, False),
+    "two sources": (("flair", "bert"), {"layers": "last,scalar_mix"}, True),
+    "taglm": (("forward", "backward"), {"layers": "last", "join_at": "between", "num_layers": 2}, True),
+    "flair between": (("flair",), {"join_at": "between", "num_layers": 2}, False),
+    "both ends": (("flair", "bert"), {"join_at": "both"}, False),
 }
 
 
@@ -175,41 +175,41 @@ CASES = {
 def test_it_learns_is_saved_and_opened(case, models, vectors, tmp_path):
     sources, network, words = CASES[case]
     train, dev = tagged(60), tagged(20, seed=1)
-    epochs = 40.0 if "freeze_words" in network else 12.0
+    epochs = 40.0 if "freeze_word_embeddings" in network else 12.0
     settings = RUN.replace(epochs=epochs, network=SMALL.replace(**network))
-    found = finetune_over(
+    found = train_on_features(
         [models[name] for name in sources],
         "tagging",
         train,
         dev,
         tmp_path / "run",
         settings,
-        cache=tmp_path / "cache",
-        words=vectors[0] if words else None,
+        cache_dir=tmp_path / "cache",
+        word_vectors=vectors[0] if words else None,
     )
     assert found["mean"]["f1"] > 0.9
-    opened = open_over(tmp_path / "run" / "model")
+    opened = load_feature_model(tmp_path / "run" / "model")
     assert opened.evaluate(dev) == pytest.approx({n: v for n, v in found["mean"].items() if n in opened.evaluate(dev)})
-    if "freeze_words" in network:
+    if "freeze_word_embeddings" in network:
         assert set(opened.reader.vocabulary) == {"mole", "newt"}
     if words:
         assert found["words"]["vectors"] == str(vectors[0]) and str(vectors[0]) in found["model"]
-    mixes = json.loads((tmp_path / "run" / "results.json").read_text()).get("mix", {})
+    mixes = json.loads((tmp_path / "run" / "results.json").read_text()).get("mix_weights", {})
     assert set(mixes) == {"two sources": {"input-2"}, "flair between": {"between"},
                           "both ends": {"input", "input-2", "output", "output-2"}}.get(case, set())  # fmt: skip
 
 
-@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize("layers", LAYER_SELECTIONS)
 def test_every_choice_of_layers_makes_a_model(layers, models, tmp_path):
     """The rows of BERT's table 7: two BiLSTM layers over features alone."""
     data = tagged(6)
-    network = SMALL.replace(layers=layers, word_dim=0, characters=False, num_layers=2)
-    finetune_over(models["bert"], "tagging", data, data, tmp_path / "run", RUN.replace(steps=1, network=network))
-    opened = open_over(tmp_path / "run" / "model")
-    (source,) = opened.model.spec.trunk.features.sources
-    number = {"scalar-mix": 4, "scalar-mix-last-four": 4, "concat-last-four": 4}.get(layers, 1)
-    assert (source.num_layers, source.join) == (number, "side" if layers == "concat-last-four" else "mix")
-    assert opened.model.spec.trunk.features.entering == source.size == (64 if source.join == "side" else 16)
+    network = SMALL.replace(layers=layers, word_dim=0, use_char_cnn=False, num_layers=2)
+    train_on_features(models["bert"], "tagging", data, data, tmp_path / "run", RUN.replace(steps=1, network=network))
+    opened = load_feature_model(tmp_path / "run" / "model")
+    (source,) = opened.model.config.trunk.features.sources
+    number = {"scalar_mix": 4, "scalar_mix_last_4": 4, "concat_last_4": 4}.get(layers, 1)
+    assert (source.num_layers, source.join) == (number, "side" if layers == "concat_last_4" else "mix")
+    assert opened.model.config.trunk.features.input_dim == source.output_dim == (64 if source.join == "side" else 16)
     assert 0 <= opened.evaluate(data)["f1"] <= 1
 
 
@@ -225,24 +225,24 @@ def test_a_word_never_seen_has_its_vector(vectors, tmp_path):
     rows = [tuple(draw.choice(words[:30], 5).tolist()) for _ in range(60)]
     data = [Example(f"d:{i}", words=row, tags=tuple(map(tags.get, row))) for i, row in enumerate(rows)]
     fresh = [Example("n:1", words=tuple(words[30:]), tags=tuple(map(tags.get, words[30:])))]
-    network = SMALL.replace(name="linear", characters=False, freeze_words=True)
-    settings = RUN.replace(network=network, decoder="softmax", epochs=30.0)
-    finetune_over(None, "tagging", data, data[:20], tmp_path / "run", settings, words=path)
-    assert open_over(tmp_path / "run" / "model").evaluate(fresh)["accuracy"] > 0.8
+    network = SMALL.replace(name="linear", use_char_cnn=False, freeze_word_embeddings=True)
+    settings = RUN.replace(network=network, tag_decoder="softmax", epochs=30.0)
+    train_on_features(None, "tagging", data, data[:20], tmp_path / "run", settings, word_vectors=path)
+    assert load_feature_model(tmp_path / "run" / "model").evaluate(fresh)["accuracy"] > 0.8
     write_vectors(path, words, table + 1, "binary")
     with pytest.raises(UserError, match=r"named.bin is not .* was trained over: its hash differs$"):
-        open_over(tmp_path / "run" / "model")
+        load_feature_model(tmp_path / "run" / "model")
     path.unlink()
     with pytest.raises(UserError, match="there are no vectors at"):
-        open_over(tmp_path / "run" / "model")
+        load_feature_model(tmp_path / "run" / "model")
 
 
 def test_vectors_from_a_model_folder(vectors, tmp_path):
-    save_model(tmp_path / "m", *model_of(list(vectors[1]), np.stack(list(vectors[1].values()))))
-    given = Given.open(tmp_path / "m")
-    assert given.dim == 6 and np.array_equal(given.found("CAT")[1], vectors[1]["cat"]) and given.found("mole") is None
-    made = Vectors(["a"], np.ones((1, 2), np.float32), lambda word: np.full(2, len(word) - 3.0))
-    assert made.find("four").tolist() == [1, 1] and made.find("two") is None
+    save_model(tmp_path / "m", *to_model(list(vectors[1]), np.stack(list(vectors[1].values()))))
+    given = PretrainedVectors.load(tmp_path / "m")
+    assert given.dim == 6 and np.array_equal(given.lookup("CAT")[1], vectors[1]["cat"]) and given.lookup("mole") is None
+    made = WordVectorTable(["a"], np.ones((1, 2), np.float32), lambda word: np.full(2, len(word) - 3.0))
+    assert made.get_vector("four").tolist() == [1, 1] and made.get_vector("two") is None
 
 
 def conll(path, data):
@@ -252,17 +252,19 @@ def conll(path, data):
 
 def test_by_command_with_all_of_it(models, vectors, tmp_path, done):
     train, dev = conll(tmp_path / "t.conll", tagged(12)), conll(tmp_path / "d.conll", tagged(8, 1))
-    files = ("--task", "tagging", "--train", train, "--dev", dev, "--set", "epochs=1", "--set", "network.size=8")
+    files = ("--task", "tagging", "--train", train, "--dev", dev, "--set", "epochs=1", "--set", "network.lstm_dim=8")
     ways = ("--features", models["forward"], "--features", models["backward"])
-    done("finetune", *ways, "--layers", "last", "--where", "between", "--words", vectors[0], *files,
+    done("finetune", *ways, "--layers", "last", "--join-at", "between", "--word-vectors", vectors[0], *files,
          "--out", tmp_path / "taglm")  # fmt: skip
-    trunk = json.loads((tmp_path / "taglm/model/polyseme.json").read_text())["spec"]["trunk"]
+    trunk = json.loads((tmp_path / "taglm/model/polyseme.json").read_text())["config"]["trunk"]
     assert (
         trunk["num_layers"] == 2 and trunk["features"]["where"] == "between" and len(trunk["features"]["sources"]) == 2
     )
     done("predict", tmp_path / "taglm/model", "--data", tmp_path / "d.conll", "--out", tmp_path / "said.conll")
     assert "f1" in done("evaluate", tmp_path / "taglm/model", "--data", tmp_path / "d.conll")
-    said = done("finetune", "--words", vectors[0], "--freeze-words", *files, "--out", tmp_path / "words")
+    said = done(
+        "finetune", "--word-vectors", vectors[0], "--freeze-word-embeddings", *files, "--out", tmp_path / "words"
+    )
     assert "words alone" in said
     assert "words alone" in done("finetune", "--network", "bilstm", *files, "--out", tmp_path / "none")
     done("finetune", *ways, "--layers", "last", "--layers", "embeddings", *files, "--out", tmp_path / "two")
@@ -271,25 +273,31 @@ def test_by_command_with_all_of_it(models, vectors, tmp_path, done):
 @pytest.mark.parametrize(
     "args,says",
     [
-        (["--words", "nowhere"], "there are no vectors at nowhere: neither a file nor a model folder"),
-        (["--words", "V", "--set", "network.word_dim=50"], "network.word_dim is 50, but the vectors of"),
-        (["--words", "short.txt"], "line 2: 2 numbers behind the word where 3 are expected"),
-        (["--words", "other.txt"], "has a vector for none of the 10 words of the training examples"),
-        (["--words", "bert"], "is a bert: its vectors depend on the context"),
+        (["--word-vectors", "nowhere"], "there are no vectors at nowhere: neither a file nor a model folder"),
+        (["--word-vectors", "V", "--set", "network.word_dim=50"], "network.word_dim is 50, but the vectors of"),
+        (["--word-vectors", "short.txt"], "line 2: 2 numbers behind the word where 3 are expected"),
+        (["--word-vectors", "other.txt"], "has a vector for none of the 10 words of the training examples"),
+        (["--word-vectors", "bert"], "is a bert: its vectors depend on the context"),
         (
-            ["--features", "flair", "--where", "between", "--set", "network.num_layers=1"],
+            ["--features", "flair", "--join-at", "between", "--set", "network.num_layers=1"],
             "num_layers 2 or more, not of",
         ),
-        (["--features", "flair", "--where", "between", "--network", "linear"], "not of linear with num_layers 2"),
-        (["--features", "flair", "--where", "betwen"], "network.where is 'betwen', expected one of"),
-        (["--words", "V", "--where", "between"], "--layers, --where and --cache go with --features"),
-        (["--words", "V", "--set", 'network.where="between"'], "there are no features to join between the layers"),
-        (["--features", "flair", "--freeze-words"], "--freeze-words goes with --words"),
-        (["bert", "--words", "V"], "give a model folder to fine-tune, or --features with one to freeze, --words"),
+        (["--features", "flair", "--join-at", "between", "--network", "linear"], "not of linear with num_layers 2"),
+        (["--features", "flair", "--join-at", "betwen"], "network.join_at is 'betwen', expected one of"),
+        (["--word-vectors", "V", "--join-at", "between"], "--layers, --join-at and --cache-dir go with --features"),
+        (
+            ["--word-vectors", "V", "--set", 'network.join_at="between"'],
+            "there are no features to join between the layers",
+        ),
+        (["--features", "flair", "--freeze-word-embeddings"], "--freeze-word-embeddings goes with --word-vectors"),
+        (
+            ["bert", "--word-vectors", "V"],
+            "give a model folder to fine-tune, or --features with one to freeze, --word-vectors",
+        ),
         (["--network", "linear"], "a linear model needs features to stand on: name a model, or word vectors"),
         (
-            ["--features", "flair", "--layers", "last", "--layers", "sum"],
-            r"2 choices of layers \(last,sum\) for 1 models",
+            ["--features", "flair", "--layers", "last", "--layers", "sum_all"],
+            r"2 choices of layers \(last,sum_all\) for 1 models",
         ),
         (["--features", "flair", "--layers", "embeddings"], "reads characters: it has no vectors of words"),
     ],
@@ -304,7 +312,12 @@ def test_mistakes_with_words_and_places(models, vectors, tmp_path, refused, monk
 
 
 def test_layers_for_each_source():
-    assert layers_of(NetworkSpec(), 0) == () and layers_of(NetworkSpec(), 2) == ("scalar-mix",) * 2
-    assert layers_of(NetworkSpec(layers="last, sum"), 2) == ("last", "sum")
+    assert (
+        resolve_layer_selections(FeatureNetworkSettings(), 0) == ()
+        and resolve_layer_selections(FeatureNetworkSettings(), 2) == ("scalar_mix",) * 2
+    )
+    assert resolve_layer_selections(FeatureNetworkSettings(layers="last, sum_all"), 2) == ("last", "sum_all")
     with pytest.raises(UserError, match="between the layers of a bilstm"):
-        OverSpec(FeaturesSpec((SourceSpec(1, 2),), "between", word_dim=3), "esim", num_layers=2)
+        FeatureNetworkConfig(
+            FrozenFeaturesConfig((FeatureSourceConfig(1, 2),), "between", word_dim=3), "esim", num_layers=2
+        )

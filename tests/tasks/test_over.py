@@ -8,22 +8,41 @@ import pytest
 import torch
 
 from polyseme.errors import UserError
-from polyseme.evaluation.predict import answers
+from polyseme.evaluation.predict import compute_logits_and_labels
 from polyseme.families import FAMILIES
 from polyseme.finetuning import feature_extraction as module
-from polyseme.finetuning.feature_extraction import LAYERS, Encoder, NetworkSpec, features
-from polyseme.finetuning.frozen import TERM, USUAL, Reader, finetune_over, open_over, spec_of, with_penalty
-from polyseme.nn.layers.frozen_features import Features, FeaturesSpec, ScalarMix, SourceSpec, Store
-from polyseme.nn.packing import Layout
-from polyseme.nn.trunks.feature_network import attend_across
-from polyseme.objectives.losses import losses
+from polyseme.finetuning.feature_extraction import (
+    LAYER_SELECTIONS,
+    FeatureEncoder,
+    FeatureNetworkSettings,
+    extract_features,
+)
+from polyseme.finetuning.frozen import (
+    FEATURE_DEFAULTS,
+    MIX_PENALTY,
+    FeatureReader,
+    build_model_config,
+    load_feature_model,
+    train_on_features,
+    with_mix_penalty,
+)
+from polyseme.nn.layers.frozen_features import (
+    FeatureSourceConfig,
+    FeatureStore,
+    FrozenFeatures,
+    FrozenFeaturesConfig,
+    ScalarMix,
+)
+from polyseme.nn.packing import PackedLayout
+from polyseme.nn.trunks.feature_network import cross_align
+from polyseme.objectives.losses import compute_losses
 from polyseme.tasks.examples import Example
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import save_model
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt"]
-SMALL = NetworkSpec(size=16, word_dim=8, dropout=0.0)
+SMALL = FeatureNetworkSettings(lstm_dim=16, word_dim=8, dropout=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +50,10 @@ def folders(tmp_path_factory):
     made = {}
     for name, kind in (("bert", "wordpiece"), ("gpt2", "bpe"), ("elmo", "bpe")):
         family = FAMILIES[name]
-        tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 300).marked(family.marks)
-        spec = family.spec(num_layers=3, dim=32, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=24)
+        tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 300).with_cls_position(
+            family.cls_position
+        )
+        spec = family.model_config(num_layers=3, dim=32, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=24)
         made[name] = tmp_path_factory.mktemp(name)
         save_model(made[name], spec.build(0), tokenizer)
     return made
@@ -60,50 +81,52 @@ def examples(kind, n=80):
     return found
 
 
-@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize("layers", LAYER_SELECTIONS)
 @pytest.mark.parametrize("family", ["bert", "gpt2", "elmo"])
 def test_features_are_the_layers_of_the_model(folders, family, layers):
     """In any company, of long sentences too, against one reading of each sentence."""
-    encoder = Encoder.open(folders[family])
+    encoder = FeatureEncoder.load(folders[family])
     sentences = [("cat", "dog"), ("wolf",), tuple(WORDS[:5]), ("\u200b", "cat"), ("cat", "dog")]
-    found = features(encoder, sentences, layers, None)
-    kept, how = encoder.chosen(layers), LAYERS[layers][1]
+    found = extract_features(encoder, sentences, layers, None)
+    kept, how = encoder.resolve_layers(layers), LAYER_SELECTIONS[layers][1]
     assert found.shape == (sum(map(len, sentences)), 1 if how == "sum" else len(kept), 32)
     for words, part in zip(sentences, np.split(found, np.cumsum([len(s) for s in sentences])[:-1])):
-        ((_, _, ids, rows),) = encoder._stretches(0, words)
+        ((_, _, ids, rows),) = encoder._split_into_chunks(0, words)
         with torch.no_grad():
-            reading = encoder.model.trunk(torch.from_numpy(ids), Layout.of([len(ids)]), keep=range(4))
+            reading = encoder.model.trunk(torch.from_numpy(ids), PackedLayout.from_lengths([len(ids)]), layers=range(4))
         states = torch.stack([reading.layers[i] for i in kept], 1).numpy()[rows[:, 0]]
         np.testing.assert_allclose(part, states.sum(1, keepdims=True) if how == "sum" else states, atol=1e-5)
-    long = features(encoder, [tuple(WORDS * 6)], layers, None)
+    long = extract_features(encoder, [tuple(WORDS * 6)], layers, None)
     assert len(long) == 60 and np.isfinite(long).all()
     if layers == "embeddings" and family == "elmo":
         np.testing.assert_allclose(long[0], long[10], atol=1e-6)  # words alone, however long the sentence
 
 
 def test_features_are_read_once(folders, tmp_path, monkeypatch):
-    encoder, sentences = Encoder.open(folders["bert"]), [("cat", "dog"), ("wolf",)]
-    first = np.array(features(encoder, sentences, "scalar-mix", tmp_path))
+    encoder, sentences = FeatureEncoder.load(folders["bert"]), [("cat", "dog"), ("wolf",)]
+    first = np.array(extract_features(encoder, sentences, "scalar_mix", tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr(Encoder, "read", lambda *_: pytest.fail("the encoder was asked again"))
-        again = features(encoder, sentences, "scalar-mix", tmp_path)
+        patch.setattr(FeatureEncoder, "extract", lambda *_: pytest.fail("the encoder was asked again"))
+        again = extract_features(encoder, sentences, "scalar_mix", tmp_path)
         assert np.array_equal(first, again) and isinstance(again, np.memmap)
     (path,) = tmp_path.glob("*.npy")
-    for changed in (([("cat", "dog", "wolf")], "scalar-mix"), (sentences, "last"), (sentences, "sum")):
-        features(encoder, *changed, tmp_path)
-    features(Encoder.open(folders["gpt2"]), sentences, "scalar-mix", tmp_path)
+    for changed in (([("cat", "dog", "wolf")], "scalar_mix"), (sentences, "last"), (sentences, "sum_all")):
+        extract_features(encoder, *changed, tmp_path)
+    extract_features(FeatureEncoder.load(folders["gpt2"]), sentences, "scalar_mix", tmp_path)
     assert len(list(tmp_path.iterdir())) == 5
     path.write_bytes(path.read_bytes()[:100])  # damaged: read anew
-    assert np.array_equal(features(encoder, sentences, "scalar-mix", tmp_path), first)
+    assert np.array_equal(extract_features(encoder, sentences, "scalar_mix", tmp_path), first)
 
 
 def test_an_epoch_asks_no_encoder(folders, tmp_path, monkeypatch):
     data = examples("tagging", 20)
     asked = []
-    monkeypatch.setattr(Encoder, "read", lambda *a, read=Encoder.read: asked.append(1) or read(*a))
-    settings = USUAL.replace(epochs=3.0, network=SMALL)
+    monkeypatch.setattr(FeatureEncoder, "extract", lambda *a, read=FeatureEncoder.extract: asked.append(1) or read(*a))
+    settings = FEATURE_DEFAULTS.replace(epochs=3.0, network=SMALL)
     for run in "ab":
-        finetune_over(folders["bert"], "tagging", data[:12], data[12:], tmp_path / run, settings, cache=tmp_path / "c")
+        train_on_features(
+            folders["bert"], "tagging", data[:12], data[12:], tmp_path / run, settings, cache_dir=tmp_path / "c"
+        )
     assert len(asked) == 2  # once for each of two sets, in two runs of three epochs
 
 
@@ -121,24 +144,26 @@ def test_the_mix_by_hand():
 
 @pytest.mark.parametrize("where", ["input", "output", "both"])
 def test_where_features_enter(where):
-    spec = FeaturesSpec((SourceSpec(2, 3),), where=where, vocab_size=4, word_dim=5)
-    bottom = Features(spec)
+    spec = FrozenFeaturesConfig((FeatureSourceConfig(2, 3),), where=where, vocab_size=4, word_dim=5)
+    bottom = FrozenFeatures(spec)
     draw = np.random.default_rng(0)
     parts = [draw.normal(size=(n, 2, 3)).astype(np.float32) for n in (4, 2)]
-    bottom.store = Store([parts], np.array([0, 1, 2, 3, 0, 1]), np.zeros((4, 50), np.int16), np.array([1, 2, 3, 0]))
+    bottom.store = FeatureStore(
+        [parts], np.array([0, 1, 2, 3, 0, 1]), np.zeros((4, 50), np.int16), np.array([1, 2, 3, 0])
+    )
     entering, behind = bottom(torch.tensor([5, 0, 3]))
     stored = torch.from_numpy(np.concatenate(parts)[[5, 0, 3]]).mean(1)
-    words = bottom.words.weight[torch.tensor([2, 1, 0])]
+    words = bottom.word_embeddings.weight[torch.tensor([2, 1, 0])]
     assert torch.equal(entering, words if where == "output" else torch.cat([stored, words], 1))
     assert behind is None if where == "input" else torch.equal(behind, stored)
-    assert len(bottom.mixes) == (2 if where == "both" else 1)
+    assert len(bottom.scalar_mixes) == (2 if where == "both" else 1)
 
 
 def test_attention_across_by_hand():
     sizes = (3, 1, 2), (2, 4, 1)
-    of_a, of_b = (Layout.of(lengths) for lengths in sizes)
+    of_a, of_b = (PackedLayout.from_lengths(lengths) for lengths in sizes)
     a, b = torch.randn(6, 5, dtype=torch.float64), torch.randn(7, 5, dtype=torch.float64)
-    from_b, from_a = attend_across(a, of_a, b, of_b)
+    from_b, from_a = cross_align(a, of_a, b, of_b)
     for one, other, seen, back in zip(*(t.split(s) for t, s in zip((a, b, from_b, from_a), (*sizes, *sizes)))):
         for i, row in enumerate(one):
             weights = torch.tensor([row @ each for each in other]).softmax(0)
@@ -155,10 +180,10 @@ CASES = [("tagging", "linear"), ("tagging", "bilstm"), ("classification", "biatt
 
 def model_of(folders, kind, name, where="input", n=12):
     data = examples(kind, n)
-    task = Task.of(kind, data)
-    reader = Reader((Encoder.open(folders["elmo"]),), ("scalar-mix",), {"cat": 1}, None)
-    model = spec_of(task, reader, SMALL.replace(name=name, where=where), None).build(3)
-    (encoded,), model.trunk.features.store = reader.lay(task, (data,), labelled=True)
+    task = Task.from_examples(kind, data)
+    reader = FeatureReader((FeatureEncoder.load(folders["elmo"]),), ("scalar_mix",), {"cat": 1}, None)
+    model = build_model_config(task, reader, SMALL.replace(name=name, join_at=where), None).build(3)
+    (encoded,), model.trunk.features.store = reader.encode(task, (data,), use_labels=True)
     return model, task, encoded
 
 
@@ -166,8 +191,8 @@ def model_of(folders, kind, name, where="input", n=12):
 def test_together_equals_alone(folders, kind, name):
     model, task, encoded = model_of(folders, kind, name, where="both")
     model.double()
-    for one, (scores, best) in zip(encoded, answers(model, task, encoded, bin_tokens=20)):
-        alone = answers(model, task, [one])[0]
+    for one, (scores, best) in zip(encoded, compute_logits_and_labels(model, task, encoded, max_batch_tokens=20)):
+        alone = compute_logits_and_labels(model, task, [one])[0]
         np.testing.assert_allclose(alone[0], scores, atol=1e-6)
         assert np.array_equal(alone[1], best)
 
@@ -177,35 +202,37 @@ def test_micro_batches_add_up_with_the_penalty(folders, kind, name):
     model, task, encoded = model_of(folders, kind, name)
     model.double()
     with torch.no_grad():
-        model.trunk.features.mixes["input"].scores.copy_(torch.tensor([0.5, -1.0, 2.0, 0.0]))
+        model.trunk.features.scalar_mixes["input"].scores.copy_(torch.tensor([0.5, -1.0, 2.0, 0.0]))
 
     def gradients(parts):
         model.zero_grad()
-        batches = [task.batch(part)[0] for part in parts]
+        batches = [task.collate(part)[0] for part in parts]
         count = sum(b.targets[task.head_name].count for b in batches)
         for batch in batches:
-            found = with_penalty(0.3)(model, batch)
-            assert found[TERM].item() == pytest.approx(0.3 * (0.25 + 1 + 4))
-            (found[task.head_name] / count + found[TERM] / len(batches)).backward()
+            found = with_mix_penalty(0.3)(model, batch)
+            assert found[MIX_PENALTY].item() == pytest.approx(0.3 * (0.25 + 1 + 4))
+            (found[task.head_name] / count + found[MIX_PENALTY] / len(batches)).backward()
         return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
     for whole, parts in zip(gradients([encoded]), gradients([encoded[:5], encoded[5:]])):
         torch.testing.assert_close(whole, parts, atol=1e-10, rtol=0)
-    assert TERM not in losses(model, task.batch(encoded)[0])
+    assert MIX_PENALTY not in compute_losses(model, task.collate(encoded)[0])
 
 
 @pytest.mark.parametrize("kind,name", [("tagging", "bilstm"), ("pair", "esim"), ("classification", "biattentive")])
 def test_it_learns_is_saved_and_opened(folders, tmp_path, kind, name, done):
     data = examples(kind, 64)
-    settings = USUAL.replace(epochs=8.0, decoder="crf" if kind == "tagging" else "softmax", network=SMALL)
-    settings = settings.at("optim.rate", "1e-2")
-    results = finetune_over(folders["bert"], kind, data, data[:30], tmp_path / "run", settings)
-    assert results["mean"][results["primary"]] > 0.9
-    assert sum(json.loads((tmp_path / "run/results.json").read_text())["mix"]["input"]["shares"]) == pytest.approx(
-        1, abs=1e-3
+    settings = FEATURE_DEFAULTS.replace(
+        epochs=8.0, tag_decoder="crf" if kind == "tagging" else "softmax", network=SMALL
     )
-    opened = open_over(tmp_path / "run" / "model")
-    assert opened.model.spec.trunk.network == name
+    settings = settings.with_override("optimizer.lr", "1e-2")
+    results = train_on_features(folders["bert"], kind, data, data[:30], tmp_path / "run", settings)
+    assert results["mean"][results["primary_metric"]] > 0.9
+    assert sum(
+        json.loads((tmp_path / "run/results.json").read_text())["mix_weights"]["input"]["weights"]
+    ) == pytest.approx(1, abs=1e-3)
+    opened = load_feature_model(tmp_path / "run" / "model")
+    assert opened.model.config.trunk.network == name
     found = opened.evaluate(data[:30])
     assert found == pytest.approx({n: results["mean"][n] for n in found})
     if kind == "tagging":
@@ -222,7 +249,7 @@ def test_by_command(folders, tmp_path, done):
     for name in (folders["elmo"], "none"):
         out = tmp_path / f"run-{str(name)[-1]}"
         said = done("finetune", "--features", name, "--task", "tagging", *files, "--out", out,
-                    "--set", "network.size=8", "--baselines")  # fmt: skip
+                    "--set", "network.lstm_dim=8", "--baselines")  # fmt: skip
         assert (
             ("words alone" if name == "none" else "over features") in said
             and "linear" in said
@@ -236,8 +263,11 @@ def test_by_command(folders, tmp_path, done):
     [
         (["M", "--features", "F"], "give a model folder to fine-tune, or --features with one to freeze"),
         ([], "give a model folder to fine-tune, or --features with one to freeze"),
-        (["M", "--layers", "last"], "--layers, --where and --cache go with --features"),
-        (["--features", "F", "--scratch"], "--scratch, --layer-decay, --unfreeze and --keep-checkpoints are for"),
+        (["M", "--layers", "last"], "--layers, --join-at and --cache-dir go with --features"),
+        (
+            ["--features", "F", "--from-scratch"],
+            "--from-scratch, --layer-decay, --unfreeze-every and --keep-checkpoints are for",
+        ),
         (["--features", "F", "--layers", "lst"], "there is no choice of layers 'lst'; did you mean 'last'"),
         (["--features", "F", "--network", "esim"], "esim compares two texts, which tagging has not"),
         (["--features", "F", "--network", "biattentive"], "biattentive says one thing of a text"),
@@ -255,44 +285,54 @@ def test_mistakes_are_told(folders, tmp_path, refused, args, says):
 def test_seeds_are_run_as_in_fine_tuning(folders, tmp_path):
     """Early stopping, other examples, further metrics, what was said, and which seeds failed."""
     data, out = examples("classification", 60), tmp_path / "run"
-    settings = USUAL.replace(epochs=30.0, patience=1, network=SMALL.replace(name="linear"))
-    given = {"extra": lambda examples, said: {"number": float(len(said))}, "others": {"more": data[50:]}}
-    found = finetune_over(folders["bert"], "classification", data[:40], data[40:50], out, settings, seeds=2, **given)
-    assert found["mean"]["number"] == 10 and len(found["others"]["more"]) == 2
-    assert found["cut"] == {"train": 0, "dev": 0} and 0 < found["blind"] <= 1 and set(found["failed"]) <= {0, 1}
+    settings = FEATURE_DEFAULTS.replace(epochs=30.0, patience=1, network=SMALL.replace(name="linear"))
+    given = {"extra_metrics": lambda examples, said: {"number": float(len(said))}, "extra_eval": {"more": data[50:]}}
+    found = train_on_features(
+        folders["bert"], "classification", data[:40], data[40:50], out, settings, seeds=2, **given
+    )
+    assert found["mean"]["number"] == 10 and len(found["extra_eval"]["more"]) == 2
+    assert (
+        found["num_truncated"] == {"train": 0, "dev": 0}
+        and 0 < found["majority_score"] <= 1
+        and set(found["failed_seeds"]) <= {0, 1}
+    )
     said = json.loads((out / "predictions.json").read_text())
     best = found["best_seed"]
-    assert said["said"][str(best)] == [p.label for p in open_over(out / "model").predict(data[40:50])]
+    assert said["predictions"][str(best)] == [p.label for p in load_feature_model(out / "model").predict(data[40:50])]
     steps = [json.loads(line)["seed"] for line in (out / "log.jsonl").read_text().splitlines()]
     assert len(steps) < 2 * found["steps"], "neither seed stopped before its last epoch"
 
 
 def test_words_and_layers_that_are_not_there(folders, tmp_path):
-    encoder = Encoder.open(folders["bert"])
+    encoder = FeatureEncoder.load(folders["bert"])
     with pytest.raises(UserError, match=r"sentence 2 has no words"):
-        features(encoder, [("a",), ()], "last", tmp_path)
+        extract_features(encoder, [("a",), ()], "last", tmp_path)
     small = tmp_path / "small"
     tokenizer = Tokenizer.load(folders["bert"])
-    save_model(small, FAMILIES["bert"].spec(num_layers=2, dim=8, num_heads=1, vocab_size=300).build(0), tokenizer)
-    with pytest.raises(UserError, match=r"concat-last-four needs 4 layers, but .*small has 3$"):
-        features(Encoder.open(small), [("a",)], "concat-last-four", tmp_path)
+    save_model(
+        small, FAMILIES["bert"].model_config(num_layers=2, dim=8, num_heads=1, vocab_size=300).build(0), tokenizer
+    )
+    with pytest.raises(UserError, match=r"concat_last_4 needs 4 layers, but .*small has 3$"):
+        extract_features(FeatureEncoder.load(small), [("a",)], "concat_last_4", tmp_path)
     data = [Example("d:1", "cat", label="a"), Example("d:2", " ", label="b")]
     with pytest.raises(UserError, match=r"^d:2: a text has no words$"):
-        finetune_over(small, "classification", data, data, None)
+        train_on_features(small, "classification", data, data, None)
 
 
 def test_another_encoder_is_refused(folders, tmp_path):
     tokenizer, data = Tokenizer.load(folders["bert"]), examples("tagging", 6)
     for seed in range(2):
-        spec = FAMILIES["bert"].spec(num_layers=1, dim=8, num_heads=1, vocab_size=tokenizer.vocab_size)
+        spec = FAMILIES["bert"].model_config(num_layers=1, dim=8, num_heads=1, vocab_size=tokenizer.vocab_size)
         save_model(tmp_path / "m", spec.build(seed), tokenizer)
         if not seed:
-            finetune_over(tmp_path / "m", "tagging", data, data, tmp_path / "run", USUAL.replace(steps=1))
+            train_on_features(
+                tmp_path / "m", "tagging", data, data, tmp_path / "run", FEATURE_DEFAULTS.replace(steps=1)
+            )
     with pytest.raises(UserError, match=r"is not the model that .* was trained over: its hash differs$"):
-        open_over(tmp_path / "run" / "model")
+        load_feature_model(tmp_path / "run" / "model")
 
 
 def test_the_choices_are_those_of_the_papers():
-    assert set(LAYERS) == {"embeddings", "last", "second-to-last", "sum", "scalar-mix", "scalar-mix-last-four",
-                           "concat-last-four"}  # fmt: skip
-    assert module.words_of("Don't stop, 42!") == ("Don", "'", "t", "stop", ",", "42", "!")
+    assert set(LAYER_SELECTIONS) == {"embeddings", "last", "second_to_last", "sum_all", "scalar_mix",
+                           "scalar_mix_last_4", "concat_last_4"}  # fmt: skip
+    assert module.split_words("Don't stop, 42!") == ("Don", "'", "t", "stop", ",", "42", "!")

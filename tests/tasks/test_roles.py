@@ -6,21 +6,21 @@ import random
 import numpy as np
 import pytest
 
-from polyseme.datasets.catalog import DATA_SETS
+from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import UserError
 from polyseme.evaluation import compare
-from polyseme.evaluation.compare import bootstrap, read_run
-from polyseme.evaluation.predict import evaluate, logits, predict
+from polyseme.evaluation.compare import paired_bootstrap, read_run
+from polyseme.evaluation.predict import compute_logits, evaluate, predict
 from polyseme.families import FAMILIES
-from polyseme.finetuning.feature_extraction import NetworkSpec
-from polyseme.finetuning.finetune import FinetuneSpec, finetune
-from polyseme.finetuning.frozen import USUAL, finetune_over, open_over
+from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
+from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.frozen import FEATURE_DEFAULTS, load_feature_model, train_on_features
 from polyseme.tasks.examples import Example, read_examples
-from polyseme.tasks.metrics.srl import arguments, cells_of, role_scores, tags_of
+from polyseme.tasks.metrics.srl import brackets_to_tags, extract_arguments, srl_scores, tags_to_brackets
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optimizer import OptimSpec
-from polyseme.weights.folder import load_model, read_spec, save_model
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.weights.folder import load_model, read_model_config, save_model
 from tests.contracts.cases import fitting
 
 # words, names, parts of speech, chunks, clauses, parse, sense, targets, props: two predicates, one discontinuous
@@ -80,13 +80,16 @@ def test_conll_2005(tmp_path, form):
     else:
         name, given = "srl", tmp_path / "any.txt"
         given.write_text(SET_2005)
-    first, second = DATA_SETS[name].part(given)
-    assert first.words == second.words == WORDS and first.where == second.where
-    assert first.tags == FACES and first.mark == (4, "face")
-    assert second.mark == (8, "explore") and arguments(second.tags) == {("A0", ((1, 3),)), ("A1", ((9, 9),))}
-    assert arguments(first.tags) == {("A0", ((1, 3),)), ("A1", ((5, 6), (9, 9)))}
-    third = DATA_SETS[name].part(given, need_labels=False)[2]
-    assert (third.words, third.mark, third.tags) == (("Yes",), None, None)
+    first, second = DATASETS[name].read_split(given)
+    assert first.words == second.words == WORDS and first.location == second.location
+    assert first.tags == FACES and first.predicate == (4, "face")
+    assert second.predicate == (8, "explore") and extract_arguments(second.tags) == {
+        ("A0", ((1, 3),)),
+        ("A1", ((9, 9),)),
+    }
+    assert extract_arguments(first.tags) == {("A0", ((1, 3),)), ("A1", ((5, 6), (9, 9)))}
+    third = DATASETS[name].read_split(given, needs_labels=False)[2]
+    assert (third.words, third.predicate, third.tags) == (("Yes",), None, None)
 
 
 @pytest.mark.parametrize("form", ["folders", "file"])
@@ -96,22 +99,22 @@ def test_conll_2012(tmp_path, form):
         given = tmp_path / "conll-2012/v4/data/development/data/english/annotations/bc/cctv/00/cctv_0001.v4_gold_conll"
         given.parent.mkdir(parents=True)
     given.write_text(GOLD_2012)
-    first, second = DATA_SETS["srl/conll-2012" if form == "folders" else "srl"].part(
+    first, second = DATASETS["srl/conll-2012" if form == "folders" else "srl"].read_split(
         tmp_path if form == "folders" else given
     )
     assert first.words == ("The", "campaign", "began", "to", "grow", ".")
-    assert first.mark == (2, "begin") and first.tags == ("B-ARG0", "I-ARG0", "B-V", "B-ARG1", "I-ARG1", "O")
-    assert second.mark == (4, "grow") and second.tags == ("B-ARG0", "I-ARG0", "O", "O", "B-V", "O")
+    assert first.predicate == (2, "begin") and first.tags == ("B-ARG0", "I-ARG0", "B-V", "B-ARG1", "I-ARG1", "O")
+    assert second.predicate == (4, "grow") and second.tags == ("B-ARG0", "I-ARG0", "O", "O", "B-V", "O")
     bare = "\n".join(" ".join([*r.split()[:11], "-"]) if r[:2] == "bc" else r for r in GOLD_2012.split("\n"))
     given.write_text(bare)  # as the test set is given out: predicates, but no arguments
-    found = DATA_SETS["srl/conll-2012"].part(given, need_labels=False)
-    assert [(e.mark, e.tags) for e in found] == [((2, "begin"), None), ((4, "grow"), None), (None, None)]
+    found = DATASETS["srl/conll-2012"].read_split(given, needs_labels=False)
+    assert [(e.predicate, e.tags) for e in found] == [((2, "begin"), None), ((4, "grow"), None), (None, None)]
 
 
 def test_predicates_that_framesets_do_not_tell_stand_where_v_is(tmp_path):
     path = tmp_path / "x.conll"
     path.write_text(GOLD_2012.replace("grow   01", "grow    -"))
-    assert DATA_SETS["srl"].part(path)[1].mark == (4, "grow")
+    assert DATASETS["srl"].read_split(path)[1].predicate == (4, "grow")
 
 
 def test_columns_there_and_back():
@@ -126,8 +129,8 @@ def test_columns_there_and_back():
                 part[0], part[-1] = f"({role}{part[0]}", part[-1] + ")"
                 part = [f"({role}*)"] if size == 1 else part
             cells += part
-        assert cells_of(tags_of(cells, [f"f:{i}" for i in range(len(cells))])) == cells
-    assert tags_of(["(A0*", "*A0)"], "ab") == ("B-A0", "I-A0")  # as it was written in 2004
+        assert tags_to_brackets(brackets_to_tags(cells, [f"f:{i}" for i in range(len(cells))])) == cells
+    assert brackets_to_tags(["(A0*", "*A0)"], "ab") == ("B-A0", "I-A0")  # as it was written in 2004
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,7 @@ def test_columns_there_and_back():
 )
 def test_broken_brackets(cells, says):
     with pytest.raises(UserError, match=says):
-        tags_of(cells, [f"f:{i}" for i in range(len(cells))])
+        brackets_to_tags(cells, [f"f:{i}" for i in range(len(cells))])
 
 
 def test_broken_files_name_the_line(tmp_path):
@@ -158,20 +161,20 @@ def test_broken_files_name_the_line(tmp_path):
     for content, says in cases.items():
         path.write_text(content)
         with pytest.raises(UserError, match=says):
-            DATA_SETS["srl"].part(path)
+            DATASETS["srl"].read_split(path)
     path.write_text(base + "He - *\nruns run (V)\n")
-    assert len(DATA_SETS["srl"].part(path, skip_bad=True)) == 2
+    assert len(DATASETS["srl"].read_split(path, skip_bad=True)) == 2
     with pytest.raises(UserError, match="there is no folder"):
-        DATA_SETS["srl"].read(path)
+        DATASETS["srl"].read(path)
     lay_2005(tmp_path)
     (tmp_path / "devel/words/devel.25.words").write_text("a\n")
     (tmp_path / "devel/props/devel.25.props").write_text("-\n\n-\n")
     with pytest.raises(UserError, match=r"devel\.25\.words and .*devel\.25\.props do not have the same sentences"):
-        DATA_SETS["srl/conll-2005"].part(tmp_path)
-    (tmp_path / "r.jsonl").write_text('{"words": ["a", "b"], "tags": ["O", "B-V"], "mark": 1}\n')
-    assert read_examples(tmp_path / "r.jsonl", "tagging")[0].mark == (1, "b")
-    (tmp_path / "r.jsonl").write_text('{"words": ["a", "b"], "tags": ["O", "B-V"], "mark": 2}\n')
-    with pytest.raises(UserError, match=r"r\.jsonl:1: mark is '2', not the number of a word, 0 to 1"):
+        DATASETS["srl/conll-2005"].read_split(tmp_path)
+    (tmp_path / "r.jsonl").write_text('{"words": ["a", "b"], "tags": ["O", "B-V"], "predicate": 1}\n')
+    assert read_examples(tmp_path / "r.jsonl", "tagging")[0].predicate == (1, "b")
+    (tmp_path / "r.jsonl").write_text('{"words": ["a", "b"], "tags": ["O", "B-V"], "predicate": 2}\n')
+    with pytest.raises(UserError, match=r"r\.jsonl:1: predicate is '2', not the number of a word, 0 to 1"):
         read_examples(tmp_path / "r.jsonl", "tagging")
 
 
@@ -211,13 +214,13 @@ def test_scores_are_those_of_the_rules():
                 tags[i] = tag if tag != "I" else "O" if before == "O" else f"I{before[1:]}"
             pair.append(tags)
         columns.append([tags[: min(map(len, pair))] for tags in pair])
-    totals = np.sum([counts_by_the_rules(*map(cells_of, pair)) for pair in columns], axis=0)
-    found = role_scores([Example("e", tags=tuple(gold)) for gold, _ in columns], [said for _, said in columns])
+    totals = np.sum([counts_by_the_rules(*map(tags_to_brackets, pair)) for pair in columns], axis=0)
+    found = srl_scores([Example("e", tags=tuple(gold)) for gold, _ in columns], [said for _, said in columns])
     right, over, missed = totals
     assert right > 40 and found["precision"] == pytest.approx(right / (right + over), abs=1e-12)
     assert found["recall"] == pytest.approx(right / (right + missed), abs=1e-12)
     assert found["f1"] == pytest.approx(2 * right / (2 * right + over + missed), abs=1e-12)
-    assert role_scores([Example("e", tags=("B-A0", "B-V"))], [(None, "B-V")])["f1"] == 0  # cut off: wrong
+    assert srl_scores([Example("e", tags=("B-A0", "B-V"))], [(None, "B-V")])["f1"] == 0  # cut off: wrong
 
 
 VERBS, NOUNS = ["chases", "sees", "pleases", "scares"], ["cat", "dog", "fish", "bird", "wolf", "bear"]
@@ -233,7 +236,7 @@ def clauses(n, seed=0, most=3):
         roles = ["B-A0", "B-A1"] if verbs[place] in VERBS[:2] else ["B-A1", "B-A0"]
         tags = ["O"] * len(words)
         tags[3 * place : 3 * place + 3] = ["B-V", *roles]
-        found.append(Example(f"d:{i}", words=tuple(words), tags=tuple(tags), mark=(3 * place, verbs[place])))
+        found.append(Example(f"d:{i}", words=tuple(words), tags=tuple(tags), predicate=(3 * place, verbs[place])))
     return found
 
 
@@ -245,27 +248,29 @@ def folders(tmp_path_factory):
         kind = family.tokenizer.replace("events", "bpe")
         words = [*VERBS, *NOUNS]
         tokenizer = Tokenizer.train(kind, iter([" ".join(words), *words] * 30), 120 if kind == "unigram" else 300)
-        tokenizer = tokenizer.marked(family.marks)
+        tokenizer = tokenizer.with_cls_position(family.cls_position)
         sizes = {"num_layers": 2, "dim": 32, "num_heads": 2, "vocab_size": tokenizer.vocab_size, "max_len": 48}
         usual = fitting(family, **sizes, dropout=0.0, attention_dropout=0.0)
         made[name] = tmp_path_factory.mktemp(name)
-        save_model(made[name], family.spec(**usual | ({"init_std": 0.1} if name == "bert" else {})).build(0), tokenizer)
+        save_model(
+            made[name], family.model_config(**usual | ({"init_std": 0.1} if name == "bert" else {})).build(0), tokenizer
+        )
     return made
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "t5", "elmo"])
 def test_the_marked_word_is_seen_and_company_changes_nothing(folders, name):
-    trunk = read_spec(folders[name])[0].trunk
-    folder = load_model(folders[name], heads={"tag": FAMILIES[name].label_head("tag", ("O", "B-A0"), trunk)}, seed=1)
+    trunk = read_model_config(folders[name])[0].trunk
+    folder = load_model(folders[name], heads={"tag": FAMILIES[name].task_head("tag", ("O", "B-A0"), trunk)}, seed=1)
     task = Task("tagging", ("O", "B-A0"))
     words = ("sees", "cat", "dog", "sees", "fish")
-    data = [Example("e", words=words, mark=(i, "see")) for i in (0, 3)]
-    encoded = task.encode([*data, Example("e", words=words)], folder.tokenizer, 40, labelled=False)
-    assert all(len(e.rows) == 5 for e in encoded)
-    assert all(np.array_equal(e.ids[e.rows], encoded[2].ids[encoded[2].rows]) for e in encoded)
-    found = logits(folder.model.double().eval(), task, encoded)
+    data = [Example("e", words=words, predicate=(i, "see")) for i in (0, 3)]
+    encoded = task.encode([*data, Example("e", words=words)], folder.tokenizer, 40, use_labels=False)
+    assert all(len(e.positions) == 5 for e in encoded)
+    assert all(np.array_equal(e.ids[e.positions], encoded[2].ids[encoded[2].positions]) for e in encoded)
+    found = compute_logits(folder.model.double().eval(), task, encoded)
     for one, scores in zip(encoded, found):
-        np.testing.assert_allclose(logits(folder.model, task, [one])[0], scores, atol=1e-9)
+        np.testing.assert_allclose(compute_logits(folder.model, task, [one])[0], scores, atol=1e-9)
     assert all(np.abs(found[0] - found[1]).max(1)[3:] > 1e-9), "which of two equal words is meant makes a difference"
 
 
@@ -273,12 +278,12 @@ def test_the_marked_word_is_seen_and_company_changes_nothing(folders, name):
 def test_it_learns(folders, tmp_path, name, done):
     data = clauses(460, most=2)
     size = 16 if name == "bert" else 8  # the others learn more slowly
-    settings = FinetuneSpec(epochs=12, batch_size=size, optim=OptimSpec(rate=5e-3))
-    given = {"primary": "f1", "extra": role_scores, "data_set": "srl"}
+    settings = FinetuneConfig(epochs=12, batch_size=size, optimizer=OptimizerConfig(lr=5e-3))
+    given = {"primary_metric": "f1", "extra_metrics": srl_scores, "dataset_name": "srl"}
     found = finetune(folders[name], "tagging", data[:400], data[400:], tmp_path / "run", settings, **given)
     assert found["mean"]["f1"] > 0.95 and found["mean"]["perfect"] > 0.9
     folder = load_model(tmp_path / "run/model")
-    assert evaluate(folder, data[400:], extra=role_scores)["f1"] == pytest.approx(found["mean"]["f1"])
+    assert evaluate(folder, data[400:], extra_metrics=srl_scores)["f1"] == pytest.approx(found["mean"]["f1"])
     if name == "bert":
         asked = "sees see\ncat -\ndog -\nscares scare\nbear -\nfish -\n\nYes -\n"
         (tmp_path / "test.conll").write_text(asked)
@@ -289,26 +294,30 @@ def test_it_learns(folders, tmp_path, name, done):
         assert [row[0] for row in rows] == ["see", "-", "-", "scare", "-", "-", "", "-", ""]
         assert [row[1] for row in rows[:6]] == ["(V*)", "(A0*)", "(A1*)", "*", "*", "*"]
         assert [row[2] for row in rows[:6]] == ["*", "*", "*", "(V*)", "(A1*)", "(A0*)"]
-        again = DATA_SETS["srl"].part(tmp_path / "said.conll")
-        assert [e.mark for e in again] == [(0, "see"), (3, "scare")]
-        kept = predict(folder, DATA_SETS["srl"].part(tmp_path / "test.conll", need_labels=False))
+        again = DATASETS["srl"].read_split(tmp_path / "said.conll")
+        assert [e.predicate for e in again] == [(0, "see"), (3, "scare")]
+        kept = predict(folder, DATASETS["srl"].read_split(tmp_path / "test.conll", needs_labels=False))
         assert [e.tags for e in again] == [p.tags for p in kept[:2]]
-        assert read_examples(tmp_path / "said.jsonl", "tagging")[1].mark == (3, "scares")
+        assert read_examples(tmp_path / "said.jsonl", "tagging")[1].predicate == (3, "scares")
 
 
 @pytest.mark.parametrize("source", ["elmo", "none"])
 def test_a_network_over_features_learns(folders, tmp_path, source):
     data = clauses(460, 1)
-    settings = USUAL.replace(epochs=12.0, decoder="crf", network=NetworkSpec(size=24, word_dim=16, dropout=0.0))
-    settings = settings.at("optim.rate", "5e-3")
+    settings = FEATURE_DEFAULTS.replace(
+        epochs=12.0, tag_decoder="crf", network=FeatureNetworkSettings(lstm_dim=24, word_dim=16, dropout=0.0)
+    )
+    settings = settings.with_override("optimizer.lr", "5e-3")
     given = folders.get(source)
-    found = finetune_over(given, "tagging", data[:400], data[400:], tmp_path / "run", settings, extra=role_scores)
+    found = train_on_features(
+        given, "tagging", data[:400], data[400:], tmp_path / "run", settings, extra_metrics=srl_scores
+    )
     assert found["mean"]["f1"] > 0.95
-    opened = open_over(tmp_path / "run/model")
-    assert opened.model.spec.trunk.features.mark_dim == 100
-    assert opened.evaluate(data[400:], role_scores)["f1"] == pytest.approx(found["mean"]["f1"])
-    plain = [Example(e.where, words=e.words, tags=e.tags) for e in data[400:]]
-    assert opened.evaluate(plain, role_scores)["f1"] < 0.6
+    opened = load_feature_model(tmp_path / "run/model")
+    assert opened.model.config.trunk.features.indicator_dim == 100
+    assert opened.evaluate(data[400:], srl_scores)["f1"] == pytest.approx(found["mean"]["f1"])
+    plain = [Example(e.location, words=e.words, tags=e.tags) for e in data[400:]]
+    assert opened.evaluate(plain, srl_scores)["f1"] < 0.6
 
 
 def test_by_command(folders, tmp_path, done):
@@ -320,10 +329,14 @@ def test_by_command(folders, tmp_path, done):
     said = done("finetune", folders["bert"], *given, "--out", tmp_path / "run")
     assert "perfect" in said
     run = read_run(tmp_path / "run")
-    found = bootstrap(run, run, samples=5)
+    found = paired_bootstrap(run, run, num_resamples=5)
     assert run.metric == "f1" and found["difference"] == found["low"] == 0
     examples = [Example("", tags=tags) for tags in run.gold]
-    assert run.mean == role_scores(examples, run.said[0])["f1"] == compare._worth(run, run.gold, run.said[0])
+    assert (
+        run.mean
+        == srl_scores(examples, run.predictions[0])["f1"]
+        == compare._score_run(run, run.gold, run.predictions[0])
+    )
     said = done("evaluate", tmp_path / "run/model", "--task", "srl", "--data", tmp_path)
     assert said.startswith("20 examples") and "perfect: " in said
     assert "srl/conll-2012" in done("tasks")

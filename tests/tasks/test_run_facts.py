@@ -9,30 +9,30 @@ import pytest
 
 from polyseme.errors import UserError
 from polyseme.evaluation import predict as module
-from polyseme.evaluation.ensemble import ensemble
-from polyseme.evaluation.latency import ALONE, ms_alone
+from polyseme.evaluation.ensemble import predict_ensemble
+from polyseme.evaluation.latency import LATENCY_SAMPLES, median_latency_ms
 from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneSpec, finetune
-from polyseme.finetuning.frozen import USUAL, finetune_over
-from polyseme.finetuning.grid import points, search
-from polyseme.report.html import cut_line, flatter
+from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.frozen import FEATURE_DEFAULTS, train_on_features
+from polyseme.finetuning.grid import expand_grid, grid_search
+from polyseme.report.html import dev_selection_note, truncation_note
 from polyseme.tasks.examples import Example
-from polyseme.tasks.spans import SpanSpec, windows
+from polyseme.tasks.spans import ExtractiveQAConfig, sliding_windows
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.flops import num_parameters
+from polyseme.train.flops import count_parameters
 from polyseme.weights.folder import load_model, save_model
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear"]
 SPAN = Task("span", ("start", "end"))
-QUICK = FinetuneSpec(steps=2, truncate=True)
+QUICK = FinetuneConfig(steps=2, truncate=True)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     tokenizer = Tokenizer.train("wordpiece", iter([" ".join(WORDS), *WORDS] * 30), 300)
-    spec = FAMILIES["bert"].spec(num_layers=1, dim=16, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=24)
+    spec = FAMILIES["bert"].model_config(num_layers=1, dim=16, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=24)
     path = tmp_path_factory.mktemp("base") / "m"
     save_model(path, spec.build(0), tokenizer)
     return path
@@ -56,10 +56,15 @@ def questions(none, size=1):
 
 def test_each_is_asked_alone_and_the_first_once_more():
     asked = []
-    assert ms_alone(asked.append, 100) >= 0
-    assert len(asked) == ALONE + 1 and asked[:2] == [0, 0] and len(set(asked)) == ALONE and max(asked) < 100
+    assert median_latency_ms(asked.append, 100) >= 0
+    assert (
+        len(asked) == LATENCY_SAMPLES + 1
+        and asked[:2] == [0, 0]
+        and len(set(asked)) == LATENCY_SAMPLES
+        and max(asked) < 100
+    )
     asked.clear()
-    ms_alone(asked.append, 3)
+    median_latency_ms(asked.append, 3)
     assert asked == [0, 0, 1, 2]
 
 
@@ -67,7 +72,7 @@ def test_each_is_asked_alone_and_the_first_once_more():
 def test_size_and_speed_stand_beside_the_score(folder, tmp_path, kind, done):
     data = questions(False) if kind == "span" else texts()
     results = finetune(folder, kind, data, data, tmp_path / "r", QUICK)
-    assert results["parameters"] == num_parameters(load_model(tmp_path / "r/model").model)
+    assert results["parameters"] == count_parameters(load_model(tmp_path / "r/model").model)
     assert results["ms_per_text"] > 0 and results["examples_per_second"] > 0
     assert json.loads((tmp_path / "r/results.json").read_text())["ms_per_text"] == results["ms_per_text"]
     told = json.loads(done("compare", tmp_path / "r", "--json"))["runs"][0]
@@ -85,24 +90,28 @@ def test_size_and_speed_stand_beside_the_score(folder, tmp_path, kind, done):
 
 def test_over_features_there_is_no_speed_to_tell(folder, tmp_path, done):
     data = texts()
-    results = finetune_over(folder, "classification", data, data, tmp_path / "r", USUAL.replace(steps=1), keep=True)
+    results = train_on_features(
+        folder, "classification", data, data, tmp_path / "r", FEATURE_DEFAULTS.replace(steps=1), keep_seeds=True
+    )
     assert "ms_per_text" not in results and (tmp_path / "r/seeds/0/polyseme.json").is_file()
     assert "(frozen)" in done("compare", tmp_path / "r")
     (tmp_path / "d.tsv").write_text("text\tlabel\n" + "".join(f"{e.text}\t{e.label}\n" for e in data))
     found = json.loads(done("evaluate", tmp_path / "r/model", "--data", tmp_path / "d.tsv", "--json"))
-    assert found["parameters"] == results["parameters"] + num_parameters(load_model(folder, heads={}).model)
+    assert found["parameters"] == results["parameters"] + count_parameters(load_model(folder, heads={}).model)
 
 
 def test_what_is_cut_is_told_as_a_share(folder, tmp_path, capsys):
     results = finetune(folder, "classification", texts(20, 5), texts(10), tmp_path / "r", QUICK)
-    assert results["cut"] == {"train": 5, "dev": 0}
-    assert cut_line(results, "train") == "train: 5 of 20 examples (25.0%) were cut" and not cut_line(results, "dev")
+    assert results["num_truncated"] == {"train": 5, "dev": 0}
+    assert truncation_note(results, "train") == "train: 5 of 20 examples (25.0%) were cut" and not truncation_note(
+        results, "dev"
+    )
     assert "5 of 20 examples (25.0%) were cut" in (tmp_path / "r/report.html").read_text()
     evaluate(load_model(tmp_path / "r/model"), texts(20, 5))
     assert "5 of 20 examples (25.0%) are cut to 24 tokens" in capsys.readouterr().err
     long = questions(False, 30)
     results = finetune(folder, "span", long, long[:3], tmp_path / "s", QUICK)
-    assert results["cut"] == {"train": 6, "dev": 3}, "an example of several windows counts once"
+    assert results["num_truncated"] == {"train": 6, "dev": 3}, "an example of several windows counts once"
     evaluate(load_model(tmp_path / "s/model"), long)
     assert "6 of 6 questions (100.0%) are cut to half a window" in capsys.readouterr().err
 
@@ -116,26 +125,28 @@ def test_what_is_chosen_on_dev_is_told(folder, tmp_path, done):
     assert "Scores flatter: chosen on the same dev examples: the epoch." in (tmp_path / "b/report.html").read_text()
     fitted = finetune(folder, "span", questions(True), questions(True), tmp_path / "c", QUICK)
     assert fitted["chosen_on_dev"] == ["the threshold of no answer"]
-    given = QUICK.at("span.threshold", "0.5")
+    given = QUICK.with_override("span.null_score_diff_threshold", "0.5")
     assert finetune(folder, "span", questions(True), questions(True), None, given)["chosen_on_dev"] == []
     assert finetune(folder, "span", questions(False), questions(False), None, QUICK)["chosen_on_dev"] == []
 
     def run(spec, out):
         return finetune(folder, "classification", data, data, out, spec)
 
-    search(run, tmp_path / "g", points(QUICK, ["batch=8,16"]))
+    grid_search(run, tmp_path / "g", expand_grid(QUICK, ["batch_size=8,16"]))
     kept = json.loads((tmp_path / "g/results.json").read_text())
     assert kept["chosen_on_dev"] == ["the best of 2 settings"]
-    assert flatter(kept["chosen_on_dev"]) in (tmp_path / "g/report.html").read_text()
-    assert flatter(["the best of 2 settings"]) in done("compare", tmp_path / "g", tmp_path / "a", "--samples", 10)
+    assert dev_selection_note(kept["chosen_on_dev"]) in (tmp_path / "g/report.html").read_text()
+    assert dev_selection_note(["the best of 2 settings"]) in done(
+        "compare", tmp_path / "g", tmp_path / "a", "--num-resamples", 10
+    )
 
 
 def test_an_ensemble_over_seeds(folder, tmp_path, done, glue):
     done("finetune", folder, "--task", "glue/cola", "--data", glue, "--out", tmp_path / "r", "--seeds", 2,
          "--keep-seeds", "--set", "steps=1", "--set", "truncate=true")  # fmt: skip
     folders = [load_model(tmp_path / "r/seeds" / seed) for seed in "01"]
-    assert [folder.notes["seed"] for folder in folders] == [0, 1] and folders[0].notes["task"] == "classification"
-    assert ensemble(folders, texts(3))[0].labels == ("0", "1")
+    assert [folder.metadata["seed"] for folder in folders] == [0, 1] and folders[0].metadata["task"] == "classification"
+    assert predict_ensemble(folders, texts(3))[0].labels == ("0", "1")
     asked = ("--task", "glue/cola", "--data", glue)
     assert "examples" in done("evaluate", tmp_path / "r/seeds/0", tmp_path / "r/seeds/1", "--ensemble", *asked)
 
@@ -153,11 +164,11 @@ def test_the_best_of_several_seeds_flatters_on_its_dev(folder, tmp_path, done, c
 
 
 def test_small_sets_are_trained_longer():
-    assert FinetuneSpec(epochs=3.0, batch_size=16, least_steps=100).total(32) == 100
-    assert FinetuneSpec(epochs=3.0, batch_size=16, least_steps=100).total(1600) == 300
-    assert FinetuneSpec(steps=7, least_steps=100).total(32) == 7
-    with pytest.raises(UserError, match="least_steps is -1, expected 0 or more"):
-        FinetuneSpec(least_steps=-1).check()
+    assert FinetuneConfig(epochs=3.0, batch_size=16, min_steps=100).total_steps(32) == 100
+    assert FinetuneConfig(epochs=3.0, batch_size=16, min_steps=100).total_steps(1600) == 300
+    assert FinetuneConfig(steps=7, min_steps=100).total_steps(32) == 7
+    with pytest.raises(UserError, match="min_steps is -1, expected 0 or more"):
+        FinetuneConfig(min_steps=-1).validate()
 
 
 def test_a_long_document_is_answered_in_bounded_memory(folder, monkeypatch):
@@ -168,12 +179,14 @@ def test_a_long_document_is_answered_in_bounded_memory(folder, monkeypatch):
         read.append(len(some))
         return [np.zeros((len(window.ids), 2), dtype=np.float32) for window in some]
 
-    monkeypatch.setattr(module, "logits", scores)
+    monkeypatch.setattr(module, "compute_logits", scores)
     peaks = []
     for words in (10_000, 50_000):
         example = Example("e", "cat dog " * (words // 2), "wolf")
         tracemalloc.start()
-        module.predictions(None, SPAN, [example], windows([example], tokenizer, 24, SpanSpec(), labelled=False))
+        module.predict_encoded(
+            None, SPAN, [example], sliding_windows([example], tokenizer, 24, ExtractiveQAConfig(), use_labels=False)
+        )
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert max(read) == module.WINDOWS and len(read) > 8 and peaks[1] < 1.5 * peaks[0]
+    assert max(read) == module.WINDOWS_PER_BATCH and len(read) > 8 and peaks[1] < 1.5 * peaks[0]

@@ -10,18 +10,25 @@ import torch
 
 import polyseme
 from polyseme.errors import UserError
-from polyseme.evaluation.predict import evaluate, logits, predict, predictions, write_predictions
+from polyseme.evaluation.predict import compute_logits, evaluate, predict, predict_encoded, write_predictions
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneSpec, finetune
-from polyseme.objectives.losses import losses
-from polyseme.objectives.packing import rounded
-from polyseme.tasks.baselines.surface import linear, majority
-from polyseme.tasks.encoded import Encoded
+from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.objectives.losses import compute_losses
+from polyseme.objectives.packing import pad_to_bucket
+from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
+from polyseme.tasks.encoded import EncodedExample
 from polyseme.tasks.examples import Example
-from polyseme.tasks.spans import SpanAnswer, SpanSpec, best_spans, best_stretch, best_threshold, windows
+from polyseme.tasks.spans import (
+    ExtractiveQAConfig,
+    SpanAnswer,
+    best_span,
+    find_best_threshold,
+    merge_window_answers,
+    sliding_windows,
+)
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optimizer import OptimSpec
+from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
 from tests.contracts.cases import fitting
 
@@ -68,8 +75,8 @@ def questions(n, seed=0, none=0.0, more=24):
 
 
 def folder_of(family, tokenizers, path):
-    tokenizer = tokenizers[TOKENIZERS[family]].marked(FAMILIES[family].marks)
-    spec = FAMILIES[family].spec(
+    tokenizer = tokenizers[TOKENIZERS[family]].with_cls_position(FAMILIES[family].cls_position)
+    spec = FAMILIES[family].model_config(
         num_layers=2, dim=32, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=40, dropout=0.0,
         attention_dropout=0.0, **({"init_std": 0.1} if family == "bert" else {}),
     )  # fmt: skip
@@ -79,7 +86,7 @@ def folder_of(family, tokenizers, path):
 
 def truth_of(window, example):
     """The characters that a window's target names."""
-    first, last = (int(np.flatnonzero(window.rows == row)[0]) for row in window.target)
+    first, last = (int(np.flatnonzero(window.positions == row)[0]) for row in window.target)
     return example.text[window.offsets[first, 0] : window.offsets[last, 1]]
 
 
@@ -87,19 +94,23 @@ def truth_of(window, example):
 def test_every_window_says_where_its_characters_stand(tokenizers, kind):
     draw, sizes = random.Random(kind), [24, 32, 40] if kind != "characters" else [48, 64, 80]
     for example in questions(30, 1, 0.2, 80):
-        spec = SpanSpec(stride=draw.choice([3, 9, 128]))
-        found = list(windows([example], tokenizers[kind], draw.choice(sizes), spec))
-        assert max(len(w.ids) for w in found) <= sizes[-1] and all(w.of == 0 and not w.cut for w in found)
+        spec = ExtractiveQAConfig(doc_stride=draw.choice([3, 9, 128]))
+        found = list(sliding_windows([example], tokenizers[kind], draw.choice(sizes), spec))
+        assert max(len(w.ids) for w in found) <= sizes[-1] and all(
+            w.example_index == 0 and not w.is_truncated for w in found
+        )
         ids = tokenizers[kind].encode(example.text)
         seen = set()
         for window in found:
-            assert len(window.rows) == len(window.offsets)
+            assert len(window.positions) == len(window.offsets)
             place = next(
-                i for i in range(len(ids)) if ids[i : i + len(window.rows)] == window.ids[window.rows].tolist()
+                i
+                for i in range(len(ids))
+                if ids[i : i + len(window.positions)] == window.ids[window.positions].tolist()
             )
-            seen |= set(range(place, place + len(window.rows)))
+            seen |= set(range(place, place + len(window.positions)))
         assert seen == set(range(len(ids))), "every token of the context is in a window"
-        held = [w for w in found if w.target[0] != w.null]
+        held = [w for w in found if w.target[0] != w.null_position]
         assert bool(held) == bool(example.answers)
         assert all(truth_of(w, example).strip() == example.answers[0][0] for w in held)
 
@@ -110,40 +121,48 @@ def test_an_answer_that_spans_a_windows_edge_is_found(tokenizers):
     for at in range(0, 110):
         text = " ".join([*words[:at], "red", "cat", "blue", "dog", *words[at:]])
         example = Example("e", text, "which animal", answers=(("red cat blue dog", text.index("red")),))
-        found = list(windows([example], tokenizer, 24, SpanSpec()))
-        whole = [w for w in found if w.target[0] != w.null]
+        found = list(sliding_windows([example], tokenizer, 24, ExtractiveQAConfig()))
+        whole = [w for w in found if w.target[0] != w.null_position]
         assert whole and all(truth_of(w, example) == "red cat blue dog" for w in whole)
         scores = []
         for window in found:
             made = np.zeros((len(window.ids), 2))
-            if window.target[0] != window.null:
+            if window.target[0] != window.null_position:
                 made[window.target[0], 0] = made[window.target[1], 1] = 5
             scores.append(made)
-        (answer,) = best_spans([(0, best_stretch(w, s, 30)) for w, s in zip(found, scores)], [example], SpanSpec())
+        (answer,) = merge_window_answers(
+            [(0, best_span(w, s, 30)) for w, s in zip(found, scores)], [example], ExtractiveQAConfig()
+        )
         assert answer.text == text[answer.start : answer.end] == "red cat blue dog"
 
 
 def test_the_best_stretch_by_hand():
     """Five context tokens behind a question, offsets with gaps; the longest answer has two tokens."""
     offsets = np.array([[0, 2], [3, 6], [6, 7], [8, 10], [11, 14]])
-    window = Encoded(np.zeros(9, int), np.zeros(9, int), np.arange(3, 8), None, offsets=offsets, null=0)
+    window = EncodedExample(np.zeros(9, int), np.zeros(9, int), np.arange(3, 8), None, offsets=offsets, null_position=0)
     scores = np.zeros((9, 2))
     scores[3, 0], scores[7, 1] = 9, 9  # too far apart
     scores[2] = scores[8] = 50  # no part of the context
     scores[4, 0], scores[5, 1] = 4, 3
     scores[6, 0], scores[4, 1] = 8, 8  # ends before it starts
     example = Example("e", "ab cde,fg hij.", "?")
-    (found,) = best_spans([(0, best_stretch(window, scores, 2))], [example], SpanSpec(longest=2))
+    (found,) = merge_window_answers(
+        [(0, best_span(window, scores, 2))], [example], ExtractiveQAConfig(max_answer_tokens=2)
+    )
     # 9 alone (token 3) and 9 (token 7) tie with the pair 8+9 = tokens 6 and 7
     assert (found.text, found.start, found.end) == ("fg hij", 8, 14) or found.text == "ab cde"
     values = {(i, j): scores[3 + i, 0] + scores[3 + j, 1] for i in range(5) for j in range(i, min(i + 2, 5))}
     best = max(values, key=values.get)
     assert (found.start, found.end) == (offsets[best[0], 0], offsets[best[1], 1])
-    assert found.odds == pytest.approx(-values[best])
+    assert found.null_score_diff == pytest.approx(-values[best])
     share = np.exp(scores[3 + best[0], 0] + scores[3 + best[1], 1]) / np.exp(scores).sum(0).prod()
     assert found.probability == pytest.approx(share)
-    (none,) = best_spans([(0, best_stretch(window, scores, 2))], [example], SpanSpec(longest=2, threshold=-100.0))
-    assert none.text == "" and none.odds == found.odds
+    (none,) = merge_window_answers(
+        [(0, best_span(window, scores, 2))],
+        [example],
+        ExtractiveQAConfig(max_answer_tokens=2, null_score_diff_threshold=-100.0),
+    )
+    assert none.text == "" and none.null_score_diff == found.null_score_diff
 
 
 def test_the_best_threshold_is_the_best_of_all():
@@ -159,36 +178,38 @@ def test_the_best_threshold_is_the_best_of_all():
         ]
 
         def f1(threshold, examples=examples, found=found):
-            from polyseme.tasks.metrics.standard import question_scores
+            from polyseme.tasks.metrics.standard import squad_scores
 
-            said = ["" if a.odds > threshold else e.text[a.start : a.end] for e, a in zip(examples, found)]
-            return question_scores([e.answer for e in examples] + [()], [*said, ""])[1].sum()
+            said = ["" if a.null_score_diff > threshold else e.text[a.start : a.end] for e, a in zip(examples, found)]
+            return squad_scores([e.gold for e in examples] + [()], [*said, ""])[1].sum()
 
-        best = best_threshold([*examples, Example("", "x", "?", answers=())], [*found, SpanAnswer("", 0, 1, 0.5, 9e9)])
+        best = find_best_threshold(
+            [*examples, Example("", "x", "?", answers=())], [*found, SpanAnswer("", 0, 1, 0.5, 9e9)]
+        )
         assert f1(best) == pytest.approx(max(f1(t) for t in (-9, -1.5, -0.5, 0.7, 9)))
 
 
 def test_the_loss_is_that_of_transformers_and_of_any_micro_batches(tokenizers):
     tokenizer = tokenizers["wordpiece"]
-    spec = FAMILIES["bert"].spec(num_layers=1, dim=16, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=64)
-    head = FAMILIES["bert"].label_head("span", SPAN.labels, spec.trunk)
+    spec = FAMILIES["bert"].model_config(num_layers=1, dim=16, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=64)
+    head = FAMILIES["bert"].task_head("span", SPAN.labels, spec.trunk)
     model = spec.replace(heads={"span": head}).build(0).double().eval()
     encoded = SPAN.encode(questions(7, 3, 0.3), tokenizer, 64)
-    batch, order = SPAN.batch(encoded)
+    batch, order = SPAN.collate(encoded)
     assert batch.targets["span"].count == 7 and order == sorted(range(7), key=lambda i: len(encoded[i].ids))
     expected = 0.0
-    for one, scores in zip(encoded, logits(model, SPAN, encoded)):
+    for one, scores in zip(encoded, compute_logits(model, SPAN, encoded)):
         pair = torch.tensor(scores).T.double()
         expected += torch.nn.functional.cross_entropy(pair, torch.tensor(one.target)).item()  # the mean of the two
-    assert losses(model, batch)["span"].item() == pytest.approx(expected, rel=1e-5)
+    assert compute_losses(model, batch)["span"].item() == pytest.approx(expected, rel=1e-5)
     parts = [
-        SPAN.batch(encoded[:3])[0],
-        SPAN.batch(encoded[3:])[0],
+        SPAN.collate(encoded[:3])[0],
+        SPAN.collate(encoded[3:])[0],
     ]
-    assert sum(losses(model, b)["span"].item() for b in parts) == pytest.approx(expected, rel=1e-5)
-    filled = rounded(batch, 64)
-    assert filled.targets["span"].values.shape[1] == 2 and filled.layout.total > batch.layout.total
-    assert losses(model, filled)["span"].item() == pytest.approx(expected, rel=1e-5)
+    assert sum(compute_losses(model, b)["span"].item() for b in parts) == pytest.approx(expected, rel=1e-5)
+    filled = pad_to_bucket(batch, 64)
+    assert filled.targets["span"].labels.shape[1] == 2 and filled.layout.num_tokens > batch.layout.num_tokens
+    assert compute_losses(model, filled)["span"].item() == pytest.approx(expected, rel=1e-5)
 
 
 CASES = [("bert", 0.0), ("gpt2", 0.3), ("t5", 0.3)]
@@ -200,7 +221,7 @@ def trained(request, tokenizers, tmp_path_factory):
     data = questions(460, 5, none, 10)
     base = folder_of(family, tokenizers, tmp_path_factory.mktemp("base") / "m")
     out = tmp_path_factory.mktemp("run") / "run"
-    settings = FinetuneSpec(epochs=9 if family != "t5" else 7, optim=OptimSpec(rate=3e-3))
+    settings = FinetuneConfig(epochs=9 if family != "t5" else 7, optimizer=OptimizerConfig(lr=3e-3))
     wrong = Example("w", "so red", "which colour", answers=(("red", 1),), id="w")
     results = finetune(base, "span", [*data[:400], wrong], data[400:], out, settings)
     return family, none, data[400:], out, results
@@ -208,10 +229,10 @@ def trained(request, tokenizers, tmp_path_factory):
 
 def test_it_learns(trained):
     _, none, _, out, results = trained
-    assert results["mean"]["f1"] > 0.95 and results["primary"] == "f1"
+    assert results["mean"]["f1"] > 0.95 and results["primary_metric"] == "f1"
     assert ("no_answer_accuracy" in results["mean"]) == bool(none)
-    assert results["train_examples"] == 400 and results["wrong_offsets"] == {"train": (1, 1), "dev": (0, 0)}
-    threshold = load_model(out / "model").notes["settings"]["span"]["threshold"]
+    assert results["train_examples"] == 400 and results["bad_offsets"] == {"train": (1, 1), "dev": (0, 0)}
+    threshold = load_model(out / "model").metadata["settings"]["span"]["null_score_diff_threshold"]
     assert (threshold is None) == (not none)
 
 
@@ -221,13 +242,15 @@ def test_a_saved_model_gives_the_same_answers(trained, tmp_path):
     assert evaluate(folder, dev) == {k: v for k, v in results["seeds"][0].items() if k != "seed"}
     found = predict(folder, dev)
     one = polyseme.load(out / "model").answer(dev[3].text, dev[3].pair)
-    assert one.text == found[3].span.text and one.odds == pytest.approx(found[3].span.odds, abs=1e-4)
+    assert one.text == found[3].span.text and one.null_score_diff == pytest.approx(
+        found[3].span.null_score_diff, abs=1e-4
+    )
     write_predictions(tmp_path / "p.json", dev, found)
     assert json.loads((tmp_path / "p.json").read_text()) == {e.id: p.span.text for e, p in zip(dev, found)}
-    assert json.loads((tmp_path / "p.odds.json").read_text())[dev[0].id] == found[0].span.odds
+    assert json.loads((tmp_path / "p.null_odds.json").read_text())[dev[0].id] == found[0].span.null_score_diff
     write_predictions(tmp_path / "p.jsonl", dev, found)
     rows = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
-    assert [row["text"] for row in rows] == [p.answer for p in found] and rows[0]["question"] == dev[0].pair
+    assert [row["text"] for row in rows] == [p.value for p in found] and rows[0]["question"] == dev[0].pair
 
 
 def test_transformers_reads_it(trained):
@@ -238,7 +261,7 @@ def test_transformers_reads_it(trained):
     theirs = transformers.AutoModelForQuestionAnswering.from_pretrained(out / "model").eval()
     folder = load_model(out / "model")
     encoded = SPAN.encode(dev[:5], folder.tokenizer, 40)
-    for window, ours in zip(encoded, logits(folder.model, SPAN, encoded)):
+    for window, ours in zip(encoded, compute_logits(folder.model, SPAN, encoded)):
         extra = {"token_type_ids": torch.tensor(window.segments)[None]} if family == "bert" else {}
         with torch.no_grad():
             found = theirs(input_ids=torch.tensor(window.ids)[None], **extra)
@@ -248,20 +271,20 @@ def test_transformers_reads_it(trained):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_together_equals_alone_and_folders_round_trip(tokenizers, family, tmp_path):
-    tokenizer = tokenizers[TOKENIZERS[family]].marked(FAMILIES[family].marks)
+    tokenizer = tokenizers[TOKENIZERS[family]].with_cls_position(FAMILIES[family].cls_position)
     sizes = {"num_layers": 2, "dim": 16, "num_heads": 2, "max_len": 32}
-    spec = FAMILIES[family].spec(**fitting(FAMILIES[family], **sizes), vocab_size=tokenizer.vocab_size)
-    head = FAMILIES[family].label_head("span", SPAN.labels, spec.trunk)
+    spec = FAMILIES[family].model_config(**fitting(FAMILIES[family], **sizes), vocab_size=tokenizer.vocab_size)
+    head = FAMILIES[family].task_head("span", SPAN.labels, spec.trunk)
     save_model(tmp_path / "m", spec.replace(heads={"span": head}).build(3), tokenizer, {"task": "span"})
     folder = load_model(tmp_path / "m")
-    assert not folder.fresh and Task.from_model(folder.model, folder.notes).kind == "span"
+    assert not folder.newly_initialized and Task.from_model(folder.model, folder.metadata).task_type == "span"
     examples = questions(6, 7, 0.2, 60)
     encoded = SPAN.encode(examples, folder.tokenizer, 32)
     assert len(encoded) > 6
-    together = predictions(folder.model, SPAN, examples, encoded)
+    together = predict_encoded(folder.model, SPAN, examples, encoded)
     for i, example in enumerate(examples):
-        (alone,) = predictions(folder.model, SPAN, [example], SPAN.encode([example], folder.tokenizer, 32))
-        assert alone.span.odds == pytest.approx(together[i].span.odds, abs=1e-5)
+        (alone,) = predict_encoded(folder.model, SPAN, [example], SPAN.encode([example], folder.tokenizer, 32))
+        assert alone.span.null_score_diff == pytest.approx(together[i].span.null_score_diff, abs=1e-5)
 
 
 def test_memory_does_not_grow_with_the_document(tokenizers):
@@ -274,11 +297,11 @@ def test_memory_does_not_grow_with_the_document(tokenizers):
         example = Example("e", text + "red fish", "which colour", answers=(("red", at),))
         tracemalloc.start()
         found = None
-        for window in windows([example], tokenizer, 40, SpanSpec()):
+        for window in sliding_windows([example], tokenizer, 40, ExtractiveQAConfig()):
             found = window
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        assert truth_of(found, example) == "red" and tuple(found.offsets[found.target - found.rows[0]][0]) == (
+        assert truth_of(found, example) == "red" and tuple(found.offsets[found.target - found.positions[0]][0]) == (
             at,
             at + 3,
         )
@@ -287,20 +310,20 @@ def test_memory_does_not_grow_with_the_document(tokenizers):
 
 def test_baselines_and_mistakes(tokenizers, trained):
     data = questions(40, 9, 0.2)
-    assert majority(data, data, "span")["f1"] >= 0
+    assert majority_baseline(data, data, "span")["f1"] >= 0
     context = "the capital of France is Paris today when it was cold"
     seeking = [Example("", context, "What is the capital of France ?", answers=(("Paris today", 25),))]
-    assert linear(seeking, seeking, "span")["f1"] > majority(seeking, seeking, "span")["f1"]
+    assert linear_baseline(seeking, seeking, "span")["f1"] > majority_baseline(seeking, seeking, "span")["f1"]
     with pytest.raises(UserError, match="has no answers"):
-        Task.of("span", [Example("e", "x", "y", answers=())])
+        Task.from_examples("span", [Example("e", "x", "y", answers=())])
     with pytest.raises(UserError, match="the question has 40 tokens, and 17 are read: truncate"):
         SPAN.encode([Example("e", "so", "so it " * 20)], tokenizers["wordpiece"], 40)
     (cut,) = SPAN.encode([Example("e", "so", "so it " * 20)], tokenizers["wordpiece"], 40, truncate=True)
-    assert cut.cut and cut.target is None
+    assert cut.is_truncated and cut.target is None
     with pytest.raises(UserError, match="max_len 6 leaves no room"):
         SPAN.encode(data, tokenizers["wordpiece"], 6)
-    with pytest.raises(UserError, match=r"span\.stride is 0"):
-        FinetuneSpec().at("span.stride", "0")
+    with pytest.raises(UserError, match=r"span\.doc_stride is 0"):
+        FinetuneConfig().with_override("span.doc_stride", "0")
     model = polyseme.load(trained[3] / "model")
     for bad in (("", "x"), ("x", ""), ("x", 3)):
         with pytest.raises(UserError, match=r"^example 1 .*: a context and a question is needed"):

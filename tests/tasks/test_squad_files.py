@@ -8,7 +8,7 @@ import pytest
 
 from polyseme.errors import UserError
 from polyseme.tasks.examples import read_examples
-from polyseme.tasks.readers.squad import sound_answers, trainable, wrong_offsets
+from polyseme.tasks.readers.squad import count_bad_offsets, valid_answers, with_valid_answers
 
 REAL = Path(__file__).parents[2].parent / "shared/data/squad-shifts"
 CONTEXT = "  Ada Lovelace (1815\u20131852) wrote \U0001f600 notes on the Analytical Engine.\n"
@@ -41,11 +41,11 @@ def test_a_file_as_it_is_distributed(tmp_path, name):
     )
     found = read_examples(write(tmp_path / name, content), "span")
     assert [e.id for e in found] == list("abcd") and all(e.text == CONTEXT for e in found)
-    assert found[0].answer == ("notes", "wrote \U0001f600 notes") and found[1].answer == ()
+    assert found[0].gold == ("notes", "wrote \U0001f600 notes") and found[1].gold == ()
     assert found[0].pair == " What about a? "
-    assert sound_answers(found[2]) == [("Ada", 2)] and sound_answers(found[3]) == []
-    assert wrong_offsets(found) == (4, 1)
-    assert [e.id for e in trainable(found)] == ["a", "b", "c"]
+    assert valid_answers(found[2]) == [("Ada", 2)] and valid_answers(found[3]) == []
+    assert count_bad_offsets(found) == (4, 1)
+    assert [e.id for e in with_valid_answers(found)] == ["a", "b", "c"]
 
 
 def test_mistakes_are_named(tmp_path, capsys):
@@ -69,7 +69,7 @@ def test_mistakes_are_named(tmp_path, capsys):
     write(tmp_path / "f.json", squad(good, asked("b")))
     assert [e.id for e in read_examples(tmp_path / "f.json", "span", skip_bad=True)] == ["a"]
     assert "skipped 1 bad of 2 rows" in capsys.readouterr().err
-    found = read_examples(tmp_path / "f.json", "span", need_labels=False)
+    found = read_examples(tmp_path / "f.json", "span", needs_labels=False)
     assert [e.answers is None for e in found] == [False, True]
 
 
@@ -81,9 +81,9 @@ def test_real_files(name, rows):
     found = read_examples(path, "span")
     assert len(found) == rows and len({e.id for e in found}) == rows
     said = sum(len(e.answers) for e in found)
-    wrong, lost = wrong_offsets(found)
+    wrong, lost = count_bad_offsets(found)
     assert wrong <= 0.04 * said and lost <= 0.04 * rows
     assert (wrong > 0.01 * said) == (name == "amazon_reviews")
-    for example in trainable(found)[::97]:
-        for text, at in sound_answers(example):
+    for example in with_valid_answers(found)[::97]:
+        for text, at in valid_answers(example):
             assert example.text[at : at + len(text)] == text

@@ -7,18 +7,20 @@ import random
 import pytest
 
 from polyseme.families import FAMILIES
-from polyseme.finetuning.feature_extraction import NetworkSpec
-from polyseme.finetuning.finetune import FinetuneSpec, finetune
-from polyseme.finetuning.frozen import USUAL, finetune_over
+from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
+from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.frozen import FEATURE_DEFAULTS, train_on_features
 from polyseme.tasks.examples import Example
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optimizer import OptimSpec
+from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import save_model
 from tests.contracts.cases import fitting
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare"]
-QUICK = FinetuneSpec(epochs=6, batch_size=16, optim=OptimSpec(rate=5e-3))
-FEATURES = USUAL.replace(epochs=6.0, network=NetworkSpec(size=16, word_dim=0, dropout=0.0, layers="scalar-mix"))
+QUICK = FinetuneConfig(epochs=6, batch_size=16, optimizer=OptimizerConfig(lr=5e-3))
+FEATURES = FEATURE_DEFAULTS.replace(
+    epochs=6.0, network=FeatureNetworkSettings(lstm_dim=16, word_dim=0, dropout=0.0, layers="scalar_mix")
+)
 
 
 def examples(kind, n=240):
@@ -56,11 +58,11 @@ def folders(tmp_path_factory):
         family = FAMILIES[name]
         kind = "bpe" if name == "elmo" else family.tokenizer
         texts = iter([" ".join(WORDS), *WORDS] * 30)
-        tokenizer = Tokenizer.train(kind, texts, 300 if kind == "bpe" else 60).marked(family.marks)
+        tokenizer = Tokenizer.train(kind, texts, 300 if kind == "bpe" else 60).with_cls_position(family.cls_position)
         sizes = {"num_layers": 2, "dim": 32, "num_heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
         sizes |= {"vocab_size": tokenizer.vocab_size, "max_len": 40}
         made[name] = tmp_path_factory.mktemp(name) / "m"
-        save_model(made[name], family.spec(**fitting(family, **sizes)).build(0), tokenizer)
+        save_model(made[name], family.model_config(**fitting(family, **sizes)).build(0), tokenizer)
     return made
 
 
@@ -69,11 +71,13 @@ def test_fine_tuned(folders, family, kind):
     data = examples(kind, 340 if kind == "pair" else 240)
     settings = QUICK.replace(epochs=10.0) if kind == "pair" else QUICK
     results = finetune(folders[family], kind, data[:-50], data[-50:], None, settings)
-    assert results["mean"][results["primary"]] > 0.95
+    assert results["mean"][results["primary_metric"]] > 0.95
 
 
 @pytest.mark.parametrize("kind", ["classification", "pair", "regression", "tagging", "choice"])
 def test_over_recurrent_features(folders, kind):
     data = examples(kind, 340 if kind == "pair" else 240)
-    results = finetune_over(folders["elmo"], kind, data[:-50], data[-50:], None, FEATURES.at("optim.rate", "1e-2"))
-    assert results["mean"][results["primary"]] > 0.95
+    results = train_on_features(
+        folders["elmo"], kind, data[:-50], data[-50:], None, FEATURES.with_override("optimizer.lr", "1e-2")
+    )
+    assert results["mean"][results["primary_metric"]] > 0.95

@@ -5,14 +5,14 @@ import random
 
 import pytest
 
-from polyseme.datasets.catalog import DATA_SETS
+from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import UserError
 from polyseme.evaluation.benchmarks import run_benchmark
-from polyseme.evaluation.submission import FILES, write_submission
+from polyseme.evaluation.submission import SUBMISSION_FILES, write_submission
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneSpec, finetune
+from polyseme.finetuning.finetune import FinetuneConfig, finetune
 from polyseme.tasks.examples import Example
-from polyseme.tasks.metrics.standard import classification
+from polyseme.tasks.metrics.standard import classification_metrics
 from polyseme.tasks.task import Prediction
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import save_model
@@ -26,7 +26,7 @@ HEADER += ["Premise", "Hypothesis", "Label"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     tokenizer = Tokenizer.train("wordpiece", iter([" ".join(WORDS), *WORDS] * 30), 300)
-    spec = FAMILIES["bert"].spec(num_layers=1, dim=16, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=40)
+    spec = FAMILIES["bert"].model_config(num_layers=1, dim=16, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=40)
     path = tmp_path_factory.mktemp("base") / "m"
     save_model(path, spec.build(0), tokenizer)
     return path
@@ -50,8 +50,8 @@ def said(*labels):
       {"idx": 5, "passage": {"questions": [{"idx": 2, "answers": [{"idx": 3, "label": 1}]}]}}]),
 ])  # fmt: skip
 def test_superglue_as_its_server_wants_it(tmp_path, name, examples, labels, rows):
-    write_submission(tmp_path / FILES[f"superglue/{name}"], f"superglue/{name}", said(*labels), examples)
-    written = (tmp_path / FILES[f"superglue/{name}"]).read_text().splitlines()
+    write_submission(tmp_path / SUBMISSION_FILES[f"superglue/{name}"], f"superglue/{name}", said(*labels), examples)
+    written = (tmp_path / SUBMISSION_FILES[f"superglue/{name}"]).read_text().splitlines()
     assert [json.loads(line) for line in written] == rows
 
 
@@ -70,17 +70,19 @@ def test_the_diagnostic_set_by_phenomenon(tmp_path):
     rows = [["Negation", "", "Double negation", "", "News"], ["", "", "x", "", ""], ["", "", "", "World", ""]]
     rows = [[*row, "A.", "B.", NLI[i]] for i, row in enumerate(rows)]
     (tmp_path / "diagnostic-full.tsv").write_text(lines([HEADER, *rows]))
-    named = DATA_SETS["glue/diagnostic"]
-    found = named.part(tmp_path)
+    named = DATASETS["glue/diagnostic"]
+    found = named.read_split(tmp_path)
     assert [e.id for e in found] == ["Lexical Semantics; Logic", "Logic", "Knowledge"]
     answers = ["contradiction", "neutral", "neutral"]
-    expected = classification(["contradiction", "entailment"], ["contradiction", "neutral"])["matthews"]
-    assert named.extra(found, answers) == pytest.approx({"lexical_semantics": 0.0, "logic": expected, "knowledge": 0.0})
+    expected = classification_metrics(["contradiction", "entailment"], ["contradiction", "neutral"])["matthews"]
+    assert named.extra_metrics(found, answers) == pytest.approx(
+        {"lexical_semantics": 0.0, "logic": expected, "knowledge": 0.0}
+    )
     (tmp_path / "diagnostic.tsv").write_text("index\tsentence1\tsentence2\n0\tA.\tB.\n")
-    assert named.part(tmp_path, "test", need_labels=False)[0].pair == "B."
+    assert named.read_split(tmp_path, "test", needs_labels=False)[0].pair == "B."
     (tmp_path / "diagnostic-full.tsv").write_text(lines([HEADER, rows[0][:4]]))
     with pytest.raises(UserError, match=r"diagnostic-full\.tsv:2: 4 columns, but the first line has 8"):
-        named.part(tmp_path)
+        named.read_split(tmp_path)
 
 
 def test_mnlis_model_answers_the_diagnostic_set(folder, tmp_path, done):
@@ -94,9 +96,11 @@ def test_mnlis_model_answers_the_diagnostic_set(folder, tmp_path, done):
     rows = [["", "", "Negation", "", "", "cat dog", "fish", NLI[i % 3]] for i in range(6)]
     (data / "diagnostic/diagnostic-full.tsv").write_text(lines([HEADER, *rows]))
     (data / "diagnostic/diagnostic.tsv").write_text("index\tsentence1\tsentence2\n0\tcat\tdog\n1\tcat\tfish\n")
-    settings = FinetuneSpec(steps=1, truncate=True, max_len=32, patience=1)
+    settings = FinetuneConfig(steps=1, truncate=True, max_len=32, patience=1)
     found = run_benchmark("glue", folder, data, tmp_path / "out", settings)
-    assert set(found["beside"]["diagnostic"]) > {"matthews", "logic"} and found["chosen_on_dev"] == ["the epoch"]
+    assert set(found["diagnostic_scores"]["diagnostic"]) > {"matthews", "logic"} and found["chosen_on_dev"] == [
+        "the epoch"
+    ]
     assert len((tmp_path / "out/submission/AX.tsv").read_text().splitlines()) == 3
     said = done(
         "benchmark",
@@ -117,7 +121,10 @@ def test_mnlis_model_answers_the_diagnostic_set(folder, tmp_path, done):
     measured = json.loads(
         done("evaluate", tmp_path / "out/mnli/model", "--task", "glue/diagnostic", "--data", data, "--json")
     )
-    assert measured["logic"] == pytest.approx(found["beside"]["diagnostic"]["logic"]) and measured["examples"] == 6
+    assert (
+        measured["logic"] == pytest.approx(found["diagnostic_scores"]["diagnostic"]["logic"])
+        and measured["examples"] == 6
+    )
 
 
 def test_a_superglue_score_is_the_mean_of_its_metrics(folder, tmp_path):
@@ -125,7 +132,7 @@ def test_a_superglue_score_is_the_mean_of_its_metrics(folder, tmp_path):
     (tmp_path / "CB").mkdir()
     for part in ("train", "val", "test"):
         (tmp_path / "CB" / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = run_benchmark("superglue", folder, tmp_path, tmp_path / "out", FinetuneSpec(steps=2, max_len=32))
+    found = run_benchmark("superglue", folder, tmp_path, tmp_path / "out", FinetuneConfig(steps=2, max_len=32))
     mean = json.loads((tmp_path / "out/cb/results.json").read_text())["mean"]
     assert found["mean"]["cb"] == pytest.approx(50 * (mean["macro_f1"] + mean["accuracy"]))
     sent = [json.loads(line) for line in (tmp_path / "out/submission/CB.jsonl").read_text().splitlines()]
@@ -133,15 +140,25 @@ def test_a_superglue_score_is_the_mean_of_its_metrics(folder, tmp_path):
 
 
 def test_no_bootstrap_of_a_metric_that_needs_more_than_answers(folder, tmp_path, done):
-    from polyseme.evaluation.compare import bootstrap, read_run
+    from polyseme.evaluation.compare import paired_bootstrap, read_run
 
     data = [
-        Example(f"d:{i}", w, choices=("cat", "dog"), label=str(i % 2), accepted=("cat",)) for i, w in enumerate(WORDS)
+        Example(f"d:{i}", w, choices=("cat", "dog"), label=str(i % 2), accepted_answers=("cat",))
+        for i, w in enumerate(WORDS)
     ]
     for run in "ab":
-        named = DATA_SETS["superglue/record"]
-        settings = FinetuneSpec(steps=1)
-        finetune(folder, "choice", data, data, tmp_path / run, settings, primary="f1", extra=named.extra)
+        named = DATASETS["superglue/record"]
+        settings = FinetuneConfig(steps=1)
+        finetune(
+            folder,
+            "choice",
+            data,
+            data,
+            tmp_path / run,
+            settings,
+            primary_metric="f1",
+            extra_metrics=named.extra_metrics,
+        )
     with pytest.raises(UserError, match="f1 cannot be had from its answers alone"):
-        bootstrap(read_run(tmp_path / "a"), read_run(tmp_path / "b"))
+        paired_bootstrap(read_run(tmp_path / "a"), read_run(tmp_path / "b"))
     assert "p =" not in done("compare", tmp_path / "a", tmp_path / "b")

@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from polyseme.errors import UserError
-from polyseme.evaluation.predict import as_examples, bins, logits
+from polyseme.evaluation.predict import compute_logits, to_examples
 from polyseme.families import FAMILIES
-from polyseme.nn.heads.standard import LabelHeadSpec
-from polyseme.objectives.batch import IGNORED
-from polyseme.objectives.losses import losses
+from polyseme.nn.heads.standard import ClassificationHeadConfig
+from polyseme.nn.packing import token_budget_batches
+from polyseme.objectives.batch import IGNORE_INDEX
+from polyseme.objectives.losses import compute_losses
 from polyseme.tasks.examples import Example
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
@@ -47,22 +48,22 @@ SINGLE, TAGS, NUMBER = Task("classification", ("a", "b")), Task("tagging", ("O",
 
 
 def test_labels_of_a_training_set():
-    assert Task.of("classification", [text(1, "x", "b"), text(2, "x", "a"), text(3, "x", "b")]) == SINGLE
+    assert Task.from_examples("classification", [text(1, "x", "b"), text(2, "x", "a"), text(3, "x", "b")]) == SINGLE
     tagged = [Example("", words=("a", "b", "c"), tags=("X", "Y", "Y"))]
-    assert Task.of("tagging", tagged).labels == ("Y", "X")  # the most frequent first
+    assert Task.from_examples("tagging", tagged).labels == ("Y", "X")  # the most frequent first
     with pytest.raises(UserError, match=r"has only the label 'a' \(f\.tsv:1 …\): there is nothing to learn"):
-        Task.of("classification", [text(1, "x")])
+        Task.from_examples("classification", [text(1, "x")])
 
 
 def test_task_of_a_model():
-    trunk = FAMILIES["bert"].trunk(1, 8, 1, vocab_size=20)
-    spec = FAMILIES["bert"].spec(num_layers=1, dim=8, num_heads=1, vocab_size=20)
+    trunk = FAMILIES["bert"].trunk_config(1, 8, 1, vocab_size=20)
+    spec = FAMILIES["bert"].model_config(num_layers=1, dim=8, num_heads=1, vocab_size=20)
     for name, kind in (("classify", "classification"), ("tag", "tagging")):
-        head = FAMILIES["bert"].label_head(name, ("a", "b"), trunk)
+        head = FAMILIES["bert"].task_head(name, ("a", "b"), trunk)
         assert Task.from_model(spec.replace(heads={name: head}).build()) == Task(kind, ("a", "b"))
-    assert Task.from_model(spec.replace(heads={"classify": LabelHeadSpec(())}).build()) == NUMBER
-    model = spec.replace(heads={"classify": LabelHeadSpec(("a", "b"))}).build()
-    assert Task.from_model(model, {"task": "pair"}).kind == "pair"
+    assert Task.from_model(spec.replace(heads={"classify": ClassificationHeadConfig(())}).build()) == NUMBER
+    model = spec.replace(heads={"classify": ClassificationHeadConfig(("a", "b"))}).build()
+    assert Task.from_model(model, {"task": "pair"}).task_type == "pair"
     with pytest.raises(UserError, match=r"no task head \(its heads: masked, pair\): fine-tune it first"):
         Task.from_model(spec.build())
 
@@ -70,8 +71,8 @@ def test_task_of_a_model():
 def test_texts_and_pairs(wordpiece):
     one, two = SINGLE.encode([text(1, "redcat"), text(2, "redcat", "b", "bluedog")], wordpiece, 64)
     cat, dog = wordpiece.encode("redcat"), wordpiece.encode("bluedog")
-    assert one.ids.tolist() == wordpiece.wrap(cat)[0] and one.target == 0
-    ids, segments = wordpiece.wrap(cat, dog)
+    assert one.ids.tolist() == wordpiece.build_inputs_with_special_tokens(cat)[0] and one.target == 0
+    ids, segments = wordpiece.build_inputs_with_special_tokens(cat, dog)
     assert (two.ids.tolist(), two.segments.tolist(), two.target) == (ids, segments, 1)
     with pytest.raises(UserError, match=r"f\.tsv:1: there is no second text, which this task reads"):
         Task("pair", ("a", "b")).encode([text(1, "redcat")], wordpiece, 64)
@@ -80,19 +81,19 @@ def test_texts_and_pairs(wordpiece):
 def test_a_causal_pair_is_parted(tokenizers):
     bpe = tokenizers["bpe"]
     (one,) = SINGLE.encode([text(1, "redcat", "a", "bluedog")], bpe, 64)
-    assert one.ids.tolist() == [*bpe.encode("redcat"), bpe.specials.eos, *bpe.encode("bluedog")]
+    assert one.ids.tolist() == [*bpe.encode("redcat"), bpe.special_token_ids.eos, *bpe.encode("bluedog")]
 
 
 def test_words_are_predicted_at_their_first_pieces(tokenizers):
     words = ("redcat", "zz9", "\u200b\u200b", "[MASK]", "blueish")
     for tokenizer in tokenizers.values():
         (one,) = TAGS.encode([Example("", words=words, tags=("X", "O", "X", "O", "O"))], tokenizer, 64)
-        assert len(one.rows) == 5 and (np.diff(one.rows) >= 1).all()
+        assert len(one.positions) == 5 and (np.diff(one.positions) >= 1).all()
         assert one.target.tolist() == [1, 0, 1, 0, 0]
     wordpiece = tokenizers["wordpiece"]
     (one,) = TAGS.encode([Example("", words=words)], wordpiece, 64)
-    first = [wordpiece.encode(word)[:1] or [wordpiece.specials.unk] for word in words]
-    assert [[one.ids[row]] for row in one.rows] == first
+    first = [wordpiece.encode(word)[:1] or [wordpiece.special_token_ids.unk] for word in words]
+    assert [[one.ids[row]] for row in one.positions] == first
     assert one.target is None
 
 
@@ -104,7 +105,7 @@ def test_too_long_is_an_error_that_counts(wordpiece):
         SINGLE.encode(examples, wordpiece, 16)
     cut = SINGLE.encode(examples, wordpiece, 16, truncate=True)
     assert [len(e.ids) for e in cut][1:] == [16, 16]
-    assert cut[1].ids.tolist() == wordpiece.wrap(wordpiece.encode(examples[1].text)[:14])[0]
+    assert cut[1].ids.tolist() == wordpiece.build_inputs_with_special_tokens(wordpiece.encode(examples[1].text)[:14])[0]
     with pytest.raises(UserError, match="max_len 4 leaves no room"):
         SINGLE.encode(examples, wordpiece, 4)
 
@@ -113,17 +114,17 @@ def test_a_pair_loses_tokens_on_its_longer_side(wordpiece):
     a, b = "redcat " * 20, "bluedog"
     first, second = wordpiece.encode(a), wordpiece.encode(b)
     (one,) = SINGLE.encode([text(1, a, "a", b)], wordpiece, 20, truncate=True)
-    assert one.ids.tolist() == wordpiece.wrap(first[: 17 - len(second)], second)[0]
+    assert one.ids.tolist() == wordpiece.build_inputs_with_special_tokens(first[: 17 - len(second)], second)[0]
     (one,) = SINGLE.encode([text(1, a, "a", a)], wordpiece, 20, truncate=True)
-    assert one.ids.tolist() == wordpiece.wrap(first[:9], first[:8])[0]
+    assert one.ids.tolist() == wordpiece.build_inputs_with_special_tokens(first[:9], first[:8])[0]
 
 
 def test_words_that_were_cut_are_still_answered(wordpiece):
     example = Example("", words=("redcat",) * 10, tags=("X",) * 10)
     (one,) = TAGS.encode([example], wordpiece, 8, truncate=True)
-    assert len(one.ids) == 8 and len(one.rows) == len(one.target) < 10
-    found = TAGS.decode(np.tile([[0.0, 9.0]], (len(one.rows), 1)), example)
-    assert found.tags == ("X",) * len(one.rows) + ("O",) * (10 - len(one.rows))
+    assert len(one.ids) == 8 and len(one.positions) == len(one.target) < 10
+    found = TAGS.decode(np.tile([[0.0, 9.0]], (len(one.positions), 1)), example)
+    assert found.tags == ("X",) * len(one.positions) + ("O",) * (10 - len(one.positions))
     assert found.tag_probabilities[-1] is None and found.tag_probabilities[0] > 0.99
     assert Task("tagging", ("N", "V")).decode(np.zeros((0, 2)).reshape(0, 2), example).tags == ("N",) * 10
 
@@ -134,20 +135,20 @@ def test_a_label_never_seen(wordpiece):
         SINGLE.encode([text(4, "red", "bb")], wordpiece, 16)
     with pytest.raises(UserError, match=r"the label 'Y' was never seen in training; valid: O, X$"):
         TAGS.encode([Example("f:1", words=("red",), tags=("Y",))], wordpiece, 16)
-    assert SINGLE.encode([text(4, "red", "bb")], wordpiece, 16, labelled=False)[0].target is None
+    assert SINGLE.encode([text(4, "red", "bb")], wordpiece, 16, use_labels=False)[0].target is None
 
 
 def test_a_batch_is_sorted_by_length_and_says_so(wordpiece):
     sizes = (3, 1, 2, 1)
     examples = [Example("", words=("redcat",) * n, tags=("X",) + ("O",) * (n - 1)) for n in sizes]
     encoded = TAGS.encode(examples, wordpiece, 64)
-    batch, order = TAGS.batch(encoded)
+    batch, order = TAGS.collate(encoded)
     assert order == [1, 3, 2, 0] and list(batch.layout.lengths) == sorted(batch.layout.lengths)
     targets = batch.targets["tag"]
     assert (batch.tokens[targets.rows] == encoded[0].ids[1]).all()
-    assert targets.values.tolist() == [1, 1, 1, 0, 1, 0, 0] and targets.count == 7
-    batch, _ = SINGLE.batch(SINGLE.encode([text(1, "red", None), text(2, "blue", "b")], wordpiece, 64))
-    assert sorted(batch.targets["classify"].values.tolist()) == [IGNORED, 1]
+    assert targets.labels.tolist() == [1, 1, 1, 0, 1, 0, 0] and targets.count == 7
+    batch, _ = SINGLE.collate(SINGLE.encode([text(1, "red", None), text(2, "blue", "b")], wordpiece, 64))
+    assert sorted(batch.targets["classify"].labels.tolist()) == [IGNORE_INDEX, 1]
     assert batch.targets["classify"].count == 1
 
 
@@ -159,7 +160,7 @@ def test_decoding_gives_every_probability():
 
 def test_bins_hold_every_place_once():
     lengths = [5, 1, 9, 3, 3, 30]
-    found = list(bins(lengths, 9))
+    found = list(token_budget_batches(lengths, 9))
     assert sorted(i for part in found for i in part) == list(range(6))
     assert all(sum(lengths[i] for i in part) <= 9 or len(part) == 1 for part in found)
 
@@ -168,60 +169,60 @@ def test_bins_hold_every_place_once():
 @pytest.mark.parametrize("kind", ["classification", "regression", "tagging"])
 def test_together_equals_alone(tokenizers, family, kind):
     """The law of packing, as a user meets it."""
-    tokenizer = tokenizers[KINDS[family]].marked(FAMILIES[family].marks)
-    task = {task.kind: task for task in (SINGLE, TAGS, NUMBER)}[kind]
+    tokenizer = tokenizers[KINDS[family]].with_cls_position(FAMILIES[family].cls_position)
+    task = {task.task_type: task for task in (SINGLE, TAGS, NUMBER)}[kind]
     draw = np.random.default_rng(0)
     chosen = [tuple(draw.choice(WORDS, size=draw.integers(1, 9))) for _ in range(20)]
     examples = [Example("", text=" ".join(w), words=w) for w in chosen]
     sizes = {"num_layers": 2, "dim": 16, "num_heads": 2, "vocab_size": tokenizer.vocab_size, "max_len": 80}
-    sizes["buckets"] = 50
-    spec = FAMILIES[family].spec(**fitting(FAMILIES[family], **sizes))
-    head = FAMILIES[family].label_head(task.head_name, task.labels, spec.trunk)
+    sizes["num_buckets"] = 50
+    spec = FAMILIES[family].model_config(**fitting(FAMILIES[family], **sizes))
+    head = FAMILIES[family].task_head(task.head_name, task.labels, spec.trunk)
     model = spec.replace(heads={task.head_name: head}).build(0).double().eval()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
     encoded = task.encode(examples, tokenizer, 80)
-    together = logits(model, task, encoded, bin_tokens=50)
+    together = compute_logits(model, task, encoded, max_batch_tokens=50)
     for one, found in zip(encoded, together):
-        np.testing.assert_allclose(logits(model, task, [one])[0], found, atol=1e-6)
+        np.testing.assert_allclose(compute_logits(model, task, [one])[0], found, atol=1e-6)
         assert len(found) == task.num_rows(one)
 
 
 def test_numbers_are_learnt_by_squared_error(wordpiece):
     """A sum with a count, whatever the micro-batches; what has no number does not count."""
-    spec = FAMILIES["bert"].spec(num_layers=1, dim=16, num_heads=2, vocab_size=wordpiece.vocab_size, max_len=64)
-    head = FAMILIES["bert"].label_head("classify", (), spec.trunk)
+    spec = FAMILIES["bert"].model_config(num_layers=1, dim=16, num_heads=2, vocab_size=wordpiece.vocab_size, max_len=64)
+    head = FAMILIES["bert"].task_head("classify", (), spec.trunk)
     model = spec.replace(heads={"classify": head}).build(0).double().eval()
     examples = [text(i, word, label) for i, (word, label) in enumerate(zip(WORDS, ["1.5", "-2", None, "-100", "0"]))]
     encoded = NUMBER.encode(examples, wordpiece, 64)
-    batch, _ = NUMBER.batch(encoded)
-    assert batch.targets["classify"].count == 4 and batch.targets["classify"].values.dtype == torch.float32
-    found = losses(model, batch)["classify"]
-    guesses = [logits(model, NUMBER, [e])[0][0, 0] for e in encoded]
+    batch, _ = NUMBER.collate(encoded)
+    assert batch.targets["classify"].count == 4 and batch.targets["classify"].labels.dtype == torch.float32
+    found = compute_losses(model, batch)["classify"]
+    guesses = [compute_logits(model, NUMBER, [e])[0][0, 0] for e in encoded]
     expected = sum((g - float(e.label)) ** 2 for g, e in zip(guesses, examples) if e.label is not None)
     assert found.item() == pytest.approx(expected, rel=1e-5)
-    parts = [NUMBER.batch(encoded[:2])[0], NUMBER.batch(encoded[2:])[0]]
+    parts = [NUMBER.collate(encoded[:2])[0], NUMBER.collate(encoded[2:])[0]]
     whole, split = [], []
     for made, batches in ((whole, [batch]), (split, parts)):
         model.zero_grad()
-        sum(losses(model, b)["classify"] for b in batches).backward()
+        sum(compute_losses(model, b)["classify"] for b in batches).backward()
         made += [p.grad for p in model.parameters() if p.grad is not None]
     assert all(g.isfinite().all() for g in whole)
     for a, b in zip(whole, split, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-5)
     assert NUMBER.decode(np.array([[2.5]]), examples[0]).number == 2.5
     with pytest.raises(UserError, match=r"only the label '1'"):
-        Task.of("regression", [text(1, "x", "1")])
+        Task.from_examples("regression", [text(1, "x", "1")])
 
 
 def test_plain_values_as_examples():
-    spec = FAMILIES["bert"].spec(num_layers=1, dim=8, num_heads=1, vocab_size=20)
-    single = spec.replace(heads={"classify": LabelHeadSpec(("a", "b"))}).build()
-    tags = spec.replace(heads={"tag": LabelHeadSpec(("a", "b"), "tokens")}).build()
-    found = as_examples(["a b", ("c", "d")], single)
+    spec = FAMILIES["bert"].model_config(num_layers=1, dim=8, num_heads=1, vocab_size=20)
+    single = spec.replace(heads={"classify": ClassificationHeadConfig(("a", "b"))}).build()
+    tags = spec.replace(heads={"tag": ClassificationHeadConfig(("a", "b"), "tokens")}).build()
+    found = to_examples(["a b", ("c", "d")], single)
     assert [(e.text, e.pair) for e in found] == [("a b", None), ("c", "d")]
-    assert [e.words for e in as_examples(["a b", ["c", "d"]], tags)] == [("a", "b"), ("c", "d")]
+    assert [e.words for e in to_examples(["a b", ["c", "d"]], tags)] == [("a", "b"), ("c", "d")]
     for bad in ("", 3, [], ["a", ""], ["a", "b", "c"]):
         with pytest.raises(UserError, match=r"^example 1 "):
-            as_examples([bad], single)
+            to_examples([bad], single)

@@ -9,22 +9,22 @@ import torch
 
 import polyseme
 from polyseme.errors import UserError
-from polyseme.evaluation.ensemble import ensemble, models_in
-from polyseme.evaluation.predict import evaluate, predict, predictions
+from polyseme.evaluation.ensemble import find_models, predict_ensemble
+from polyseme.evaluation.predict import evaluate, predict, predict_encoded
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneSpec, finetune
-from polyseme.finetuning.multitask import Job, finetune_together, one_task
-from polyseme.finetuning.runner import steps
-from polyseme.generation.constrained import answer_chances, stretches
-from polyseme.generation.sample import sample
-from polyseme.generation.text import Search
-from polyseme.objectives.losses import losses
+from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.multitask import TaskData, finetune_multitask, select_task
+from polyseme.finetuning.runner import epoch_batches
+from polyseme.generation.constrained import extract_spans, score_answers
+from polyseme.generation.sample import generate_tokens
+from polyseme.generation.text import GenerationConfig
+from polyseme.objectives.losses import compute_losses
 from polyseme.tasks.examples import Example
 from polyseme.tasks.task import Task
-from polyseme.tasks.text_templates import FORMS, TextSpec, form_of
-from polyseme.tasks.text_to_text import target_of
+from polyseme.tasks.text_templates import T5_TEMPLATES, TextToTextTemplate, template_for
+from polyseme.tasks.text_to_text import encode_text_target
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optimizer import OptimSpec
+from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear"]
@@ -32,7 +32,7 @@ SPOKEN = (
     "text: text1: text2: yes no choice1: choice2: choice3: choice1 choice2 choice3 question: context: classification "
     "pair regression choice which so it is 0.0 0.5 1.0 1.5 2.0 2.5 3 4 6 7 8 9"
 )
-QUICK = FinetuneSpec(epochs=12, batch_size=16, optim=OptimSpec(rate=5e-3))
+QUICK = FinetuneConfig(epochs=12, batch_size=16, optimizer=OptimizerConfig(lr=5e-3))
 T5 = FAMILIES["t5"]
 
 
@@ -60,9 +60,11 @@ def examples(kind, n):
 
 
 def made(path, dim):
-    tokenizer = Tokenizer.train("unigram", iter([" ".join(WORDS), *WORDS, SPOKEN] * 30), 200).marked(T5.marks)
+    tokenizer = Tokenizer.train("unigram", iter([" ".join(WORDS), *WORDS, SPOKEN] * 30), 200).with_cls_position(
+        T5.cls_position
+    )
     sizes = {"num_layers": 2, "dim": dim, "num_heads": 2, "dropout": 0.0, "max_len": 48}
-    save_model(path, T5.spec(vocab_size=tokenizer.vocab_size, **sizes).build(0), tokenizer)
+    save_model(path, T5.model_config(vocab_size=tokenizer.vocab_size, **sizes).build(0), tokenizer)
     return path
 
 
@@ -77,12 +79,16 @@ def run(base, tmp_path_factory):
     data, out = examples("classification", 140), tmp_path_factory.mktemp("run") / "r"
     train = data[:100] * 3
     settings = QUICK.replace(epochs=3.0)
-    results = finetune(base, "classification", train, data[100:], out, settings, seeds=2, keep=True, checkpoints=2)
+    results = finetune(
+        base, "classification", train, data[100:], out, settings, seeds=2, keep_seeds=True, keep_checkpoints=2
+    )
     return out, data[100:], results
 
 
 def text_task(kind, data, name=""):
-    return Task.of(kind, data, text=form_of(T5, T5.spec("tiny").trunk, kind, data, name))
+    return Task.from_examples(
+        kind, data, text_template=template_for(T5, T5.model_config("tiny").trunk, kind, data, name)
+    )
 
 
 # --- what is read and written ----------------------------------------------------------------------------------------
@@ -90,7 +96,7 @@ def text_task(kind, data, name=""):
 
 def written(task, example, tokenizer):
     (one,) = task.encode([example], tokenizer, 100)
-    return tokenizer.decode(one.ids), tokenizer.decode(target_of(one)), one
+    return tokenizer.decode(one.ids), tokenizer.decode(encode_text_target(one)), one
 
 
 @pytest.mark.parametrize(("name", "kind", "example", "source", "target"), [
@@ -115,39 +121,50 @@ def test_examples_as_text(base, name, kind, example, source, target):
                       answers=example.answers)]  # fmt: skip
     found, said, one = written(text_task(kind, [example, *labels], name), example, tokenizer)
     assert (found, said) == (source, target)
-    assert one.ids.tolist() == [*tokenizer.encode(source), one.written.end] and not one.cut
+    assert one.ids.tolist() == [*tokenizer.encode(source), one.text_targets.end_id] and not one.is_truncated
 
 
 def test_choices_that_are_answered_by_their_text():
     """ReCoRD's: which of the entities; they are listed without names."""
-    form, example = FORMS["superglue/record"], Example("", "so it is", label="1", choices=("cat", "dog", "cat fish"))
-    assert form.parts(example) == [
+    form, example = (
+        T5_TEMPLATES["superglue/record"],
+        Example("", "so it is", label="1", choices=("cat", "dog", "cat fish")),
+    )
+    assert form.render_parts(example) == [
         ("record entities:", "cat"),
         (",", "dog"),
         (",", "cat fish"),
         ("passage:", "so it is"),
     ]
-    assert form.said(example.choices) == ["cat", "dog", "cat fish"]
+    assert form.choice_answers(example.choices) == ["cat", "dog", "cat fish"]
 
 
 def test_numbers_are_rounded():
     """To 0.2 for STS-B as the paper has it; else to about 25 steps of the range in the training data."""
-    sts = FORMS["glue/sts-b"]
-    assert sts.numbers[:3] == ["0.0", "0.2", "0.4"] and sts.numbers[-1] == "5.0" and len(sts.numbers) == 26
-    assert [sts.numbers[sts.place(x)] for x in (2.57, 2.6, 4.95, 7, -1)] == ["2.6", "2.6", "5.0", "5.0", "0.0"]
+    sts = T5_TEMPLATES["glue/sts-b"]
+    assert (
+        sts.number_texts[:3] == ["0.0", "0.2", "0.4"] and sts.number_texts[-1] == "5.0" and len(sts.number_texts) == 26
+    )
+    assert [sts.number_texts[sts.nearest_number_index(x)] for x in (2.57, 2.6, 4.95, 7, -1)] == [
+        "2.6",
+        "2.6",
+        "5.0",
+        "5.0",
+        "0.0",
+    ]
     for low, high, step, first in ((-1, 1, 0.1, "-1.0"), (100, 3000, 100, "100"), (0, 1e-3, 5e-5, "0.00000")):
         data = [Example("", "x", label=str(value)) for value in (low, high)]
-        form = form_of(T5, T5.spec("tiny").trunk, "regression", data)
-        assert form.step == pytest.approx(step) and form.numbers[0] == first and 15 < len(form.numbers) < 40
-        assert TextSpec.from_json(form.to_json(), "") == form
+        form = template_for(T5, T5.model_config("tiny").trunk, "regression", data)
+        assert form.step == pytest.approx(step) and form.number_texts[0] == first and 15 < len(form.number_texts) < 40
+        assert TextToTextTemplate.from_json(form.to_json(), "") == form
 
 
 def test_who_answers_in_text():
     """Tags and chains keep a head, and so does a T5 without its decoder."""
-    spec = T5.spec("tiny")
-    assert [form_of(T5, spec.trunk, kind, []) for kind in ("tagging", "coreference")] == [None, None]
-    assert form_of(T5, spec.trunk.replace(decoder=None), "classification", []) is None
-    assert form_of(FAMILIES["bert"], FAMILIES["bert"].spec("tiny").trunk, "classification", []) is None
+    spec = T5.model_config("tiny")
+    assert [template_for(T5, spec.trunk, kind, []) for kind in ("tagging", "coreference")] == [None, None]
+    assert template_for(T5, spec.trunk.replace(decoder=None), "classification", []) is None
+    assert template_for(FAMILIES["bert"], FAMILIES["bert"].model_config("tiny").trunk, "classification", []) is None
 
 
 def test_too_long_is_said_or_cut(base):
@@ -157,7 +174,7 @@ def test_too_long_is_said_or_cut(base):
     with pytest.raises(UserError, match="1 of 2 examples are longer than 20 tokens, the first at f:1 with"):
         task.encode(data, tokenizer, 20)
     cut, whole = task.encode(data, tokenizer, 20, truncate=True)
-    assert cut.cut and not whole.cut and len(cut.ids) == 20
+    assert cut.is_truncated and not whole.is_truncated and len(cut.ids) == 20
     assert tokenizer.decode(cut.ids).endswith("text2: dog fish")  # the longer text gives way
     with pytest.raises(UserError, match="max_len 7 leaves no room for text beside the words of 'pair text1:"):
         task.encode(data, tokenizer, 7, truncate=True)
@@ -169,12 +186,12 @@ def test_mistakes(base, tmp_path):
         text_task("classification", [Example("", "a", label=x) for x in "ΩЖ"]).encode([], tokenizer, 48)
     with pytest.raises(UserError, match="x:1: there is no second text"):
         text_task("pair", data).encode([Example("x:1", "cat", label="yes")], tokenizer, 48)
-    with pytest.raises(UserError, match="both_orders adds two states, and this family answers in text"):
-        finetune(base, "pair", data, data, None, QUICK.replace(both_orders=True))
-    with pytest.raises(UserError, match="auxiliary is the loss of a causal language model, which t5 is not"):
-        finetune(base, "pair", data, data, None, QUICK.replace(auxiliary=0.5))
+    with pytest.raises(UserError, match="symmetric_pairs adds two states, and this family answers in text"):
+        finetune(base, "pair", data, data, None, QUICK.replace(symmetric_pairs=True))
+    with pytest.raises(UserError, match="lm_loss_weight weighs the loss of a causal language model, which t5 is not"):
+        finetune(base, "pair", data, data, None, QUICK.replace(lm_loss_weight=0.5))
     with pytest.raises(UserError, match="has to end in"):
-        TextSpec("cola: {text} is")
+        TextToTextTemplate("cola: {text} is")
     with pytest.raises(UserError, match="the label 'maybe' was never seen in training"):
         text_task("pair", data).encode([Example("", "a", "b", label="maybe")], tokenizer, 48)
 
@@ -185,25 +202,31 @@ def test_mistakes(base, tmp_path):
 def test_chances_are_those_of_reading_everything_anew(base):
     """Answers of unlike number and length, some of which begin alike; against the definition, and by hand."""
     folder = load_model(base)
-    model, end, start = folder.model.double(), folder.tokenizer.specials.sep, folder.tokenizer.specials.pad
+    model, end, start = (
+        folder.model.double(),
+        folder.tokenizer.special_token_ids.sep,
+        folder.tokenizer.special_token_ids.pad,
+    )
     sources = [folder.tokenizer.encode(text) for text in ("cat", "dog it is", "so it is wolf")]
     answers = [[[5, 6, end], [5, 7, 8, end], [end]], [[9, end]], [[5, 6, 7, 8, end], [5, 6, 7, end], [6, end]]]
     prompts = [[start]] * 3
-    found = answer_chances(model, prompts, answers, sources)
-    for mine, afresh in zip(found, answer_chances(model, prompts, answers, sources, cached=False)):
+    found = score_answers(model, prompts, answers, sources)
+    for mine, afresh in zip(found, score_answers(model, prompts, answers, sources, use_cache=False)):
         np.testing.assert_allclose(mine, afresh, atol=1e-10)
     for i, own in enumerate(answers):
-        (alone,) = answer_chances(model, [[start]], [own], [sources[i]])
+        (alone,) = score_answers(model, [[start]], [own], [sources[i]])
         np.testing.assert_allclose(found[i], alone, atol=1e-10)
     texts = [[7, 5, 6, 5, 8], [9], [10, 11, 10, 12]]
-    stretched = stretches(model, prompts, texts, 3, end, sources)
-    np.testing.assert_allclose(stretched, stretches(model, prompts, texts, 3, end, sources, cached=False), atol=1e-10)
-    chances = answer_chances(
+    stretched = extract_spans(model, prompts, texts, 3, end, sources)
+    np.testing.assert_allclose(
+        stretched, extract_spans(model, prompts, texts, 3, end, sources, use_cache=False), atol=1e-10
+    )
+    chances = score_answers(
         model, prompts, [[[*t[s.first : s.last + 1], end], [end]] for s, t in zip(stretched, texts)], sources
     )
     for one, (score, none) in zip(stretched, chances):
         assert 0 <= one.last - one.first < 3
-        assert (one.score, one.none) == pytest.approx((score, none), abs=1e-10)
+        assert (one.score, one.no_answer_score) == pytest.approx((score, none), abs=1e-10)
 
 
 @pytest.mark.parametrize("kind", ["classification", "choice", "regression", "span"])
@@ -211,22 +234,26 @@ def test_nothing_but_an_answer_can_be_said(base, kind):
     """By a model that has learnt nothing, whose own text is none of the labels."""
     folder, data = load_model(base), examples(kind, 12)
     task = text_task(kind, data)
-    encoded = task.encode(data, folder.tokenizer, 48, labelled=False)
-    said = predictions(folder.model, task, data, encoded)
+    encoded = task.encode(data, folder.tokenizer, 48, use_labels=False)
+    said = predict_encoded(folder.model, task, data, encoded)
     if kind == "span":
         assert all(p.span.text and p.span.text == e.text[p.span.start : p.span.end] for p, e in zip(said, data))
     elif kind == "regression":
-        assert {p.number for p in said} <= {float(n) for n in task.text.numbers}
+        assert {p.number for p in said} <= {float(n) for n in task.text_template.number_texts}
     else:
         labels = set(task.labels) if kind == "classification" else {"0", "1"}
         assert {p.label for p in said} <= labels and all(set(p.probabilities) == labels for p in said)
-        free = sample(
-            folder.model, [[0]] * 12, 8, sources=[e.ids.tolist() for e in encoded], eos=[encoded[0].written.end]
+        free = generate_tokens(
+            folder.model,
+            [[0]] * 12,
+            8,
+            sources=[e.ids.tolist() for e in encoded],
+            eos_token_ids=[encoded[0].text_targets.end_id],
         )
-        known = {tuple(a[:-1].tolist()) for a in encoded[0].written.answers}
+        known = {tuple(a[:-1].tolist()) for a in encoded[0].text_targets.answer_ids}
         assert not {text.tokens for text in free} & known
-    alone = [predictions(folder.model, task, [e], task.encode([e], folder.tokenizer, 48))[0] for e in data[:3]]
-    assert [p.answer for p in alone] == [p.answer for p in said[:3]]
+    alone = [predict_encoded(folder.model, task, [e], task.encode([e], folder.tokenizer, 48))[0] for e in data[:3]]
+    assert [p.value for p in alone] == [p.value for p in said[:3]]
 
 
 # which choice a word stands behind, a narrower model learns more surely
@@ -236,7 +263,7 @@ def test_it_learns(tmp_path, kind, dim, epochs):
     data = examples(kind, 160)
     settings = QUICK.replace(epochs=float(epochs))
     results = finetune(made(tmp_path / "m", dim), kind, data[:120], data[120:], None, settings)
-    assert results["mean"][results["primary"]] > 0.95
+    assert results["mean"][results["primary_metric"]] > 0.95
 
 
 def test_any_micro_batches_give_the_same_loss(base):
@@ -245,11 +272,11 @@ def test_any_micro_batches_give_the_same_loss(base):
     encoded = task.encode(data, folder.tokenizer, 40)
     sums = []
     for size in (10_000, 40):
-        batches, _ = next(steps(task, encoded, FinetuneSpec(batch_size=12, bin_tokens=size), 0))
-        sums.append((sum(losses(folder.model, b)["next"].item() for b in batches),
+        batches, _ = next(epoch_batches(task, encoded, FinetuneConfig(batch_size=12, micro_batch_tokens=size), 0))
+        sums.append((sum(compute_losses(folder.model, b)["next"].item() for b in batches),
                      sum(b.targets["next"].count for b in batches)))  # fmt: skip
     assert len(batches) > 3 and sums[0] == pytest.approx(sums[1], rel=1e-5)
-    assert sums[0][1] == sum(len(target_of(e)) for e in encoded)
+    assert sums[0][1] == sum(len(encode_text_target(e)) for e in encoded)
 
 
 # --- the folder ------------------------------------------------------------------------------------------------------
@@ -263,14 +290,19 @@ def test_the_folder_is_a_t5_to_others(run):
     theirs, info = transformers.T5ForConditionalGeneration.from_pretrained(out / "model", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     folder = load_model(out / "model")
-    task = Task.from_model(folder.model, folder.notes)
-    assert task.text and task.kind == "classification" and task.labels == ("no", "yes") and not folder.fresh
+    task = Task.from_model(folder.model, folder.metadata)
+    assert (
+        task.text_template
+        and task.task_type == "classification"
+        and task.labels == ("no", "yes")
+        and not folder.newly_initialized
+    )
     best = next(row for row in results["seeds"] if row["seed"] == results["best_seed"])
     assert evaluate(folder, dev) == {name: value for name, value in best.items() if name != "seed"}
     for one, said in zip(task.encode(dev[:6], folder.tokenizer, 48), predict(folder, dev[:6])):
         sums = []
-        for answer in one.written.answers:
-            read = torch.tensor([one.written.start, *answer[:-1]])[None]
+        for answer in one.text_targets.answer_ids:
+            read = torch.tensor([one.text_targets.start_id, *answer[:-1]])[None]
             with torch.no_grad():
                 scores = theirs.eval()(input_ids=torch.tensor(one.ids)[None], decoder_input_ids=read).logits[0]
             sums.append(scores.log_softmax(-1)[torch.arange(len(answer)), torch.tensor(answer)].sum().item())
@@ -278,24 +310,26 @@ def test_the_folder_is_a_t5_to_others(run):
         assert list(said.probabilities.values()) == pytest.approx(shares.tolist(), abs=1e-4)
     (plain,) = polyseme.load(out / "model").predict(["so it bear"])
     assert plain.label == "yes"
-    (free,) = polyseme.load(out / "model").generate("classification text: so it bear", Search(most=5))
+    (free,) = polyseme.load(out / "model").generate(
+        "classification text: so it bear", GenerationConfig(max_new_tokens=5)
+    )
     assert free.text == "yes"
 
 
 def test_ensembles_over_checkpoints(run, base, tmp_path, done, refused):
     out, dev, results = run
-    kept = models_in(out)
+    kept = find_models(out)
     step = results["steps"] // 3
     assert kept == [out / f"checkpoints/seed-{s}/step-{n * step}" for s in (0, 1) for n in (2, 3)]
-    assert models_in(out / "checkpoints/seed-1") == kept[2:] and models_in(kept[0]) == [kept[0]]
+    assert find_models(out / "checkpoints/seed-1") == kept[2:] and find_models(kept[0]) == [kept[0]]
     assert sorted(p.name for p in (out / "checkpoints/seed-0").iterdir()) == sorted(p.name for p in kept[:2])
     last, whole = load_model(kept[1]), load_model(out / "seeds/0")
     assert all(torch.equal(a, b) for a, b in zip(last.model.state_dict().values(), whole.model.state_dict().values()))
-    assert last.notes["step"] == 3 * step and last.notes["dev"]["accuracy"] == results["seeds"][0]["accuracy"]
+    assert last.metadata["step"] == 3 * step and last.metadata["dev"]["accuracy"] == results["seeds"][0]["accuracy"]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps({"text": e.text, "label": e.label}) + "\n" for e in dev))
     found = json.loads(done("evaluate", out, "--ensemble", "--data", tmp_path / "d.jsonl", "--json"))
     assert found["accuracy"] > 0.95 and found["parameters"] == 4 * results["parameters"]
-    _, together = ensemble([load_model(path) for path in kept], dev)
+    _, together = predict_ensemble([load_model(path) for path in kept], dev)
     shares = [predict(load_model(path), dev[:1])[0].probabilities["yes"] for path in kept]
     assert together[0].probabilities["yes"] == pytest.approx(np.mean(shares), abs=1e-6)
     refused("evaluate", base, "--ensemble", "--data", tmp_path / "d.jsonl", says="--ensemble is for several models")
@@ -305,35 +339,37 @@ def test_ensembles_over_checkpoints(run, base, tmp_path, done, refused):
 
 def test_an_ensemble_of_answers(base, tmp_path):
     data = examples("span", 20)
-    finetune(base, "span", data, data, tmp_path / "r", QUICK.replace(steps=3), seeds=2, keep=True)
-    folders = [load_model(path) for path in models_in(tmp_path / "r")]
-    _, found = ensemble(folders, data)
+    finetune(base, "span", data, data, tmp_path / "r", QUICK.replace(steps=3), seeds=2, keep_seeds=True)
+    folders = [load_model(path) for path in find_models(tmp_path / "r")]
+    _, found = predict_ensemble(folders, data)
     each = [predict(folder, data) for folder in folders]
     for both, *own in zip(found, *each):
         assert both.span.text in {one.span.text for one in own}
-    _, twice = ensemble([folders[0], folders[0]], data)
+    _, twice = predict_ensemble([folders[0], folders[0]], data)
     assert [p.span.text for p in twice] == [p.span.text for p in each[0]]
-    assert twice[0].span.odds == pytest.approx(each[0][0].span.odds, abs=1e-6)
+    assert twice[0].span.null_score_diff == pytest.approx(each[0][0].span.null_score_diff, abs=1e-6)
 
 
 def test_several_tasks_are_written_by_one_head(base, tmp_path):
     kinds = ("classification", "regression")
-    jobs = [Job(f"my-{kind}", kind, examples(kind, 20), examples(kind, 6)) for kind in kinds]
+    jobs = [TaskData(f"my-{kind}", kind, examples(kind, 20), examples(kind, 6)) for kind in kinds]
     tags = [Example(f"t:{i}", words=("cat", "dog"), tags=("A", "B")) for i in range(6)]
     settings = QUICK.replace(steps=5)
-    finetune_together(base, [*jobs, Job("tags", "tagging", tags, tags)], tmp_path / "r", settings)
+    finetune_multitask(base, [*jobs, TaskData("tags", "tagging", tags, tags)], tmp_path / "r", settings)
     folder = load_model(tmp_path / "r/model")
     assert set(folder.model.heads) == {"next", "tag@tags"}
     for job in jobs:
-        one = one_task(folder, job.name)
-        assert one.notes["text"]["template"].startswith(f"{job.name} text")
+        one = select_task(folder, job.name)
+        assert one.metadata["text_template"]["template"].startswith(f"{job.name} text")
         results = json.loads((tmp_path / "r/tasks" / job.name / "results.json").read_text())
-        assert evaluate(one, job.dev)[results["primary"]] == results["mean"][results["primary"]]
-    assert predict(one_task(folder, "tags"), tags)[0].tags
+        assert evaluate(one, job.dev)[results["primary_metric"]] == results["mean"][results["primary_metric"]]
+    assert predict(select_task(folder, "tags"), tags)[0].tags
 
 
 def test_layers_join_one_by_one(base):
     """There is no new head to begin with: the last layer of the decoder is what learns first."""
     data = examples("pair", 32)
-    results = finetune(base, "pair", data, data, None, QUICK.replace(epochs=4.0, unfreeze=0.5, freeze=1))
+    results = finetune(
+        base, "pair", data, data, None, QUICK.replace(epochs=4.0, unfreeze_every=0.5, num_frozen_groups=1)
+    )
     assert results["steps"] == 8

@@ -13,26 +13,26 @@ from polyseme.errors import UserError
 from polyseme.evaluation.compare import read_run
 from polyseme.evaluation.predict import evaluate, predict
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneSpec, finetune
-from polyseme.finetuning.multitask import Job, draw, finetune_together, mixed, one_task
-from polyseme.finetuning.runner import Part, Work
-from polyseme.objectives.batch import tensors
+from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.multitask import TaskData, finetune_multitask, sample_tasks, select_task, task_mixture
+from polyseme.finetuning.runner import Experiment, Split
+from polyseme.objectives.batch import tree_leaves
 from polyseme.tasks.examples import Example
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optimizer import OptimSpec
+from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
 from tests.conftest import cli
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt"]
-FAST = FinetuneSpec(steps=120, batch_size=8, optim=OptimSpec(rate=3e-3))
+FAST = FinetuneConfig(steps=120, batch_size=8, optimizer=OptimizerConfig(lr=3e-3))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("bert")
     tokenizer = Tokenizer.train("wordpiece", iter([" ".join(WORDS), *WORDS] * 30), 120)
-    spec = FAMILIES["bert"].spec(
+    spec = FAMILIES["bert"].model_config(
         num_layers=2, dim=32, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=24, dropout=0.0,
         attention_dropout=0.0, init_std=0.1,
     )  # fmt: skip
@@ -56,37 +56,37 @@ def tagged(n, seed):
 
 def jobs():
     return [
-        Job("wolves", "classification", texts(160, 0), texts(40, 1)),
-        Job("bears", "classification", texts(80, 2, "bear"), texts(40, 3, "bear")),
-        Job("tagging", "tagging", tagged(120, 4), tagged(40, 5)),
+        TaskData("wolves", "classification", texts(160, 0), texts(40, 1)),
+        TaskData("bears", "classification", texts(80, 2, "bear"), texts(40, 3, "bear")),
+        TaskData("tagging", "tagging", tagged(120, 4), tagged(40, 5)),
     ]
 
 
 @pytest.fixture(scope="module")
 def run(folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("together") / "run"
-    return out, finetune_together(folder, jobs(), out, FAST.replace(steps=200))
+    return out, finetune_multitask(folder, jobs(), out, FAST.replace(steps=200))
 
 
 def test_all_are_learnt_and_each_is_told_from_the_others(run):
     out, found = run
-    assert found["primary"] == "mean" and list(found["tasks"]) == ["wolves", "bears", "tagging"]
+    assert found["primary_metric"] == "mean" and list(found["tasks"]) == ["wolves", "bears", "tagging"]
     values = [found["mean"][name] for name in ("wolves", "bears", "tagging")]
     assert min(values) > 0.95 and found["mean"]["mean"] == pytest.approx(np.mean(values))
-    assert {n: t["primary"] for n, t in found["tasks"].items()} == {
+    assert {n: t["primary_metric"] for n, t in found["tasks"].items()} == {
         "wolves": "accuracy", "bears": "accuracy", "tagging": "f1",
     }  # fmt: skip
     folder = load_model(out / "model")
     assert list(folder.model.heads) == ["classify@wolves", "classify@bears", "tag@tagging"]
     for job in jobs():
-        one = one_task(folder, job.name)
-        assert list(one.model.heads) == [{"tagging": "tag"}.get(job.kind, "classify")]
+        one = select_task(folder, job.name)
+        assert list(one.model.heads) == [{"tagging": "tag"}.get(job.task_type, "classify")]
         assert one.model.trunk is folder.model.trunk
-        metric = found["tasks"][job.name]["primary"]
+        metric = found["tasks"][job.name]["primary_metric"]
         assert evaluate(one, job.dev)[metric] == pytest.approx(found["mean"][job.name], abs=1e-12)
         alone = read_run(out / "tasks" / job.name)
-        assert alone.mean == found["mean"][job.name] and len(alone.said[0]) == 40
-        assert list(alone.said[0]) == [p.answer for p in predict(one, job.dev)]
+        assert alone.mean == found["mean"][job.name] and len(alone.predictions[0]) == 40
+        assert list(alone.predictions[0]) == [p.value for p in predict(one, job.dev)]
     both = polyseme.load(out / "model", task="bears").predict(["bear cat", "wolf cat"])
     assert [p.label for p in both] == ["yes", "no"]
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
@@ -96,17 +96,17 @@ def test_all_are_learnt_and_each_is_told_from_the_others(run):
 
 def test_a_step_changes_its_own_head_and_the_trunk_alone(folder, tmp_path):
     """A head that waits has no gradient, so that neither decay nor momentum moves it."""
-    settings = FAST.replace(steps=1, optim=OptimSpec(rate=1e-2, decay=0.1))
-    finetune_together(folder, jobs(), tmp_path / "run", settings)
-    (chosen,) = draw([160, 80, 120], 1.0, 1, 0)
+    settings = FAST.replace(steps=1, optimizer=OptimizerConfig(lr=1e-2, weight_decay=0.1))
+    finetune_multitask(folder, jobs(), tmp_path / "run", settings)
+    (chosen,) = sample_tasks([160, 80, 120], 1.0, 1, 0)
     heads = ["classify@wolves", "classify@bears", "tag@tagging"]
     after = load_model(tmp_path / "run" / "model").model
-    spec = after.spec
+    spec = after.config
     before = load_model(folder, heads=spec.heads, seed=0).model.state_dict()
     for name, tensor in after.state_dict().items():
         if name.startswith("heads."):
             assert torch.equal(tensor, before[name]) == (heads[chosen] not in name), name
-    assert not torch.equal(after.trunk.table, before["trunk.embeddings.tokens.weight"])
+    assert not torch.equal(after.trunk.token_embeddings, before["trunk.embeddings.tokens.weight"])
 
 
 def test_one_task_together_is_that_task_alone(folder, tmp_path):
@@ -114,9 +114,19 @@ def test_one_task_together_is_that_task_alone(folder, tmp_path):
     train, dev = texts(60, 0), texts(30, 1)
     settings = FAST.replace(steps=12)
     alone = finetune(folder, "classification", train, dev, tmp_path / "a", settings, seeds=2)
-    job = Job("wolves", "classification", train, dev)
-    found = finetune_together(folder, [job], tmp_path / "b", settings, seeds=2)["tasks"]["wolves"]
-    for key in ("seeds", "mean", "deviation", "blind", "failed", "cut", "parameters", "tokens", "steps"):
+    job = TaskData("wolves", "classification", train, dev)
+    found = finetune_multitask(folder, [job], tmp_path / "b", settings, seeds=2)["tasks"]["wolves"]
+    for key in (
+        "seeds",
+        "mean",
+        "std",
+        "majority_score",
+        "failed_seeds",
+        "num_truncated",
+        "parameters",
+        "tokens",
+        "steps",
+    ):
         assert found[key] == alone[key], key
     mine, theirs = (load_model(tmp_path / name / "model").model for name in ("b", "a"))
     theirs_now = {n.replace("heads.classify.", "heads.classify@wolves."): t for n, t in theirs.state_dict().items()}
@@ -125,40 +135,42 @@ def test_one_task_together_is_that_task_alone(folder, tmp_path):
 
 def test_tasks_are_drawn_by_size_to_a_power():
     for alpha, share in ((1.0, 0.9), (0.0, 0.5), (0.5, 0.75)):
-        drawn = draw([900, 100], alpha, 20000, 0)
+        drawn = sample_tasks([900, 100], alpha, 20000, 0)
         assert (drawn == 0).mean() == pytest.approx(share, abs=0.01)
-    assert (draw([9, 1], 1.0, 50, 3) == draw([9, 1], 1.0, 99, 3)[:50]).all()
-    assert (draw([9, 1], 1.0, 50, 3) != draw([9, 1], 1.0, 50, 4)).any()
+    assert (sample_tasks([9, 1], 1.0, 50, 3) == sample_tasks([9, 1], 1.0, 99, 3)[:50]).all()
+    assert (sample_tasks([9, 1], 1.0, 50, 3) != sample_tasks([9, 1], 1.0, 50, 4)).any()
 
 
 def test_steps_can_go_on_anywhere(folder):
     opened = load_model(folder)
     works = []
     for job in jobs():
-        task = Task.of(job.kind, job.train)
+        task = Task.from_examples(job.task_type, job.train)
         encoded = task.encode(job.train, opened.tokenizer, 24)
-        works.append(Work(task, Part(job.train, encoded), Part(job.dev, ()), FAST))
-    whole = list(mixed(works, FAST, 7, 60))
+        works.append(Experiment(task, Split(job.train, encoded), Split(job.dev, ()), FAST))
+    whole = list(task_mixture(works, FAST, 7, 60))
     assert len(whole) == 60 and len({len(b.layout.lengths) for batches, _ in whole for b in batches}) >= 1
     for done in (1, 17, 59):
-        rest = list(mixed(works, FAST, 7, 60, done=done))
+        rest = list(task_mixture(works, FAST, 7, 60, num_done=done))
         assert len(rest) == 60 - done
         for (a, at), (b, there) in zip(whole[done:], rest):
             assert at == there
-            assert all(torch.equal(x, y) for x, y in zip(tensors(a[0]), tensors(b[0])))
+            assert all(torch.equal(x, y) for x, y in zip(tree_leaves(a[0]), tree_leaves(b[0])))
     # every task sees all of its examples before it sees one again
     firsts = [cursor for _, (number, cursor) in whole if number == 1]
     assert firsts[:10] == [(0, 8 * (i + 1)) for i in range(10)] and firsts[10][0] == 1
 
 
 def test_patience_unfreezing_and_a_crf_go_with_it(folder, tmp_path):
-    settings = FAST.replace(steps=0, epochs=2.0, patience=1, decoder="crf", alpha=0.5, batch_size=16)
-    small = [Job(j.name, j.kind, j.train[:32], j.dev[:10]) for j in jobs()]
-    found = finetune_together(folder, small, tmp_path / "run", settings)
+    settings = FAST.replace(steps=0, epochs=2.0, patience=1, tag_decoder="crf", sampling_alpha=0.5, batch_size=16)
+    small = [TaskData(j.name, j.task_type, j.train[:32], j.dev[:10]) for j in jobs()]
+    found = finetune_multitask(folder, small, tmp_path / "run", settings)
     assert found["steps"] == 2 * 6 and found["chosen_on_dev"] == ["the epoch"]
     heads = load_model(tmp_path / "run" / "model").model.heads
     assert heads["tag@tagging"].crf is not None and heads["classify@bears"].crf is None
-    frozen = finetune_together(folder, small, None, settings.replace(patience=0, unfreeze=0.4, decoder="softmax"))
+    frozen = finetune_multitask(
+        folder, small, None, settings.replace(patience=0, unfreeze_every=0.4, tag_decoder="softmax")
+    )
     assert frozen["steps"] == 12
 
 
@@ -178,7 +190,7 @@ def test_the_commands(folder, tmp_path, run):
         (tmp_path / "ner").mkdir(exist_ok=True)
         rows = "\n".join("".join(f"{w} {t}\n" for w, t in zip(e.words, e.tags)) for e in examples)
         (tmp_path / "ner" / f"{name}.conll").write_text(rows)
-    settings = ["--set", "steps=3", "--set", "alpha=0.5"]
+    settings = ["--set", "steps=3", "--set", "sampling_alpha=0.5"]
     answer = cli(
         "finetune", folder, *files, "--task", "ner", "--data", tmp_path / "ner", "--out", tmp_path / "run", *settings
     )
@@ -216,14 +228,14 @@ def test_the_commands(folder, tmp_path, run):
 def test_what_is_refused(folder, run):
     some = jobs()
     with pytest.raises(UserError, match="two tasks are called 'wolves'"):
-        finetune_together(folder, [some[0], some[0]], None)
+        finetune_multitask(folder, [some[0], some[0]], None)
     with pytest.raises(UserError, match="crf is for tagging, and none"):
-        finetune_together(folder, some[:2], None, FAST.replace(decoder="crf"))
+        finetune_multitask(folder, some[:2], None, FAST.replace(tag_decoder="crf"))
     with pytest.raises(UserError, match="no task to fine-tune"):
-        finetune_together(folder, [], None)
-    with pytest.raises(UserError, match="alpha is -1"):
-        finetune_together(folder, some, None, FAST.replace(alpha=-1.0))
+        finetune_multitask(folder, [], None)
+    with pytest.raises(UserError, match="sampling_alpha is -1"):
+        finetune_multitask(folder, some, None, FAST.replace(sampling_alpha=-1.0))
     with pytest.raises(UserError, match="several tasks, wolves, bears, tagging"):
         polyseme.load(run[0] / "model").predict(["cat"])
     plain = load_model(folder)
-    assert one_task(plain, "anything") is plain
+    assert select_task(plain, "anything") is plain

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, trainers
 
 from polyseme.errors import UserError
-from polyseme.text.counts import Stratum, WordCounts
-from polyseme.text.pipelines import KINDS, empty
+from polyseme.text.counts import TextGroup, WordCounts
+from polyseme.text.pipelines import TOKENIZER_KINDS, build_untrained
 from polyseme.text.tokenizer import Tokenizer
 
 ODD = [
@@ -34,16 +34,16 @@ def counted(kind: str, texts: list[str], **given) -> WordCounts:
     return counts
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_counts_are_those_of_the_tokenizers_own_words(kind: str, lowercase: bool) -> None:
     texts = [text for text in ODD + generated(600, seed=8) + english(200) if text.strip()]
-    frame = empty(kind, lowercase)
+    frame = build_untrained(kind, lowercase)
     expected: Counter[str] = Counter()
     for text in texts:
         cleaned = frame.normalizer.normalize_str(text) if frame.normalizer is not None else text
         expected.update(word for word, _ in frame.pre_tokenizer.pre_tokenize_str(cleaned))
-    found = counted(kind, texts, lowercase=lowercase).combined()
+    found = counted(kind, texts, lowercase=lowercase).smoothed_counts()
     if kind == "unigram":  # the sign for a space, written in the text, at the front of a unit: no word
         found.pop("▁"), expected.pop("▁")
     assert found == dict(expected)
@@ -51,16 +51,16 @@ def test_counts_are_those_of_the_tokenizers_own_words(kind: str, lowercase: bool
 
 def test_counts_do_not_depend_on_how_text_is_batched(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = english(400)
-    whole = counted("bpe", texts).combined()
-    monkeypatch.setattr("polyseme.text.counts._BATCH", 500)
-    assert counted("bpe", texts).combined() == whole
+    whole = counted("bpe", texts).smoothed_counts()
+    monkeypatch.setattr("polyseme.text.counts._BATCH_CHARS", 500)
+    assert counted("bpe", texts).smoothed_counts() == whole
 
 
 def test_a_vocabulary_is_what_the_trainer_makes_of_the_text() -> None:
     """Through counts or straight from the text: the same BPE."""
     texts = english(1500)
     made = Tokenizer.train("bpe", texts, 900)
-    straight = empty("bpe", False)
+    straight = build_untrained("bpe", False)
     alphabet = sorted(piece for piece in made.vocabulary if len(piece) == 1)
     trainer = trainers.BpeTrainer(
         vocab_size=900,
@@ -77,52 +77,54 @@ def test_sampling_bounds_the_work_and_not_the_estimate() -> None:
     texts = [f"common word{number % 10} rare{number}" for number in range(20_000)]
     size = sum(map(len, texts))
     budget = size // 20
-    counts = counted("wordpiece", texts, sample_characters=budget)
-    words = counts.combined()
-    assert counts.characters == size
-    assert 4 * budget < counts.sampled < 6 * budget  # 1 + 2 + 4 + 8 = 15 budgets at four rates, the rest at 1/16
+    counts = counted("wordpiece", texts, max_sample_chars=budget)
+    words = counts.smoothed_counts()
+    assert counts.num_chars == size
+    assert (
+        4 * budget < counts.num_sampled_chars < 6 * budget
+    )  # 1 + 2 + 4 + 8 = 15 budgets at four rates, the rest at 1/16
     assert words["common"] == pytest.approx(20_000, rel=0.05)
     assert all(words[f"word{i}"] == pytest.approx(2_000, rel=0.15) for i in range(10))
-    assert counted("wordpiece", texts, sample_characters=budget).combined() == words
-    assert counted("wordpiece", texts).combined()["common"] == 20_000
+    assert counted("wordpiece", texts, max_sample_chars=budget).smoothed_counts() == words
+    assert counted("wordpiece", texts).smoothed_counts()["common"] == 20_000
 
 
 def test_a_stratum_is_sampled_alone() -> None:
     """What else is read does not change which of its documents are looked at."""
     texts = [f"word{number}" for number in range(2_000)]
-    alone, beside = (WordCounts("wordpiece", sample_characters=2_000, num_strata=2) for _ in range(2))
-    german = Stratum("de", 1)
+    alone, beside = (WordCounts("wordpiece", max_sample_chars=2_000, num_groups=2) for _ in range(2))
+    german = TextGroup("de", 1)
     for number, text in enumerate(texts):
         alone.add(text, german)
         beside.add(text, german)
         if number % 3:
-            beside.add("andere Wörter", Stratum("de", 0))
-    beside.combined(1.0)
-    alone.combined(1.0)
-    assert beside.tables[german].words == alone.tables[german].words
-    assert 0 < len(alone.tables[german].words) < 2_000
+            beside.add("andere Wörter", TextGroup("de", 0))
+    beside.smoothed_counts(1.0)
+    alone.smoothed_counts(1.0)
+    assert beside.groups[german].word_counts == alone.groups[german].word_counts
+    assert 0 < len(alone.groups[german].word_counts) < 2_000
 
 
 def test_the_table_is_bounded_and_frequent_words_stay() -> None:
     texts = [f"often frequent rare{number} seldom{number // 2}" for number in range(4_000)]
     counts = counted("wordpiece", texts, max_words=1_000)
-    words = counts.combined()
+    words = counts.smoothed_counts()
     assert len(words) <= 1_000
     assert words["often"] == words["frequent"] == 4_000
-    assert 0.2 < counts.dropped < 0.5  # nearly all of the other half
-    assert counted("wordpiece", texts).dropped == 0
+    assert 0.2 < counts.dropped_fraction < 0.5  # nearly all of the other half
+    assert counted("wordpiece", texts).dropped_fraction == 0
 
 
 def test_languages_are_smoothed_and_sources_weighted() -> None:
     def table(smoothing: float, weight: float = 1.0) -> dict[str, int]:
-        counts = WordCounts("wordpiece", num_strata=3)
+        counts = WordCounts("wordpiece", num_groups=3)
         for _ in range(1_000):
-            counts.add("large", Stratum("en", 0))
+            counts.add("large", TextGroup("en", 0))
         for _ in range(100):
-            counts.add("klein", Stratum("de", 1, weight))
+            counts.add("klein", TextGroup("de", 1, weight))
         for _ in range(100):
-            counts.add("nicht", Stratum("de", 2))
-        return counts.combined(smoothing)
+            counts.add("nicht", TextGroup("de", 2))
+        return counts.smoothed_counts(smoothing)
 
     assert table(1.0) == {"klein": 100, "large": 1_000, "nicht": 100}
     up = 5**0.3  # German is a fifth of English: its share goes with (1/5)^0.7
@@ -134,23 +136,23 @@ def test_languages_are_smoothed_and_sources_weighted() -> None:
 
 def test_only_large_totals_are_scaled() -> None:
     counts = counted("wordpiece", ["one two two three three three"] * 100)
-    assert counts.combined(most=600) == {"one": 100, "two": 200, "three": 300}
-    assert counts.combined(most=60) == {"one": 10, "two": 20, "three": 30}
-    assert counts.combined(most=2) == {"three": 1, "two": 1}
+    assert counts.smoothed_counts(max_total=600) == {"one": 100, "two": 200, "three": 300}
+    assert counts.smoothed_counts(max_total=60) == {"one": 10, "two": 20, "three": 30}
+    assert counts.smoothed_counts(max_total=2) == {"three": 1, "two": 1}
 
 
 def test_a_sample_of_every_stratum_is_kept() -> None:
-    counts = WordCounts("bpe", num_strata=2)
+    counts = WordCounts("bpe", num_groups=2)
     for number in range(3_000):
-        counts.add(f"text {number}", Stratum("en"))
-    counts.add("ein Text", Stratum("de"))
-    sample = counts.sample()
+        counts.add(f"text {number}", TextGroup("en"))
+    counts.add("ein Text", TextGroup("de"))
+    sample = counts.sample_texts()
     assert len(sample) == 101 and sample[-1] == "ein Text" and len(set(sample)) == 101
 
 
 def test_lone_surrogates_are_counted_as_replacements() -> None:
-    assert counted("bpe", ["a\ud800b"]).combined() == counted("bpe", ["a\ufffdb"]).combined()
-    assert counted("characters", ["a\ud800b", "c"]).combined() == {"a": 1, "b": 1, "c": 1, "\ufffd": 1}
+    assert counted("bpe", ["a\ud800b"]).smoothed_counts() == counted("bpe", ["a\ufffdb"]).smoothed_counts()
+    assert counted("characters", ["a\ud800b", "c"]).smoothed_counts() == {"a": 1, "b": 1, "c": 1, "\ufffd": 1}
 
 
 def test_unknown_characters_stop_the_training() -> None:
@@ -163,20 +165,20 @@ def test_unknown_characters_stop_the_training() -> None:
     assert Tokenizer.train("wordpiece", texts, 3_000).vocab_size > 1_000
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_another_process_learns_the_same(kind: str) -> None:
     """The library seeds its hash maps by chance, differently in each process."""
     if kind == "unigram":
         pytest.importorskip("sentencepiece")
     code = f"""
 from pydoc_data.topics import topics
-from polyseme.text.counts import Stratum, WordCounts
+from polyseme.text.counts import TextGroup, WordCounts
 from polyseme.text.tokenizer import Tokenizer
-counts = WordCounts({kind!r}, sample_characters=200_000, num_strata=2, max_words=3_000)
+counts = WordCounts({kind!r}, max_sample_chars=200_000, num_groups=2, max_words=3_000)
 for number, (_, text) in enumerate(sorted(topics.items())):
     for line in text.split("\\n\\n"):
-        counts.add(line, Stratum("en" if number % 3 else "de"))
-print(Tokenizer.learn(counts, 800).hash, counts.dropped > 0, counts.sampled < counts.characters)
+        counts.add(line, TextGroup("en" if number % 3 else "de"))
+print(Tokenizer.from_counts(counts, 800).hash, counts.dropped_fraction > 0, counts.num_sampled_chars < counts.num_chars)
 """
     environment = os.environ | {"RAYON_NUM_THREADS": "1"}
     runs = [

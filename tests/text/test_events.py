@@ -7,8 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from polyseme.text.events import BINS, EVENTS, PITCHES, SHIFTS, STEP, WIDTH, Note, to_events, to_notes
-from polyseme.text.inspection import describe
+from polyseme.text.events import (
+    EVENTS,
+    MAX_SHIFT_STEPS,
+    NUM_PITCHES,
+    NUM_VELOCITY_BINS,
+    SECONDS_PER_STEP,
+    VELOCITY_BIN_WIDTH,
+    Note,
+    events_to_notes,
+    notes_to_events,
+)
+from polyseme.text.inspection import describe_vocabulary
 from polyseme.text.tokenizer import Tokenizer
 
 
@@ -23,64 +33,74 @@ def played(seed: int, count: int = 60) -> list[Note]:
 
 
 def test_the_vocabulary_of_the_paper() -> None:
-    assert len(EVENTS) == len(set(EVENTS)) == PITCHES + PITCHES + SHIFTS + BINS == 388
+    assert len(EVENTS) == len(set(EVENTS)) == NUM_PITCHES + NUM_PITCHES + MAX_SHIFT_STEPS + NUM_VELOCITY_BINS == 388
 
 
 def test_a_piece_by_hand() -> None:
     notes = [Note(0.0, 0.5, 60, 80), Note(0.0, 0.5, 64, 80), Note(0.5, 2.734, 60, 20), Note(0.5, 0.5, 67, 22)]
     events = "vel21 on60 on64 shift50 off60 off64 vel6 on60 on67 shift1 off67 shift100 shift100 shift22 off60"
-    assert to_events(notes) == events.split()
-    back = to_notes(events.split())
+    assert notes_to_events(notes) == events.split()
+    back = events_to_notes(events.split())
     assert [tuple(note) for note in back] == [
         (0.0, 0.5, 60, 82), (0.0, 0.5, 64, 82), (0.5, pytest.approx(0.51), 67, 22), (0.5, pytest.approx(2.73), 60, 22),
     ]  # fmt: skip
-    assert to_events([]) == [] and to_notes([]) == []
-    assert to_events([Note(1.5, 2, 1, 999)]) == ["shift100", "shift50", "vel32", "on1", "shift50", "off1"]
+    assert notes_to_events([]) == [] and events_to_notes([]) == []
+    assert notes_to_events([Note(1.5, 2, 1, 999)]) == ["shift100", "shift50", "vel32", "on1", "shift50", "off1"]
 
 
 def test_events_of_a_model_need_not_make_sense() -> None:
     events = "off60 on60 shift5 on60 <s> nonsense vel3 shift2 off61 shift1 off60 off60 on10 vel9"
-    heard = [(round(n.start / STEP), round(n.end / STEP), n.pitch, n.velocity) for n in to_notes(events.split())]
+    heard = [
+        (round(n.start / SECONDS_PER_STEP), round(n.end / SECONDS_PER_STEP), n.pitch, n.velocity)
+        for n in events_to_notes(events.split())
+    ]
     assert heard == [(0, 5, 60, 62), (5, 8, 60, 62), (8, 9, 10, 10)]
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_there_and_back(seed: int) -> None:
     notes = played(seed)
-    events = to_events(notes)
+    events = notes_to_events(notes)
     assert set(events) <= set(EVENTS)
-    heard = to_notes(events)
-    assert to_events(heard) == events  # one way to write it
-    assert heard == to_notes(to_events(heard))
+    heard = events_to_notes(events)
+    assert notes_to_events(heard) == events  # one way to write it
+    assert heard == events_to_notes(notes_to_events(heard))
     rest = list(heard)
-    for pitch, start in {(n.pitch, round(n.start / STEP)) for n in notes}:
-        said = [n for n in sorted(notes) if (n.pitch, round(n.start / STEP)) == (pitch, start)][-1]
-        again = min((n.start for n in notes if n.pitch == pitch and round(n.start / STEP) > start), default=1e9)
-        (found,) = [n for n in heard if (n.pitch, round(n.start / STEP)) == (pitch, start)]
-        assert abs(found.start - said.start) <= STEP / 2 + 1e-9
-        until = min(max(said.end, said.start + STEP), again)
-        assert abs(found.end - until) <= STEP / 2 + 1e-9 or said.end - said.start < STEP
-        assert abs(found.velocity - said.velocity) < WIDTH
+    for pitch, start in {(n.pitch, round(n.start / SECONDS_PER_STEP)) for n in notes}:
+        said = [n for n in sorted(notes) if (n.pitch, round(n.start / SECONDS_PER_STEP)) == (pitch, start)][-1]
+        again = min(
+            (n.start for n in notes if n.pitch == pitch and round(n.start / SECONDS_PER_STEP) > start), default=1e9
+        )
+        (found,) = [n for n in heard if (n.pitch, round(n.start / SECONDS_PER_STEP)) == (pitch, start)]
+        assert abs(found.start - said.start) <= SECONDS_PER_STEP / 2 + 1e-9
+        until = min(max(said.end, said.start + SECONDS_PER_STEP), again)
+        assert abs(found.end - until) <= SECONDS_PER_STEP / 2 + 1e-9 or said.end - said.start < SECONDS_PER_STEP
+        assert abs(found.velocity - said.velocity) < VELOCITY_BIN_WIDTH
         rest.remove(found)
     assert not rest
 
 
 def test_the_tokenizer_of_events(tmp_path: Path) -> None:
     made = Tokenizer.load("events")
-    assert made.kind == "events" and made.vocab_size == 392 and made.specials.eos == 2 and made.specials.bos == 1
-    text = " ".join(to_events(played(0)))
+    assert (
+        made.kind == "events"
+        and made.vocab_size == 392
+        and made.special_token_ids.eos == 2
+        and made.special_token_ids.bos == 1
+    )
+    text = " ".join(notes_to_events(played(0)))
     assert made.decode(made.encode(text)) == text and len(made.encode(text)) == len(text.split())
-    run = made.encode_run([text, "vel1 <s> </s> word"])
-    assert run.words.all() and run.lengths[0] == len(text.split())
-    unknown = made.specials.unk
+    run = made.encode_corpus([text, "vel1 <s> </s> word"])
+    assert run.word_starts.all() and run.lengths[0] == len(text.split())
+    unknown = made.special_token_ids.unk
     assert set(run.ids[run.lengths[0] + 1 :].tolist()) == {unknown}  # in a corpus a mark is plain text
-    made.check([text])
+    made.validate([text])
     made.save(tmp_path)
     again = Tokenizer.load(tmp_path)
-    assert again.hash == made.hash and again.specials == made.specials and again.kind == "events"
+    assert again.hash == made.hash and again.special_token_ids == made.special_token_ids and again.kind == "events"
     transformers = pytest.importorskip("transformers")
     assert transformers.AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"] == made.encode(text)
-    facts = describe(made)
+    facts = describe_vocabulary(made)
     assert facts["kind"] == "events" and facts["continuation pieces"] is None
 
 

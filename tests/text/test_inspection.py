@@ -11,8 +11,8 @@ import pytest
 from mixed import generated
 
 from polyseme.cli.main import main
-from polyseme.text.inspection import describe, measure
-from polyseme.text.pipelines import KINDS
+from polyseme.text.inspection import describe_vocabulary, measure_tokenization
+from polyseme.text.pipelines import TOKENIZER_KINDS
 from polyseme.text.tokenizer import Tokenizer
 
 TEXTS = [text for _, text in sorted(topics.items())][:20]
@@ -29,27 +29,27 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *wo
 
 def test_facts_about_a_vocabulary() -> None:
     made = Tokenizer.train("wordpiece", iter(TEXTS), 600)
-    facts = describe(made)
+    facts = describe_vocabulary(made)
     inner = [piece for piece in made.vocabulary if piece.startswith("##")]
     assert facts["continuation pieces"] == len(inner) / (600 - 5)
     assert facts["characters"] == len({c for piece in made.vocabulary[5:] for c in piece.removeprefix("##")})
     assert sum(facts["lengths"].values()) == 595 and facts["lengths"]["1"] == 2 * facts["characters"]
     assert facts["specials"]["mask"] == ["[MASK]", 4]
-    bpe = describe(Tokenizer.train("bpe", iter(TEXTS), 600))
+    bpe = describe_vocabulary(Tokenizer.train("bpe", iter(TEXTS), 600))
     assert bpe["characters"] is None and bpe["pieces"] == 600 and 0.3 < bpe["continuation pieces"] < 0.9
-    assert describe(Tokenizer.train("characters", iter(TEXTS), 600))["continuation pieces"] is None
+    assert describe_vocabulary(Tokenizer.train("characters", iter(TEXTS), 600))["continuation pieces"] is None
 
 
 def test_measures_on_texts() -> None:
     made = Tokenizer.train("wordpiece", ["the cat sat on the mat"] * 50, 80)
     texts = [("en", "the cat sat"), ("en", "the mat"), ("ru", "the Ж")]
-    found = measure(made, texts)
-    english, russian = found["en"].row(), found["ru"].row()
-    assert found["en"].documents == 2 and english["words"] == 5 and english["unknown"] == 0
-    assert english["tokens per word"] == 1 and english["kept whole"] == 1
+    found = measure_tokenization(made, texts)
+    english, russian = found["en"].to_row(), found["ru"].to_row()
+    assert found["en"].num_documents == 2 and english["words"] == 5 and english["unknown"] == 0
+    assert english["tokens per word"] == 1 and english["whole words"] == 1
     assert english["characters per token"] == len("the cat sat" + "the mat") / 5
-    assert russian["unknown"] == 0.5 and russian["kept whole"] == 0.5
-    assert measure(made, [("en", "cats \ud800 mat")])["en"].tokens > 2
+    assert russian["unknown"] == 0.5 and russian["whole words"] == 0.5
+    assert measure_tokenization(made, [("en", "cats \ud800 mat")])["en"].num_tokens > 2
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_train_inspect_and_import(kind: str, corpus: Path, monkeypatch, capsys) -> None:
     if kind == "unigram":
         pytest.importorskip("sentencepiece")
@@ -76,12 +76,12 @@ def test_train_inspect_and_import(kind: str, corpus: Path, monkeypatch, capsys) 
     status, said, _ = run(
         monkeypatch, capsys, "tokenizer", "inspect", out, *(w for s in sources for w in ("--text", s))
     )
-    assert status == 0 and "kept whole" in said and "\nen " in said and "\nxx " in said
+    assert status == 0 and "whole words" in said and "\nen " in said and "\nxx " in said
     status, said, _ = run(monkeypatch, capsys, "tokenizer", "inspect", out, "--text", sources[0], "--json")
     (row,) = json.loads(said)["texts"]
     assert (
         row["lang"] == "en"
-        and row["unknown"] < (0.2 if kind in ("words", "spaced") else 0.01)
+        and row["unknown"] < (0.2 if kind in ("words", "whitespace") else 0.01)
         and row["characters per token"] >= 1
     )
     again = corpus / "again"

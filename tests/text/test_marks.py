@@ -18,32 +18,34 @@ def test_a_published_vocabulary_says_it_by_its_control_symbols(tmp_path):
         sentence_iterator=iter([" ".join(WORDS)] * 20), model_writer=written, vocab_size=60, hard_vocab_limit=False,
         control_symbols=["<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"], minloglevel=3,
     )  # fmt: skip
-    backend, config = sentence_pieces.build(sentence_pieces.parse(written.getvalue()), "test")
+    backend, config = sentence_pieces.build_tokenizer(sentence_pieces.parse_model(written.getvalue()), "test")
     made = Tokenizer(backend, config)
-    cls, sep = made.specials.cls, made.specials.sep
-    assert made.pieces([cls, sep]) == ["<cls>", "<sep>"]
-    assert made.wrap([40, 41]) == ([40, 41, sep, cls], [0, 0, 0, 2])
-    assert made.wrap([40], [41, 42]) == ([40, sep, 41, 42, sep, cls], [0, 0, 1, 1, 1, 2])
+    cls, sep = made.special_token_ids.cls, made.special_token_ids.sep
+    assert made.convert_ids_to_tokens([cls, sep]) == ["<cls>", "<sep>"]
+    assert made.build_inputs_with_special_tokens([40, 41]) == ([40, 41, sep, cls], [0, 0, 0, 2])
+    assert made.build_inputs_with_special_tokens([40], [41, 42]) == ([40, sep, 41, 42, sep, cls], [0, 0, 1, 1, 1, 2])
     made.save(tmp_path)
-    assert Tokenizer.load(tmp_path).wrap([40], [41]) == made.wrap([40], [41])
+    assert Tokenizer.load(tmp_path).build_inputs_with_special_tokens(
+        [40], [41]
+    ) == made.build_inputs_with_special_tokens([40], [41])
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram", "bpe"])
 def test_a_vocabulary_trained_here_serves_both(kind, tmp_path):
     plain = Tokenizer.train(kind, iter([" ".join(WORDS)] * 20), 300)
-    last = plain.marked("last")
-    assert plain.marked("first") is plain
+    last = plain.with_cls_position("last")
+    assert plain.with_cls_position("first") is plain
     if kind == "bpe":  # which has no such token
         assert last is plain
         return
-    cls, sep = plain.specials.cls, plain.specials.sep
-    assert plain.wrap([9], [8]) == ([cls, 9, sep, 8, sep], [0, 0, 0, 1, 1])
-    assert last.wrap([9], [8]) == ([9, sep, 8, sep, cls], [0, 0, 1, 1, 2])
+    cls, sep = plain.special_token_ids.cls, plain.special_token_ids.sep
+    assert plain.build_inputs_with_special_tokens([9], [8]) == ([cls, 9, sep, 8, sep], [0, 0, 0, 1, 1])
+    assert last.build_inputs_with_special_tokens([9], [8]) == ([9, sep, 8, sep, cls], [0, 0, 1, 1, 2])
     assert last.encode("the cat") == plain.encode("the cat") and last.vocab_size == plain.vocab_size
     last.save(tmp_path)
-    assert Tokenizer.load(tmp_path).wrap([9]) == last.wrap([9])
+    assert Tokenizer.load(tmp_path).build_inputs_with_special_tokens([9]) == last.build_inputs_with_special_tokens([9])
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     found = theirs(["the cat", "the cat sees a dog"], padding=True)
     assert theirs.padding_side == "left" and [row[-1] for row in found["input_ids"]] == [cls, cls]
-    assert found["token_type_ids"][1] == last.wrap(last.encode("the cat sees a dog"))[1]
+    assert found["token_type_ids"][1] == last.build_inputs_with_special_tokens(last.encode("the cat sees a dog"))[1]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from mixed import MARKS, english, generated
 
-from polyseme.text.pipelines import KINDS, sound
+from polyseme.text.pipelines import TOKENIZER_KINDS, replace_surrogates
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.text.validation import bare
+from polyseme.text.validation import strip_markers
 
 LINES = generated(1200, seed=3) + english(100)
 NOISE = [
@@ -47,13 +47,13 @@ def noise(count: int, seed: int) -> list[str]:
     ]
 
 
-@pytest.fixture(scope="module", params=[(kind, lower) for kind in KINDS for lower in (False, True)])
+@pytest.fixture(scope="module", params=[(kind, lower) for kind in TOKENIZER_KINDS for lower in (False, True)])
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     kind, lower = request.param
     if kind == "unigram":
         pytest.importorskip("sentencepiece")
     plain = generated(1500, seed=4, marks=["\u200d"])
-    if kind in ("words", "spaced"):  # they know what they have read and nothing else
+    if kind in ("words", "whitespace"):  # they know what they have read and nothing else
         return Tokenizer.train(kind, LINES, 100_000, lower, min_frequency=1)  # type: ignore[arg-type]
     return Tokenizer.train(kind, [*plain, *english(300)], 2400, lower, max_alphabet=580)
 
@@ -85,17 +85,17 @@ def cluster(line: str, start: int, end: int) -> str:
 def test_text_comes_back(tokenizer: Tokenizer) -> None:
     known = 0
     for line in LINES:
-        ids = tokenizer.encode_run([line]).ids.tolist()
-        if not tokenizer.byte_level and tokenizer.specials.unk in ids:
+        ids = tokenizer.encode_corpus([line]).ids.tolist()
+        if not tokenizer.is_byte_level and tokenizer.special_token_ids.unk in ids:
             continue
         known += 1
         expected = cleaned(tokenizer, line)
-        if tokenizer.kind in ("wordpiece", "words", "spaced"):  # it does not say where spaces were
-            pieces = "".join(bare(tokenizer, piece) for piece in tokenizer.pieces(ids))
+        if tokenizer.kind in ("wordpiece", "words", "whitespace"):  # it does not say where spaces were
+            pieces = "".join(strip_markers(tokenizer, piece) for piece in tokenizer.convert_ids_to_tokens(ids))
             assert pieces == without_spaces(expected)
         elif "▁" not in line:
             assert tokenizer.decode(ids) == expected
-    assert known > (600 if not tokenizer.byte_level else len(LINES) - 1)
+    assert known > (600 if not tokenizer.is_byte_level else len(LINES) - 1)
 
 
 def test_offsets_point_to_the_text(tokenizer: Tokenizer) -> None:
@@ -104,16 +104,16 @@ def test_offsets_point_to_the_text(tokenizer: Tokenizer) -> None:
         starts = [start for start, _ in offsets]
         assert starts == sorted(starts), line
         covered = np.zeros(len(line), bool)
-        for piece, number, (start, end) in zip(tokenizer.pieces(ids), ids, offsets):
+        for piece, number, (start, end) in zip(tokenizer.convert_ids_to_tokens(ids), ids, offsets):
             assert 0 <= start <= end <= len(line)
             covered[start:end] = True
-            if tokenizer.byte_level or number in tokenizer.special_ids:
+            if tokenizer.is_byte_level or number in tokenizer.all_special_ids:
                 continue
-            part = bare(tokenizer, piece).replace("▁", "")
+            part = strip_markers(tokenizer, piece).replace("▁", "")
             assert part in cleaned(tokenizer, cluster(line, start, end)).replace("▁", ""), (line, piece, start, end)
         for place in np.flatnonzero(~covered).tolist():  # only what cleaning takes out may be passed over
             passed = line[place]
-            assert not tokenizer.byte_level
+            assert not tokenizer.is_byte_level
             mark = unicodedata.normalize("NFKD", passed)[0]  # one that stands alone may be taken for a space or nothing
             assert (
                 not cleaned(tokenizer, passed).replace("▁", "").strip() or unicodedata.combining(mark) or mark == " "
@@ -124,13 +124,13 @@ def test_offsets_point_to_the_text(tokenizer: Tokenizer) -> None:
 
 
 def test_a_run_agrees_with_single_texts(tokenizer: Tokenizer) -> None:
-    tokens = {"[MASK]", *tokenizer.special_tokens.values()}  # which a single text may hold as such
+    tokens = {"[MASK]", *tokenizer.special_tokens_map.values()}  # which a single text may hold as such
     lines = [line for line in noise(800, seed=6) + LINES[:300] if not any(token in line for token in tokens)]
-    run = tokenizer.encode_run(lines)
+    run = tokenizer.encode_corpus(lines)
     parts = np.split(run.ids, np.cumsum(run.lengths)[:-1])
     for line, part in zip(lines, parts):
         assert part.tolist() == tokenizer.encode(line), line
-        assert len(tokenizer.words_of(line)) == len(part)
+        assert len(tokenizer.word_start_mask(line)) == len(part)
 
 
 def test_words_that_are_split_already_are_told_apart(tokenizer: Tokenizer) -> None:
@@ -140,14 +140,14 @@ def test_words_that_are_split_already_are_told_apart(tokenizer: Tokenizer) -> No
             continue
         ids, of = tokenizer.encode_words(words)
         assert len(ids) == len(of) and of == sorted(of) and set(of) <= set(range(len(words)))
-        if tokenizer.byte_level or tokenizer.kind == "characters":
-            known = not tokenizer.special_ids & set(ids)
+        if tokenizer.is_byte_level or tokenizer.kind == "characters":
+            known = not tokenizer.all_special_ids & set(ids)
             assert not known or tokenizer.decode(ids) == cleaned(tokenizer, " ".join(words))
 
 
 def test_a_lone_surrogate_reads_as_the_replacement_character(tokenizer: Tokenizer) -> None:
     broken, mended = "one \ud83d two\udc00 \ud800\udc00é", "one \ufffd two\ufffd \ufffd\ufffdé"
-    assert sound(broken) == mended and sound("a\U0001f642é") == "a\U0001f642é"
+    assert replace_surrogates(broken) == mended and replace_surrogates("a\U0001f642é") == "a\U0001f642é"
     assert tokenizer.encode(broken) == tokenizer.encode(mended)
     assert tokenizer.encode_with_offsets(broken) == tokenizer.encode_with_offsets(mended)
     assert tokenizer.encode_words(broken.split()) == tokenizer.encode_words(mended.split())
@@ -155,11 +155,11 @@ def test_a_lone_surrogate_reads_as_the_replacement_character(tokenizer: Tokenize
         tokenizer.encode(mended),
         tokenizer.encode("x"),
     ]
-    assert tokenizer.words_of(broken).tolist() == tokenizer.words_of(mended).tolist()
+    assert tokenizer.word_start_mask(broken).tolist() == tokenizer.word_start_mask(mended).tolist()
 
 
 def test_specials_written_in_a_corpus_are_plain_text(tokenizer: Tokenizer) -> None:
-    for token in tokenizer.special_tokens.values():
+    for token in tokenizer.special_tokens_map.values():
         for text in (f"a {token} b", token, f"{token}{token}", f"x{token}y", token.lower()):
-            found = set(tokenizer.encode_run([text]).ids.tolist()) & tokenizer.special_ids
-            assert found <= ({tokenizer.specials.unk} if not tokenizer.byte_level else set()), text
+            found = set(tokenizer.encode_corpus([text]).ids.tolist()) & tokenizer.all_special_ids
+            assert found <= ({tokenizer.special_token_ids.unk} if not tokenizer.is_byte_level else set()), text

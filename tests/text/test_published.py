@@ -15,7 +15,7 @@ import pytest
 from mixed import SHARED, english, generated, mixed
 
 from polyseme.errors import UserError
-from polyseme.text.sentencepiece_model import parse
+from polyseme.text.sentencepiece_model import parse_model
 from polyseme.text.tokenizer import Tokenizer
 
 VOCAB = SHARED / "vocab"
@@ -29,7 +29,7 @@ def same(tokenizer: Tokenizer, original: Callable[[str], list[int]], lines: list
     Sentencepiece adds up scores in single precision over a whole line, so of two orders of the same pieces
     (`0 00` and `00 0`) it takes one or the other by rounding.
     """
-    run = tokenizer.encode_run(lines)
+    run = tokenizer.encode_corpus(lines)
     ids = iter(run.ids.tolist())
     ties = 0
     for line, length in zip(lines, run.lengths.tolist()):
@@ -61,7 +61,7 @@ def test_bert(tmp_path: Path) -> None:
     same(uncased, lambda line: original.convert_tokens_to_ids(original._tokenize(line)), mixed())
     cased = Tokenizer.load(VOCAB / "bert-base-cased-tokenizer.json")
     (tmp_path / "vocab.txt").write_text("\n".join(cased.vocabulary) + "\n", encoding="utf-8")
-    again = Tokenizer.read([tmp_path / "vocab.txt"])
+    again = Tokenizer.import_files([tmp_path / "vocab.txt"])
     assert not again.lowercase
     original = legacy.BertTokenizerLegacy(str(tmp_path / "vocab.txt"), do_lower_case=False)
     lines = [unicodedata.normalize("NFC", line) for line in mixed(2_000)]  # which the original here does itself
@@ -82,9 +82,9 @@ def test_gpt2(tmp_path: Path) -> None:
     pattern = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
     special = {"<|endoftext|>": 50_256}
     original = tiktoken.Encoding("gpt2", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
-    read = Tokenizer.read([tmp_path / "vocab.bpe", tmp_path / "encoder.json"])
+    read = Tokenizer.import_files([tmp_path / "vocab.bpe", tmp_path / "encoder.json"])
     same(read, original.encode_ordinary, mixed())
-    assert read.hash == Tokenizer.read([tmp_path / "encoder.json", tmp_path / "vocab.bpe"]).hash
+    assert read.hash == Tokenizer.import_files([tmp_path / "encoder.json", tmp_path / "vocab.bpe"]).hash
     whole = Tokenizer.load(VOCAB / "gpt2-tokenizer.json")
     assert whole.vocabulary == read.vocabulary and whole.encode(" it's\n\n  ½") == read.encode(" it's\n\n  ½")
 
@@ -96,11 +96,11 @@ def test_gpt(tmp_path: Path) -> None:
     for file, name in zip(files, ("vocab.json", "merges.txt")):
         shutil.copy(file, tmp_path / name)
     original = transformers.OpenAIGPTTokenizer.from_pretrained(tmp_path)
-    read = Tokenizer.read(files)
+    read = Tokenizer.import_files(files)
     lines = mixed()
     assert same(read, lambda line: original(line)["input_ids"], lines) == 0
-    assert read.lowercase and read.kind == "bpe" and not read.byte_level
-    assert read.pieces(read.encode("Unbelievable!")) == ["unbelievable</w>", "!</w>"]
+    assert read.lowercase and read.kind == "bpe" and not read.is_byte_level
+    assert read.convert_ids_to_tokens(read.encode("Unbelievable!")) == ["unbelievable</w>", "!</w>"]
     assert read.decode(read.encode("it was unbelievable")) == "it was unbelievable"
     assert Tokenizer.load(tmp_path).hash == read.hash
 
@@ -114,7 +114,10 @@ def test_albert() -> None:
     assert len(lines) == 10_000
     assert same(read, original.encode, lines) == 0
     named = {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-    assert read.special_tokens == named and read.wrap([7], [8]) == ([2, 7, 3, 8, 3], [0, 0, 0, 1, 1])
+    assert read.special_tokens_map == named and read.build_inputs_with_special_tokens([7], [8]) == (
+        [2, 7, 3, 8, 3],
+        [0, 0, 0, 1, 1],
+    )
     strays = [line for line in mixed(10_000) if lost(line)]
     differ = [line for line in strays if read.encode(line) != original.encode(line)]
     assert 0 < len(differ) < 40, "what `lost` leaves out is more than it should be, or the loss is gone"
@@ -162,13 +165,13 @@ def test_sentencepiece(kind: str, choice: str, tmp_path: Path) -> None:
     assert read.vocabulary == [original.id_to_piece(i) for i in range(read.vocab_size)]
     for role in ("unk", "bos", "eos", "pad"):
         number = getattr(original, f"{role}_id")()
-        assert getattr(read.specials, role) == (number if number >= 0 else None)
+        assert getattr(read.special_token_ids, role) == (number if number >= 0 else None)
     words = ["the", "statement", "isn't"]
     ids, of = read.encode_words(words)
     assert ids == read.encode(" ".join(words)) and set(of) == {0, 1, 2}
     read.save(tmp_path / "out")
     again = Tokenizer.load(tmp_path / "out")
-    assert (again.hash, again.specials) == (read.hash, read.specials)
+    assert (again.hash, again.special_token_ids) == (read.hash, read.special_token_ids)
     if choice not in ("default", "symbols"):
         return
     transformers = pytest.importorskip("transformers")
@@ -180,10 +183,10 @@ def test_the_parser_agrees_with_the_librarys_own() -> None:
     pb = pytest.importorskip("sentencepiece.sentencepiece_model_pb2")
     content = trained("unigram", **CHOICES["symbols"])
     theirs = pb.ModelProto.FromString(content)
-    ours = parse(content)
+    ours = parse_model(content)
     assert [(p.text, p.kind) for p in ours.pieces] == [(p.piece, p.type) for p in theirs.pieces]
     assert [p.score for p in ours.pieces] == pytest.approx([p.score for p in theirs.pieces], rel=1e-7)
-    assert ours.charsmap == theirs.normalizer_spec.precompiled_charsmap and ours.charsmap
+    assert ours.precompiled_charsmap == theirs.normalizer_spec.precompiled_charsmap and ours.precompiled_charsmap
     assert ours.roles == {"unk": "<unk>", "bos": "<s>", "eos": "</s>", "pad": "<pad>"}
 
 
@@ -193,16 +196,16 @@ def test_a_damaged_model_is_one_line(tmp_path: Path) -> None:
     for cut in (1, 7, 100, 3_000, len(content) - 1):
         path.write_bytes(content[:cut])
         try:
-            Tokenizer.read([path])
+            Tokenizer.import_files([path])
         except UserError as error:
             assert str(path) in str(error)
     suffix = trained("unigram", treat_whitespace_as_suffix=True)
     path.write_bytes(suffix)
     with pytest.raises(UserError, match="writes spaces in a way that is not read here"):
-        Tokenizer.read([path])
+        Tokenizer.import_files([path])
     path.write_bytes(trained("char"))
     with pytest.raises(UserError, match="only unigram and bpe are read"):
-        Tokenizer.read([path])
+        Tokenizer.import_files([path])
 
 
 # ------------------------------------------------------------------------------------------- files and mistakes
@@ -214,25 +217,25 @@ def test_files_are_told_apart_by_content(tmp_path: Path) -> None:
     vocab, merges, other = tmp_path / "one", tmp_path / "two", tmp_path / "three"
     vocab.write_text(json.dumps(TINY))
     merges.write_text("a b\n")
-    read = Tokenizer.read([merges, vocab])
-    assert read.encode("ab") == [2] and read.specials.eos == 3
+    read = Tokenizer.import_files([merges, vocab])
+    assert read.encode("ab") == [2] and read.special_token_ids.eos == 3
     with pytest.raises(UserError, match=r"is a vocabulary of BPE: its merges .merges.txt. has to be given too"):
-        Tokenizer.read([vocab])
+        Tokenizer.import_files([vocab])
     with pytest.raises(UserError, match=r"is merges of BPE: its vocabulary .vocab.json. has to be given too"):
-        Tokenizer.read([merges])
+        Tokenizer.import_files([merges])
     other.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nThe\nthe\n")
-    assert not Tokenizer.read([other]).lowercase and Tokenizer.read([other], lowercase=True).lowercase
+    assert not Tokenizer.import_files([other]).lowercase and Tokenizer.import_files([other], lowercase=True).lowercase
     with pytest.raises(UserError, match="do not belong together"):
-        Tokenizer.read([other, vocab])
+        Tokenizer.import_files([other, vocab])
     with pytest.raises(UserError, match="are both a vocabulary of BPE"):
         shutil.copy(vocab, tmp_path / "copy")
-        Tokenizer.read([vocab, tmp_path / "copy"])
+        Tokenizer.import_files([vocab, tmp_path / "copy"])
     for content in (b"", b"\xff\xfe\x00", b"{", b"hello", b"[1, 2, 3]", b'{"a": "b"}', b"\x0a\x05hello"):
         other.write_bytes(content)
         with pytest.raises(UserError, match="is no vocabulary that is known here"):
-            Tokenizer.read([other])
+            Tokenizer.import_files([other])
     with pytest.raises(UserError, match="there is no"):
-        Tokenizer.read([tmp_path / "nowhere"])
+        Tokenizer.import_files([tmp_path / "nowhere"])
 
 
 @pytest.mark.parametrize(
@@ -258,5 +261,5 @@ def test_robertas_vocabulary_has_its_template(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(names)}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
     read = Tokenizer.load(tmp_path)
-    assert read.wrap([7], [4]) == ([0, 7, 2, 2, 4, 2], [0, 0, 0, 0, 0, 0])
-    assert read.specials.mask == 8 and read.specials.pad == 1 and read.encode("ab<mask>") == [7, 8]
+    assert read.build_inputs_with_special_tokens([7], [4]) == ([0, 7, 2, 2, 4, 2], [0, 0, 0, 0, 0, 0])
+    assert read.special_token_ids.mask == 8 and read.special_token_ids.pad == 1 and read.encode("ab<mask>") == [7, 8]

@@ -30,21 +30,21 @@ def folder(tmp_path_factory):
 def test_a_published_file_gets_its_sentinels(folder, tmp_path):
     found = Tokenizer.load(folder)
     pieces = found.vocab_size - 100
-    assert found.sentinels == tuple(range(pieces + 99, pieces - 1, -1))
-    assert found.wrap([5, 6])[0] == [5, 6, 1] and found.specials.eos == 1
-    assert found.pieces(found.encode("the <extra_id_0> cat"))[1] == "<extra_id_0>"
+    assert found.sentinel_ids == tuple(range(pieces + 99, pieces - 1, -1))
+    assert found.build_inputs_with_special_tokens([5, 6])[0] == [5, 6, 1] and found.special_token_ids.eos == 1
+    assert found.convert_ids_to_tokens(found.encode("the <extra_id_0> cat"))[1] == "<extra_id_0>"
     found.save(tmp_path)
     again = Tokenizer.load(tmp_path)
-    assert again.sentinels == found.sentinels
+    assert again.sentinel_ids == found.sentinel_ids
     assert all(again.encode(text) == found.encode(text) for text in TEXTS)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram", "characters"])
 def test_every_kind_can_end_in_sentinels(kind):
-    bare, made = (Tokenizer.train(kind, iter(documents()), 330 + n, sentinels=n) for n in (0, 7))
+    bare, made = (Tokenizer.train(kind, iter(documents()), 330 + n, num_sentinels=n) for n in (0, 7))
     size = made.vocab_size
-    assert made.sentinels == tuple(range(size - 1, size - 8, -1)) and not bare.sentinels
-    assert made.special_ids >= set(made.sentinels)
-    made.check()
+    assert made.sentinel_ids == tuple(range(size - 1, size - 8, -1)) and not bare.sentinel_ids
+    assert made.all_special_ids >= set(made.sentinel_ids)
+    made.validate()
     if kind != "unigram":
         assert size == bare.vocab_size + 7 and made.encode(TEXTS[0]) == bare.encode(TEXTS[0])

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
 from polyseme.errors import UserError
-from polyseme.text.pipelines import KINDS, build_wordpiece
-from polyseme.text.tokenizer import Specials, Tokenizer
+from polyseme.text.pipelines import TOKENIZER_KINDS, build_wordpiece
+from polyseme.text.tokenizer import SpecialTokenIds, Tokenizer
 
 TEXTS = [text for _, text in sorted(topics.items())][:30]
 STRANGE = "Naïve café — 東京, 12.5 £! \t it's\n\nΩ flightless 🙂"
@@ -26,7 +26,7 @@ def train(kind: str, lowercase: bool) -> Tokenizer:
 
 @pytest.fixture(
     scope="module",
-    params=[(kind, lower) for kind in KINDS for lower in (True, False)],
+    params=[(kind, lower) for kind in TOKENIZER_KINDS for lower in (True, False)],
 )
 def made(request: pytest.FixtureRequest) -> Tokenizer:
     return train(*request.param)
@@ -52,21 +52,21 @@ def test_wordpiece_has_the_specials_first_and_every_character_in_both_forms(word
     pieces = set(wordpiece.vocabulary)
     characters = {c for piece in wordpiece.vocabulary[5:] for c in piece.removeprefix("##")}
     assert characters and all({c, "##" + c} <= pieces for c in characters)
-    unknown = wordpiece.specials.unk
+    unknown = wordpiece.special_token_ids.unk
     assert unknown not in wordpiece.encode("".join(sorted(c for c in characters if c.isalnum())))
     assert wordpiece.encode("\U0001f642") == [unknown]
 
 
 def test_bpe_writes_any_text(bpe: Tokenizer) -> None:
     assert bpe.decode(bpe.encode(STRANGE)) == STRANGE
-    assert bpe.specials.eos == bpe.specials.bos == bpe.specials.pad == 0
-    assert bpe.special_tokens["eos"] == "<|endoftext|>" and bpe.special_ids == {0}
+    assert bpe.special_token_ids.eos == bpe.special_token_ids.bos == bpe.special_token_ids.pad == 0
+    assert bpe.special_tokens_map["eos"] == "<|endoftext|>" and bpe.all_special_ids == {0}
     assert all(len(bpe.encode(chr(c))) >= 1 for c in range(256))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_too_small_and_no_text_are_one_line(kind: str) -> None:
-    few = 4 if kind in ("words", "spaced") else 40
+    few = 4 if kind in ("words", "whitespace") else 40
     with pytest.raises(UserError, match=f"a vocabulary of {few} is too small"):
         Tokenizer.train(kind, iter(TEXTS), few)  # type: ignore[arg-type]
     for texts in ([], ["  \n"]):
@@ -79,7 +79,7 @@ def test_too_small_and_no_text_are_one_line(kind: str) -> None:
 def test_save_and_load_change_nothing(made: Tokenizer, tmp_path: Path) -> None:
     made.save(tmp_path)
     again = Tokenizer.load(tmp_path)
-    assert (again.hash, again.specials, again.lowercase) == (made.hash, made.specials, made.lowercase)
+    assert (again.hash, again.special_token_ids, again.lowercase) == (made.hash, made.special_token_ids, made.lowercase)
     packed = json.dumps(json.loads((tmp_path / "tokenizer.json").read_text()))
     (tmp_path / "tokenizer.json").write_text(packed)
     assert Tokenizer.load(tmp_path / "tokenizer.json").hash == made.hash
@@ -97,33 +97,45 @@ def test_transformers_reads_the_same_ids(made: Tokenizer, tmp_path: Path) -> Non
     for text in [*TEXTS[:10], STRANGE]:
         assert other(text, add_special_tokens=False)["input_ids"] == made.encode(text)
     pair = other(STRANGE, "And then?")
-    ids, segments = made.wrap(made.encode(STRANGE), made.encode("And then?"))
+    ids, segments = made.build_inputs_with_special_tokens(made.encode(STRANGE), made.encode("And then?"))
     assert pair["input_ids"] == ids
     assert pair.get("token_type_ids", segments) == segments
-    for role, token in made.special_tokens.items():
+    for role, token in made.special_tokens_map.items():
         assert getattr(other, f"{role}_token") == token
     assert len(other) == made.vocab_size
 
 
 def test_marked_bpe_is_wrapped_as_by_its_makers() -> None:
     """`<s> A </s></s> B </s>`, one segment, pad at 1, and a mask that takes the space of the word it stands for."""
-    made = Tokenizer.train("bpe-masked", iter(TEXTS), 600)
-    assert made.kind == "bpe-masked" and made.pieces(range(5)) == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    assert made.wrap([10, 11], [12]) == ([0, 10, 11, 2, 2, 12, 2], [0] * 7) and made.wrap([10]) == ([0, 10, 2], [0] * 3)
-    assert made.specials == Specials(pad=1, unk=3, cls=0, sep=2, mask=4, bos=0, eos=2)
+    made = Tokenizer.train("byte-bpe-roberta", iter(TEXTS), 600)
+    assert made.kind == "byte-bpe-roberta" and made.convert_ids_to_tokens(range(5)) == [
+        "<s>",
+        "<pad>",
+        "</s>",
+        "<unk>",
+        "<mask>",
+    ]
+    assert made.build_inputs_with_special_tokens([10, 11], [12]) == (
+        [0, 10, 11, 2, 2, 12, 2],
+        [0] * 7,
+    ) and made.build_inputs_with_special_tokens([10]) == ([0, 10, 2], [0] * 3)
+    assert made.special_token_ids == SpecialTokenIds(pad=1, unk=3, cls=0, sep=2, mask=4, bos=0, eos=2)
     assert made.encode("x <mask> y") == [*made.encode("x"), 4, *made.encode(" y")]
-    assert 4 not in made.encode_run(["x <mask> y"]).ids
+    assert 4 not in made.encode_corpus(["x <mask> y"]).ids
     assert made.decode(made.encode(STRANGE)) == STRANGE
     with pytest.raises(UserError, match="256 bytes and <s> <pad> </s> <unk> <mask> need 261"):
-        Tokenizer.train("bpe-masked", iter(TEXTS), 260)
+        Tokenizer.train("byte-bpe-roberta", iter(TEXTS), 260)
 
 
 def test_wrap_adds_what_the_kind_asks_for(wordpiece: Tokenizer, bpe: Tokenizer) -> None:
-    ids, segments = wordpiece.wrap([10, 11], [12])
+    ids, segments = wordpiece.build_inputs_with_special_tokens([10, 11], [12])
     assert ids == [2, 10, 11, 3, 12, 3] and segments == [0, 0, 0, 0, 1, 1]
-    assert wordpiece.wrap([10])[0] == [2, 10, 3]
-    assert (wordpiece.num_added(), wordpiece.num_added(pair=True)) == (2, 3)
-    assert bpe.wrap([10, 11], [12])[0] == [10, 11, 12] and bpe.num_added(pair=True) == 0
+    assert wordpiece.build_inputs_with_special_tokens([10])[0] == [2, 10, 3]
+    assert (wordpiece.num_special_tokens_to_add(), wordpiece.num_special_tokens_to_add(pair=True)) == (2, 3)
+    assert (
+        bpe.build_inputs_with_special_tokens([10, 11], [12])[0] == [10, 11, 12]
+        and bpe.num_special_tokens_to_add(pair=True) == 0
+    )
 
 
 def test_words_that_are_split_already(made: Tokenizer) -> None:
@@ -132,35 +144,35 @@ def test_words_that_are_split_already(made: Tokenizer) -> None:
     assert ids == made.encode(" ".join(words))
     assert of == sorted(of) and set(of) == {0, 1, 2, 3}
     first = [of.index(i) for i in range(4)]
-    starts = np.flatnonzero(made.words_of(" ".join(words)))
+    starts = np.flatnonzero(made.word_start_mask(" ".join(words)))
     assert set(first) <= set(starts.tolist())
 
 
 def test_word_starts(wordpiece: Tokenizer, bpe: Tokenizer) -> None:
     text = "the zyzzyx statement, isn't"
-    expected = [not piece.startswith("##") for piece in wordpiece.pieces(wordpiece.encode(text))]
-    assert wordpiece.words_of(text).tolist() == expected and False in expected
-    pieces = bpe.pieces(bpe.encode(text))
-    starts = [i for i, piece in enumerate(pieces) if bpe.words_of(text)[i]]
+    expected = [not piece.startswith("##") for piece in wordpiece.convert_ids_to_tokens(wordpiece.encode(text))]
+    assert wordpiece.word_start_mask(text).tolist() == expected and False in expected
+    pieces = bpe.convert_ids_to_tokens(bpe.encode(text))
+    starts = [i for i, piece in enumerate(pieces) if bpe.word_start_mask(text)[i]]
     words = ["".join(pieces[a:b]) for a, b in zip(starts, [*starts[1:], len(pieces)])]
     assert words == ["the", "Ġzyzzyx", "Ġstatement", ",", "Ġisn", "'t"]
 
 
 def test_a_run_is_its_texts_end_to_end(made: Tokenizer) -> None:
     texts = ["The first.", "", " And the second, longer one.", "\x00", "third"]
-    run = made.encode_run(texts)
+    run = made.encode_corpus(texts)
     parts = np.split(run.ids, np.cumsum(run.lengths)[:-1])
     assert [part.tolist() for part in parts] == [made.encode(text) for text in texts]
     firsts = (np.cumsum(run.lengths) - run.lengths)[run.lengths > 0]
-    assert run.words[firsts].all() and len(run.words) == len(run.ids)
+    assert run.word_starts[firsts].all() and len(run.word_starts) == len(run.ids)
     assert [a.tolist() for a in made.encode_batch(texts)] == [p.tolist() for p in parts]
-    assert len(made.encode_run([]).ids) == 0
+    assert len(made.encode_corpus([]).ids) == 0
 
 
 def test_specials_in_a_corpus_are_plain_text(wordpiece: Tokenizer, bpe: Tokenizer) -> None:
-    assert wordpiece.specials.mask in wordpiece.encode("a [MASK] b")
-    assert not wordpiece.special_ids & set(wordpiece.encode_run(["a [MASK] b [SEP]"]).ids.tolist())
-    assert not bpe.special_ids & set(bpe.encode_run(["a <|endoftext|>"]).ids.tolist())
+    assert wordpiece.special_token_ids.mask in wordpiece.encode("a [MASK] b")
+    assert not wordpiece.all_special_ids & set(wordpiece.encode_corpus(["a [MASK] b [SEP]"]).ids.tolist())
+    assert not bpe.all_special_ids & set(bpe.encode_corpus(["a <|endoftext|>"]).ids.tolist())
 
 
 def test_offsets_point_into_the_text(made: Tokenizer) -> None:
@@ -214,23 +226,23 @@ def test_the_contract_finds_a_wrong_template(wordpiece: Tokenizer, tmp_path: Pat
 @pytest.mark.skipif(not VOCAB.is_dir(), reason="the published vocabularies are not here")
 def test_published_vocabularies() -> None:
     bert = Tokenizer.load(VOCAB / "bert-base-uncased-vocab.txt")
-    assert bert.pieces(bert.encode("Flightless")) == ["flight", "##less"]
-    assert bert.lowercase and bert.vocab_size == 30_522 and bert.specials.mask == 103
+    assert bert.convert_ids_to_tokens(bert.encode("Flightless")) == ["flight", "##less"]
+    assert bert.lowercase and bert.vocab_size == 30_522 and bert.special_token_ids.mask == 103
     cased = Tokenizer.load(VOCAB / "bert-base-cased-tokenizer.json")
-    assert not cased.lowercase and cased.pieces(cased.encode("Paris")) == ["Paris"]
+    assert not cased.lowercase and cased.convert_ids_to_tokens(cased.encode("Paris")) == ["Paris"]
     gpt2 = Tokenizer.load(VOCAB / "gpt2-tokenizer.json")
-    assert gpt2.encode("Hello world") == [15496, 995] and gpt2.specials.eos == 50_256
+    assert gpt2.encode("Hello world") == [15496, 995] and gpt2.special_token_ids.eos == 50_256
     for tokenizer in (bert, cased, gpt2):
-        tokenizer.check()
+        tokenizer.validate()
 
 
 def test_characters_are_one_token_each_and_spaces_too(tmp_path: Path) -> None:
     made = train("characters", False)
     text = "Two  words,\n\nsplit."
-    assert made.pieces(made.encode(text)) == list(text)
+    assert made.convert_ids_to_tokens(made.encode(text)) == list(text)
     assert made.decode(made.encode(text)) == text
-    assert made.pieces(made.encode("a\U0001f642\U0001f642b")) == ["a", "[UNK]", "[UNK]", "b"]
-    starts = "".join("^" if start else " " for start in made.words_of("two words, 中国"))
+    assert made.convert_ids_to_tokens(made.encode("a\U0001f642\U0001f642b")) == ["a", "[UNK]", "[UNK]", "b"]
+    starts = "".join("^" if start else " " for start in made.word_start_mask("two words, 中国"))
     assert starts == "^  ^^    ^^^^"
     made.save(tmp_path)
     again = Tokenizer.load(tmp_path)
@@ -243,9 +255,9 @@ def test_characters_are_one_token_each_and_spaces_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["unigram", "characters"])
 def test_the_new_kinds_have_berts_specials_and_template(kind: str) -> None:
     made = train(kind, False)
-    assert made.wrap([10, 11], [12]) == ([2, 10, 11, 3, 12, 3], [0, 0, 0, 0, 1, 1])
-    assert [made.special_tokens[role] for role in ("cls", "sep", "mask")] == ["[CLS]", "[SEP]", "[MASK]"]
-    assert made.encode("a [MASK] b")[-3 if kind == "characters" else 1] == made.specials.mask
+    assert made.build_inputs_with_special_tokens([10, 11], [12]) == ([2, 10, 11, 3, 12, 3], [0, 0, 0, 0, 1, 1])
+    assert [made.special_tokens_map[role] for role in ("cls", "sep", "mask")] == ["[CLS]", "[SEP]", "[MASK]"]
+    assert made.encode("a [MASK] b")[-3 if kind == "characters" else 1] == made.special_token_ids.mask
 
 
 def changed(made: Tokenizer, change) -> Tokenizer:
@@ -261,38 +273,38 @@ def test_the_contract_finds_what_is_missing_double_or_shifted(wordpiece: Tokeniz
         said["model"]["vocab"] = {piece.replace("[MASK]", "[GONE]"): i for piece, i in said["model"]["vocab"].items()}
 
     with pytest.raises(UserError, match="has no mask token"):
-        changed(wordpiece, without_mask).check()
+        changed(wordpiece, without_mask).validate()
 
     twice = Tokenizer(wordpiece.backend, {"pad_token": "[MASK]"})
     with pytest.raises(UserError, match=r"pad and mask tokens are both '\[MASK\]'"):
-        twice.check()
+        twice.validate()
 
     def not_special(said):
         said["added_tokens"] = [token for token in said["added_tokens"] if token["content"] != "[SEP]"]
 
     with pytest.raises(UserError, match=r"sep token '\[SEP\]' is not one token"):
-        changed(wordpiece, not_special).check()
+        changed(wordpiece, not_special).validate()
 
     def prefixed(said):
         steps = [said["normalizer"], {"type": "Prepend", "prepend": "the "}]
         said["normalizer"] = {"type": "Sequence", "normalizers": steps}
 
     with pytest.raises(UserError, match="no word in its vocabulary that its own cleaning leaves"):
-        changed(wordpiece, prefixed).check()
+        changed(wordpiece, prefixed).validate()
 
     def undecoded(said):
         said["decoder"] = None
 
     with pytest.raises(UserError, match="does not give back the text"):
-        changed(train("unigram", False), undecoded).check()
+        changed(train("unigram", False), undecoded).validate()
 
 
 def test_the_contract_finds_what_is_unknown(wordpiece: Tokenizer) -> None:
-    wordpiece.check(["the statement"] * 200 + ["Ж"])
+    wordpiece.validate(["the statement"] * 200 + ["Ж"])
     with pytest.raises(UserError, match=r"50\.0% of a sample of the text would be \[UNK\] .*characters Ж 🙂"):
-        wordpiece.check(["Ж the", "Ж and", "🙂 the"])
+        wordpiece.validate(["Ж the", "Ж and", "🙂 the"])
     with pytest.raises(UserError, match="for words of more than 100 characters"):
-        wordpiece.check(["x" * 101])
+        wordpiece.validate(["x" * 101])
 
 
 def test_the_contract_finds_specials_in_plain_text() -> None:
@@ -303,4 +315,4 @@ def test_the_contract_finds_specials_in_plain_text() -> None:
 
     made = changed(train("unigram", False), unguarded)
     with pytest.raises(UserError, match="in the text of a corpus for its special token"):
-        made.check(["the statement"])
+        made.validate(["the statement"])

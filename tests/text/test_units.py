@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from polyseme.text import cached_encoder as units
-from polyseme.text.cached_encoder import Units, cuts_of, encode_directly
+from polyseme.text.cached_encoder import CachedEncoder, encode_uncached, pretokenization_rule
 from polyseme.text.tokenizer import Tokenizer
 
 TEXTS = [text for _, text in sorted(topics.items())][:30]
@@ -90,7 +90,7 @@ def odd(draw: random.Random) -> str:
     return draw.choice(SPACES) + "".join(parts)
 
 
-CASES = [(kind, lower) for kind in ("wordpiece", "bpe", "words", "spaced") for lower in (True, False)]
+CASES = [(kind, lower) for kind in ("wordpiece", "bpe", "words", "whitespace") for lower in (True, False)]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)
@@ -101,33 +101,33 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 @pytest.mark.parametrize("bits", [4, 9, 20])
 def test_units_give_what_the_tokenizer_gives(tokenizer: Tokenizer, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "BATCH", 300)
-    rule = cuts_of(tokenizer._plain)
+    monkeypatch.setattr(units, "BATCH_CHARS", 300)
+    rule = pretokenization_rule(tokenizer._plain_backend)
     assert rule is not None
-    encoder = Units(tokenizer._plain, rule, tokenizer._starts_word, bits)
+    encoder = CachedEncoder(tokenizer._plain_backend, rule, tokenizer._is_word_start, bits)
     draw = random.Random(bits)
     for _ in range(12):
         texts = [odd(draw) for _ in range(80)] + TEXTS[:2]
-        expected = encode_directly(tokenizer._plain, texts, tokenizer._starts_word)
+        expected = encode_uncached(tokenizer._plain_backend, texts, tokenizer._is_word_start)
         found = encoder.encode(texts)
         assert found.lengths.tolist() == expected.lengths.tolist()
         assert found.ids.tolist() == expected.ids.tolist()
-        assert found.words.tolist() == expected.words.tolist()
-    assert bits < 20 or encoder.known.count > 500
+        assert found.word_starts.tolist() == expected.word_starts.tolist()
+    assert bits < 20 or encoder.cache.num_units > 500
 
 
 def test_nothing_is_something(tokenizer: Tokenizer) -> None:
     for texts in ([], [""], ["", "\x00", ""]):
-        run = tokenizer.encode_run(texts)
-        assert len(run.lengths) == len(texts) and len(run.ids) == len(run.words) == run.lengths.sum()
+        run = tokenizer.encode_corpus(texts)
+        assert len(run.lengths) == len(texts) and len(run.ids) == len(run.word_starts) == run.lengths.sum()
 
 
 def test_a_tokenizer_of_another_make_is_asked_itself(tokenizer: Tokenizer) -> None:
     other = Tokenizer.train("wordpiece", iter(TEXTS), 900)
     other.backend.add_tokens(["the end"])
-    assert cuts_of(other.backend) is None
+    assert pretokenization_rule(other.backend) is None
     text = "this is the end of it"
-    assert Tokenizer(other.backend).encode_run([text]).ids.tolist() == other.encode(text)
+    assert Tokenizer(other.backend).encode_corpus([text]).ids.tolist() == other.encode(text)
 
 
 def test_another_prefix_tells_where_words_start() -> None:
@@ -135,6 +135,6 @@ def test_another_prefix_tells_where_words_start() -> None:
     vocab = {piece.replace("##", "@@"): number for piece, number in said["model"]["vocab"].items()}
     said["model"] |= {"vocab": vocab, "continuing_subword_prefix": "@@"}
     other = Tokenizer(Backend.from_str(json.dumps(said)))
-    run = other.encode_run(["unbelievable café words"])
-    assert run.words.tolist() == [not piece.startswith("@@") for piece in other.pieces(run.ids)]
-    assert not run.words.all()
+    run = other.encode_corpus(["unbelievable café words"])
+    assert run.word_starts.tolist() == [not piece.startswith("@@") for piece in other.convert_ids_to_tokens(run.ids)]
+    assert not run.word_starts.all()

@@ -9,21 +9,21 @@ from safetensors.torch import load_file
 from polyseme.corpus.build.prepare import prepare
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneSpec
+from polyseme.finetuning.finetune import FinetuneConfig
 from polyseme.recipes import RECIPES
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
-from polyseme.train.asgd import averaged
-from polyseme.train.optimizer import OptimSpec, load_optimiser_state, optimiser_state, set_rate
+from polyseme.train.asgd import swap_averaged_weights
+from polyseme.train.optimizer import OptimizerConfig, load_optimizer_state_dict, optimizer_state_dict, set_lr
 from polyseme.train.pretrain import pretrain
 from tests.train.test_resume import STEPS, Killed, assert_same, recipe
 from tests.train.test_resume import weights as everything
 
 
 def model_and_optimiser(**changes):
-    model = FAMILIES["gpt2"].spec(num_layers=1, dim=8, num_heads=2, vocab_size=20, max_len=8).build(seed=0)
-    spec = OptimSpec(rate=0.5, method="nt_asgd", **changes)
-    return model, spec.build(model, model.trunk.groups())
+    model = FAMILIES["gpt2"].model_config(num_layers=1, dim=8, num_heads=2, vocab_size=20, max_len=8).build(seed=0)
+    spec = OptimizerConfig(lr=0.5, name="nt_asgd", **changes)
+    return model, spec.build(model, model.trunk.layer_groups())
 
 
 def step(model, optimiser, seed):
@@ -40,7 +40,7 @@ def weights(model):
 def test_a_step_is_sgd_with_decay_of_matrices():
     model, optimiser = model_and_optimiser(decay=0.1)
     before = weights(model)
-    set_rate(optimiser, 0.25)
+    set_lr(optimiser, 0.25)
     step(model, optimiser, 1)
     for name, p in model.named_parameters():
         decay = 0.1 if p.ndim > 1 else 0.0
@@ -62,8 +62,8 @@ def test_the_trigger_is_that_of_the_paper(patience):
         _, optimiser = model_and_optimiser(patience=patience)
         found = None
         for t, v in enumerate(losses):
-            optimiser.observe(v)
-            if found is None and optimiser.count:
+            optimiser.report_validation_loss(v)
+            if found is None and optimiser.num_averaged:
                 found = t
         assert found == trigger
 
@@ -71,17 +71,17 @@ def test_the_trigger_is_that_of_the_paper(patience):
 def test_the_mean_of_all_weights_since_the_trigger():
     model, optimiser = model_and_optimiser(patience=0)
     step(model, optimiser, 0)
-    optimiser.observe(1.0)
+    optimiser.report_validation_loss(1.0)
     step(model, optimiser, 1)
-    with averaged(optimiser):  # there is none yet
+    with swap_averaged_weights(optimiser):  # there is none yet
         pass
-    optimiser.observe(2.0)  # worse: the mean begins with the weights as they are
+    optimiser.report_validation_loss(2.0)  # worse: the mean begins with the weights as they are
     seen = [weights(model)]
     for seed in range(2, 7):
         step(model, optimiser, seed)
         seen.append(weights(model))
-        optimiser.observe(0.0)  # no matter any more
-    with averaged(optimiser):
+        optimiser.report_validation_loss(0.0)  # no matter any more
+    with swap_averaged_weights(optimiser):
         for name, p in model.named_parameters():
             expected = torch.stack([each[name].double() for each in seen]).mean(0)
             torch.testing.assert_close(p.detach().double(), expected, atol=1e-6, rtol=0)
@@ -96,25 +96,25 @@ def test_state_there_and_back(late):
         model, optimiser = model_and_optimiser(patience=1)
         for seed, loss in enumerate([3.0, 2.0, 2.5, 3.5, 9.0, 9.0]):
             step(model, optimiser, seed)
-            optimiser.observe(loss)
+            optimiser.report_validation_loss(loss)
             if stops and seed == (4 if late else 1):
-                state = {name: t.clone() for name, t in optimiser_state(optimiser, model).items()}
+                state = {name: t.clone() for name, t in optimizer_state_dict(optimiser, model).items()}
                 held = model.state_dict()
                 model, optimiser = model_and_optimiser(patience=1)
                 model.load_state_dict(held)
-                load_optimiser_state(optimiser, model, state)
-        assert optimiser.count == 3 and len(optimiser.losses) == 4
-        with averaged(optimiser):
+                load_optimizer_state_dict(optimiser, model, state)
+        assert optimiser.num_averaged == 3 and len(optimiser.valid_losses) == 4
+        with swap_averaged_weights(optimiser):
             found.append(weights(model))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
 def test_it_needs_something_held_out():
-    recipe = RECIPES["gpt2-tiny"]().replace(optim=OptimSpec(method="nt_asgd"), holdout=0.0)
+    recipe = RECIPES["gpt2-tiny"]().replace(optimizer=OptimizerConfig(name="nt_asgd"), valid_fraction=0.0)
     with pytest.raises(UserError, match="holdout is 0"):
         recipe.check()
     with pytest.raises(UserError, match="learnt by adamw or muon"):
-        FinetuneSpec(optim=OptimSpec(method="nt_asgd")).check()
+        FinetuneConfig(optimizer=OptimizerConfig(name="nt_asgd")).validate()
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,9 @@ def corpus(tmp_path_factory):
     sentences = [" ".join(draw.choices(words, k=6)).capitalize() + "." for _ in range(480)]
     text = folder / "text.txt"
     text.write_text("\n\n".join(" ".join(sentences[i : i + 12]) for i in range(0, 480, 12)))
-    prepare([text], Tokenizer.train("bpe", iter([text.read_text()]), 330), folder / "corpus", split="blank", workers=1)
+    prepare(
+        [text], Tokenizer.train("bpe", iter([text.read_text()]), 330), folder / "corpus", split="blank", num_workers=1
+    )
     return folder / "corpus"
 
 
@@ -134,15 +136,15 @@ def test_killed_in_the_middle_of_a_stream(corpus, tmp_path, monkeypatch):
     The rate is so high that the loss gets worse at once; a stretch's length, and with it the rate, is drawn.
     """
     plain = recipe("ulmfit")
-    optim = plain.optim.replace(method="nt_asgd", rate=1000.0, patience=1)
-    averaging = plain.replace(optim=optim, eval_every=1, batch_tokens=256)
+    optim = plain.optimizer.replace(name="nt_asgd", lr=1000.0, patience=1)
+    averaging = plain.replace(optimizer=optim, eval_every=1, batch_tokens=256)
     pretrain(averaging, corpus, tmp_path / "whole")
     real = module.train
 
     def killed(run, data):
         for report in real(run, data):
             yield report
-            if report.step in (3, 8) and report.step > run.start + 1:
+            if report.step in (3, 8) and report.step > run.start_step + 1:
                 raise Killed
 
     monkeypatch.setattr(module, "train", killed)

@@ -4,43 +4,45 @@ import pytest
 import torch
 
 from polyseme.errors import UserError
-from polyseme.evaluation.context_length import by_segments, by_windows, with_memory
-from polyseme.nn.packing import Layout
+from polyseme.evaluation.context_length import evaluate_segments, evaluate_sliding_window, with_memory_len
+from polyseme.nn.packing import PackedLayout
 from tests.contracts import cases
 
 TEXT = cases.sequences((26,), seed=4)[0]
 
 
 def whole(model) -> float:
-    layout = Layout.of([25])
+    layout = PackedLayout.from_lengths([25])
     with torch.no_grad():
-        last = model.trunk(TEXT[:-1], layout).last
+        last = model.trunk(TEXT[:-1], layout).hidden
         return float(model.loss("next", last, layout, torch.arange(25), TEXT[1:], -100)) / 25
 
 
 @pytest.mark.parametrize("segment", [1, 4, 25, 40])
 def test_with_all_in_sight_every_way_of_reading_is_one(segment):
     model = cases.tiny_model("transformer_xl")
-    assert by_segments(model, TEXT, segment, memory=30).loss == pytest.approx(whole(model), rel=1e-6)
+    assert evaluate_segments(model, TEXT, segment, memory_len=30).loss == pytest.approx(whole(model), rel=1e-6)
     for stride in (1, 4, 7):
-        found = by_windows(model, TEXT, 30, together=3, stride=stride)
-        assert found.loss == pytest.approx(whole(model), rel=1e-6) and found.tokens == 25
-    assert by_windows(cases.tiny_model("gpt2"), TEXT, 30).loss == pytest.approx(whole(cases.tiny_model("gpt2")))
+        found = evaluate_sliding_window(model, TEXT, 30, batch_size=3, stride=stride)
+        assert found.loss == pytest.approx(whole(model), rel=1e-6) and found.num_tokens == 25
+    assert evaluate_sliding_window(cases.tiny_model("gpt2"), TEXT, 30).loss == pytest.approx(
+        whole(cases.tiny_model("gpt2"))
+    )
 
 
 def test_a_shorter_memory_sees_less_and_is_the_same_for_any_segment():
     """With a memory of n and an even view, what a token sees does not depend on where segments are cut, at depth 1."""
     model = cases.tiny_model("transformer_xl")
-    shallow = model.spec.replace(trunk=model.spec.trunk.replace(order=(0,))).build(seed=1).double().eval()
-    found = [by_segments(shallow, TEXT, segment, memory=5).loss for segment in (1, 3, 25)]
+    shallow = model.config.replace(trunk=model.config.trunk.replace(layer_to_block=(0,))).build(seed=1).double().eval()
+    found = [evaluate_segments(shallow, TEXT, segment, memory_len=5).loss for segment in (1, 3, 25)]
     assert found[1:] == pytest.approx(found[:1] * 2, rel=1e-6) and found[0] != pytest.approx(whole(shallow))
-    assert found[0] == pytest.approx(by_windows(shallow, TEXT, 6).loss, rel=1e-6)
+    assert found[0] == pytest.approx(evaluate_sliding_window(shallow, TEXT, 6).loss, rel=1e-6)
 
 
 def test_weights_are_shared_and_others_have_no_memory():
     model = cases.tiny_model("transformer_xl")
-    other = with_memory(model, 7)
-    assert other.spec.trunk.memory_len == 7
+    other = with_memory_len(model, 7)
+    assert other.config.trunk.memory_len == 7
     assert other.heads["next"].clusters.weight.data_ptr() == model.heads["next"].clusters.weight.data_ptr()
     with pytest.raises(UserError, match="gpt2 has no memory"):
-        with_memory(cases.tiny_model("gpt2"), 7)
+        with_memory_len(cases.tiny_model("gpt2"), 7)

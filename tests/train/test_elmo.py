@@ -7,9 +7,9 @@ import torch.nn.functional as F
 import polyseme
 from polyseme.corpus.build.prepare import prepare
 from polyseme.families import FAMILIES
-from polyseme.nn.layers.char_cnn import BEGIN, Characters, CharactersSpec, spell
-from polyseme.nn.losses.sampled_softmax import sampled_loss
-from polyseme.recipes import find_recipe
+from polyseme.nn.layers.char_cnn import BOS_CHARACTER, CharCNN, CharCNNConfig, words_to_char_ids
+from polyseme.nn.losses.sampled_softmax import sampled_softmax_loss
+from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
 from tests.conftest import documents
@@ -20,13 +20,13 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("elmo")
     (folder / "text.txt").write_text("\n".join(documents(120)) + "\n")
     tokenizer = Tokenizer.train("bpe", iter(documents(120)), 330)
-    prepare([folder / "text.txt"], tokenizer, folder / "corpus", split="line", workers=1)
-    recipe = find_recipe("elmo-tiny").replace(
+    prepare([folder / "text.txt"], tokenizer, folder / "corpus", split="line", num_workers=1)
+    recipe = get_training_recipe("elmo-tiny").replace(
         size="", model={"dim": 32, "ffn_dim": 48, "num_highway": 1, "char_dim": 8}
     )
-    for path, value in (("budget.steps", "50"), ("optim.rate", "0.02"), ("schedule.warmup", "5"), ("holdout", "0.1"),
-                        ("batch_tokens", "512"), ("bin_tokens", "512"), ("max_len", "20")):  # fmt: skip
-        recipe = recipe.at(path, value)
+    for path, value in (("budget.steps", "50"), ("optimizer.lr", "0.02"), ("schedule.warmup", "5"), ("valid_fraction", "0.1"),
+                        ("batch_tokens", "512"), ("micro_batch_tokens", "512"), ("max_len", "20")):  # fmt: skip
+        recipe = recipe.with_override(path, value)
     return folder, pretrain(recipe, folder / "corpus", folder / "run")
 
 
@@ -37,7 +37,7 @@ def test_it_learns_both_directions(run):
     assert torch.equal(model.model.heads["next"].own.weight, model.model.heads["previous"].own.weight)
     assert model.model.heads["previous"].own is model.model.heads["next"].own
     text, wrong = "The old cat sees the grey dog in the river.", "river the in dog grey the sees cat old The."
-    better, worse = (score.log_probability for score in model.score([text, wrong]))
+    better, worse = (score.log_prob for score in model.score([text, wrong]))
     assert better > worse + 10, found
 
 
@@ -45,20 +45,20 @@ def test_it_knows_how_its_tokens_are_written(run):
     model = polyseme.load(run[0] / "run" / "model")
     bottom, tokenizer = model.model.trunk.embeddings, model.tokenizer
     places = tokenizer.encode("The old cat sees the grey dog.")
-    words = [tokenizer.decode([place]).strip() or tokenizer.pieces([place])[0] for place in places]
-    assert bottom.spellings[places].tolist() == spell(words).tolist() and max(map(len, words)) > 2
+    words = [tokenizer.decode([place]).strip() or tokenizer.convert_ids_to_tokens([place])[0] for place in places]
+    assert bottom.spellings[places].tolist() == words_to_char_ids(words).tolist() and max(map(len, words)) > 2
 
 
 def test_the_law_of_distinct_words():
     """A token by its number or by its characters is the same word, and words are read once each."""
     torch.manual_seed(0)
-    bottom = Characters(CharactersSpec(9, 6, 32, ((1, 4), (3, 5)), 4)).eval()
-    words = ["cat", "dog", "猫", "a" * 70, "cat", BEGIN]
-    bottom.learn_spellings(words)
+    bottom = CharCNN(CharCNNConfig(9, 6, 32, ((1, 4), (3, 5)), 4)).eval()
+    words = ["cat", "dog", "猫", "a" * 70, "cat", BOS_CHARACTER]
+    bottom.set_spellings(words)
     numbers, asked = torch.tensor([0, 1, 0, 2, 3, 5, 4, 0]), []
     bottom.convolutions[0].register_forward_hook(lambda _, given, __: asked.append(given[0].shape[0]))
     by_number = bottom(numbers, numbers, None, 8)
-    by_character = bottom(torch.from_numpy(spell([words[i] for i in numbers])), numbers, None, 8)
+    by_character = bottom(torch.from_numpy(words_to_char_ids([words[i] for i in numbers])), numbers, None, 8)
     torch.testing.assert_close(by_number, by_character)
     assert asked == [6, 5]  # two numbers are one word
     assert torch.equal(by_number[0], by_number[7]) and not torch.equal(by_number[0], by_number[1])
@@ -66,14 +66,14 @@ def test_the_law_of_distinct_words():
 
 def test_trimming_changes_nothing():
     torch.manual_seed(0)
-    bottom = Characters(CharactersSpec(3, 6, 32, ((1, 4), (7, 5)), 4)).double().eval()
+    bottom = CharCNN(CharCNNConfig(3, 6, 32, ((1, 4), (7, 5)), 4)).double().eval()
     for word in ("a", "a" * 40, "a" * 44, "a" * 48, "a" * 60):
-        whole = torch.from_numpy(spell([word])).long()
-        x = F.embedding(whole, bottom.characters.weight).transpose(1, 2)
+        whole = torch.from_numpy(words_to_char_ids([word])).long()
+        x = F.embedding(whole, bottom.char_embeddings.weight).transpose(1, 2)
         x = torch.cat([F.relu(c(x).amax(-1)) for c in bottom.convolutions], -1)
         for highway in bottom.highways:
             x = highway(x)
-        torch.testing.assert_close(bottom.read(whole), bottom.project(x), atol=1e-14, rtol=0)
+        torch.testing.assert_close(bottom.embed_char_ids(whole), bottom.projection(x), atol=1e-14, rtol=0)
 
 
 def test_the_sampled_softmax_is_close_to_the_whole():
@@ -85,10 +85,12 @@ def test_the_sampled_softmax_is_close_to_the_whole():
     values[0] = -100
     whole = F.cross_entropy(F.linear(states, matrix, bias), values, ignore_index=-100, reduction="sum")
     torch.manual_seed(1)
-    found = [sampled_loss(states, matrix, bias, values, -100, 300).item() for _ in range(40)]
+    found = [sampled_softmax_loss(states, matrix, bias, values, -100, 300).item() for _ in range(40)]
     assert abs(sum(found) / len(found) - whole.item()) < 0.03 * whole.item()
 
 
 def test_large_vocabularies_are_sampled():
-    small, large = (FAMILIES["elmo"].spec(dim=16, vocab_size=size).heads["next"].sampled for size in (1000, 100_000))
+    small, large = (
+        FAMILIES["elmo"].model_config(dim=16, vocab_size=size).heads["next"].num_sampled for size in (1000, 100_000)
+    )
     assert (small, large) == (0, 8192)

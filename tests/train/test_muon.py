@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES
-from polyseme.train.muon import STEPS, orthogonal
-from polyseme.train.optimizer import OptimSpec, load_optimiser_state, optimiser_state, set_rate
+from polyseme.train.muon import NS_COEFFICIENTS, newton_schulz
+from polyseme.train.optimizer import OptimizerConfig, load_optimizer_state_dict, optimizer_state_dict, set_lr
 
 
 @pytest.mark.parametrize("shape", [(2, 30, 50), (3, 50, 30), (1, 40, 40)])
@@ -15,16 +15,16 @@ def test_singular_values_follow_the_polynomial(shape):
     x = torch.randn(shape, dtype=torch.float64)
     u, s, v = torch.linalg.svd(x, full_matrices=False)
     s = s / s.norm(dim=-1, keepdim=True)
-    for a, b, c in STEPS:
+    for a, b, c in NS_COEFFICIENTS:
         s = a * s + b * s**3 + c * s**5
-    torch.testing.assert_close(orthogonal(x), u @ torch.diag_embed(s) @ v, atol=1e-6, rtol=0)
+    torch.testing.assert_close(newton_schulz(x), u @ torch.diag_embed(s) @ v, atol=1e-6, rtol=0)
     assert s.max() < 1.25 and (s > 0.6).double().mean() > 0.9  # what is almost 0 stays small
 
 
 def model_and_optimiser(family="bert", **changes):
-    model = FAMILIES[family].spec(num_layers=2, dim=32, num_heads=2, vocab_size=50, max_len=16).build(seed=0)
-    spec = OptimSpec(rate=0.01, method="muon", **changes)
-    return model, spec.build(model, model.trunk.groups())
+    model = FAMILIES[family].model_config(num_layers=2, dim=32, num_heads=2, vocab_size=50, max_len=16).build(seed=0)
+    spec = OptimizerConfig(lr=0.01, name="muon", **changes)
+    return model, spec.build(model, model.trunk.layer_groups())
 
 
 def step(model, optimiser, seed):
@@ -34,7 +34,7 @@ def step(model, optimiser, seed):
     optimiser.step()
 
 
-@pytest.mark.parametrize("family,stacked", [("bert", {1, 3}), ("modern", {1, 2, 3})])
+@pytest.mark.parametrize("family,stacked", [("bert", {1, 3}), ("modernbert", {1, 2, 3})])
 def test_matrices_of_the_blocks_and_no_others(family, stacked):
     model, optimiser = model_and_optimiser(family)
     chosen = {id(p): g["stacked"] for g in optimiser.param_groups for p in g["params"] if g["stacked"]}
@@ -59,8 +59,8 @@ def test_each_part_of_a_stack_moves_on_its_own():
 
 def test_the_rest_is_adamw():
     model, optimiser = model_and_optimiser()
-    plain = FAMILIES["bert"].spec(num_layers=2, dim=32, num_heads=2, vocab_size=50, max_len=16).build(seed=0)
-    other = OptimSpec(rate=0.01).build(plain, plain.trunk.groups())
+    plain = FAMILIES["bert"].model_config(num_layers=2, dim=32, num_heads=2, vocab_size=50, max_len=16).build(seed=0)
+    other = OptimizerConfig(lr=0.01).build(plain, plain.trunk.layer_groups())
     for seed in range(3):
         step(model, optimiser, seed)
         step(plain, other, seed)
@@ -75,9 +75,9 @@ def test_momentum_there_and_back():
     for seed in range(3):
         step(model, optimiser, seed)
     again.load_state_dict(model.state_dict())
-    load_optimiser_state(other, again, optimiser_state(optimiser, model))
-    set_rate(optimiser, 0.003)
-    set_rate(other, 0.003)
+    load_optimizer_state_dict(other, again, optimizer_state_dict(optimiser, model))
+    set_lr(optimiser, 0.003)
+    set_lr(other, 0.003)
     step(model, optimiser, 9)
     step(again, other, 9)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters()))
@@ -90,7 +90,7 @@ def test_it_learns():
     true = torch.randn_like(weight) * 0.1
     losses = []
     for number in range(60):
-        set_rate(optimiser, 0.05 * (1 - number / 60))
+        set_lr(optimiser, 0.05 * (1 - number / 60))
         optimiser.zero_grad()
         loss = (weight - true).square().mean()
         loss.backward()

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.cli.music import sample
+from polyseme.cli.music import sample_events
 from polyseme.corpus.build.prepare import prepare
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.nn.model import ModelSpec
-from polyseme.nn.packing import Layout
-from polyseme.recipes import find_recipe
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.packing import PackedLayout
+from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
-from polyseme.weights.folder import load_model, read_spec, save_model
+from polyseme.weights.folder import load_model, read_model_config, save_model
 
 LENGTH = 48
 
@@ -37,15 +37,15 @@ def runs(harness, tmp_path_factory):
     folder = tmp_path_factory.mktemp("music")
     lines = [" ".join(harness.compose(seed, LENGTH - 1, 3, (0,))) for seed in range(400)]
     (folder / "pieces.txt").write_text("\n".join(lines) + "\n")
-    prepare([folder / "pieces.txt"], Tokenizer.load("events"), folder / "corpus", split="line", workers=1)
+    prepare([folder / "pieces.txt"], Tokenizer.load("events"), folder / "corpus", split="line", num_workers=1)
     for positions in ("relative", "learned"):
-        recipe = find_recipe("music-tiny").replace(
-            size="", max_len=LENGTH, batch_tokens=1536, bin_tokens=1536,
-            model={"num_layers": 1, "dim": 32, "num_heads": 2, "max_len": 4 * LENGTH, "furthest": 24,
+        recipe = get_training_recipe("music-tiny").replace(
+            size="", max_len=LENGTH, batch_tokens=1536, micro_batch_tokens=1536,
+            model={"num_layers": 1, "dim": 32, "num_heads": 2, "max_len": 4 * LENGTH, "max_distance": 24,
                    "positions": positions, "dropout": 0.0, "attention_dropout": 0.0},
         )  # fmt: skip
-        for path, value in (("budget.steps", "180"), ("optim.rate", "0.02"), ("schedule.warmup", "10")):
-            recipe = recipe.at(path, value)
+        for path, value in (("budget.steps", "180"), ("optimizer.lr", "0.02"), ("schedule.warmup", "10")):
+            recipe = recipe.with_override(path, value)
         pretrain(recipe, folder / "corpus", folder / positions)
     torch.set_num_threads(threads)
     return folder
@@ -59,7 +59,7 @@ def test_relative_places_reach_beyond_training(runs, harness):
     found = {}
     for positions in ("relative", "learned"):
         model = load_model(runs / positions / "model").model
-        found[positions] = harness.by_place(model, pieces, tokenizer.specials.bos, borders)
+        found[positions] = harness.by_place(model, pieces, tokenizer.special_token_ids.bos, borders)
     relative, learned = found["relative"], found["learned"]
     assert relative[1] < 1 < relative[0] and max(relative[2:]) < relative[1] + 0.25
     assert min(learned[2:]) > learned[1] + 1.5
@@ -70,61 +70,63 @@ def test_a_piece_by_heart(runs, harness):
     opened = polyseme.load(runs / "relative/model", device="cpu")
     begun = harness.compose(9100, 24, 3, (0,))
     long = opened.max_len + 40
-    found = sample(opened, begun, long, temperature=0.0)
-    assert found == sample(opened, begun, long, temperature=0.0, seed=7) and len(found) == long
+    found = sample_events(opened, begun, long, temperature=0.0)
+    assert found == sample_events(opened, begun, long, temperature=0.0, seed=7) and len(found) == long
     right = opened.tokenizer.encode(" ".join(harness.compose(9100, LENGTH, 3, (0,))))
     assert sum(a == b for a, b in zip(found, right)) >= LENGTH - 3
-    tokens = torch.tensor([opened.tokenizer.specials.bos, *found[: opened.max_len - 1]])
-    layout = Layout.of([len(tokens)])
+    tokens = torch.tensor([opened.tokenizer.special_token_ids.bos, *found[: opened.max_len - 1]])
+    layout = PackedLayout.from_lengths([len(tokens)])
     with torch.no_grad():
-        scores = opened.model.predict("next", opened.model.trunk(tokens, layout).last, layout)
+        scores = opened.model.predict("next", opened.model.trunk(tokens, layout).hidden, layout)
     scores[:, [0, 1, 3]] = -torch.inf
     assert scores[len(begun) :].argmax(-1).tolist() == found[len(begun) : opened.max_len]
-    drawn = [sample(opened, begun, 80, seed=seed) for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2] and not opened.tokenizer.special_ids & set(drawn[0])
+    drawn = [sample_events(opened, begun, 80, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2] and not opened.tokenizer.all_special_ids & set(drawn[0])
 
 
 def test_an_lstm_on_the_same_events_plays_too(runs, harness):
     """By the same corpus, loop and command; what it has played so far is a state, so a piece has no end of its own."""
-    recipe = find_recipe("performance_rnn-tiny").replace(
-        max_len=LENGTH, batch_tokens=768, bin_tokens=768, eval_every=1000, save_every=1000,
+    recipe = get_training_recipe("performance_rnn-tiny").replace(
+        max_len=LENGTH, batch_tokens=768, micro_batch_tokens=768, eval_every=1000, save_every=1000,
         model={"num_layers": 1, "dim": 48, "dropout": 0.0, "max_len": 64},
     )  # fmt: skip
-    for path, value in (("budget.steps", "60"), ("optim.rate", "0.03"), ("schedule.warmup", "5")):
-        recipe = recipe.at(path, value)
+    for path, value in (("budget.steps", "60"), ("optimizer.lr", "0.03"), ("schedule.warmup", "5")):
+        recipe = recipe.with_override(path, value)
     results = pretrain(recipe, runs / "corpus", runs / "lstm")
     assert results["valid"]["next"] < 2.5, "a fifth of the choices a uniform guess has"
     opened = polyseme.load(runs / "lstm/model", device="cpu")
     begun = harness.compose(9100, 24, 3, (0,))
-    found = sample(opened, begun, 100, temperature=0.0)
-    tokens = torch.tensor([opened.tokenizer.specials.bos, *found[:63]])
-    layout = Layout.of([64])
+    found = sample_events(opened, begun, 100, temperature=0.0)
+    tokens = torch.tensor([opened.tokenizer.special_token_ids.bos, *found[:63]])
+    layout = PackedLayout.from_lengths([64])
     with torch.no_grad():
-        scores = opened.model.predict("next", opened.model.trunk(tokens, layout).last, layout)
-    scores[:, [token for token in opened.tokenizer.special_ids if token != opened.tokenizer.specials.eos]] = -torch.inf
+        scores = opened.model.predict("next", opened.model.trunk(tokens, layout).hidden, layout)
+    scores[
+        :, [token for token in opened.tokenizer.all_special_ids if token != opened.tokenizer.special_token_ids.eos]
+    ] = -torch.inf
     assert scores[len(begun) :].argmax(-1).tolist() == found[len(begun) : 64]
 
 
 def test_what_cannot_be_played(runs, harness):
     learned = polyseme.load(runs / "learned/model", device="cpu")
-    assert len(sample(learned, [], learned.max_len, 0.0)) <= learned.max_len
+    assert len(sample_events(learned, [], learned.max_len, 0.0)) <= learned.max_len
     with pytest.raises(UserError, match="length is 193, and the model has places for 192 events"):
-        sample(learned, [], 193)
+        sample_events(learned, [], 193)
     with pytest.raises(UserError, match="20 events: --length 20 leaves nothing"):
-        sample(learned, harness.compose(0, 20), 20)
+        sample_events(learned, harness.compose(0, 20), 20)
     with pytest.raises(UserError, match="temperature is -1"):
-        sample(learned, [], 20, -1)
+        sample_events(learned, [], 20, -1)
 
 
 def test_both_places_are_one_family(tmp_path):
     """A folder without `polyseme.json` is read from its config, which says which places it has."""
     for positions in ("relative", "learned"):
-        spec = FAMILIES["music"].spec("tiny", positions=positions, max_len=64)
-        assert ModelSpec.from_json(spec.to_json()) == spec
+        spec = FAMILIES["music"].model_config("tiny", positions=positions, max_len=64)
+        assert ModelConfig.from_json(spec.to_json()) == spec
         model = spec.build(seed=0)
         save_model(tmp_path / positions, model, Tokenizer.load("events"))
         (tmp_path / positions / "polyseme.json").unlink()
-        assert read_spec(tmp_path / positions)[0] == spec
+        assert read_model_config(tmp_path / positions)[0] == spec
         again = load_model(tmp_path / positions).model.state_dict()
         assert all(torch.equal(t, again[name]) for name, t in model.state_dict().items())
     names = set(again) ^ set(load_model(tmp_path / "relative").model.state_dict())
@@ -133,22 +135,22 @@ def test_both_places_are_one_family(tmp_path):
         *(f"trunk.blocks.{i}.attention.distance.weight" for i in (0, 1)),
     }
     config = json.loads((tmp_path / "relative/config.json").read_text())
-    assert config["positions"] == "relative" and config["furthest"] == 256
+    assert config["positions"] == "relative" and config["max_distance"] == 256
     with pytest.raises(UserError, match="furthest is 0, expected 1 or more"):
-        FAMILIES["music"].spec("tiny", furthest=0)
+        FAMILIES["music"].model_config("tiny", furthest=0)
 
 
 def test_the_command(runs, harness, done, refused, tmp_path):
     pytest.importorskip("mido")
     from polyseme.corpus.sources.midi import read_notes, write_notes
-    from polyseme.text.events import to_events, to_notes
+    from polyseme.text.events import events_to_notes, notes_to_events
 
     begun = harness.compose(9200, 24, 3, (0,))
-    write_notes(tmp_path / "begun.mid", to_notes(begun))
+    write_notes(tmp_path / "begun.mid", events_to_notes(begun))
     model = runs / "relative/model"
     said = done("music", model, "--out", tmp_path / "a.mid", "--length", 60, "--prime", tmp_path / "begun.mid")
     assert "a.mid: " in said and "notes" in said
-    assert to_events(read_notes(tmp_path / "a.mid"))[:24] == begun[:24]
+    assert notes_to_events(read_notes(tmp_path / "a.mid"))[:24] == begun[:24]
     done("music", model, "--out", tmp_path / "b.mid", "--length", 60, "--prime", tmp_path / "begun.mid")
     assert (tmp_path / "a.mid").read_bytes() == (tmp_path / "b.mid").read_bytes()
     refused("music", model, "--out", tmp_path / "a.mid", says="already there")

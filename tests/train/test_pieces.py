@@ -11,19 +11,19 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.nn.packing import Layout
+from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.objectives.losses import losses
-from polyseme.train.budget import Deadline, steps_in
+from polyseme.objectives.losses import compute_losses
+from polyseme.train.budget import Deadline, count_fitting_steps
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from polyseme.train.flops import num_parameters, training_flops
-from polyseme.train.loop import Training, train
-from polyseme.train.mixed_precision import Half
-from polyseme.train.optimizer import OptimSpec, load_optimiser_state, optimiser_state, set_rate
+from polyseme.train.flops import count_parameters, count_training_flops
+from polyseme.train.loop import TrainState, train
+from polyseme.train.mixed_precision import BF16WorkingCopy
+from polyseme.train.optimizer import OptimizerConfig, load_optimizer_state_dict, optimizer_state_dict, set_lr
 from polyseme.train.prefetch import prefetch
-from polyseme.train.pretrain import compiled, pretrain
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.pretrain import pretrain, try_compile
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 from tests.contracts.cases import fitting
 
 # --- schedules -------------------------------------------------------------------------------------------------------
@@ -32,39 +32,39 @@ from tests.contracts.cases import fitting
 @pytest.mark.parametrize("shape", ["constant", "linear", "cosine", "inverse_sqrt"])
 def test_warm_up(shape):
     for warmup in (0.1, 100):  # a share of the run, or steps
-        schedule = ScheduleSpec(shape, warmup)
-        assert schedule.scale(0, 1000) == pytest.approx(0.01)
-        assert schedule.scale(49, 1000) == pytest.approx(0.5)
-        assert schedule.scale(99, 1000) == 1
-        assert schedule.scale(100, 1000) == pytest.approx(1, rel=0.006)
-        steps = [schedule.scale(i, 1000) for i in range(1000)]
+        schedule = ScheduleConfig(shape, warmup)
+        assert schedule.lr_factor(0, 1000) == pytest.approx(0.01)
+        assert schedule.lr_factor(49, 1000) == pytest.approx(0.5)
+        assert schedule.lr_factor(99, 1000) == 1
+        assert schedule.lr_factor(100, 1000) == pytest.approx(1, rel=0.006)
+        steps = [schedule.lr_factor(i, 1000) for i in range(1000)]
         assert max(steps) == 1 and min(steps) > 0
         assert steps[99:] == sorted(steps[99:], reverse=True)
 
 
 def test_linear():
-    schedule = ScheduleSpec("linear", 100)
-    assert schedule.scale(550, 1000) == pytest.approx(0.5)
-    assert schedule.scale(999, 1000) == pytest.approx(1 / 900)
-    assert schedule.scale(1000, 1000) == 0
-    assert ScheduleSpec("linear", 100, floor=0.2).scale(550, 1000) == pytest.approx(0.6)
-    assert ScheduleSpec("linear", 100, floor=0.2).scale(5000, 1000) == pytest.approx(0.2)
+    schedule = ScheduleConfig("linear", 100)
+    assert schedule.lr_factor(550, 1000) == pytest.approx(0.5)
+    assert schedule.lr_factor(999, 1000) == pytest.approx(1 / 900)
+    assert schedule.lr_factor(1000, 1000) == 0
+    assert ScheduleConfig("linear", 100, min_lr_ratio=0.2).lr_factor(550, 1000) == pytest.approx(0.6)
+    assert ScheduleConfig("linear", 100, min_lr_ratio=0.2).lr_factor(5000, 1000) == pytest.approx(0.2)
 
 
 def test_cosine():
-    schedule = ScheduleSpec("cosine", 100, floor=0.1)
-    assert schedule.scale(550, 1000) == pytest.approx(0.55)
-    assert schedule.scale(325, 1000) == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2)
-    assert schedule.scale(1000, 1000) == pytest.approx(0.1)
+    schedule = ScheduleConfig("cosine", 100, min_lr_ratio=0.1)
+    assert schedule.lr_factor(550, 1000) == pytest.approx(0.55)
+    assert schedule.lr_factor(325, 1000) == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2)
+    assert schedule.lr_factor(1000, 1000) == pytest.approx(0.1)
 
 
 def test_inverse_square_root():
     """Vaswani et al. 2017, equation 3: min(step^-0.5, step · warmup^-1.5), with steps from 1, over its peak."""
-    schedule = ScheduleSpec("inverse_sqrt", 100)
+    schedule = ScheduleConfig("inverse_sqrt", 100)
     for step in (1, 50, 100, 101, 400, 10_000):
         expected = min(step**-0.5, step * 100**-1.5) / 100**-0.5
-        assert schedule.scale(step - 1, 10_000) == pytest.approx(expected)
-    assert schedule.scale(399, 10_000) == pytest.approx(0.5)
+        assert schedule.lr_factor(step - 1, 10_000) == pytest.approx(expected)
+    assert schedule.lr_factor(399, 10_000) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("cut_frac,ratio", [(0.1, 32), (0.25, 8)])
@@ -72,17 +72,17 @@ def test_slanted_triangle(cut_frac, ratio):
     """Howard and Ruder 2018, equation 3; theirs are cut_frac 0.1 and ratio 32."""
     total = 1000
     cut = math.floor(total * cut_frac)
-    schedule = ScheduleSpec("slanted", cut_frac, ratio=ratio)
-    assert ScheduleSpec("slanted", 0.1) == ScheduleSpec("slanted", 0.1, ratio=32)
+    schedule = ScheduleConfig("slanted", cut_frac, slanted_ratio=ratio)
+    assert ScheduleConfig("slanted", 0.1) == ScheduleConfig("slanted", 0.1, slanted_ratio=32)
     for t in range(total):
         p = t / cut if t < cut else 1 - (t - cut) / (cut * (1 / cut_frac - 1))
-        assert schedule.scale(t, total) == pytest.approx((1 + p * (ratio - 1)) / ratio)
+        assert schedule.lr_factor(t, total) == pytest.approx((1 + p * (ratio - 1)) / ratio)
 
 
 def test_the_shortest_runs_have_a_rate():
     for shape in ("constant", "linear", "cosine", "inverse_sqrt", "slanted"):
         for total in (1, 2, 3):
-            assert all(0 < ScheduleSpec(shape).scale(i, total) <= 1 for i in range(total))
+            assert all(0 < ScheduleConfig(shape).lr_factor(i, total) <= 1 for i in range(total))
 
 
 # --- the optimiser ---------------------------------------------------------------------------------------------------
@@ -90,15 +90,15 @@ def test_the_shortest_runs_have_a_rate():
 
 def tiny(family="bert", **changes):
     usual = {"num_layers": 2, "dim": 8, "num_heads": 2, "ffn_dim": 16, "hidden_dim": 12, "vocab_size": 11,
-             "max_len": 16, "dropout": 0.0, "attention_dropout": 0.0, "buckets": 9}  # fmt: skip
-    return FAMILIES[family].spec(**fitting(FAMILIES[family], **usual), **changes).build(seed=0)
+             "max_len": 16, "dropout": 0.0, "attention_dropout": 0.0, "num_buckets": 9}  # fmt: skip
+    return FAMILIES[family].model_config(**fitting(FAMILIES[family], **usual), **changes).build(seed=0)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 @pytest.mark.parametrize("layer_decay", [1.0, 0.5])
 def test_decay_touches_matrices_only(family, layer_decay):
     model = tiny(family)
-    optimiser = OptimSpec(decay=0.01, layer_decay=layer_decay).build(model, model.trunk.groups())
+    optimiser = OptimizerConfig(weight_decay=0.01, layer_decay=layer_decay).build(model, model.trunk.layer_groups())
     decays = {id(p): g["weight_decay"] for g in optimiser.param_groups for p in g["params"]}
     assert sum(len(g["params"]) for g in optimiser.param_groups) == len(list(model.parameters()))
     for name, p in model.named_parameters():
@@ -109,8 +109,8 @@ def test_decay_touches_matrices_only(family, layer_decay):
 @pytest.mark.parametrize("layer_decay", [1.0, 0.5])
 def test_heads_may_have_a_rate_of_their_own(layer_decay):
     model = tiny()
-    optimiser = OptimSpec(layer_decay=layer_decay, head=20.0).build(model, model.trunk.groups())
-    set_rate(optimiser, 1e-5)
+    optimiser = OptimizerConfig(layer_decay=layer_decay, head_lr_scale=20.0).build(model, model.trunk.layer_groups())
+    set_lr(optimiser, 1e-5)
     rates = {id(p): g["lr"] for g in optimiser.param_groups for p in g["params"]}
     assert [rates[id(p)] for p in model.heads.parameters()] == pytest.approx(
         [2e-4] * len(list(model.heads.parameters()))
@@ -121,17 +121,17 @@ def test_heads_may_have_a_rate_of_their_own(layer_decay):
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_layer_decay(family):
     model = tiny(family)
-    groups = model.trunk.groups()
-    optimiser = OptimSpec(layer_decay=0.5).build(model, groups)
-    set_rate(optimiser, 0.8)
+    groups = model.trunk.layer_groups()
+    optimiser = OptimizerConfig(layer_decay=0.5).build(model, groups)
+    set_lr(optimiser, 0.8)
     rates = {id(p): g["lr"] for g in optimiser.param_groups for p in g["params"]}
     assert all(rates[id(p)] == pytest.approx(0.8) for p in model.heads.parameters())
     levels = [{rates[id(p)] for p in group} for group in groups]
     assert all(len(level) == 1 for level in levels)
     flat = [level.pop() for level in levels]
     assert flat == pytest.approx([0.8 * 0.5 ** (len(groups) - i) for i in range(len(groups))])
-    even = OptimSpec().build(model, groups)
-    set_rate(even, 0.8)
+    even = OptimizerConfig().build(model, groups)
+    set_lr(even, 0.8)
     assert {g["lr"] for g in even.param_groups} == {0.8}
 
 
@@ -140,10 +140,10 @@ def test_optimiser_state_there_and_back():
     batches = [batch_of(model)]
     run = training(model)
     list(train(run, iter([(batches, None)] * 3)))
-    state = optimiser_state(run.optimiser, model)
-    fresh = OptimSpec().build(other, other.trunk.groups())
-    load_optimiser_state(fresh, other, state)
-    again = optimiser_state(fresh, other)
+    state = optimizer_state_dict(run.optimizer, model)
+    fresh = OptimizerConfig().build(other, other.trunk.layer_groups())
+    load_optimizer_state_dict(fresh, other, state)
+    again = optimizer_state_dict(fresh, other)
     assert state.keys() == again.keys() and state
     assert all(torch.equal(state[k], again[k]) for k in state)
 
@@ -152,20 +152,20 @@ def test_optimiser_state_there_and_back():
 
 
 def batch_of(model, lengths=(3, 5)):
-    layout = Layout.of(lengths)
+    layout = PackedLayout.from_lengths(lengths)
     rows = torch.tensor([1, 4])
     targets = {}
-    for name in model.spec.heads:
+    for name in model.config.heads:
         where = torch.arange(len(lengths)) if name == "pair" else rows
         targets[name] = Targets(where, torch.tensor([0, 1]), 2)
-    tokens = torch.arange(layout.total) % 11
-    return Batch(tokens, layout, None, targets, layout.total)
+    tokens = torch.arange(layout.num_tokens) % 11
+    return Batch(tokens, layout, None, targets, layout.num_tokens)
 
 
 def training(model, total=3, **optim):
-    spec = OptimSpec(**optim)
-    optimiser = spec.build(model, model.trunk.groups())
-    return Training(model, optimiser, spec, ScheduleSpec("constant", 0), total, torch.device("cpu"))
+    spec = OptimizerConfig(**optim)
+    optimiser = spec.build(model, model.trunk.layer_groups())
+    return TrainState(model, optimiser, spec, ScheduleConfig("constant", 0), total, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("clip", [0.25, 0.0])
@@ -174,17 +174,17 @@ def test_clipping(clip):
     run = training(model, total=1, clip=clip)
     (report,) = train(run, iter([([batch_of(model)], None)]))
     norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm().item()
-    assert report.gradient > 0.25
-    assert norm == pytest.approx(clip or report.gradient, rel=1e-4)
+    assert report.grad_norm > 0.25
+    assert norm == pytest.approx(clip or report.grad_norm, rel=1e-4)
 
 
 def test_reports():
     model = tiny()
     batches = [batch_of(model), batch_of(model, (5, 4))]
     reports = list(train(training(model, total=3, rate=0.01), iter([(batches, i) for i in range(9)])))
-    assert [r.step for r in reports] == [1, 2, 3] and [r.cursor for r in reports] == [0, 1, 2]
-    assert all(r.tokens == 17 and r.rate == 0.01 and set(r.loss) == {"masked", "pair"} for r in reports)
-    assert all(r.flops == sum(training_flops(model, b) for b in batches) for r in reports)
+    assert [r.step for r in reports] == [1, 2, 3] and [r.position for r in reports] == [0, 1, 2]
+    assert all(r.tokens == 17 and r.lr == 0.01 and set(r.loss) == {"masked", "pair"} for r in reports)
+    assert all(r.flops == sum(count_training_flops(model, b) for b in batches) for r in reports)
     assert sum(reports[-1].loss.values()) < sum(reports[0].loss.values())
 
 
@@ -192,7 +192,10 @@ def test_a_loss_that_is_not_finite_changes_nothing():
     model = tiny()
     before = {n: p.clone() for n, p in model.named_parameters()}
     run = training(model)
-    run.terms = lambda m, b: {"masked": m.trunk.table.sum() * float("nan"), "pair": m.trunk.table.sum()}
+    run.loss_fn = lambda m, b: {
+        "masked": m.trunk.token_embeddings.sum() * float("nan"),
+        "pair": m.trunk.token_embeddings.sum(),
+    }
     with pytest.raises(UserError, match="not finite"):
         list(train(run, iter([([batch_of(model)], None)])))
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
@@ -247,7 +250,7 @@ def test_prefetch_left_early_ends_its_thread_and_runs_only_a_little_ahead():
             yield i
 
     before = threading.active_count()
-    stream = prefetch(items(), ahead=2)
+    stream = prefetch(items(), buffer_size=2)
     assert next(stream) == 0
     time.sleep(0.15)
     assert len(made) <= 5
@@ -265,35 +268,37 @@ def test_training_flops_by_hand():
     attention = 2 * 3 * (2 * 8 * 3 * 3 + 2 * 8 * 3 * 3 + 2 * 8 * 5 * 5 + 2 * 8 * 5 * 5)  # scores, sums; thrice
     masked = 2 * (8 * 8 + 8 * 11)
     pair = 2 * (8 * 8 + 8 * 2)  # the pooler's matrix, and the head's
-    assert training_flops(model, batch_of(model)) == 6 * matrices * 8 + attention + 6 * (masked + pair)
+    assert count_training_flops(model, batch_of(model)) == 6 * matrices * 8 + attention + 6 * (masked + pair)
 
 
 def test_training_flops_of_a_causal_model():
     model = tiny("gpt2")
     matrices = 2 * (4 * 8 * 8 + 2 * 8 * 16)
     attention = 2 * 3 * (4 * 8 * 3 * 3 + 4 * 8 * 5 * 5) // 2
-    assert training_flops(model, batch_of(model)) == 6 * matrices * 8 + attention + 6 * 2 * 8 * 11
+    assert count_training_flops(model, batch_of(model)) == 6 * matrices * 8 + attention + 6 * 2 * 8 * 11
 
 
 def test_training_flops_of_blocks_that_differ():
     """A gated layer has three matrices; in the second block a query sees its neighbours, 3 tokens of 5."""
-    model = tiny("modern", global_every=2, window=1)
+    model = tiny("modernbert", global_every=2, window=1)
     matrices = 2 * (4 * 8 * 8 + 3 * 8 * 16)
     attention = 3 * 4 * 8 * (3 * 3 + 5 * 5) + 3 * 4 * 8 * (3 * 3 + 5 * 3)
-    assert training_flops(model, batch_of(model)) == 6 * matrices * 8 + attention + 6 * 2 * (8 * 8 + 8 * 11)
+    assert count_training_flops(model, batch_of(model)) == 6 * matrices * 8 + attention + 6 * 2 * (8 * 8 + 8 * 11)
 
 
 def test_training_flops_ignore_filler():
     model = tiny("gpt2")
     batch = batch_of(model)
-    layout = Layout.of((3, 5), slots=6, longest=16)
-    assert training_flops(model, Batch(batch.tokens, layout, None, batch.targets, 8)) == training_flops(model, batch)
+    layout = PackedLayout.from_lengths((3, 5), num_slots=6, max_seqlen=16)
+    assert count_training_flops(model, Batch(batch.tokens, layout, None, batch.targets, 8)) == count_training_flops(
+        model, batch
+    )
 
 
 def test_num_parameters():
     model = tiny("gpt2")
     block = 8 * 24 + 24 + 8 * 8 + 8 + 8 * 16 + 16 + 16 * 8 + 8 + 4 * 8
-    assert num_parameters(model) == 11 * 8 + 16 * 8 + 2 * block + 2 * 8
+    assert count_parameters(model) == 11 * 8 + 16 * 8 + 2 * block + 2 * 8
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------
@@ -305,7 +310,7 @@ def checkpoint(step):
 
 def test_keep_and_latest(tmp_path):
     for step in (8, 9, 10, 11):
-        save_checkpoint(tmp_path, checkpoint(step), keep=2)
+        save_checkpoint(tmp_path, checkpoint(step), keep_checkpoints=2)
         assert (tmp_path / "LATEST").read_text().strip() == f"step-{step}"
         assert load_checkpoint(tmp_path).step == step
     assert sorted(p.name for p in tmp_path.iterdir()) == ["LATEST", "step-10", "step-11"]
@@ -317,7 +322,7 @@ def test_keep_and_latest(tmp_path):
 def test_the_newest_whole_checkpoint_is_found(tmp_path):
     assert load_checkpoint(tmp_path) is None
     for step in (1, 2, 3):
-        save_checkpoint(tmp_path, checkpoint(step), keep=3)
+        save_checkpoint(tmp_path, checkpoint(step), keep_checkpoints=3)
     (tmp_path / "step-3/state.json").write_text("{")
     assert load_checkpoint(tmp_path).step == 2
     weights = tmp_path / "step-2/model.safetensors"
@@ -329,9 +334,9 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path):
 
 
 def test_saving_a_step_again_replaces_it(tmp_path):
-    save_checkpoint(tmp_path, checkpoint(3), keep=1)
+    save_checkpoint(tmp_path, checkpoint(3), keep_checkpoints=1)
     changed = Checkpoint(3, {"model": {"a": torch.zeros(3)}}, {})
-    save_checkpoint(tmp_path, changed, keep=1)
+    save_checkpoint(tmp_path, changed, keep_checkpoints=1)
     assert torch.equal(load_checkpoint(tmp_path).tensors["model"]["a"], torch.zeros(3))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["LATEST", "step-3"]
 
@@ -341,7 +346,7 @@ def test_without_a_compiler_one_line_and_eager(monkeypatch, capsys):
         raise RuntimeError("no C++ compiler found\nand much more")
 
     monkeypatch.setattr(torch, "compile", broken)
-    assert compiled(losses, torch.device("cpu")) is losses
+    assert try_compile(compute_losses, torch.device("cpu")) is compute_losses
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "no C++ compiler found" in said
 
@@ -349,40 +354,40 @@ def test_without_a_compiler_one_line_and_eager(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "text,expected",
     [
-        ("20m", BudgetSpec(minutes=20)),
-        ("1h30m", BudgetSpec(minutes=90)),
-        ("90s", BudgetSpec(minutes=1.5)),
-        ("500steps", BudgetSpec(steps=500)),
-        ("1e9tokens", BudgetSpec(tokens=10**9)),
+        ("20m", BudgetConfig(minutes=20)),
+        ("1h30m", BudgetConfig(minutes=90)),
+        ("90s", BudgetConfig(minutes=1.5)),
+        ("500steps", BudgetConfig(steps=500)),
+        ("1e9tokens", BudgetConfig(tokens=10**9)),
     ],
 )
 def test_a_budget_in_words(text, expected):
-    assert BudgetSpec.parse(text) == expected
+    assert BudgetConfig.parse(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "20", "m", "0m", "20 m", "-3m", "1.2.3m", "1e999steps", "esteps", "20x"])
 def test_a_budget_that_is_none(text):
     with pytest.raises(UserError, match="a budget is a time such as 20m"):
-        BudgetSpec.parse(text)
+        BudgetConfig.parse(text)
 
 
 @pytest.mark.parametrize(
     "path,value,told",
     [
-        ("keep", "0", "keep is 0, expected 1 or more"),
-        ("average", "-1", "average is -1, expected 0 or more"),
-        ("holdout", "1", r"holdout is 1\.0, expected from 0 to below 1"),
+        ("keep_checkpoints", "0", "keep is 0, expected 1 or more"),
+        ("num_averaged", "-1", "average is -1, expected 0 or more"),
+        ("valid_fraction", "1", r"holdout is 1\.0, expected from 0 to below 1"),
         ("budget.steps", "-1", r"budget\.steps is -1, expected 0 or more"),
         ("budget.steps", "0", "the budget is empty"),
-        ("optim.rate", "0", r"optim\.rate is 0\.0, which is not above 0"),
-        ("bin_tokens", "8", "bin_tokens 8 is smaller than max_len 128"),
+        ("optimizer.lr", "0", r"optim\.rate is 0\.0, which is not above 0"),
+        ("micro_batch_tokens", "8", "bin_tokens 8 is smaller than max_len 128"),
         ("batch_tokens", "20000", "batch_tokens 20000 is not a multiple of bin_tokens 16384"),
     ],
 )
 def test_numbers_of_a_recipe_that_cannot_be(path, value, told):
     recipe = Recipe("r", "bert").check()
     with pytest.raises(UserError, match=f"^{told}"):
-        recipe.at(path, value).check()
+        recipe.with_override(path, value).check()
 
 
 @pytest.mark.parametrize("seconds,each,others", [(60, 0.5, []), (100, 0.1, [(2, 50), (5, 200)]), (7, 0.3, [(1, 4)])])
@@ -390,23 +395,23 @@ def test_steps_fill_the_time_and_no_more(seconds, each, others):
     def spent(steps):
         return steps * each + sum(cost * (steps / every + 1) for cost, every in others)
 
-    steps = steps_in(seconds, each, others)
+    steps = count_fitting_steps(seconds, each, others)
     assert steps > 1 and spent(steps) <= seconds + 1e-9 < spent(steps + 1) + 1e-9
-    assert steps_in(0.01, each, others) == 0
+    assert count_fitting_steps(0.01, each, others) == 0
 
 
 def test_gradients_of_the_copy_replace_or_add():
     """What a micro-batch does not reach has no gradient of an earlier step left."""
-    model = FAMILIES["bert"].spec("tiny", vocab_size=50).build(seed=0)
-    half = Half(model)
-    weights = list(zip(model.parameters(), half.load().parameters()))
+    model = FAMILIES["bert"].model_config("tiny", vocab_size=50).build(seed=0)
+    half = BF16WorkingCopy(model)
+    weights = list(zip(model.parameters(), half.copy_weights_from_master().parameters()))
     for fresh, scale, expected in ((True, 1.0, 1.0), (False, 2.0, 3.0), (True, 4.0, 4.0)):
         for _, h in weights:
             h.grad = torch.full_like(h, scale)
-        half.give(fresh)
+        half.copy_grads_to_master(fresh)
         assert all(h.grad is None and (p.grad == expected).all() for p, h in weights)
     weights[0][1].grad = torch.ones_like(weights[0][1])
-    half.give(fresh=True)
+    half.copy_grads_to_master(is_first=True)
     assert (weights[0][0].grad == 1).all() and all((p.grad == 0).all() for p, _ in weights[1:])
 
 
@@ -415,21 +420,21 @@ def test_a_deadline_counts_the_steps_that_fit(each, total, monkeypatch):
     """A hundred steps of a second, looked at after ten: a pace that nearly fits changes nothing."""
     clock = [0.0]
     monkeypatch.setattr("polyseme.train.budget.time.perf_counter", lambda: clock[0])
-    deadline = Deadline(end=100.0, start=0, total=200)
-    assert not deadline.due(9) and deadline.due(10)
+    deadline = Deadline(end_time=100.0, start_step=0, replan_steps=200)
+    assert not deadline.should_check(9) and deadline.should_check(10)
     clock[0] = 10 * each
-    assert deadline.total(10, 100) == total
-    assert not deadline.due(19) and deadline.due(20)
+    assert deadline.replan_steps(10, 100) == total
+    assert not deadline.should_check(19) and deadline.should_check(20)
 
 
 def test_measuring_and_saving_are_no_part_of_the_pace(monkeypatch):
     """Ten steps of a second and 30 s of measuring: a step to come takes a second, and measuring its own time."""
     clock = [0.0]
     monkeypatch.setattr("polyseme.train.budget.time.perf_counter", lambda: clock[0])
-    deadline = Deadline(end=200.0, start=0, total=200, others=[(30.0, 50)])
+    deadline = Deadline(end_time=200.0, start_step=0, replan_steps=200, overheads=[(30.0, 50)])
     clock[0] = 4.0
-    with deadline.aside():
+    with deadline.pause():
         clock[0] += 30.0
     clock[0] += 6.0
-    assert deadline.total(10, 300) == 10 + int((160 - 30) / (1 + 30 / 50))
-    assert not Deadline(math.inf, 0, 10).due(10)
+    assert deadline.replan_steps(10, 300) == 10 + int((160 - 30) / (1 + 30 / 50))
+    assert not Deadline(math.inf, 0, 10).should_check(10)

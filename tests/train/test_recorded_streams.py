@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from polyseme.nn.attention.relative import Queries
-from polyseme.nn.heads.word2vec import Stream
+from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.heads.word2vec import WindowBatch
 from polyseme.nn.model import Model
-from polyseme.nn.packing import Layout
-from polyseme.objectives.batch import Batch, Carry, Targets
-from polyseme.objectives.word2vec import Windows
-from polyseme.recipes import find_recipe
-from polyseme.train.loop import Training, train
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.nn.packing import PackedLayout
+from polyseme.objectives.batch import Batch, SegmentState, Targets
+from polyseme.objectives.word2vec import Word2Vec
+from polyseme.recipes import get_training_recipe
+from polyseme.train.loop import TrainState, train
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.schedule import ScheduleConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 LANES, VOCABULARY, STEPS = 8, 500, 24
@@ -25,13 +25,13 @@ LANES, VOCABULARY, STEPS = 8, 500, 24
 
 def stream(lengths: list[int]) -> list[Batch]:
     """Segments of many lanes, the ninth of which begins anew."""
-    draw, carry, found = torch.Generator().manual_seed(0), Carry(), []
+    draw, carry, found = torch.Generator().manual_seed(0), SegmentState(), []
     for number, length in enumerate(lengths):
         tokens = torch.randint(0, VOCABULARY // 10, (LANES, length + 1), generator=draw)
         rows = torch.arange(LANES * length)
         targets = {"next": Targets(rows, tokens[:, 1:].flatten(), len(rows))}
-        batch = Batch(tokens[:, :-1].flatten(), Layout.of([length] * LANES), None, targets, len(rows))
-        found.append(replace(batch, carry=carry, opens=number % 9 == 0))
+        batch = Batch(tokens[:, :-1].flatten(), PackedLayout.from_lengths([length] * LANES), None, targets, len(rows))
+        found.append(replace(batch, segment_state=carry, starts_fresh=number % 9 == 0))
     return found
 
 
@@ -42,9 +42,11 @@ def permuted() -> list[Batch]:
         tokens = torch.randint(0, VOCABULARY // 10, (LANES * length,), generator=draw)
         order = torch.cat([torch.randperm(length, generator=draw) for _ in range(LANES)]) - (length - each)
         rows = (order >= 0).nonzero()[:, 0]
-        queries = Queries(order.clamp(min=-1), rows, Layout.of([each] * LANES))
+        queries = QueryStream(order.clamp(min=-1), rows, PackedLayout.from_lengths([each] * LANES))
         targets = {"masked": Targets(len(tokens) + torch.arange(len(rows)), tokens[rows], len(rows))}
-        found.append(Batch(tokens, Layout.of([length] * LANES), None, targets, len(tokens), queries=queries))
+        found.append(
+            Batch(tokens, PackedLayout.from_lengths([length] * LANES), None, targets, len(tokens), query_stream=queries)
+        )
     return found
 
 
@@ -56,19 +58,21 @@ def windows(output: str, mean: bool) -> list[Batch]:
         reach = torch.rand(size, 11, generator=draw) < 0.5
         reach[:, 5] = False  # nobody reaches itself
         negatives = torch.randint(0, VOCABULARY, (40, 4), generator=draw)
-        near, none = Stream(tokens, reach, negatives, 16, 5, 5 / 4, mean), torch.zeros(0, dtype=torch.int64)
-        found.append(Batch(none, Layout.of([]), None, {output: Targets(none, none, size)}, size, near=near))
+        near, none = WindowBatch(tokens, reach, negatives, 16, 5, 5 / 4, mean), torch.zeros(0, dtype=torch.int64)
+        found.append(
+            Batch(none, PackedLayout.from_lengths([]), None, {output: Targets(none, none, size)}, size, sparse=near)
+        )
     return found
 
 
 def run(name: str, batches: list[Batch], record: bool) -> tuple[list[float], Model]:
-    recipe, (head,), optim = find_recipe(name), batches[0].targets, OptimSpec(rate=2e-3)
-    if isinstance(recipe.objective, Windows):
-        recipe = recipe.replace(objective=recipe.objective.replace(output=head))
-        optim = OptimSpec(method="rows", rate=0.05, at_once=160, damp=1.0)
-    model = recipe.model_spec(VOCABULARY).build(seed=0).to("cuda")
-    run = Training(model, optim.build(model, model.trunk.groups()), optim, ScheduleSpec("constant"), len(batches),
-                   torch.device("cuda"), "bf16", record=record)  # fmt: skip
+    recipe, (head,), optim = get_training_recipe(name), batches[0].targets, OptimizerConfig(lr=2e-3)
+    if isinstance(recipe.objective, Word2Vec):
+        recipe = recipe.replace(objective=recipe.objective.replace(loss=head))
+        optim = OptimizerConfig(name="sparse_sgd", lr=0.05, words_per_update=160, count_damping=1.0)
+    model = recipe.model_config(VOCABULARY).build(seed=0).to("cuda")
+    run = TrainState(model, optim.build(model, model.trunk.layer_groups()), optim, ScheduleConfig("constant"), len(batches),
+                   torch.device("cuda"), "bf16", use_cuda_graphs=record)  # fmt: skip
     return [report.loss[head] for report in train(run, (([b], None) for b in batches))], model
 
 
@@ -92,7 +96,7 @@ def test_a_replayed_query_stream_is_the_plain_one() -> None:
     agree("xlnet-tiny", permuted)
 
 
-@pytest.mark.parametrize("output", ["negative", "tree"])
+@pytest.mark.parametrize("output", ["negative_sampling", "hierarchical_softmax"])
 @pytest.mark.parametrize("mean", [False, True], ids=["skip-gram", "cbow"])
 def test_replayed_rows_are_the_plain_ones(output: str, mean: bool) -> None:
     agree("word2vec-tiny", lambda: windows(output, mean))

@@ -17,23 +17,26 @@ from safetensors.torch import load_file
 from polyseme.corpus.build.prepare import prepare
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.objectives.streaming_lm import SegmentLM
+from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.recipes import RECIPES
 from polyseme.text.events import EVENTS
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
-from polyseme.train.budget import LOOKS, TIMED, Deadline
+from polyseme.train.budget import CLOCK_CHECKS, STEPS_PER_TIMING, Deadline
 from polyseme.train.checkpoint import load_checkpoint
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.pretrain import Stopped, pretrain
-from polyseme.train.recipe import BudgetSpec, Recipe
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.errors import Interrupted
+from polyseme.train.pretrain import pretrain
+from polyseme.train.recipe import BudgetConfig, Recipe
 from tests.conftest import done
 from tests.contracts.cases import fitting
 
 STEPS = 9
 PAIRED = ("transformer", "seq2seq")  # which read pairs: test_translation.py and test_seq2seq_runs.py
 TRAINED = [name for name in FAMILIES if f"{name}-tiny" in RECIPES and name not in PAIRED]
-EAGER = [name for name in TRAINED if not FAMILIES[name].spec().trunk.one_shape]  # which are not compiled
+EAGER = [
+    name for name in TRAINED if not FAMILIES[name].model_config().trunk.supports_static_shape
+]  # which are not compiled
 ALIKE = ("roberta", "spanbert", "distilbert", "gpt")  # whose graph is that of bert or gpt2
 
 
@@ -57,7 +60,9 @@ def corpora(tmp_path_factory) -> dict[str, Path]:
     found["events"] = folder / "events"
     for kind in sorted(set(map(kind_of, FAMILIES)) - {"events"}):
         size, sentinels = 330 if "unigram" not in kind else 100, 20 * kind.endswith("+")
-        tokenizer = Tokenizer.train(kind.rstrip("+"), iter([text.read_text()]), size + sentinels, sentinels=sentinels)
+        tokenizer = Tokenizer.train(
+            kind.rstrip("+"), iter([text.read_text()]), size + sentinels, num_sentinels=sentinels
+        )
         prepare([text], tokenizer, folder / kind, split="blank")
         found[kind] = folder / kind
     return found
@@ -65,7 +70,7 @@ def corpora(tmp_path_factory) -> dict[str, Path]:
 
 def kind_of(family: str) -> str:
     """The kind of its tokenizer, `+` if that has sentinels."""
-    return FAMILIES[family].tokenizer + "+" * bool(FAMILIES[family].sentinels)
+    return FAMILIES[family].tokenizer + "+" * bool(FAMILIES[family].num_sentinels)
 
 
 def recipe(family: str, compile: bool = False) -> Recipe:
@@ -85,14 +90,14 @@ def recipe(family: str, compile: bool = False) -> Recipe:
         name="test",
         family=family,
         model=fitting(FAMILIES[family], **model, buckets=50),
-        optim=usual.optim.replace(at_once=100) if usual.optim.by_rows else OptimSpec(),
+        optimizer=usual.optimizer.replace(words_per_update=100) if usual.optimizer.is_sparse else OptimizerConfig(),
         objective=getattr(objective, "base", objective),  # the one a teacher is not needed for
         max_len=32,
         batch_tokens=512,
-        bin_tokens=256,
-        budget=BudgetSpec(steps=STEPS),
+        micro_batch_tokens=256,
+        budget=BudgetConfig(steps=STEPS),
         compile=compile,
-        holdout=0.1,
+        valid_fraction=0.1,
         eval_every=4,
         eval_tokens=256,
         save_every=2,
@@ -163,20 +168,20 @@ def test_killed_twice_and_resumed(family, compile, corpora, tmp_path, monkeypatc
     assert sorted(set(steps_taken)) == list(range(1, STEPS + 1))
     state = weights(tmp_path / "killed")
     counts = {int(t) for name, t in state.items() if name.endswith("/step")}
-    assert counts == (set() if recipe(family).optim.by_rows else {STEPS})
+    assert counts == (set() if recipe(family).optimizer.is_sparse else {STEPS})
 
 
 def test_a_growing_batch_and_muon_resume(corpora, tmp_path, monkeypatch):
     """Inside the ramp and behind it: how many micro-batches a step has belongs to the step, momentum to the state."""
     plain = recipe("bert")
-    grown = plain.replace(batch_tokens=1024, ramp=6, optim=plain.optim.replace(method="muon"))
+    grown = plain.replace(batch_tokens=1024, batch_warmup_steps=6, optimizer=plain.optimizer.replace(name="muon"))
     pretrain(grown, corpora["wordpiece"], tmp_path / "whole")
     real, sizes = module.train, []
 
     def killed(run, data):
         for report in real(run, data):
             sizes.append((report.step, report.tokens))
-            if report.step == run.start + 4:
+            if report.step == run.start_step + 4:
                 raise Killed
             yield report
 
@@ -196,26 +201,26 @@ def test_a_growing_batch_and_muon_resume(corpora, tmp_path, monkeypatch):
 def test_segments_of_drawn_length_resume_in_mid_stream(direction, corpora, tmp_path, monkeypatch):
     """The place, the length to come and the states of the lanes; past the end of an epoch too."""
     plain = recipe("rnn_lm")
-    given = {"cell": "gru", "direction": direction, "weight_dropout": 0.3, "locked": True, "hidden_dim": 24,
+    given = {"cell": "gru", "direction": direction, "weight_dropout": 0.3, "variational_dropout": True, "hidden_dim": 24,
              "max_len": 256}  # fmt: skip
     drawn = plain.replace(
         model=plain.model | given,
-        objective=SegmentLM(spread=5.0, direction=direction),
+        objective=StreamingCausalLM(bptt_std=5.0, direction=direction),
         max_len=64,
         batch_tokens=2048,
-        bin_tokens=1024,
+        micro_batch_tokens=1024,
     )
     pretrain(drawn, corpora["bpe"], tmp_path / "whole")
     rows = [json.loads(line) for line in (tmp_path / "whole/log.jsonl").read_text().splitlines()]
     rows = [row for row in rows if "loss" in row]
     assert len({row["tokens"] for row in rows}) > 3
-    shares = [row["rate"] / (drawn.optim.rate * drawn.schedule.scale(row["step"] - 1, STEPS)) for row in rows]
+    shares = [row["rate"] / (drawn.optimizer.lr * drawn.schedule.lr_factor(row["step"] - 1, STEPS)) for row in rows]
     assert shares == pytest.approx([row["tokens"] / 2048 for row in rows])
     real = module.train
 
     def killed(run, data):
         for report in real(run, data):
-            if report.step == run.start + 3:
+            if report.step == run.start_step + 3:
                 raise Killed
             yield report
 
@@ -257,7 +262,7 @@ def test_sigterm_saves_and_leaves(corpora, whole, tmp_path, monkeypatch):
             yield report
 
     monkeypatch.setattr(module, "train", signalled)
-    with pytest.raises(Stopped, match="step 3"):
+    with pytest.raises(Interrupted, match="step 3"):
         pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "run")
     assert load_checkpoint(tmp_path / "run" / "checkpoints").step == 3
     monkeypatch.setattr(module, "train", real)
@@ -333,8 +338,8 @@ def test_a_budget_in_minutes_is_settled_once(corpora, tmp_path, monkeypatch):
                 raise Killed
             yield report
 
-    timed = recipe("bert").replace(budget=BudgetSpec(minutes=0.05), save_every=2)
-    monkeypatch.setattr(Deadline, "total", lambda self, step, total: total)
+    timed = recipe("bert").replace(budget=BudgetConfig(minutes=0.05), save_every=2)
+    monkeypatch.setattr(Deadline, "replan_steps", lambda self, step, total: total)
     monkeypatch.setattr(module, "train", short)
     with pytest.raises(Killed):
         pretrain(timed, corpora["wordpiece"], tmp_path / "run")
@@ -349,11 +354,11 @@ def test_a_budget_in_minutes_is_settled_once(corpora, tmp_path, monkeypatch):
 def test_when_the_pace_changes_so_does_the_length_of_the_run(settled, then, corpora, tmp_path, monkeypatch):
     """Its schedule too, and what a resumed run would do; a run whose time is over ends where it is, whole."""
     monkeypatch.setattr(module, "settle", lambda *_: (settled, [(0.5, 10)]))
-    monkeypatch.setattr(Deadline, "total", lambda self, step, total: max(then, step))
+    monkeypatch.setattr(Deadline, "replan_steps", lambda self, step, total: max(then, step))
     run = tmp_path / "run"
-    timed = recipe("bert").replace(budget=BudgetSpec(minutes=1.0), log_every=1)
+    timed = recipe("bert").replace(budget=BudgetConfig(minutes=1.0), log_every=1)
     results = pretrain(timed, corpora["wordpiece"], run)
-    first = max(settled // LOOKS, TIMED)
+    first = max(settled // CLOCK_CHECKS, STEPS_PER_TIMING)
     assert results["steps"] == max(then, first) == json.loads((run / "recipe.json").read_text())["total"]
     rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     rates = [row["rate"] for row in rows if "rate" in row]
@@ -365,8 +370,8 @@ def test_when_the_pace_changes_so_does_the_length_of_the_run(settled, then, corp
 
 def test_minutes_do_not_matter_where_there_are_steps(corpora, tmp_path, monkeypatch):
     """Of a budget the first that is given counts: a recipe's minutes stay behind when steps are set."""
-    monkeypatch.setattr(Deadline, "total", lambda *_: pytest.fail("looked at the clock"))
-    both = recipe("bert").replace(budget=BudgetSpec(steps=4, minutes=1.0))
+    monkeypatch.setattr(Deadline, "replan_steps", lambda *_: pytest.fail("looked at the clock"))
+    both = recipe("bert").replace(budget=BudgetConfig(steps=4, minutes=1.0))
     assert pretrain(both, corpora["wordpiece"], tmp_path / "run")["steps"] == 4
 
 
@@ -391,7 +396,7 @@ def test_two_ranks_train_the_same_model(corpora, tmp_path):
 
 
 def test_a_run_is_not_overwritten_and_not_mixed(corpora, tmp_path):
-    short = recipe("bert").replace(budget=BudgetSpec(steps=2))
+    short = recipe("bert").replace(budget=BudgetConfig(steps=2))
     pretrain(short, corpora["wordpiece"], tmp_path / "run")
     with pytest.raises(UserError, match="--resume"):
         pretrain(short, corpora["wordpiece"], tmp_path / "run")

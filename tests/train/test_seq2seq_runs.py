@@ -13,20 +13,20 @@ import torch
 from safetensors.torch import load_file
 
 import polyseme
-from polyseme.recipes import find_recipe
+from polyseme.recipes import get_training_recipe
 from polyseme.train import pretrain as module
-from polyseme.train.recipe import BudgetSpec
+from polyseme.train.recipe import BudgetConfig
 from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS, done
 
 WORDS = {word: f"{word[::-1]}o" for word in (*ANIMALS, *VERBS, *ADJECTIVES, *PLACES)}
 KINDS = {
     "none": ["model.attention=none"],
-    "multiplicative": ["objective.own=0.2", "objective.own_epochs=4"],
-    "additive": ["model.attention=additive", "model.order=inside", "model.cell=gru"],
+    "multiplicative": ["objective.scheduled_sampling=0.2", "objective.scheduled_sampling_epochs=4"],
+    "additive": ["model.attention=additive", "model.context_order=inside", "model.cell=gru"],
 }
-SHORT = ["model.dim=48", "model.dropout=0.0", "max_len=48", "batch_tokens=768", "bin_tokens=768", "budget.steps=80",
-         "optim.rate=1e-2", "schedule.warmup=30", "eval_every=200", "save_every=20", "average=2",
-         "holdout=0.02"]  # fmt: skip
+SHORT = ["model.dim=48", "model.dropout=0.0", "max_len=48", "batch_tokens=768", "micro_batch_tokens=768", "budget.steps=80",
+         "optimizer.lr=1e-2", "schedule.warmup=30", "eval_every=200", "save_every=20", "num_averaged=2",
+         "valid_fraction=0.02"]  # fmt: skip
 
 
 def rows(number, seed):
@@ -66,20 +66,20 @@ def test_it_learns_the_language_and_shows_where_it_looked(kind, made, tmp_path):
         return
     shares = [float(x) for x in re.findall(r"<title>[^<]*: ([\d.]+)</title>", page)]
     assert "layer 1" in page and page.count("head 1") == 1 and max(shares) > 0.4
-    writer = polyseme.load(model, device="cpu")._writer
+    writer = polyseme.load(model, device="cpu")._text_generator
     from polyseme.explain.translation import align
 
-    found = align(writer, writer.source("old cat"), [7, 8])
-    assert found.weights.shape == (1, 1, 3, len(found.source))
+    found = align(writer, writer.encode_source("old cat"), [7, 8])
+    assert found.weights.shape == (1, 1, 3, len(found.source_pieces))
     assert found.weights.sum(-1) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["multiplicative", "additive"])
 def test_resumed_it_ends_with_the_same_weights(kind, made, tmp_path, monkeypatch):
     """The first with scheduled sampling."""
-    recipe = find_recipe(str(made / kind / "recipe.json"))
-    recipe = recipe.replace(budget=BudgetSpec(steps=16), save_every=4, model=recipe.model | {"dropout": 0.2})
-    recipe = recipe.replace(objective=recipe.objective.replace(own_epochs=0))
+    recipe = get_training_recipe(str(made / kind / "recipe.json"))
+    recipe = recipe.replace(budget=BudgetConfig(steps=16), save_every=4, model=recipe.model | {"dropout": 0.2})
+    recipe = recipe.replace(objective=recipe.objective.replace(scheduled_sampling_epochs=0))
     module.pretrain(recipe, made / "pairs", tmp_path / "whole")
     save = module.save_checkpoint
 
@@ -103,10 +103,10 @@ def test_what_it_cannot_be(made, refused, tmp_path):
         refused("pretrain", "seq2seq-tiny", "--corpus", made / "pairs", "--out", tmp_path / "r", *given, says=says)
 
     run("model.attention=hard", says=["model.attention is 'hard'", "'cosine'"])
-    run("model.order=before", says="'inside', 'after'")
+    run("model.context_order=before", says="'inside', 'after'")
     run("model.dim=33", says="dim is 33")
     run("compile=true", says="works by lengths")
-    run("objective.own=2", says="own is 2")
+    run("objective.scheduled_sampling=2", says="own is 2")
 
 
 def test_the_benchmark_keeps_what_is_done(made, tmp_path, monkeypatch, capsys):

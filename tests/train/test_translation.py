@@ -9,17 +9,17 @@ from safetensors.torch import load_file
 
 import polyseme
 from polyseme.errors import UserError
-from polyseme.generation.text import Search
-from polyseme.tasks.metrics.translation import scores
+from polyseme.generation.text import GenerationConfig
+from polyseme.tasks.metrics.translation import score_translations
 from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS, done
 
 WORDS = {word: f"{word[::-1]}o" for word in (*ANIMALS, *VERBS, *ADJECTIVES, *PLACES)}
 RECIPE = {
     "name": "toy", "family": "transformer", "model": {"num_layers": 1, "dim": 48, "num_heads": 4, "dropout": 0.0},
-    "objective": {"kind": "Translation"}, "max_len": 48, "batch_tokens": 768, "bin_tokens": 768,
-    "budget": {"steps": 200}, "optim": {"rate": 6e-3, "beta2": 0.98, "decay": 0.0},
-    "schedule": {"shape": "inverse_sqrt", "warmup": 60}, "eval_every": 100, "save_every": 20, "average": 3,
-    "holdout": 0.02,
+    "objective": {"kind": "Translation"}, "max_len": 48, "batch_tokens": 768, "micro_batch_tokens": 768,
+    "budget": {"steps": 200}, "optimizer": {"rate": 6e-3, "beta2": 0.98, "decay": 0.0},
+    "schedule": {"shape": "inverse_sqrt", "warmup": 60}, "eval_every": 100, "save_every": 20, "num_averaged": 3,
+    "valid_fraction": 0.02,
 }  # fmt: skip
 
 
@@ -84,26 +84,26 @@ def test_a_long_text_is_refused_or_split_never_cut(made):
     with pytest.raises(UserError, match=r"text 2 has [\d,]+ tokens with its end mark, and the model reads 512"):
         model.translate(["old cat", long])
     short = "old cat. young dog. "
-    halves = model.translate(["old cat.", "young dog."], Search(0))
-    limit, writer = 8, model._writer
-    assert len(writer.source(short)) > limit
-    object.__setattr__(model.model.spec.trunk.encoder.embeddings, "max_len", limit)
-    (whole,) = model.translate([short], Search(0), lambda _: ["old cat.", "young dog."])
+    halves = model.translate(["old cat.", "young dog."], GenerationConfig(0))
+    limit, writer = 8, model._text_generator
+    assert len(writer.encode_source(short)) > limit
+    object.__setattr__(model.model.config.trunk.encoder.embeddings, "max_len", limit)
+    (whole,) = model.translate([short], GenerationConfig(0), lambda _: ["old cat.", "young dog."])
     assert whole.text == " ".join(half.text for half in halves)
     with pytest.raises(UserError, match="in a sentence"):
-        model.translate([long], Search(0), lambda text: [text])
+        model.translate([long], GenerationConfig(0), lambda text: [text])
 
 
 def test_vocabularies_of_their_own(made):
     model = polyseme.load(made / "run-two/model", device="cpu")
-    spec = model.model.spec.trunk
+    spec = model.model.config.trunk
     assert spec.embeddings.vocab_size == model.tokenizer.vocab_size
-    assert spec.decoder.embeddings.vocab_size == model.folder.target.vocab_size
-    assert model.folder.target.hash != model.tokenizer.hash
+    assert spec.decoder.embeddings.vocab_size == model.folder.target_tokenizer.vocab_size
+    assert model.folder.target_tokenizer.hash != model.tokenizer.hash
     (found,) = model.translate(["old cat"])
     assert isinstance(found.text, str) and found.score < 0
     joint = polyseme.load(made / "run-pairs/model", device="cpu")
-    assert joint.folder.target is None and joint.model.trunk.shared
+    assert joint.folder.target_tokenizer is None and joint.model.trunk.has_shared_embeddings
 
 
 def test_the_model_is_the_mean_of_the_last_checkpoints(made):
@@ -118,11 +118,11 @@ def test_the_model_is_the_mean_of_the_last_checkpoints(made):
 
 
 def test_resumed_it_ends_with_the_same_weights(made, tmp_path):
-    from polyseme.recipes import find_recipe
+    from polyseme.recipes import get_training_recipe
     from polyseme.train import pretrain as module
-    from polyseme.train.recipe import BudgetSpec
+    from polyseme.train.recipe import BudgetConfig
 
-    recipe = find_recipe(str(made / "toy.json")).replace(budget=BudgetSpec(steps=30), save_every=5)
+    recipe = get_training_recipe(str(made / "toy.json")).replace(budget=BudgetConfig(steps=30), save_every=5)
     module.pretrain(recipe, made / "pairs", tmp_path / "whole")
     save, saved = module.save_checkpoint, []
 
@@ -159,6 +159,6 @@ def test_what_cannot_be_translated(made, project, refused, tmp_path):
 
 def test_measures_need_their_texts():
     with pytest.raises(UserError, match="references"):
-        scores(["a"], ["a", "b"], ["a"])
+        score_translations(["a"], ["a", "b"], ["a"])
     with pytest.raises(UserError, match="nothing to measure"):
-        scores([], [], [])
+        score_translations([], [], [])

@@ -9,9 +9,9 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.nn.layers.char_cnn import BEGIN, END, spell
+from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, words_to_char_ids
 from polyseme.nn.model import Model
-from polyseme.nn.packing import Layout
+from polyseme.nn.packing import PackedLayout
 from polyseme.weights.elmo_format import read_elmo, write_elmo
 
 h5py = pytest.importorskip("h5py")
@@ -95,16 +95,22 @@ def codes_of(text: str) -> list[list[int]]:
 
 
 def states(model, texts):
-    words = [[BEGIN, *text.split(), END] for text in texts]
-    tokens, layout = np.concatenate([spell(each) for each in words]), Layout.of([len(each) for each in words])
+    words = [[BOS_CHARACTER, *text.split(), EOS_CHARACTER] for text in texts]
+    tokens, layout = (
+        np.concatenate([words_to_char_ids(each) for each in words]),
+        PackedLayout.from_lengths([len(each) for each in words]),
+    )
     with torch.no_grad():
-        layers = model.trunk(torch.from_numpy(tokens), layout, keep=range(model.spec.trunk.num_layers + 1)).layers
+        layers = model.trunk(torch.from_numpy(tokens), layout, layers=range(model.config.trunk.num_layers + 1)).layers
     return [[layers[i].split(list(layout.lengths))[j].numpy() for i in sorted(layers)] for j in range(len(texts))]
 
 
 def test_spelling():
     for text in TEXTS:
-        assert spell([BEGIN, *text.split(), END]).tolist() == (np.array(codes_of(text)) + 1).tolist()
+        assert (
+            words_to_char_ids([BOS_CHARACTER, *text.split(), EOS_CHARACTER]).tolist()
+            == (np.array(codes_of(text)) + 1).tolist()
+        )
 
 
 @pytest.mark.parametrize("skip", [False, True])
@@ -133,8 +139,8 @@ def test_published_sizes():
     family = FAMILIES["elmo"]
     for size, expected in {"small": 13_593_312, "medium": 28_027_744, "original": 93_600_864}.items():
         with torch.device("meta"):
-            model = Model(family.spec(size, heads=False))
-        assert sum(p.numel() for p in model.parameters()) == expected == family.published[size]
+            model = Model(family.model_config(size, with_heads=False))
+        assert sum(p.numel() for p in model.parameters()) == expected == family.num_params[size]
 
 
 @pytest.mark.skipif(not FIXTURE.is_dir(), reason="the reference vectors are not here")
@@ -150,13 +156,13 @@ def test_the_reference_vectors():
     memories = {"together": None, 0: None, 1: None, 2: None}
     for i in range(10):
         for who, lanes in {"together": range(3), 0: [0], 1: [1], 2: [2]}.items():
-            words = [[BEGIN, *lists[k][i].split(), END] for k in lanes]
-            layout = Layout.of([len(each) for each in words])
-            tokens = torch.from_numpy(np.concatenate([spell(each) for each in words]))
+            words = [[BOS_CHARACTER, *lists[k][i].split(), EOS_CHARACTER] for k in lanes]
+            layout = PackedLayout.from_lengths([len(each) for each in words])
+            tokens = torch.from_numpy(np.concatenate([words_to_char_ids(each) for each in words]))
             with torch.no_grad():
-                reading = model.trunk(tokens, layout, memory=memories[who], remember=True)
+                reading = model.trunk(tokens, layout, memory=memories[who], return_memory=True)
             memories[who] = reading.memory
-            for k, found in zip(lanes, reading.last.split(list(layout.lengths))):
+            for k, found in zip(lanes, reading.hidden.split(list(layout.lengths))):
                 np.testing.assert_allclose(found[1:-1].numpy(), expected[k][i], atol=1e-5)
 
 

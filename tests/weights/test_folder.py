@@ -10,16 +10,16 @@ from safetensors.torch import load_file, save_file
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
-from polyseme.nn.model import ModelSpec
-from polyseme.nn.packing import Layout
-from polyseme.nn.trunks.encoder_decoder import EncoderDecoderSpec
-from polyseme.weights.folder import load_model, read_spec, save_model, verify_model
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.packing import PackedLayout
+from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
+from polyseme.weights.folder import load_model, read_model_config, save_model, verify_model
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
 
 # those that read a source and a target are in tests/parity/test_t5.py and test_transformer_folder.py
-PAIRED = [f.name for f in FAMILIES.values() if isinstance(f.spec().trunk, EncoderDecoderSpec)]
+PAIRED = [f.name for f in FAMILIES.values() if isinstance(f.model_config().trunk, EncoderDecoderConfig)]
 ARCHITECTURES = [
     (family.name, name)
     for family in FAMILIES.values()
@@ -31,14 +31,14 @@ LENGTHS = (7, 3, 9)
 
 def batch(vocab_size, family):
     generator = torch.Generator().manual_seed(4)
-    layout = Layout.of(LENGTHS if family != "xlnet" else (7, 7, 7))  # which pads on the left
-    tokens = torch.randint(5, vocab_size, (layout.total,), generator=generator)
-    segments = FAMILIES[family].spec().trunk.num_segments
+    layout = PackedLayout.from_lengths(LENGTHS if family != "xlnet" else (7, 7, 7))  # which pads on the left
+    tokens = torch.randint(5, vocab_size, (layout.num_tokens,), generator=generator)
+    segments = FAMILIES[family].model_config().trunk.num_segments
     return tokens, layout, (layout.positions > 3).long() if segments == 2 else None
 
 
 def theirs_on(model, tokens, layout, segments):
-    given = {"input_ids": layout.pad(tokens), "attention_mask": layout.mask().long()}
+    given = {"input_ids": layout.pad(tokens), "attention_mask": layout.attention_mask().long()}
     if segments is not None:
         given["token_type_ids"] = layout.pad(segments)
     if type(model).__name__.endswith("DoubleHeadsModel"):
@@ -51,12 +51,14 @@ def theirs_on(model, tokens, layout, segments):
 
 def assert_same(ours, theirs, names=None):
     """Every head, or the bare states, agree to 1e-5."""
-    family = ours.spec.family
-    tokens, layout, segments = batch(ours.spec.trunk.embeddings.vocab_size, family)
+    family = ours.config.family
+    tokens, layout, segments = batch(ours.config.trunk.embeddings.vocab_size, family)
     expected = theirs_on(theirs, tokens, layout, segments)
     with torch.no_grad():
-        last = ours.eval().trunk(tokens, layout, segments).last
-        found = {name: ours.predict(name, last, layout) for name in ours.heads if name in FAMILIES[family].head_rules}
+        last = ours.eval().trunk(tokens, layout, segments).hidden
+        found = {
+            name: ours.predict(name, last, layout) for name in ours.heads if name in FAMILIES[family].head_weight_maps
+        }
         pooled = ours.trunk.pool(last, layout)
     logits = getattr(expected, "logits", None)
     for name in names if names is not None else found:
@@ -90,7 +92,7 @@ def opened(cls, folder):
 def round_trip(model, tokenizer, folder, notes=None):
     save_model(folder, model, tokenizer, notes)
     again = load_model(folder)
-    assert again.model.spec == model.spec and not again.fresh
+    assert again.model.config == model.config and not again.newly_initialized
     before, after = model.state_dict(), again.model.state_dict()
     assert before.keys() == after.keys() and all(torch.equal(before[n], after[n]) for n in before)
     verify_model(folder)
@@ -104,7 +106,8 @@ def round_trip(model, tokenizer, folder, notes=None):
     ("bert", "AutoModelForPreTraining"), ("bert", "BertForPreTraining"), ("bert", "AutoModelForMaskedLM"),
     ("bert", "BertForMaskedLM"), ("bert", "BertForNextSentencePrediction"), ("bert", "AutoModel"),
     ("gpt2", "GPT2LMHeadModel"), ("gpt2", "AutoModelForCausalLM"), ("gpt2", "AutoModel"),
-    ("modern", "AutoModelForMaskedLM"), ("modern", "AutoModel"), ("xlnet", "XLNetLMHeadModel"), ("xlnet", "AutoModel"),
+    ("modernbert", "AutoModelForMaskedLM"), ("modernbert", "AutoModel"), ("xlnet", "XLNetLMHeadModel"),
+    ("xlnet", "AutoModel"),
     ("roberta", "AutoModelForMaskedLM"), ("roberta", "AutoModel"), ("distilbert", "AutoModelForMaskedLM"),
     ("distilbert", "AutoModel"),
     ("albert", "AutoModelForPreTraining"), ("albert", "AutoModelForMaskedLM"), ("albert", "AutoModel"),
@@ -132,7 +135,7 @@ def test_configs_name_the_class(tiny_folders):
         "bert": ["BertForPreTraining"], "gpt": ["OpenAIGPTLMHeadModel"], "gpt2": ["GPT2LMHeadModel"],
         "roberta": ["RobertaForMaskedLM"],
         "albert": ["AlbertForPreTraining"], "spanbert": ["BertForMaskedLM"],
-        "distilbert": ["DistilBertForMaskedLM"], "modern": ["ModernBertForMaskedLM"],
+        "distilbert": ["DistilBertForMaskedLM"], "modernbert": ["ModernBertForMaskedLM"],
         "transformer_xl": ["TransformerXLForCausalLM"], "xlnet": ["XLNetLMHeadModel"],
         "t5": ["T5ForConditionalGeneration"], "transformer": ["Translation"], "seq2seq": ["RecurrentTranslation"],
         "music": ["MusicForCausalLM"],
@@ -145,21 +148,21 @@ def test_auto_tokenizer(family, tiny_folders):
     theirs = transformers.AutoTokenizer.from_pretrained(tiny_folders[family])
     ours = load_model(tiny_folders[family]).tokenizer
     text = f"The unseen cat, it's 12 swans! {ours.mask_token or ''}"
-    assert theirs(text)["input_ids"] == ours.wrap(ours.encode(text))[0]
+    assert theirs(text)["input_ids"] == ours.build_inputs_with_special_tokens(ours.encode(text))[0]
     assert theirs.model_max_length > 0 and len(theirs) == ours.vocab_size
     for role in ("pad", "unk", "cls", "sep", "mask", "bos", "eos"):
-        if (ours.mask_token and getattr(ours.specials, role) is not None) or role in ("bos", "eos"):
-            assert getattr(theirs, f"{role}_token_id", None) == getattr(ours.specials, role), role
+        if (ours.mask_token and getattr(ours.special_token_ids, role) is not None) or role in ("bos", "eos"):
+            assert getattr(theirs, f"{role}_token_id", None) == getattr(ours.special_token_ids, role), role
 
 
 @pytest.mark.parametrize("family,name", ARCHITECTURES)
 def test_our_folder_of_each_architecture(family, name, tiny_folders, tmp_path):
     """Any set of heads that a published class has is saved as that class, and it opens without a word."""
     fam, folder = FAMILIES[family], load_model(tiny_folders[family])
-    trunk, known = folder.model.spec.trunk, folder.model.spec.heads
+    trunk, known = folder.model.config.trunk, folder.model.config.heads
     labels = ("a", "b", "c")
-    heads = {h: known.get(h) or fam.label_head(h, FIXED_LABELS.get(h, labels), trunk) for h in fam.architectures[name]}
-    model = ModelSpec(family, trunk, heads).build(seed=3)
+    heads = {h: known.get(h) or fam.task_head(h, FIXED_LABELS.get(h, labels), trunk) for h in fam.architectures[name]}
+    model = ModelConfig(family, trunk, heads).build(seed=3)
     randomise(model)
     save_model(tmp_path / "model", model, folder.tokenizer)
     assert json.loads((tmp_path / "model/config.json").read_text())["architectures"] == [name]
@@ -172,7 +175,7 @@ def test_our_folder_of_each_architecture(family, name, tiny_folders, tmp_path):
     if "classify" in heads or "tag" in heads:
         assert [theirs.config.id2label[i] for i in range(3)] == list(labels)
     again = load_model(tmp_path / "model")
-    assert again.model.spec == model.spec and not again.fresh
+    assert again.model.config == model.config and not again.newly_initialized
     assert all(torch.equal(t, model.state_dict()[n]) for n, t in again.model.state_dict().items())
 
 
@@ -220,9 +223,9 @@ def test_we_open_theirs(family, name, sharded, tiny_folders, tmp_path):
     found = load_model(tmp_path)
     assert tuple(found.model.heads) == FAMILIES[family].architectures[name]
     # the classes that train no pooler have none to give: it is new, and named as such
-    assert all(n.startswith("trunk.pooler.") for n in found.fresh)
+    assert all(n.startswith("trunk.pooler.") for n in found.newly_initialized)
     ours = any(n.startswith("trunk.pooler.") for n in found.model.state_dict())
-    assert bool(found.fresh) == (ours and not any("pooler" in n for n in theirs.state_dict()))
+    assert bool(found.newly_initialized) == (ours and not any("pooler" in n for n in theirs.state_dict()))
     assert_same(found.model, theirs)
     verify_model(tmp_path)
     save_model(tmp_path / "ours", found.model, found.tokenizer)
@@ -238,15 +241,15 @@ def test_a_number_there_and_back(family, name, said, tiny_folders, tmp_path):
     theirs = make(family, name, tiny_folders, num_labels=1, **said)
     save(theirs, family, tiny_folders, tmp_path)
     found = load_model(tmp_path)
-    assert found.model.spec.heads["classify"].labels == ()
-    assert all(n.startswith("trunk.pooler.") for n in found.fresh)  # a pooler that this class has not
+    assert found.model.config.heads["classify"].labels == ()
+    assert all(n.startswith("trunk.pooler.") for n in found.newly_initialized)  # a pooler that this class has not
     assert_same(found.model, theirs)
     save_model(tmp_path / "ours", found.model, found.tokenizer)
     again, trouble = opened(getattr(transformers, name), tmp_path / "ours")
     assert not trouble.keys() - {"unexpected_keys"}
     assert (again.config.num_labels, again.config.problem_type) == (1, "regression")
     assert_same(found.model, again)
-    assert load_model(tmp_path / "ours").model.spec == found.model.spec
+    assert load_model(tmp_path / "ours").model.config == found.model.config
 
 
 def test_a_regression_with_several_outputs_is_refused(tiny_folders, tmp_path):
@@ -264,7 +267,7 @@ def test_a_regression_with_several_outputs_is_refused(tiny_folders, tmp_path):
 def test_with_and_without_the_base_prefix(family, name, tiny_folders, tmp_path):
     theirs = make(family, name, tiny_folders)
     save(theirs, family, tiny_folders, tmp_path)
-    prefix = FAMILIES[family].prefix
+    prefix = FAMILIES[family].base_model_prefix
 
     def turn(tensors):
         if not FAMILIES[family].architectures[name]:
@@ -295,7 +298,11 @@ def test_old_norm_names(tiny_folders, tmp_path):
 
 TIED = [
     *(("bert", "BertForPreTraining"), ("bert", "BertForMaskedLM"), ("gpt2", "GPT2LMHeadModel")),
-    *(("roberta", "RobertaForMaskedLM"), ("distilbert", "DistilBertForMaskedLM"), ("modern", "ModernBertForMaskedLM")),
+    *(
+        ("roberta", "RobertaForMaskedLM"),
+        ("distilbert", "DistilBertForMaskedLM"),
+        ("modernbert", "ModernBertForMaskedLM"),
+    ),
     *(("albert", "AlbertForPreTraining"), ("gpt", "OpenAIGPTLMHeadModel")),
 ]
 
@@ -305,7 +312,7 @@ TIED = [
 def test_tied_weights(family, name, present, tiny_folders, tmp_path):
     theirs = make(family, name, tiny_folders)
     save(theirs, family, tiny_folders, tmp_path)
-    tied = FAMILIES[family].tied
+    tied = FAMILIES[family].tied_weights
 
     def change(tensors):
         found = {k: t for k, t in tensors.items() if k not in tied}
@@ -318,7 +325,7 @@ def test_tied_weights(family, name, present, tiny_folders, tmp_path):
 @pytest.mark.parametrize("family,name", TIED)
 def test_tied_weights_that_differ(family, name, tiny_folders, tmp_path):
     save(make(family, name, tiny_folders), family, tiny_folders, tmp_path)
-    tied, source = next(iter(FAMILIES[family].tied.items()))
+    tied, source = next(iter(FAMILIES[family].tied_weights.items()))
     edit(tmp_path, lambda t: t | {tied: t[source] + 1})
     with pytest.raises(UserError, match=tied):
         load_model(tmp_path)
@@ -331,7 +338,7 @@ def test_a_config_that_names_fewer_heads_than_there_are(tiny_folders, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
     found = load_model(tmp_path)
-    assert sorted(found.model.heads) == ["masked", "pair"] and not found.fresh
+    assert sorted(found.model.heads) == ["masked", "pair"] and not found.newly_initialized
     assert_same(found.model, theirs)
     save_model(tmp_path / "ours", found.model, found.tokenizer)
     assert json.loads((tmp_path / "ours/config.json").read_text())["architectures"] == ["BertForPreTraining"]
@@ -366,7 +373,7 @@ EVERY = {
     "bert": ["bert.embeddings.word_embeddings.weight", "bert.encoder.layer.2.attention.self.key.bias",
              "bert.embeddings.token_type_embeddings.weight", "cls.predictions.bias", "cls.seq_relationship.weight"],
     "gpt2": ["transformer.wte.weight", "transformer.h.1.attn.c_attn.weight", "transformer.ln_f.bias"],
-    "modern": ["model.embeddings.norm.weight", "model.layers.1.attn_norm.weight", "model.layers.2.mlp.Wi.weight",
+    "modernbert": ["model.embeddings.norm.weight", "model.layers.1.attn_norm.weight", "model.layers.2.mlp.Wi.weight",
                "head.dense.weight", "decoder.bias"],
     "roberta": ["roberta.embeddings.position_embeddings.weight", "lm_head.layer_norm.bias", "lm_head.bias"],
     "distilbert": ["distilbert.transformer.layer.1.attention.k_lin.bias", "vocab_projector.bias"],
@@ -405,7 +412,7 @@ def test_a_misshapen_tensor_is_named(family, name, copy):
 @pytest.mark.parametrize("family,name", [
     ("bert", "bert.odd"), ("bert", "bert.encoder.layer.3.output.dense.bias"), ("bert", "classifier.weight"),
     ("gpt2", "odd"), ("gpt2", "transformer.h.3.ln_1.weight"), ("gpt2", "score.weight"),
-    ("modern", "model.layers.0.attn_norm.weight"), ("modern", "model.layers.1.attn.Wo.bias"),
+    ("modernbert", "model.layers.0.attn_norm.weight"), ("modernbert", "model.layers.1.attn.Wo.bias"),
 ])  # fmt: skip
 def test_an_extra_tensor_is_named(family, name, copy):
     folder = copy(family)
@@ -416,10 +423,10 @@ def test_an_extra_tensor_is_named(family, name, copy):
 
 def test_new_heads_are_named_and_nothing_else_is_forgiven(tiny_folders, copy):
     fam = FAMILIES["bert"]
-    spec = read_spec(tiny_folders["bert"])[0]
-    heads = {"tag": fam.label_head("tag", ("a", "b"), spec.trunk)}
+    spec = read_model_config(tiny_folders["bert"])[0]
+    heads = {"tag": fam.task_head("tag", ("a", "b"), spec.trunk)}
     found = load_model(tiny_folders["bert"], heads=heads, seed=5)
-    assert found.fresh == ["heads.tag.linear.bias", "heads.tag.linear.weight"]
+    assert found.newly_initialized == ["heads.tag.linear.bias", "heads.tag.linear.weight"]
     again, other = (load_model(tiny_folders["bert"], heads=heads, seed=s).model for s in (5, 6))
     name = "heads.tag.linear.weight"
     assert torch.equal(found.model.state_dict()[name], again.state_dict()[name])

@@ -7,7 +7,7 @@ import pytest
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.nn.model import ModelSpec
+from polyseme.nn.model import ModelConfig
 from polyseme.text.pipelines import BERT_SPECIALS, build_bpe, set_pair_template
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import load_model
@@ -24,15 +24,15 @@ transformers = pytest.importorskip("transformers")
                          "sliding_attention": {"rope_type": "default", "rope_theta": 20.0}}},
 ], ids=str)  # fmt: skip
 def test_other_settings_of_modern(changes, tiny_folders, tmp_path):
-    theirs = make("modern", "ModernBertForSequenceClassification", tiny_folders, **changes)
-    save(theirs, "modern", tiny_folders, tmp_path)
+    theirs = make("modernbert", "ModernBertForSequenceClassification", tiny_folders, **changes)
+    save(theirs, "modernbert", tiny_folders, tmp_path)
     assert_same(load_model(tmp_path).model, theirs)
 
 
 def test_a_config_of_modern_as_it_was_published(tiny_folders, tmp_path):
     """Before `layer_types` and `rope_parameters` there was a number, and a name for each base."""
-    theirs = make("modern", "ModernBertForMaskedLM", tiny_folders)
-    save(theirs, "modern", tiny_folders, tmp_path)
+    theirs = make("modernbert", "ModernBertForMaskedLM", tiny_folders)
+    save(theirs, "modernbert", tiny_folders, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config.pop("layer_types") == ["full_attention", "sliding_attention", "full_attention"]
     bases = config.pop("rope_parameters")
@@ -40,8 +40,8 @@ def test_a_config_of_modern_as_it_was_published(tiny_folders, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"global_attn_every_n_layers": 2}))
     assert_same(load_model(tmp_path).model, theirs)
     (tmp_path / "config.json").write_text(json.dumps(config | {"global_rope_theta": 5.0, "local_rope_theta": 6.0}))
-    blocks = load_model(tmp_path).model.spec.trunk.blocks
-    assert [(b.attention.window, b.attention.rotary) for b in blocks] == [(0, 5.0), (2, 6.0), (2, 6.0)]
+    blocks = load_model(tmp_path).model.config.trunk.block_configs
+    assert [(b.attention.window, b.attention.rope_theta) for b in blocks] == [(0, 5.0), (2, 6.0), (2, 6.0)]
 
 
 @pytest.mark.parametrize("changes,says", [
@@ -52,7 +52,7 @@ def test_a_config_of_modern_as_it_was_published(tiny_folders, tmp_path):
     ({"classifier_activation": "relu"}, "classifier_activation"), ({"model_type": "modern"}, "modernbert"),
 ], ids=str)  # fmt: skip
 def test_settings_that_modern_has_not(changes, says, tiny_folders, tmp_path):
-    folder = shutil.copytree(tiny_folders["modern"], tmp_path / "modern")
+    folder = shutil.copytree(tiny_folders["modernbert"], tmp_path / "modernbert")
     (folder / "polyseme.json").unlink()
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
@@ -69,9 +69,9 @@ def test_modern_with_a_byte_level_vocabulary(tiny_folders, tmp_path):
     backend = build_bpe(vocab, [tuple(m) for m in learnt["merges"]], False, BERT_SPECIALS)
     set_pair_template(backend)
     tokenizer = Tokenizer(backend)
-    trunk = load_model(tiny_folders["modern"]).model.spec.trunk
+    trunk = load_model(tiny_folders["modernbert"]).model.config.trunk
     trunk = trunk.replace(embeddings=trunk.embeddings.replace(vocab_size=tokenizer.vocab_size))
-    model = ModelSpec("modern", trunk, FAMILIES["modern"].heads(trunk)).build(seed=1)
+    model = ModelConfig("modernbert", trunk, FAMILIES["modernbert"].pretraining_heads(trunk)).build(seed=1)
     round_trip(model, tokenizer, tmp_path / "model")
     theirs, trouble = opened(transformers.ModernBertForMaskedLM, tmp_path / "model")
     assert not trouble and (theirs.config.pad_token_id, theirs.config.cls_token_id, theirs.config.sep_token_id) == (
@@ -82,4 +82,8 @@ def test_modern_with_a_byte_level_vocabulary(tiny_folders, tmp_path):
     assert_same(model, theirs)
     text = "The unseen [MASK]"
     found = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")(text)["input_ids"]
-    assert found == tokenizer.wrap(tokenizer.encode(text))[0] and found[0] == 2 and tokenizer.specials.mask in found
+    assert (
+        found == tokenizer.build_inputs_with_special_tokens(tokenizer.encode(text))[0]
+        and found[0] == 2
+        and tokenizer.special_token_ids.mask in found
+    )

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.families import FAMILIES
-from polyseme.nn.model import ModelSpec
+from polyseme.nn.model import ModelConfig
 from polyseme.weights.folder import load_model, save_model
 
 
@@ -18,17 +18,17 @@ def test_it_opens_from_its_config_alone(tiny_folders, tmp_path):
     assert config["model_type"] == "transformer" and config["architectures"] == ["Translation"]
     assert set(load_file(tmp_path / "model/model.safetensors")) == set(folder.model.state_dict())
     again = load_model(tmp_path / "model").model
-    assert again.spec == folder.model.spec
+    assert again.config == folder.model.config
     state = again.state_dict()
     assert all(torch.equal(state[name], t) for name, t in folder.model.state_dict().items())
 
 
 def test_without_a_head_it_has_no_prefix(tiny_folders, tmp_path):
     folder = load_model(tiny_folders["transformer"])
-    bare = ModelSpec("transformer", folder.model.spec.trunk).build(seed=4)
+    bare = ModelConfig("transformer", folder.model.config.trunk).build(seed=4)
     save_model(tmp_path / "model", bare, folder.tokenizer)
     assert "encoder.embeddings.tokens.weight" in load_file(tmp_path / "model/model.safetensors")
     again = load_model(tmp_path / "model").model.state_dict()
     assert all(torch.equal(again[name], t) for name, t in bare.state_dict().items())
-    names = [name for rule in FAMILIES["transformer"].rules(bare.spec) for name in rule.theirs]
+    names = [name for rule in FAMILIES["transformer"].weight_maps(bare.config) for name in rule.published_names]
     assert len(set(names)) == len(names)

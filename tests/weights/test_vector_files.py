@@ -10,22 +10,22 @@ import pytest
 from polyseme.errors import UserError
 from polyseme.inference.language_model import load as load_model
 from polyseme.weights.folder import save_model
-from polyseme.word_vectors.files import FORMATS, Format, model_of, read_vectors, write_vectors
+from polyseme.word_vectors.files import VECTOR_FORMATS, VectorFormat, read_vectors, to_model, write_vectors
 from polyseme.word_vectors.model import load
 
 WORDS = ["the", "naïve", "東京", ",", "x" * 300, "12.5", "-", "U.S."]
 VECTORS = (np.random.default_rng(0).standard_normal((8, 7)) * 10.0 ** np.arange(-3, 4)).astype(np.float32)
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_there_and_back_changes_no_bit(form: Format, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", VECTOR_FORMATS)
+def test_there_and_back_changes_no_bit(form: VectorFormat, tmp_path: Path) -> None:
     write_vectors(tmp_path / "v", WORDS, VECTORS, form)
     words, vectors = read_vectors(tmp_path / "v")
     assert words == WORDS and vectors.dtype == np.float32 and (vectors == VECTORS).all()
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_gensim_reads_what_is_written(form: Format, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", VECTOR_FORMATS)
+def test_gensim_reads_what_is_written(form: VectorFormat, tmp_path: Path) -> None:
     keyed = pytest.importorskip("gensim.models").KeyedVectors
     write_vectors(tmp_path / "v", WORDS, VECTORS, form)
     found = keyed.load_word2vec_format(str(tmp_path / "v"), binary=form == "binary", no_header=form == "glove")
@@ -93,7 +93,7 @@ def test_words_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_a_file_becomes_a_model_that_embeds(tmp_path: Path) -> None:
     words = ["the", "cat", "sat", ","]
-    save_model(tmp_path / "model", *model_of(words, VECTORS[:4]))
+    save_model(tmp_path / "model", *to_model(words, VECTORS[:4]))
     model = load_model(tmp_path / "model")
     found = model.embed(["The cat", "cat, sat", "unheard"])
     np.testing.assert_allclose(found[0], VECTORS[:2].mean(0), rtol=1e-5)

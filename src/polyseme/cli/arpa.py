@@ -18,16 +18,16 @@ def export_arpa(
     out: Annotated[Path, typer.Option(help="the file to write: .arpa or .arpa.gz")],
 ) -> None:
     """Write a model of n-grams as an ARPA file."""
-    from polyseme.io.files import new_file
+    from polyseme.io.atomic import ensure_new_file
     from polyseme.ngram.arpa import write_arpa
-    from polyseme.ngram.model import NgramModel, is_ngram
+    from polyseme.ngram.model import NgramLM, is_ngram
 
     if not is_ngram(model):
         raise UserError(f"{model} is no model of n-grams, and only these are written as ARPA")
-    new_file(out)
-    opened = NgramModel.open(model)
-    write_arpa(out, opened.ngrams, opened.tokenizer)
-    print(f"{out}: " + ", ".join(f"{size:,} {n}-grams" for n, size in enumerate(opened.ngrams.sizes, start=1)))
+    ensure_new_file(out)
+    ngram_model = NgramLM.open(model)
+    write_arpa(out, ngram_model.ngrams, ngram_model.tokenizer)
+    print(f"{out}: " + ", ".join(f"{size:,} {n}-grams" for n, size in enumerate(ngram_model.ngrams.sizes, start=1)))
 
 
 @app.command("import")
@@ -39,12 +39,12 @@ def import_arpa(
     ] = None,
 ) -> None:
     """Make a model folder from an ARPA file."""
-    from polyseme.io.files import new_folder
+    from polyseme.io.atomic import ensure_new_directory
     from polyseme.ngram.arpa import read_arpa
-    from polyseme.ngram.model import NgramModel
+    from polyseme.ngram.model import NgramLM
     from polyseme.text.tokenizer import Tokenizer
 
-    new_folder(out)
-    ngrams, found = read_arpa(file, Tokenizer.load(tokenizer) if tokenizer else None)
-    NgramModel(out, ngrams, found).save(out, {"arpa": file.name})
+    ensure_new_directory(out)
+    ngrams, loaded_tokenizer = read_arpa(file, Tokenizer.load(tokenizer) if tokenizer else None)
+    NgramLM(out, ngrams, loaded_tokenizer).save(out, {"arpa": file.name})
     print(f"{out}: " + ", ".join(f"{size:,} {n}-grams" for n, size in enumerate(ngrams.sizes, start=1)))

@@ -19,16 +19,17 @@ def ask(
 
     import polyseme
     from polyseme.cli.output import print_json
-    from polyseme.finetuning.frozen import answer_over, is_over
+    from polyseme.finetuning.frozen import answer_over, is_feature_model
     from polyseme.tasks.examples import read_lines
 
     text = "\n".join(read_lines(context))
-    found = answer_over(model, text, question) if is_over(model) else polyseme.load(model).answer(text, question)
+    answer = (
+        answer_over(model, text, question) if is_feature_model(model) else polyseme.load(model).answer(text, question)
+    )
     if as_json:
-        print_json(asdict(found))
-    elif found.text:
-        print(
-            f"{found.text}\nprobability {found.probability:.4f}, characters {found.start} to {found.end} of {context}"
-        )
+        print_json(asdict(answer))
+    elif answer.text:
+        location = f"characters {answer.start} to {answer.end} of {context}"
+        print(f"{answer.text}\nprobability {answer.probability:.4f}, {location}")
     else:
-        print(f"no answer (odds against the best one: {found.odds:.3f})")
+        print(f"no answer (null score difference: {answer.null_score_diff:.3f})")

@@ -11,7 +11,7 @@ import typer
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="folders of fine-tuning runs, or of benchmarks")],
     out: Annotated[Path | None, typer.Option(help="a picture to write: .png, .svg or .pdf")] = None,
-    samples: Annotated[
+    num_resamples: Annotated[
         int, typer.Option(help="how often the bootstrap draws, for two runs of one task", min=10)
     ] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
@@ -19,16 +19,20 @@ def compare(
     """Models × tasks with deviations over seeds; for two runs of one task, whether one is really better."""
     from polyseme.cli.output import print_json, print_table
     from polyseme.errors import UserError
-    from polyseme.evaluation.compare import bootstrap, cells, picture, read_runs
-    from polyseme.report.html import flatter
+    from polyseme.evaluation.compare import comparison_table, paired_bootstrap, plot_comparison, read_runs
+    from polyseme.report.html import dev_selection_note
 
     if out is not None and out.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"{out}: a picture is written as .png, .svg or .pdf")
-    found = read_runs(runs)
-    pair = len(found) == 2 and found[0].task == found[1].task and all(run.testable for run in found)
-    tested = bootstrap(found[0], found[1], samples) if pair else None
+    loaded_runs = read_runs(runs)
+    is_comparable_pair = (
+        len(loaded_runs) == 2
+        and loaded_runs[0].task == loaded_runs[1].task
+        and all(run.supports_bootstrap for run in loaded_runs)
+    )
+    bootstrap_result = paired_bootstrap(loaded_runs[0], loaded_runs[1], num_resamples) if is_comparable_pair else None
     if out is not None:
-        picture(found, out)
+        plot_comparison(loaded_runs, out)
     if as_json:
         rows = [
             {
@@ -37,28 +41,29 @@ def compare(
                 "task": run.task,
                 "metric": run.metric,
                 "mean": run.mean,
-                "deviation": run.deviation,
-                "seeds": len(run.values),
-                "failed": run.failed,
-                "parameters": run.parameters,
-                "examples_per_second": run.speed,
-                "ms_per_text": run.ms,
-                "seconds": run.seconds,
-                "chosen_on_dev": run.chosen,
+                "std": run.std,
+                "seeds": len(run.seed_scores),
+                "failed_seeds": run.failed_seeds,
+                "parameters": run.num_parameters,
+                "examples_per_second": run.examples_per_second,
+                "ms_per_text": run.latency_ms,
+                "seconds": run.train_seconds,
+                "chosen_on_dev": run.dev_choices,
             }
-            for run in found
+            for run in loaded_runs
         ]
-        print_json({"runs": rows, **({"bootstrap": tested} if tested else {})})
+        print_json({"runs": rows, **({"bootstrap": bootstrap_result} if bootstrap_result else {})})
         return
-    print_table(*cells(found))
-    for run in found:
-        if run.chosen:
-            print(f"{run.path}: {flatter(run.chosen)}")
-    if tested:
-        better = found[0] if tested["difference"] >= 0 else found[1]
-        low, high = 100 * tested["low"], 100 * tested["high"]
-        print(f"{better.path} is better by {100 * abs(tested['difference']):.2f}; p = {tested['p']:.3f}")
-        print(f"the first less the second: 95 % of {samples} draws lie from {low:.2f} to {high:.2f}")
+    print_table(*comparison_table(loaded_runs))
+    for run in loaded_runs:
+        if run.dev_choices:
+            print(f"{run.path}: {dev_selection_note(run.dev_choices)}")
+    if bootstrap_result:
+        better_run = loaded_runs[0] if bootstrap_result["difference"] >= 0 else loaded_runs[1]
+        low, high = 100 * bootstrap_result["low"], 100 * bootstrap_result["high"]
+        difference = 100 * abs(bootstrap_result["difference"])
+        print(f"{better_run.path} is better by {difference:.2f}; p = {bootstrap_result['p']:.3f}")
+        print(f"the first less the second: 95 % of {num_resamples} draws lie from {low:.2f} to {high:.2f}")
 
 
 def benchmark(
@@ -67,30 +72,30 @@ def benchmark(
     data: Annotated[Path, typer.Option(help="the folder that holds the data sets")],
     out: Annotated[Path, typer.Option(help="the folder to write; what is done there is not done again")],
     seeds: Annotated[int, typer.Option(help="how many runs of each", min=1)] = 1,
-    set_: Annotated[list[str], typer.Option("--set", help="path=value, e.g. epochs=4, optim.rate=3e-5")] = [],  # noqa: B006
+    overrides: Annotated[list[str], typer.Option("--set", help="path=value, e.g. epochs=4, optimizer.lr=3e-5")] = [],  # noqa: B006
     skip_bad: Annotated[bool, typer.Option(help="go on past bad rows and count them")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Fine-tune and measure on every data set of a benchmark; published rows stand beside the result."""
-    from polyseme.cli.output import print_json, print_table, set_values
-    from polyseme.evaluation.benchmarks import rows_of, run_benchmark
-    from polyseme.finetuning.finetune import FinetuneSpec
-    from polyseme.report.html import flatter
-    from polyseme.weights.folder import read_spec
+    from polyseme.cli.output import apply_overrides, print_json, print_table
+    from polyseme.evaluation.benchmarks import benchmark_table, run_benchmark
+    from polyseme.finetuning.finetune import FinetuneConfig
+    from polyseme.report.html import dev_selection_note
+    from polyseme.weights.folder import read_model_config
 
-    limit = read_spec(model)[0].trunk.embeddings.max_len
-    settings = set_values(FinetuneSpec(max_len=min(128, limit), truncate=True), set_)
-    found = run_benchmark(name, model, data, out, settings, seeds, skip_bad)
+    max_len = read_model_config(model)[0].trunk.embeddings.max_len
+    settings = apply_overrides(FinetuneConfig(max_len=min(128, max_len), truncate=True), overrides)
+    summary = run_benchmark(name, model, data, out, settings, seeds, skip_bad)
     if as_json:
-        print_json(found)
+        print_json(summary)
         return
-    print_table(*rows_of(name, str(model), found))
+    print_table(*benchmark_table(name, str(model), summary))
     print("Published figures are of the test sets; ours are of dev, in percent.")
-    if found["chosen_on_dev"]:
-        print(flatter(found["chosen_on_dev"]))
-    for column, failed in found["failed"].items():
-        print(f"{column}: {len(failed)} of {seeds} seeds are no better than a blind guess")
-    for beside, values in found["beside"].items():
-        print(f"{beside}: {', '.join(f'{name} {value:.4f}' for name, value in values.items())}")
-    if found["missing"]:
-        print(f"not in {data}: {', '.join(found['missing'])}; there is no average without them")
+    if summary["chosen_on_dev"]:
+        print(dev_selection_note(summary["chosen_on_dev"]))
+    for task, failed_seeds in summary["failed_seeds"].items():
+        print(f"{task}: {len(failed_seeds)} of {seeds} seeds are no better than a blind guess")
+    for diagnostic, values in summary["diagnostic_scores"].items():
+        print(f"{diagnostic}: {', '.join(f'{name} {value:.4f}' for name, value in values.items())}")
+    if summary["missing"]:
+        print(f"not in {data}: {', '.join(summary['missing'])}; there is no average without them")

@@ -17,11 +17,11 @@ def demo(
     import shutil
 
     from polyseme.errors import UserError
-    from polyseme.io.files import taken
-    from polyseme.pipelines.demo import MARKER, run
+    from polyseme.io.atomic import is_occupied
+    from polyseme.pipelines.demo import MARKER_FILE, run_demo
 
-    if taken(out):
-        if not (out / MARKER).is_file():
+    if is_occupied(out):
+        if not (out / MARKER_FILE).is_file():
             raise UserError(f"{out} holds something that is not a demo: choose another --out")
         shutil.rmtree(out)
-    print(f"see {run(out, minutes, seeds)}")
+    print(f"see {run_demo(out, minutes, seeds)}")

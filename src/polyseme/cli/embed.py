@@ -14,9 +14,9 @@ def embed(
     out: Annotated[Path, typer.Option(help="the .npz file to write")],
     layers: Annotated[
         str,
-        typer.Option(help="embeddings, last, second-to-last, sum-last-4, concat-last-4, sum-all, all, or a depth"),
+        typer.Option(help="embeddings, last, second_to_last, sum_last_4, concat_last_4, sum_all, all, or a depth"),
     ] = "last",
-    per: Annotated[str, typer.Option(help="token, word or text (the mean over its tokens)")] = "text",
+    granularity: Annotated[str, typer.Option(help="token, word or text (the mean over its tokens)")] = "text",
     precision: Annotated[str, typer.Option(help="float32, or bf16 on a GPU")] = "float32",
     truncate: Annotated[bool, typer.Option(help="cut texts that are longer than the model reads")] = False,
 ) -> None:
@@ -26,18 +26,18 @@ def embed(
     import polyseme
     from polyseme.cli.output import read_texts
     from polyseme.errors import UserError
-    from polyseme.io.files import write_whole
+    from polyseme.io.atomic import atomic_write
 
     if out.suffix != ".npz":
         raise UserError(f"--out {out} does not end in .npz")
-    found = polyseme.load(model, precision=precision).embed(read_texts(data), layers, per, truncate)  # type: ignore[arg-type]
-    arrays = {"vectors": found}
-    if isinstance(found, list):
-        arrays = {"vectors": np.concatenate(found), "starts": np.cumsum([0, *map(len, found)])}
+    vectors = polyseme.load(model, precision=precision).embed(read_texts(data), layers, granularity, truncate)  # type: ignore[arg-type]
+    arrays = {"vectors": vectors}
+    if isinstance(vectors, list):
+        arrays = {"vectors": np.concatenate(vectors), "starts": np.cumsum([0, *map(len, vectors)])}
 
     def write(path: Path) -> None:
         with open(path, "wb") as f:
             np.savez(f, **arrays)  # type: ignore[arg-type]
 
-    write_whole(out, write)
+    atomic_write(out, write)
     print(f"{out}: " + ", ".join(f"{name} {np.shape(value)}" for name, value in arrays.items()))

@@ -11,16 +11,16 @@ import typer
 def encode(
     model: Annotated[Path, typer.Argument(help="a model folder")],
     text: Annotated[str, typer.Argument(help="a text")],
-    text_b: Annotated[str | None, typer.Argument(help="a second text, read as a pair")] = None,
+    text_pair: Annotated[str | None, typer.Argument(help="a second text, read as a pair")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Print pieces, input ids, segment mask and attention mask: the padded view that other tools use."""
     import polyseme
     from polyseme.cli.output import print_json, print_table
 
-    found = polyseme.load(model).encode(text, text_b)
+    encoding = polyseme.load(model).encode(text, text_pair)
     if as_json:
-        print_json(found)
+        print_json(encoding)
         return
-    names = ["pieces", "ids", "segments", "attention_mask"]
-    print_table(["piece", "input id", "segment", "attention"], list(zip(*(found[n] for n in names))))
+    names = ["tokens", "input_ids", "token_type_ids", "attention_mask"]
+    print_table(["token", "input id", "token type id", "attention"], list(zip(*(encoding[n] for n in names))))

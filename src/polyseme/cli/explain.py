@@ -10,16 +10,16 @@ import typer
 
 def explain(
     model: Annotated[Path, typer.Argument(help="a model folder that writes a target for a source")],
-    translate: Annotated[str, typer.Option(help="a text whose translation is explained")],
+    text: Annotated[str, typer.Option(help="a text whose translation is explained")],
     out: Annotated[Path, typer.Option(help="the HTML page to write")],
-    beams: Annotated[int, typer.Option(help="the width of the beam", min=1)] = 4,
-    penalty: Annotated[float, typer.Option(help="scores are divided by length to this power")] = 1.0,
+    num_beams: Annotated[int, typer.Option(help="the width of the beam", min=1)] = 4,
+    length_penalty: Annotated[float, typer.Option(help="scores are divided by length to this power")] = 1.0,
 ) -> None:
     """A page of one translation: alignment, the beam as a tree with scores, cross attention by layer and head."""
     import polyseme
     from polyseme.explain.translation import explain_translation
-    from polyseme.io.files import new_file, write_text
+    from polyseme.io.atomic import ensure_new_file, write_text
 
-    new_file(out)
-    write_text(out, explain_translation(polyseme.load(model), translate, beams, penalty))
-    print(f"{out}: the translation of {translate!r}")
+    ensure_new_file(out)
+    write_text(out, explain_translation(polyseme.load(model), text, num_beams, length_penalty))
+    print(f"{out}: the translation of {text!r}")

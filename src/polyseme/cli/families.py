@@ -11,12 +11,12 @@ def families(as_json: Annotated[bool, typer.Option("--json", help="print JSON")]
     """List the families, their sizes, and their parameters without heads."""
     from polyseme.cli.output import print_json, print_table
     from polyseme.families import FAMILIES
-    from polyseme.families.summary import Row, rows
+    from polyseme.families.summary import FamilySummary, summarize_families
 
     if as_json:
-        print_json([row._asdict() for row in rows()])
+        print_json([row._asdict() for row in summarize_families()])
         return
-    print_table(Row._fields, rows())
+    print_table(FamilySummary._fields, summarize_families())
     for family in FAMILIES.values():
         print(f"\n{family.name}: {family.paper}; {family.tokenizer}; {family.objective}")
         for departure in family.departures:

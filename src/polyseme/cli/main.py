@@ -14,6 +14,7 @@ from polyseme.cli import (
     corpus,
     demo,
     describe,
+    distill,
     embed,
     encode,
     explain,
@@ -36,8 +37,7 @@ from polyseme.cli import (
     ulmfit,
     vectors,
 )
-from polyseme.cli import distill as distil
-from polyseme.errors import Stopped, UserError
+from polyseme.errors import Interrupted, UserError
 
 app = typer.Typer(
     help="From a folder of text to a pre-trained language model, and from that model to a measured task model.",
@@ -55,7 +55,7 @@ app.command("verify")(corpus.verify)
 app.command("describe")(describe.describe)
 app.command("overlap")(overlap.overlap)
 app.command("pretrain")(pretrain.pretrain)
-app.command("distil")(distil.distil)
+app.command("distill")(distill.distill)
 app.command("recipes")(pretrain.recipes)
 app.command("families")(families.families)
 app.command("tasks")(tasks.tasks)
@@ -77,33 +77,33 @@ app.command("gradients")(gradients.gradients)
 app.command("embed")(embed.embed)
 app.command("explain")(explain.explain)
 app.command("encode")(encode.encode)
-app.command("neighbours")(vectors.neighbours)
+app.command("neighbors")(vectors.neighbors)
 app.command("analogy")(vectors.analogy)
 app.command("similarity")(vectors.similarity)
 app.command("demo")(demo.demo)
 
 
-Misuse: Any = next(
+ClickException: Any = next(
     c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException"
 )  # typer may carry its own click
 
 
 def main() -> None:
     try:
-        for given in sys.argv:
-            _check_text(given)
+        for argument in sys.argv:
+            _check_utf8(argument)
         status = app(standalone_mode=False)
         if status == 130:  # how typer tells of Ctrl-C
             raise KeyboardInterrupt
-    except Misuse as error:
-        said = error.format_message()
-        asked = type(error).__name__ == "NoArgsIsHelpError"
-        print(said if asked else f"error: {' '.join(said.split())}", file=sys.stderr)
+    except ClickException as error:
+        message = error.format_message()
+        is_help = type(error).__name__ == "NoArgsIsHelpError"
+        print(message if is_help else f"error: {' '.join(message.split())}", file=sys.stderr)
         status = 2
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         status = 2
-    except Stopped as stop:
+    except Interrupted as stop:
         print(stop, file=sys.stderr)
         status = 128 + stop.signum
     except (KeyboardInterrupt, typer.Abort):
@@ -113,17 +113,17 @@ def main() -> None:
         sys.stderr.close()
         status = 0
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+        location = f"{error.filename}: " if error.filename else ""
+        print(f"error: {location}{error.strerror or error}", file=sys.stderr)
         status = 2
     sys.exit(status or 0)
 
 
-def _check_text(given: str) -> None:
+def _check_utf8(argument: str) -> None:
     try:
-        given.encode()
+        argument.encode()
     except UnicodeEncodeError:
-        raise UserError(f"an argument is not text in UTF-8: {given.encode(errors='replace').decode()!r}") from None
+        raise UserError(f"an argument is not text in UTF-8: {argument.encode(errors='replace').decode()!r}") from None
 
 
 if __name__ == "__main__":

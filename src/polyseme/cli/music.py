@@ -16,51 +16,65 @@ if TYPE_CHECKING:
 def music(
     model: Annotated[Path, typer.Argument(help="a model folder that was trained on MIDI files")],
     out: Annotated[Path, typer.Option(help="the MIDI file to write")],
-    length: Annotated[int, typer.Option(help="how many events at most, those of --prime too", min=1)] = 1024,
+    max_len: Annotated[int, typer.Option(help="how many events at most, those of --primer too", min=1)] = 1024,
     temperature: Annotated[float, typer.Option(help="below 1 what is likely gets likelier; 0 takes the likeliest")] = 1,
     seed: Annotated[int, typer.Option(help="which piece")] = 0,
-    prime: Annotated[Path | None, typer.Option(help="a MIDI file to go on with")] = None,
+    primer: Annotated[Path | None, typer.Option(help="a MIDI file to go on with")] = None,
 ) -> None:
     """Let a model play, event by event, and write the piece as MIDI."""
     import polyseme
-    from polyseme.corpus.sources.midi import mido, read_notes, write_notes
-    from polyseme.io.files import new_file
-    from polyseme.text.events import to_events, to_notes
+    from polyseme.corpus.sources.midi import read_notes, require_mido, write_notes
+    from polyseme.io.atomic import ensure_new_file
+    from polyseme.text.events import events_to_notes, notes_to_events
 
-    mido()
-    new_file(out)
-    opened = polyseme.load(model)
-    if opened.tokenizer.kind != "events":
-        raise UserError(f"{model} writes text and not music: its tokenizer is of kind {opened.tokenizer.kind}")
-    begun = to_events(read_notes(prime)) if prime else []
-    events = opened.tokenizer.pieces(sample(opened, begun, length, temperature, seed))
-    notes = to_notes(events)
+    require_mido()
+    ensure_new_file(out)
+    language_model = polyseme.load(model)
+    if language_model.tokenizer.kind != "events":
+        raise UserError(f"{model} writes text and not music: its tokenizer is of kind {language_model.tokenizer.kind}")
+    primer_events = notes_to_events(read_notes(primer)) if primer else []
+    events = language_model.tokenizer.convert_ids_to_tokens(
+        sample_events(language_model, primer_events, max_len, temperature, seed)
+    )
+    notes = events_to_notes(events)
     write_notes(out, notes)
     print(f"{out}: {len(events):,} events, {len(notes):,} notes, {max((n.end for n in notes), default=0):.1f} seconds")
 
 
-def sample(opened: LanguageModel, begun: list[str], length: int, temperature: float = 1.0, seed: int = 0) -> list[int]:
-    """The ids of a piece of at most `length` events that begins as given; it ends where the model ends it.
+def sample_events(
+    language_model: LanguageModel, primer_events: list[str], max_len: int, temperature: float = 1.0, seed: int = 0
+) -> list[int]:
+    """The ids of a piece of at most `max_len` events that begins as given; it ends where the model ends it.
 
     Where places are relative, a piece may be longer than the model reads: it remembers as much as that.
     """
-    from polyseme.generation.sample import Sampling
-    from polyseme.generation.sample import sample as drawn
-    from polyseme.generation.session import endless
+    from polyseme.generation.sample import SamplingConfig, generate_tokens
+    from polyseme.generation.session import is_unbounded
 
-    network, marks = opened.model, opened.tokenizer.specials
-    if "next" not in network.heads or marks.bos is None:
-        raise UserError(f"{opened.path} cannot go on with a piece: it has no head 'next'")
-    how = Sampling(temperature, seed=seed)
-    if length > opened.max_len and not endless(network):
-        raise UserError(f"length is {length}, and the model has places for {opened.max_len} events")
-    found = opened.tokenizer.encode(" ".join(begun))
-    if len(found) >= length or len(found) >= opened.max_len:
-        raise UserError(f"the piece to go on with has {len(found)} events: --length {length} leaves nothing to add")
-    most = length - len(found)
-    if not endless(network):
-        most = min(most, opened.max_len - 1 - len(found))  # the opening mark has a place too
-    ends = set() if marks.eos is None else {marks.eos}
-    banned = opened.tokenizer.special_ids - ends
-    (written,) = drawn(network, [[marks.bos, *found]], most, how, eos=ends, banned=banned)
-    return [*found, *written.tokens]
+    model, specials = language_model.model, language_model.tokenizer.special_token_ids
+    if "next" not in model.heads or specials.bos is None:
+        raise UserError(f"{language_model.path} cannot go on with a piece: it has no head 'next'")
+    sampling_config = SamplingConfig(temperature, seed=seed)
+    if max_len > language_model.max_len and not is_unbounded(model):
+        raise UserError(f"max_len is {max_len}, and the model has places for {language_model.max_len} events")
+    primer_ids = language_model.tokenizer.encode(" ".join(primer_events))
+    if len(primer_ids) >= max_len or len(primer_ids) >= language_model.max_len:
+        raise UserError(
+            f"the piece to go on with has {len(primer_ids)} events: --max-len {max_len} leaves nothing to add"
+        )
+    max_new_tokens = max_len - len(primer_ids)
+    if not is_unbounded(model):
+        max_new_tokens = min(
+            max_new_tokens, language_model.max_len - 1 - len(primer_ids)
+        )  # the opening mark has a place too
+    eos_ids = set() if specials.eos is None else {specials.eos}
+    banned_ids = language_model.tokenizer.all_special_ids - eos_ids
+    (hypothesis,) = generate_tokens(
+        model,
+        [[specials.bos, *primer_ids]],
+        max_new_tokens,
+        sampling_config,
+        eos_token_ids=eos_ids,
+        suppress_tokens=banned_ids,
+    )
+    return [*primer_ids, *hypothesis.tokens]

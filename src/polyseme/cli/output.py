@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from polyseme.errors import UserError, nearest
+from polyseme.errors import UserError, suggest
 
 if TYPE_CHECKING:
-    from polyseme.config import Spec
-    from polyseme.tasks.examples import Kind
+    from polyseme.config import Config
+    from polyseme.tasks.examples import TaskType
 
-SomeSpec = TypeVar("SomeSpec", bound="Spec")
-SOURCES = (
+ConfigT = TypeVar("ConfigT", bound="Config")
+SOURCES_HELP = (
     "files or folders of text, JSON lines, CSV, TSV, Parquet, WikiExtractor, WET or MIDI; plain, .gz .xz .zst or .bz2; "
     "- for standard input (say --format); python-docs or gettext. "
     "Each may end in ::lang=de,weight=2,key=body,format=jsonl"
@@ -29,9 +29,9 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Columns lined up; numbers to the right."""
     cells = [list(header)] + [[f"{c:,}" if type(c) is int else str(c) for c in row] for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
+    right_align = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
     for row in cells:
-        print("  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right)).rstrip())
+        print("  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right_align)).rstrip())
 
 
 def read_texts(path: Path) -> list[str]:
@@ -45,23 +45,23 @@ def read_texts(path: Path) -> list[str]:
     return lines
 
 
-def set_values(spec: SomeSpec, changes: Sequence[str]) -> SomeSpec:
+def apply_overrides(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
     """The spec with each `--set path=value` applied."""
-    for change in changes:
-        path, equals, value = change.partition("=")
+    for override in overrides:
+        path, equals, value = override.partition("=")
         if not equals:
-            raise UserError(f"--set {change!r} is not path=value")
-        spec = spec.at(path, value)
-    return spec
+            raise UserError(f"--set {override!r} is not path=value")
+        config = config.with_override(path, value)
+    return config
 
 
-def kind_of(task: str) -> Kind:
-    from polyseme.datasets.catalog import DATA_SETS
-    from polyseme.tasks.task import HEADS
+def task_type_of(task: str) -> TaskType:
+    from polyseme.datasets.catalog import DATASETS
+    from polyseme.tasks.task import HEAD_BY_TASK
 
-    for kind in HEADS:
-        if task == kind:
-            return kind
-    if task in DATA_SETS:
-        return DATA_SETS[task].kind
-    raise UserError(f"there is no task {task!r}; {nearest(task, [*HEADS, *DATA_SETS])}")
+    for task_type in HEAD_BY_TASK:
+        if task == task_type:
+            return task_type
+    if task in DATASETS:
+        return DATASETS[task].task_type
+    raise UserError(f"there is no task {task!r}; {suggest(task, [*HEAD_BY_TASK, *DATASETS])}")

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from polyseme.corpus.inspect.contamination import Match, Overlap
-    from polyseme.corpus.sources.sources import Sources
+    from polyseme.corpus.inspect.contamination import ContaminatedExample, ContaminationResult
+    from polyseme.corpus.sources.sources import SourceReader
 
 
 def overlap(
     corpus: Annotated[Path, typer.Argument(help="a corpus folder made by `polyseme prepare`")],
-    with_: Annotated[list[str], typer.Option("--with", help="evaluation sets, as prepare reads text; may be repeated")],
-    more: Annotated[list[str] | None, typer.Argument(help="further evaluation sets")] = None,
+    evaluation_sets: Annotated[
+        list[str], typer.Option("--evaluation-set", help="evaluation sets, as prepare reads text; may be repeated")
+    ],
+    more_evaluation_sets: Annotated[list[str] | None, typer.Argument(help="further evaluation sets")] = None,
     n: Annotated[int, typer.Option(help="how many words are compared: 8 for GPT-2, 13 for GPT-3")] = 8,
     key: Annotated[str, typer.Option(help="the key or column of the text")] = "text",
-    show: Annotated[int, typer.Option(help="how many examples of each set are shown", min=0)] = 3,
+    num_shown: Annotated[int, typer.Option(help="how many examples of each set are shown", min=0)] = 3,
     skip_bad: Annotated[bool, typer.Option(help="go on past bad rows")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
@@ -27,55 +29,81 @@ def overlap(
     from dataclasses import asdict
 
     from polyseme.cli.output import print_json, print_table
-    from polyseme.corpus.inspect.contamination import overlap as run
+    from polyseme.corpus.inspect.contamination import measure_contamination as run
     from polyseme.corpus.sources.sources import open_sources
     from polyseme.corpus.store import Corpus
     from polyseme.errors import UserError
 
-    opened = Corpus.open(corpus)
-    sets = {name: open_sources([name], key=key, split="line", skip_bad=skip_bad) for name in (*with_, *(more or ()))}
-    places: dict[str, list[str]] = {name: [] for name in sets}
+    opened_corpus = Corpus.open(corpus)
+    sources_by_set = {
+        name: open_sources([name], key=key, split="line", skip_bad=skip_bad)
+        for name in (*evaluation_sets, *(more_evaluation_sets or ()))
+    }
+    locations: dict[str, list[str]] = {name: [] for name in sources_by_set}
 
-    def texts(name: str, sources: Sources) -> Iterator[str]:
+    def texts(name: str, sources: SourceReader) -> Iterator[str]:
         for document in sources:
-            places[name].append(document.where)
+            locations[name].append(document.location)
             yield document.text
-        if not places[name]:
+        if not locations[name]:
             raise UserError(f"there is no text in {name}")
 
-    found = run(opened, {name: texts(name, sources) for name, sources in sets.items()}, n, show)
+    overlaps = run(
+        opened_corpus, {name: texts(name, sources) for name, sources in sources_by_set.items()}, n, num_shown
+    )
     if as_json:
-        rows = [asdict(each) | {"shares": each.shares} for each in found]
+        rows = [asdict(set_overlap) | {"rates": set_overlap.rates} for set_overlap in overlaps]
         for row in rows:
-            row["worst"] = [match | {"where": places[row["name"]][match["example"] - 1]} for match in row["worst"]]
+            row["worst_examples"] = [
+                match | {"location": locations[row["name"]][match["example_number"] - 1]}
+                for match in row["worst_examples"]
+            ]
         print_json(rows)
         return
     print_table(
         ["set", "examples", f"{n}-grams", "found", "share", "examples touched", "half or more"],
-        [_row(each) for each in found],
+        [_table_row(set_overlap) for set_overlap in overlaps],
     )
-    for each in found:
-        for said in (*_left_out(each), *(_line(match, places[each.name], each.name) for match in each.worst)):
-            print(said)
+    for set_overlap in overlaps:
+        for line in (
+            *_skipped_notes(set_overlap),
+            *(
+                _match_line(match, locations[set_overlap.name], set_overlap.name)
+                for match in set_overlap.worst_examples
+            ),
+        ):
+            print(line)
 
 
-def _row(each: Overlap) -> list[int | str]:
-    shares = {name: "-" if share is None else f"{share:.2%}" for name, share in each.shares.items()}
-    touched, half = (f"{getattr(each, name):,} ({shares[name]})" for name in ("touched", "half"))
-    return [each.name, each.examples, each.grams, each.found, shares["found"], touched, half]
+def _table_row(set_overlap: ContaminationResult) -> list[int | str]:
+    shares = {name: "-" if share is None else f"{share:.2%}" for name, share in set_overlap.rates.items()}
+    contaminated, half_contaminated = (
+        f"{getattr(set_overlap, name):,} ({shares[name]})" for name in ("num_contaminated", "num_half_contaminated")
+    )
+    return [
+        set_overlap.name,
+        set_overlap.num_examples,
+        set_overlap.num_ngrams,
+        set_overlap.num_matched,
+        shares["num_matched"],
+        contaminated,
+        half_contaminated,
+    ]
 
 
-def _left_out(each: Overlap) -> Iterator[str]:
+def _skipped_notes(set_overlap: ContaminationResult) -> Iterator[str]:
     """What the shares do not speak of."""
-    if each.short:
-        yield f"{each.name}: {each.short:,} examples of fewer than {each.n} words are too short to compare"
-    if each.unknown:
-        alone = each.examples - each.compared - each.short
-        also = f", {alone:,} examples have no other" if alone else ""
-        yield f"{each.name}: {each.unknown:,} {each.n}-grams with a word unknown to the tokenizer are left out{also}"
+    if set_overlap.num_too_short:
+        num_too_short = f"{set_overlap.num_too_short:,} examples of fewer than {set_overlap.n} words"
+        yield f"{set_overlap.name}: {num_too_short} are too short to compare"
+    if set_overlap.num_unknown:
+        num_uncovered = set_overlap.num_examples - set_overlap.num_compared - set_overlap.num_too_short
+        suffix = f", {num_uncovered:,} examples have no other" if num_uncovered else ""
+        num_unknown = f"{set_overlap.num_unknown:,} {set_overlap.n}-grams with a word unknown to the tokenizer"
+        yield f"{set_overlap.name}: {num_unknown} are left out{suffix}"
 
 
-def _line(match: Match, places: list[str], name: str) -> str:
-    where = places[match.example - 1] or f"example {match.example}"
-    stretch = match.stretch if len(match.stretch) <= 240 else match.stretch[:240] + "…"
-    return f"{name} {where}: {match.found:,} of {match.grams:,} found: “{stretch}”"
+def _match_line(match: ContaminatedExample, locations: list[str], name: str) -> str:
+    location = locations[match.example_number - 1] or f"example {match.example_number}"
+    excerpt = match.longest_match if len(match.longest_match) <= 240 else match.longest_match[:240] + "…"
+    return f"{name} {location}: {match.num_matched:,} of {match.num_ngrams:,} found: “{excerpt}”"

@@ -17,22 +17,28 @@ def pairs(
     out: Annotated[Path, typer.Option(help="the corpus folder to write")],
     target_tokenizer: Annotated[Path | None, typer.Option(help="the tokenizer of the target side, if another")] = None,
     keys: Annotated[str, typer.Option(help="the columns or keys of the two sides, as en+de")] = "",
-    longest: Annotated[int, typer.Option(help="pairs with a side of more tokens are left out", min=1)] = 250,
-    ratio: Annotated[float, typer.Option(help="pairs of which one side is so many times the other; 0 is none")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(help="pairs with a side of more tokens are left out", min=1)] = 250,
+    max_length_ratio: Annotated[
+        float, typer.Option(help="pairs of which one side is so many times the other; 0 is none")
+    ] = 0.0,
 ) -> None:
     """Turn parallel text into a corpus of pairs, for translation: `polyseme pretrain transformer-tiny`."""
-    from polyseme.corpus.build.parallel import prepare_pairs
+    from polyseme.corpus.build.parallel import prepare_parallel
     from polyseme.errors import UserError
     from polyseme.text.tokenizer import Tokenizer
 
-    named = tuple(keys.split("+")) if keys else None
-    if named is not None and len(named) != 2:
+    side_keys = tuple(keys.split("+")) if keys else None
+    if side_keys is not None and len(side_keys) != 2:
         raise UserError(f"--keys {keys!r} does not name two sides, as en+de does")
     target = Tokenizer.load(target_tokenizer) if target_tokenizer else None
-    manifest = prepare_pairs(source, Tokenizer.load(tokenizer), out, target, named, longest, ratio)
+    manifest = prepare_parallel(source, Tokenizer.load(tokenizer), out, target, side_keys, max_tokens, max_length_ratio)
     counts, removed = manifest["counts"], manifest["removed"]
     print(f"{out}: {counts['documents']:,} pairs, {counts['tokens']:,} tokens")
-    said = {"empty": "with an empty side", "long": f"of more than {longest} tokens", "uneven": "of uneven length",
-            "repeated": "that were there already"}  # fmt: skip
+    reason_texts = {
+        "empty": "with an empty side",
+        "too_long": f"of more than {max_tokens} tokens",
+        "length_ratio": "of uneven length",
+        "duplicate": "that were there already",
+    }
     for reason, count in removed["pairs"].items():
-        print(f"{count:,} pairs {said[reason]} were left out, such as {removed['examples'][reason]}")
+        print(f"{count:,} pairs {reason_texts[reason]} were left out, such as {removed['examples'][reason]}")

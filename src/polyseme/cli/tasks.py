@@ -6,7 +6,10 @@ from __future__ import annotations
 def tasks() -> None:
     """List the named data sets: `polyseme finetune MODEL --task NAME --data FOLDER --out RUN`."""
     from polyseme.cli.output import print_table
-    from polyseme.datasets.catalog import DATA_SETS
+    from polyseme.datasets.catalog import DATASETS
 
-    rows = [[name, data.kind, data.metric, data.folder, data.about] for name, data in DATA_SETS.items()]
-    print_table(["data set", "kind", "metric", "folder", "what"], rows)
+    rows = [
+        [name, dataset.task_type, dataset.metric, dataset.folder, dataset.description]
+        for name, dataset in DATASETS.items()
+    ]
+    print_table(["dataset", "task", "metric", "folder", "description"], rows)

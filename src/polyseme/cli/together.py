@@ -9,95 +9,115 @@ from typing import TYPE_CHECKING, Any
 from polyseme.errors import UserError
 
 if TYPE_CHECKING:
-    from polyseme.finetuning.finetune import FinetuneSpec
-    from polyseme.finetuning.multitask import Job
+    from polyseme.finetuning.finetune import FinetuneConfig
+    from polyseme.finetuning.multitask import TaskData
 
 
-def single(option: str, given: Sequence[Any]) -> Any:
+def at_most_one(option: str, values: Sequence[Any]) -> Any:
     """The one value of an option that is for one task, or none."""
-    if len(given) > 1:
-        raise UserError(f"{len(given)} {option} for one task: one is read; several tasks are several --task")
-    return given[0] if given else None
+    if len(values) > 1:
+        raise UserError(f"{len(values)} {option} for one task: one is read; several tasks are several --task")
+    return values[0] if values else None
 
 
-def read_jobs(
-    tasks: Sequence[str], data: Sequence[Path], train: Sequence[Path], dev: Sequence[Path], columns: dict[str, Any]
-) -> list[Job]:
+def read_task_data(
+    tasks: Sequence[str],
+    data: Sequence[Path],
+    train: Sequence[Path],
+    dev: Sequence[Path],
+    reader_options: dict[str, Any],
+) -> list[TaskData]:
     """Each --task with its own data: named data sets take the --data in their order, or all the same one; the others
     the --train and --dev in theirs."""
-    from polyseme.cli.output import kind_of
-    from polyseme.datasets.catalog import DATA_SETS
-    from polyseme.finetuning.multitask import Job
+    from polyseme.cli.output import task_type_of
+    from polyseme.datasets.catalog import DATASETS
+    from polyseme.finetuning.multitask import TaskData
     from polyseme.tasks.examples import read_examples
 
-    split = [task.partition("=") for task in tasks]
-    pairs = [(name, kind) if equals else (name, name) for name, equals, kind in split]
-    named = [of for _, of in pairs if of in DATA_SETS]
-    files = len(pairs) - len(named)
-    for _, of in pairs:
-        kind_of(of)
-    if (named and len(data) not in (1, len(named))) or (data and not named):
-        raise UserError(f"{len(data)} --data for {len(named)} named data sets: one for each, or one for all")
-    if len(train) != files or len(dev) != files:
-        raise UserError(f"{len(train)} --train and {len(dev)} --dev for {files} tasks that read files: one for each")
-    folders, trains, devs = iter(list(data) * (len(named) if len(data) == 1 else 1)), iter(train), iter(dev)
-    found = []
-    for name, of in pairs:
-        kind = kind_of(of)
-        if of in DATA_SETS:
-            one = DATA_SETS[of]
-            both = one.read(next(folders), columns["skip_bad"], columns["strict"])
-            found.append(Job(name, kind, *both, one.metric, of, one.extra))
+    parsed_tasks = [task.partition("=") for task in tasks]
+    pairs = [(name, task_type) if equals else (name, name) for name, equals, task_type in parsed_tasks]
+    dataset_names = [task_or_dataset for _, task_or_dataset in pairs if task_or_dataset in DATASETS]
+    num_file_tasks = len(pairs) - len(dataset_names)
+    for _, task_or_dataset in pairs:
+        task_type_of(task_or_dataset)
+    if (dataset_names and len(data) not in (1, len(dataset_names))) or (data and not dataset_names):
+        raise UserError(f"{len(data)} --data for {len(dataset_names)} named data sets: one for each, or one for all")
+    if len(train) != num_file_tasks or len(dev) != num_file_tasks:
+        raise UserError(
+            f"{len(train)} --train and {len(dev)} --dev for {num_file_tasks} tasks that read files: one for each"
+        )
+    folders, train_paths, dev_paths = (
+        iter(list(data) * (len(dataset_names) if len(data) == 1 else 1)),
+        iter(train),
+        iter(dev),
+    )
+    task_data = []
+    for name, task_or_dataset in pairs:
+        task_type = task_type_of(task_or_dataset)
+        if task_or_dataset in DATASETS:
+            dataset = DATASETS[task_or_dataset]
+            train_and_dev = dataset.read(next(folders), reader_options["skip_bad"], reader_options["strict"])
+            task_data.append(
+                TaskData(name, task_type, *train_and_dev, dataset.metric, task_or_dataset, dataset.extra_metrics)
+            )
         else:
-            to_learn, to_measure = (read_examples(next(paths), kind, **columns) for paths in (trains, devs))
-            found.append(Job(name, kind, to_learn, to_measure))
-    return found
+            train_examples, dev_examples = (
+                read_examples(next(paths), task_type, **reader_options) for paths in (train_paths, dev_paths)
+            )
+            task_data.append(TaskData(name, task_type, train_examples, dev_examples))
+    return task_data
 
 
-def several(
+def run_multitask(
     model: Path | None,
-    jobs: Sequence[Job],
+    task_data: Sequence[TaskData],
     out: Path,
-    settings: FinetuneSpec,
+    settings: FinetuneConfig,
     grid: Sequence[str],
     seeds: int,
-    scratch: bool,
+    from_scratch: bool,
     baselines: bool,
 ) -> None:
-    """Fine-tune for all jobs at once, and print what each is worth."""
+    """Fine-tune for all tasks at once, and print what each is worth."""
     import sys
 
     from polyseme.cli.output import print_table
-    from polyseme.finetuning.grid import points, search
-    from polyseme.finetuning.multitask import finetune_together
-    from polyseme.tasks.baselines.surface import linear, majority
+    from polyseme.finetuning.grid import expand_grid, grid_search
+    from polyseme.finetuning.multitask import finetune_multitask
+    from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
 
     if model is None:
         raise UserError("several tasks share a trunk that learns: give a model folder, not --features")
 
-    def once(chosen: FinetuneSpec, folder: Path) -> dict[str, Any]:
-        return finetune_together(model, jobs, folder, chosen, seeds=seeds, scratch=scratch)
+    def run_config(config: FinetuneConfig, folder: Path) -> dict[str, Any]:
+        return finetune_multitask(model, task_data, folder, config, seeds=seeds, from_scratch=from_scratch)
 
     if grid:
-        results, searched = search(once, out, points(settings, grid))
-        print_table(["mean", "settings"], [[f"{r['mean']['mean']:.4f}", name] for name, r in searched])
+        results, grid_results = grid_search(run_config, out, expand_grid(settings, grid))
+        print_table(["mean", "settings"], [[f"{r['mean']['mean']:.4f}", name] for name, r in grid_results])
     else:
-        results = once(settings, out)
+        results = run_config(settings, out)
     rows = []
-    for job in jobs:
-        found = results["tasks"][job.name]
-        metric, failed = found["primary"], ", ".join(map(str, found["failed"]))
-        deviation = found["deviation"][metric]
-        shown = f"{found['mean'][metric]:.4f}" + (f" ± {deviation:.4f}" if deviation is not None else "")
-        guesses = [baseline(job.train, job.dev, job.kind) for baseline in (majority, linear)] if baselines else []
-        rows.append([job.name, job.kind, metric, *(f"{guess[metric]:.4f}" for guess in guesses), shown])
+    for task in task_data:
+        task_results = results["tasks"][task.name]
+        metric, failed = task_results["primary_metric"], ", ".join(map(str, task_results["failed_seeds"]))
+        deviation = task_results["std"][metric]
+        mean_text = f"{task_results['mean'][metric]:.4f}" + (f" ± {deviation:.4f}" if deviation is not None else "")
+        baseline_metrics = (
+            [baseline(task.train, task.dev, task.task_type) for baseline in (majority_baseline, linear_baseline)]
+            if baselines
+            else []
+        )
+        rows.append(
+            [task.name, task.task_type, metric, *(f"{metrics[metric]:.4f}" for metrics in baseline_metrics), mean_text]
+        )
         if failed:
-            said = f"no better than a blind guess ({found['blind']:.4f})"
-            print(f"{job.name}: failed seeds, {said}: {failed}", file=sys.stderr)
-        for part, cut in found["cut"].items():
-            if cut:
-                print(f"{job.name}, {part}: {cut} examples were cut", file=sys.stderr)
-    head = ["task", "kind", "metric", *(["blind", "linear"] if baselines else []), f"{seeds} seed(s)"]
-    print_table(head, rows)
+            reason = f"no better than a blind guess ({task_results['majority_score']:.4f})"
+            print(f"{task.name}: failed seeds, {reason}: {failed}", file=sys.stderr)
+        for split, num_truncated in task_results["num_truncated"].items():
+            if num_truncated:
+                print(f"{task.name}, {split}: {num_truncated} examples were cut", file=sys.stderr)
+    header = ["task", "type", "metric", *(["majority", "linear"] if baselines else []), f"{seeds} seed(s)"]
+    print_table(header, rows)
     print(f"mean: {results['mean']['mean']:.4f}")
     print(f"{out}/model: seed {results['best_seed']}; ask it with --task NAME; see {out}/report.html")

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyseme.cli.output import SOURCES
+from polyseme.cli.output import SOURCES_HELP
 from polyseme.errors import UserError
 
 if TYPE_CHECKING:
-    from polyseme.corpus.sources.readers import Input
-    from polyseme.corpus.sources.sources import Sources
-    from polyseme.text.inspection import Measured
+    from polyseme.corpus.sources.readers import SourceFile
+    from polyseme.corpus.sources.sources import SourceReader
+    from polyseme.text.inspection import TokenizationStats
     from polyseme.text.tokenizer import Tokenizer
 
 app = typer.Typer(
     help="Learn a vocabulary from text, look at one, or import one.", no_args_is_help=True, rich_markup_mode=None
 )
 
-_KEY = "the key or column of the text; a+b joins two"
-_SPLIT = "what is a document in a text file: file, blank (lines) or line"
-_LANG = "the language of sources that do not say their own"
-_FORMAT = "the format, where the names of the files do not tell"
-_SKIP = "go on past bad rows and count them"
+_KEY_HELP = "the key or column of the text; a+b joins two"
+_SPLIT_HELP = "what is a document in a text file: file, blank (lines) or line"
+_LANG_HELP = "the language of sources that do not say their own"
+_FORMAT_HELP = "the format, where the names of the files do not tell"
+_SKIP_BAD_HELP = "go on past bad rows and count them"
 
 
 @app.callback()
@@ -35,7 +35,7 @@ def group() -> None:
 
 @app.command()
 def train(
-    source: Annotated[list[str], typer.Argument(help=SOURCES)],
+    source: Annotated[list[str], typer.Argument(help=SOURCES_HELP)],
     out: Annotated[Path, typer.Option(help="the folder to write")],
     vocab_size: Annotated[
         int | None,
@@ -44,8 +44,8 @@ def train(
     kind: Annotated[
         str,
         typer.Option(
-            help="wordpiece (as BERT), bpe (byte-level, as GPT-2), bpe-masked (as RoBERTa), unigram (as ALBERT), "
-            "characters, words (with punctuation apart) or spaced (words as white space parts them)"
+            help="wordpiece (as BERT), bpe (byte-level, as GPT-2), byte-bpe-roberta (as RoBERTa), unigram (as ALBERT), "
+            "characters, words (with punctuation apart) or whitespace (words as white space parts them)"
         ),
     ] = "wordpiece",
     lowercase: Annotated[bool | None, typer.Option(help="default: on for wordpiece, off for the others")] = None,
@@ -56,7 +56,7 @@ def train(
     smoothing: Annotated[
         float, typer.Option(help="a language of n characters counts as n to this power; 1 is none", min=0, max=1)
     ] = 0.7,
-    sentinels: Annotated[
+    num_sentinels: Annotated[
         int, typer.Option(help="how many of the pieces stand for spans taken out of a text; T5 has 100", min=0)
     ] = 0,
     sample_characters: Annotated[
@@ -65,86 +65,89 @@ def train(
             help="after so many characters half of the documents are read, after as many again a quarter, …", min=1
         ),
     ] = 200_000_000,
-    key: Annotated[str, typer.Option(help=_KEY)] = "text",
-    split: Annotated[str, typer.Option(help=_SPLIT)] = "file",
-    format: Annotated[str, typer.Option(help=_FORMAT)] = "",
-    lang: Annotated[str, typer.Option(help=_LANG)] = "en",
-    skip_bad: Annotated[bool, typer.Option(help=_SKIP)] = False,
+    key: Annotated[str, typer.Option(help=_KEY_HELP)] = "text",
+    split: Annotated[str, typer.Option(help=_SPLIT_HELP)] = "file",
+    format: Annotated[str, typer.Option(help=_FORMAT_HELP)] = "",
+    lang: Annotated[str, typer.Option(help=_LANG_HELP)] = "en",
+    skip_bad: Annotated[bool, typer.Option(help=_SKIP_BAD_HELP)] = False,
 ) -> None:
     """Train a tokenizer on text, check it, and save it where `transformers` opens it too."""
     from polyseme.corpus.sources.sources import open_sources
-    from polyseme.io.files import new_folder, whole_folder
+    from polyseme.io.atomic import atomic_directory, ensure_new_directory
     from polyseme.progress import progress
-    from polyseme.text.counts import MAX_WORDS, Stratum, WordCounts
+    from polyseme.text.counts import MAX_WORDS, TextGroup, WordCounts
     from polyseme.text.tokenizer import Tokenizer
-    from polyseme.text.trainers import check_size
+    from polyseme.text.trainers import check_vocab_size
 
-    new_folder(out)
-    if vocab_size is None and kind not in ("characters", "words", "spaced"):
+    ensure_new_directory(out)
+    if vocab_size is None and kind not in ("characters", "words", "whitespace"):
         raise UserError(f"--vocab-size is missing: how many pieces a vocabulary of kind {kind} may have")
     if vocab_size is None:
         vocab_size = max_alphabet if kind == "characters" else MAX_WORDS
-    check_size(kind, vocab_size, sentinels)
+    check_vocab_size(kind, vocab_size, num_sentinels)
     sources = open_sources(source, key, split, skip_bad, lang=lang, format=format)
-    strata = {(each.origin, each.lang) for each in sources.inputs}
-    counts = WordCounts(kind, lowercase, sample_characters, len(strata))
+    groups = {(source_file.source_index, source_file.lang) for source_file in sources.files}
+    counts = WordCounts(kind, lowercase, sample_characters, len(groups))
     with progress("read", None, "characters") as bar:
-        for each, text in _texts(sources):
+        for source_file, text in _iter_texts(sources):
             bar.advance(len(text))
-            counts.add(text, Stratum(each.lang, each.origin, sources.origins[each.origin].weight))
-    if not counts.characters:
+            counts.add(
+                text,
+                TextGroup(source_file.lang, source_file.source_index, sources.sources[source_file.source_index].weight),
+            )
+    if not counts.num_chars:
         raise UserError(f"there is no text in {', '.join(source)}")
-    made = Tokenizer.learn(counts, vocab_size, min_frequency, max_alphabet, smoothing, sentinels)
-    with whole_folder(out) as folder:
-        made.save(folder)
-    _print_made(out, made)
-    print(f"{counts.characters:,} characters read, {counts.sampled:,} of them counted")
-    if counts.dropped:
-        print(f"rare words dropped to save memory: {counts.dropped:.2%} of the text")
+    tokenizer = Tokenizer.from_counts(counts, vocab_size, min_frequency, max_alphabet, smoothing, num_sentinels)
+    with atomic_directory(out) as folder:
+        tokenizer.save(folder)
+    _print_tokenizer(out, tokenizer)
+    print(f"{counts.num_chars:,} characters read, {counts.num_sampled_chars:,} of them counted")
+    if counts.dropped_fraction:
+        print(f"rare words dropped to save memory: {counts.dropped_fraction:.2%} of the text")
     if sources.num_bad:
-        print(f"{sources.num_bad:,} bad rows were skipped, the first: {sources.bad[0]}")
+        print(f"{sources.num_bad:,} bad rows were skipped, the first: {sources.bad_row_messages[0]}")
 
 
 @app.command()
 def inspect(
     tokenizer: Annotated[Path, typer.Argument(help="a folder with a tokenizer, or a published vocabulary")],
-    text: Annotated[list[str] | None, typer.Option(help=f"how it does on a text, by language: {SOURCES}")] = None,
-    key: Annotated[str, typer.Option(help=_KEY)] = "text",
-    split: Annotated[str, typer.Option(help=_SPLIT)] = "file",
-    format: Annotated[str, typer.Option(help=_FORMAT)] = "",
-    lang: Annotated[str, typer.Option(help=_LANG)] = "en",
-    skip_bad: Annotated[bool, typer.Option(help=_SKIP)] = False,
-    json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
+    text: Annotated[list[str] | None, typer.Option(help=f"how it does on a text, by language: {SOURCES_HELP}")] = None,
+    key: Annotated[str, typer.Option(help=_KEY_HELP)] = "text",
+    split: Annotated[str, typer.Option(help=_SPLIT_HELP)] = "file",
+    format: Annotated[str, typer.Option(help=_FORMAT_HELP)] = "",
+    lang: Annotated[str, typer.Option(help=_LANG_HELP)] = "en",
+    skip_bad: Annotated[bool, typer.Option(help=_SKIP_BAD_HELP)] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
 ) -> None:
     """Show what a vocabulary is made of and, on texts, how long its pieces are and how much it does not know."""
     from polyseme.cli.output import print_json
     from polyseme.corpus.sources.sources import open_sources
     from polyseme.progress import progress
-    from polyseme.text.inspection import describe, measure
+    from polyseme.text.inspection import describe_vocabulary, measure_tokenization
     from polyseme.text.tokenizer import Tokenizer
 
-    loaded = Tokenizer.load(tokenizer)
-    facts = describe(loaded)
-    found: dict[Any, Measured] = {}
+    loaded_tokenizer = Tokenizer.load(tokenizer)
+    facts = describe_vocabulary(loaded_tokenizer)
+    stats: dict[Any, TokenizationStats] = {}
     if text:
         sources = open_sources(text, key, split, skip_bad, lang=lang, format=format)
         with progress("read", None, "characters") as bar:
 
             def texts() -> Iterator[tuple[tuple[str, str], str]]:
-                for each, said in _texts(sources):
-                    bar.advance(len(said))
-                    yield (each.lang, sources.origins[each.origin].path), said
+                for source_file, content in _iter_texts(sources):
+                    bar.advance(len(content))
+                    yield (source_file.lang, sources.sources[source_file.source_index].path), content
 
-            found = measure(loaded, texts())
-        if not found:
+            stats = measure_tokenization(loaded_tokenizer, texts())
+        if not stats:
             raise UserError(f"there is no text in {', '.join(text)}")
-    if json:
-        rows = [{"lang": lang, "source": path, **sums.row()} for (lang, path), sums in found.items()]
+    if as_json:
+        rows = [{"lang": lang, "source": path, **sums.to_row()} for (lang, path), sums in stats.items()]
         print_json(facts | ({"texts": rows} if text else {}))
         return
     _print_facts(facts)
-    if found:
-        _print_measured(found)
+    if stats:
+        _print_stats(stats)
 
 
 @app.command("import")
@@ -160,32 +163,33 @@ def import_(
     ] = None,
 ) -> None:
     """Turn a published vocabulary into a tokenizer folder; what a file is, its content says."""
-    from polyseme.io.files import new_folder, whole_folder
+    from polyseme.io.atomic import atomic_directory, ensure_new_directory
     from polyseme.text.tokenizer import Tokenizer
 
-    new_folder(out)
-    made = Tokenizer.read(file, lowercase)
-    if kind and made.kind != kind:
-        raise UserError(f"{', '.join(map(str, file))}: the kind is {made.kind}, not {kind}")
-    with whole_folder(out) as folder:
-        made.save(folder)
-    _print_made(out, made)
+    ensure_new_directory(out)
+    tokenizer = Tokenizer.import_files(file, lowercase)
+    if kind and tokenizer.kind != kind:
+        raise UserError(f"{', '.join(map(str, file))}: the kind is {tokenizer.kind}, not {kind}")
+    with atomic_directory(out) as folder:
+        tokenizer.save(folder)
+    _print_tokenizer(out, tokenizer)
 
 
-def _texts(sources: Sources) -> Iterator[tuple[Input, str]]:
+def _iter_texts(sources: SourceReader) -> Iterator[tuple[SourceFile, str]]:
     """Every text with the input it comes from; bad rows stop this or are counted, as asked for."""
-    for place, found in sources.read():
-        if isinstance(found, UserError):
+    for position, document in sources.read():
+        if isinstance(document, UserError):
             if not sources.skip_bad:
-                raise found
+                raise document
             sources.num_bad += 1
-            sources.bad += [str(found)] * (not sources.bad)
-        elif found.text and not found.text.isspace():
-            yield sources.inputs[place.input], found.text
+            sources.bad_row_messages += [str(document)] * (not sources.bad_row_messages)
+        elif document.text and not document.text.isspace():
+            yield sources.files[position.file_index], document.text
 
 
-def _print_made(out: Path, made: Tokenizer) -> None:
-    print(f"{out}: {made.kind}, {made.vocab_size} pieces, {'lower case' if made.lowercase else 'case kept'}")
+def _print_tokenizer(out: Path, tokenizer: Tokenizer) -> None:
+    case = "lower case" if tokenizer.lowercase else "case kept"
+    print(f"{out}: {tokenizer.kind}, {tokenizer.vocab_size} pieces, {case}")
 
 
 def _print_facts(facts: dict[str, Any]) -> None:
@@ -207,15 +211,15 @@ def _print_facts(facts: dict[str, Any]) -> None:
     print_table(["tokenizer", ""], rows)
 
 
-def _print_measured(found: dict[Any, Measured]) -> None:
+def _print_stats(stats: dict[Any, TokenizationStats]) -> None:
     from polyseme.cli.output import print_table
 
-    header = ["language", "source", "words", "tokens", "tokens/word", "characters/token", "unknown", "kept whole"]
+    header = ["language", "source", "words", "tokens", "tokens/word", "characters/token", "unknown", "whole words"]
     rows = []
-    for (lang, path), sums in found.items():
-        row = sums.row()
-        shares = [f"{row['unknown']:.3%}", f"{row['kept whole']:.1%}"]
+    for (lang, path), sums in stats.items():
+        row = sums.to_row()
+        shares = [f"{row['unknown']:.3%}", f"{row['whole words']:.1%}"]
         ratios = [f"{row['tokens per word']:.3f}", f"{row['characters per token']:.3f}"]
-        rows.append([lang, path, sums.words, sums.tokens, *ratios, *shares])
+        rows.append([lang, path, sums.num_words, sums.num_tokens, *ratios, *shares])
     print()
     print_table(header, rows)

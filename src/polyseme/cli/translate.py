@@ -13,14 +13,16 @@ def translate(
     data: Annotated[Path, typer.Option(help="texts to translate, one a line; an empty line has an empty translation")],
     reference: Annotated[Path | None, typer.Option(help="their right translations, one a line: BLEU and chrF")] = None,
     out: Annotated[Path | None, typer.Option(help="the file to write, one translation a line")] = None,
-    beams: Annotated[int, typer.Option(help="the width of the beam; 0 takes the likeliest token", min=0)] = 5,
-    penalty: Annotated[float, typer.Option(help="scores are divided by length to this power")] = 1.0,
+    num_beams: Annotated[int, typer.Option(help="the width of the beam; 0 takes the likeliest token", min=0)] = 5,
+    length_penalty: Annotated[float, typer.Option(help="scores are divided by length to this power")] = 1.0,
     patience: Annotated[
         float, typer.Option(help="stop when beams × this many have ended, sooner; 0 when nothing better can come")
     ] = 0.0,
-    most: Annotated[int, typer.Option(help="tokens of a translation; 0 goes by its source", min=0)] = 0,
-    split: Annotated[bool, typer.Option("--split", help="translate sentence by sentence what is too long")] = False,
-    lang: Annotated[str, typer.Option(help="the language of the texts, by which --split finds sentences")] = "en",
+    max_new_tokens: Annotated[int, typer.Option(help="tokens of a translation; 0 goes by its source", min=0)] = 0,
+    by_sentence: Annotated[
+        bool, typer.Option("--split-sentences", help="translate sentence by sentence what is too long")
+    ] = False,
+    lang: Annotated[str, typer.Option(help="the language of the texts, for --split-sentences")] = "en",
     report: Annotated[Path | None, typer.Option(help="an HTML page with the measures and examples")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the measures as JSON")] = False,
 ) -> None:
@@ -29,72 +31,83 @@ def translate(
     from polyseme.cli.output import print_json
     from polyseme.corpus.clean.sentences import split_sentences
     from polyseme.errors import UserError
-    from polyseme.generation.text import Search
-    from polyseme.io.files import write_text
-    from polyseme.tasks.metrics.translation import scores
+    from polyseme.generation.text import GenerationConfig
+    from polyseme.io.atomic import write_text
+    from polyseme.tasks.metrics.translation import score_translations
 
     for path in (out, report):
         if path is not None and path.exists():
             raise UserError(f"{path} is already there: choose another name, or remove it first")
     if reference is None and (report is not None or as_json):
         raise UserError("there is nothing to report without --reference")
-    texts = _lines(data)
-    right = _lines(reference) if reference else None
-    if right is not None and len(right) != len(texts):
-        raise UserError(f"{data} has {len(texts)} lines, and {reference} {len(right)}: they are no pairs")
-    opened = polyseme.load(model)
-    cut = (lambda text: split_sentences(text, lang)) if split else None
-    found = opened.translate(texts, Search(most, beams=beams, penalty=penalty, patience=patience), cut)
-    lines = [" ".join(each.text.split()) for each in found]
+    texts = _read_lines(data)
+    references = _read_lines(reference) if reference else None
+    if references is not None and len(references) != len(texts):
+        raise UserError(f"{data} has {len(texts)} lines, and {reference} {len(references)}: they are no pairs")
+    language_model = polyseme.load(model)
+    sentence_splitter = (lambda text: split_sentences(text, lang)) if by_sentence else None
+    translations = language_model.translate(
+        texts,
+        GenerationConfig(max_new_tokens, num_beams=num_beams, length_penalty=length_penalty, patience=patience),
+        sentence_splitter,
+    )
+    lines = [" ".join(translation.text.split()) for translation in translations]
     if out is not None:
         write_text(out, "".join(line + "\n" for line in lines))
-    elif right is None:
+    elif references is None:
         for line in lines:
             print(line)
-    if open_ends := sum(not each.finished for each in found):
-        typer.echo(f"note: {open_ends:,} translations were cut off at the most tokens they may have", err=True)
-    if right is not None:
-        measured = scores(lines, right, texts) | {"beams": beams, "penalty": penalty}
+    if num_unfinished := sum(not translation.is_finished for translation in translations):
+        typer.echo(f"note: {num_unfinished:,} translations were cut off at the most tokens they may have", err=True)
+    if references is not None:
+        metrics = score_translations(lines, references, texts)
+        metrics |= {"num_beams": num_beams, "length_penalty": length_penalty}
         if report is not None:
-            write_text(report, page_of(model, measured, texts, right, lines))
+            write_text(report, render_page(model, metrics, texts, references, lines))
         if as_json:
-            print_json(measured)
+            print_json(metrics)
         else:
-            tell(measured)
+            print_metrics(metrics)
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     """The lines of a file, empty ones too: an answer stands in the line of its text."""
     from polyseme.errors import UserError
-    from polyseme.io.files import unpacked
+    from polyseme.io.compression import read_decompressed
 
     try:
-        text = b"".join(unpacked(path)).decode("utf-8-sig")
+        text = b"".join(read_decompressed(path)).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from None
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
-def tell(measured: dict[str, Any]) -> None:
+def print_metrics(metrics: dict[str, Any]) -> None:
     from polyseme.cli.output import print_table
 
-    print(f"BLEU {measured['bleu']:.2f}  {measured['bleu_signature']}")
-    print(f"chrF {measured['chrf']:.2f}  {measured['chrf_signature']}")
-    rows = [(row["words"], row["texts"], round(row["bleu"], 2)) for row in measured["by_length"]]
+    print(f"BLEU {metrics['bleu']:.2f}  {metrics['bleu_signature']}")
+    print(f"chrF {metrics['chrf']:.2f}  {metrics['chrf_signature']}")
+    rows = [(row["words"], row["texts"], round(row["bleu"], 2)) for row in metrics["by_length"]]
     print_table(["words of the source", "texts", "BLEU"], rows)
 
 
-def page_of(model: Path, measured: dict[str, Any], texts: list[str], right: list[str], found: list[str]) -> str:
+def render_page(
+    model: Path, metrics: dict[str, Any], texts: list[str], references: list[str], translations: list[str]
+) -> str:
     """A page with what was measured, and the first translations beside what they should be."""
-    from polyseme.report.html import code, page, table
+    from polyseme.report.html import code, html_page, html_table
 
-    lengths = [(row["words"], row["texts"], round(row["bleu"], 2)) for row in measured["by_length"]]
-    numbers = [("BLEU", round(measured["bleu"], 2), measured["bleu_signature"]),
-               ("chrF", round(measured["chrf"], 2), measured["chrf_signature"])]  # fmt: skip
+    lengths = [(row["words"], row["texts"], round(row["bleu"], 2)) for row in metrics["by_length"]]
+    metric_rows = [("BLEU", round(metrics["bleu"], 2), metrics["bleu_signature"]),
+               ("chrF", round(metrics["chrf"], 2), metrics["chrf_signature"])]  # fmt: skip
+    search_keys = ("num_beams", "length_penalty", "texts", "brevity_penalty")
     sections = [
-        ("Measures", table(["measure", "value", "signature"], numbers)),
-        ("BLEU by length of the source", table(["words", "texts", "BLEU"], lengths)),
-        ("Translations", table(["source", "reference", "translation"], list(zip(texts, right, found))[:30])),
-        ("Search", code({key: measured[key] for key in ("beams", "penalty", "texts", "brevity")})),
+        ("Measures", html_table(["measure", "value", "signature"], metric_rows)),
+        ("BLEU by length of the source", html_table(["words", "texts", "BLEU"], lengths)),
+        (
+            "Translations",
+            html_table(["source", "reference", "translation"], list(zip(texts, references, translations))[:30]),
+        ),
+        ("Search", code({key: metrics[key] for key in search_keys})),
     ]
-    return page(f"Translations of {model.name}", f"{measured['texts']:,} texts", sections)
+    return html_page(f"Translations of {model.name}", f"{metrics['texts']:,} texts", sections)

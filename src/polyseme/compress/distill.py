@@ -7,53 +7,53 @@ from typing import Any
 
 from polyseme.corpus.store import Corpus
 from polyseme.errors import UserError
-from polyseme.nn.model import Model, ModelSpec
-from polyseme.objectives.distillation import Distilled
+from polyseme.nn.model import Model, ModelConfig
+from polyseme.objectives.distillation import Distillation
 from polyseme.objectives.specs import CausalLM
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.pretrain import Lesson, pretrain
+from polyseme.train.pretrain import InitialModel, pretrain
 from polyseme.train.recipe import Recipe
-from polyseme.train.warm_start import weights_hash
+from polyseme.train.warm_start import hash_weights
 from polyseme.weights.folder import load_model
 
-STUDENTS = {"bert": "distilbert"}  # a family whose students have one of their own; the others keep theirs
+STUDENT_FAMILIES = {"bert": "distilbert"}  # a family whose students have one of their own; the others keep theirs
 
 
-def distil(recipe: Recipe, teacher_path: Path, corpus_path: Path, out: Path, resume: bool = False) -> dict[str, Any]:
+def distill(recipe: Recipe, teacher_path: Path, corpus_path: Path, out: Path, resume: bool = False) -> dict[str, Any]:
     """Run the recipe, whose objective becomes a distillation if it is none, and return its results.
 
     The student starts with layers of the teacher. The run folder is that of `pretrain`, and a run is resumed in the
     same way, with the same teacher.
     """
-    recipe = taught(recipe)
-    assert isinstance(recipe.objective, Distilled)
+    recipe = with_distillation(recipe)
+    assert isinstance(recipe.objective, Distillation)
     tokenizer = Tokenizer.load(Corpus.open(corpus_path).path / "tokenizer")
     folder = load_model(teacher_path)
-    teacher, head = folder.model, recipe.objective.head
+    teacher, head = folder.model, recipe.objective.token_head
     if folder.tokenizer.hash != tokenizer.hash:
         raise UserError(
             f"{corpus_path} has another vocabulary than {teacher_path}: prepare it with --tokenizer {teacher_path}"
         )
     if head not in teacher.heads:
-        has = ", ".join(teacher.heads) or "none"
-        raise UserError(f"{teacher_path} cannot teach: it has no head {head!r} (its heads: {has})")
-    student = recipe.check().model_spec(teacher.spec.trunk.embeddings.vocab_size).build(recipe.seed)
-    take_layers(student, teacher)
-    about = {"teacher": str(teacher_path), "teacher_hash": weights_hash(teacher_path)}
-    return pretrain(recipe, corpus_path, out, resume, Lesson(student, teacher, about))
+        available = ", ".join(teacher.heads) or "none"
+        raise UserError(f"{teacher_path} cannot teach: it has no head {head!r} (its heads: {available})")
+    student = recipe.check().model_config(teacher.config.trunk.embeddings.vocab_size).build(recipe.seed)
+    init_from_teacher(student, teacher)
+    provenance = {"teacher": str(teacher_path), "teacher_hash": hash_weights(teacher_path)}
+    return pretrain(recipe, corpus_path, out, resume, InitialModel(student, teacher, provenance))
 
 
-def taught(recipe: Recipe) -> Recipe:
+def with_distillation(recipe: Recipe) -> Recipe:
     """The recipe with a teacher beside its objective."""
     objective = recipe.objective
-    return recipe if isinstance(objective, Distilled) else recipe.replace(objective=Distilled(objective))
+    return recipe if isinstance(objective, Distillation) else recipe.replace(objective=Distillation(objective))
 
 
-def student_of(teacher: ModelSpec, recipe: Recipe) -> Recipe:
+def build_student_recipe(teacher: ModelConfig, recipe: Recipe) -> Recipe:
     """The recipe for a student with half of the teacher's layers and all else as the teacher has it."""
     trunk, block = teacher.transformer, teacher.transformer.block
-    family = STUDENTS.get(teacher.family, teacher.family)
-    sizes = {
+    family = STUDENT_FAMILIES.get(teacher.family, teacher.family)
+    model_args = {
         "num_layers": (trunk.num_layers + 1) // 2,
         "dim": trunk.dim,
         "num_heads": block.attention.num_heads,
@@ -64,39 +64,49 @@ def student_of(teacher: ModelSpec, recipe: Recipe) -> Recipe:
     objective = CausalLM() if trunk.causal else recipe.objective
     max_len = min(recipe.max_len, trunk.embeddings.max_len)
     name = f"{family}-student"
-    return recipe.replace(name=name, family=family, size="", model=sizes, objective=objective, max_len=max_len)
+    return recipe.replace(name=name, family=family, size="", model=model_args, objective=objective, max_len=max_len)
 
 
-def layers(of_student: int, of_teacher: int) -> list[int]:
+def teacher_layer_map(num_student_layers: int, num_teacher_layers: int) -> list[int]:
     """The teacher's layer that each of the student's starts as: evenly spread, the first and the last among them.
 
     Of 12 for 6 these are 0, 2, 4, 7, 9 and 11, as in DistilBERT's released code.
     """
-    if of_student > of_teacher:
-        raise UserError(f"a student of {of_student} layers cannot start from a teacher of {of_teacher}")
-    return [round(i * (of_teacher - 1) / max(of_student - 1, 1)) for i in range(of_student)]
+    if num_student_layers > num_teacher_layers:
+        raise UserError(f"a student of {num_student_layers} layers cannot start from a teacher of {num_teacher_layers}")
+    return [round(i * (num_teacher_layers - 1) / max(num_student_layers - 1, 1)) for i in range(num_student_layers)]
 
 
-def take_layers(student: Model, teacher: Model) -> None:
+def init_from_teacher(student: Model, teacher: Model) -> None:
     """Give the student the teacher's embeddings, some of its layers, and the heads that both have.
 
     Where the student has no segments, the teacher's first one, which every single text has, goes into the positions.
     """
-    given, wanted = teacher.state_dict(), student.state_dict()
-    taken = {name: tensor for name, tensor in given.items() if not name.startswith("trunk.blocks.")}
+    teacher_state, student_state = teacher.state_dict(), student.state_dict()
+    initial_state = {name: tensor for name, tensor in teacher_state.items() if not name.startswith("trunk.blocks.")}
     segments, positions = "trunk.embeddings.segments.weight", "trunk.embeddings.positions.weight"
-    if segments in given and segments not in wanted and positions in given:
-        taken[positions] = given[positions] + given[segments][0]
-    if positions in taken and positions in wanted:
-        taken[positions] = taken[positions][: len(wanted[positions])]  # a student may read less
-    below, above = student.spec.transformer.depths, teacher.spec.transformer.depths
-    for depth, source in enumerate(layers(len(below), len(above))):
-        start, own = f"trunk.blocks.{above[source]}.", f"trunk.blocks.{below[depth]}."
-        taken |= {own + name.removeprefix(start): t for name, t in given.items() if name.startswith(start)}
-    for name, tensor in wanted.items():
-        if name not in taken and not name.startswith("heads."):
-            raise UserError(f"the student cannot start from its teacher ({teacher.spec.family}), which has no {name}")
-        if name in taken and taken[name].shape != tensor.shape:
-            sizes = f"{tuple(tensor.shape)} in the student and {tuple(taken[name].shape)} in the teacher"
+    if segments in teacher_state and segments not in student_state and positions in teacher_state:
+        initial_state[positions] = teacher_state[positions] + teacher_state[segments][0]
+    if positions in initial_state and positions in student_state:
+        initial_state[positions] = initial_state[positions][: len(student_state[positions])]  # a student may read less
+    student_blocks, teacher_blocks = (
+        student.config.transformer.block_index_per_layer,
+        teacher.config.transformer.block_index_per_layer,
+    )
+    for student_layer, teacher_layer in enumerate(teacher_layer_map(len(student_blocks), len(teacher_blocks))):
+        teacher_prefix, student_prefix = (
+            f"trunk.blocks.{teacher_blocks[teacher_layer]}.",
+            f"trunk.blocks.{student_blocks[student_layer]}.",
+        )
+        initial_state |= {
+            student_prefix + name.removeprefix(teacher_prefix): t
+            for name, t in teacher_state.items()
+            if name.startswith(teacher_prefix)
+        }
+    for name, tensor in student_state.items():
+        if name not in initial_state and not name.startswith("heads."):
+            raise UserError(f"the student cannot start from its teacher ({teacher.config.family}), which has no {name}")
+        if name in initial_state and initial_state[name].shape != tensor.shape:
+            sizes = f"{tuple(tensor.shape)} in the student and {tuple(initial_state[name].shape)} in the teacher"
             raise UserError(f"the student cannot start from its teacher: {name} is {sizes}")
-    student.load_state_dict({name: t for name, t in taken.items() if name in wanted}, strict=False)
+    student.load_state_dict({name: t for name, t in initial_state.items() if name in student_state}, strict=False)

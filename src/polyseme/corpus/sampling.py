@@ -12,157 +12,120 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, pairwise
-from math import isqrt
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
 from polyseme.errors import UserError
+from polyseme.rng import feistel_permutation, hash_combine
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
 
-WINDOW = 8192
-ROUNDS = 4
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: splitmix64's step
-_ORDER = 0x6F72646572  # keeps the order's keys apart from those of the draws
-
-
-def mix(state: np.ndarray) -> np.ndarray:
-    """The output function of splitmix64 (Steele, Lea, Flood 2014): all input bits move all output bits."""
-    state = state ^ (state >> np.uint64(30))
-    state *= np.uint64(0xBF58476D1CE4E5B9)
-    state ^= state >> np.uint64(27)
-    state *= np.uint64(0x94D049BB133111EB)
-    state ^= state >> np.uint64(31)
-    return state
-
-
-def fold(state: np.ndarray, number: int | np.ndarray) -> np.ndarray:
-    """A hash of what `state` is a hash of, and one number more."""
-    if isinstance(number, int):
-        number = np.array([number % 2**64], dtype=np.uint64)
-    return mix(state + (number.astype(np.uint64) + np.uint64(1)) * GOLDEN)
-
-
-def permute(indices: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
-    """Where a keyed permutation of range(n) sends `indices`: a bijection for every n, computed for any part
-    alone.
-
-    A Feistel network over two digits of radix about √n; its domain is less than n + √n numbers, and those
-    that land outside range(n) are sent on until they are inside (cycle walking; Black and Rogaway 2002, §3).
-    """
-    high = isqrt(n - 1) + 1 if n > 1 else 1
-    low = -(-n // high)
-    keys = [fold(key, turn) for turn in range(2 * ROUNDS)]
-
-    def once(values: np.ndarray) -> np.ndarray:
-        left, right = np.divmod(values, np.uint64(low))
-        for even, odd in zip(keys[::2], keys[1::2]):
-            left = (left + mix(right + even) % np.uint64(high)) % np.uint64(high)
-            right = (right + mix(left + odd) % np.uint64(low)) % np.uint64(low)
-        return left * np.uint64(low) + right
-
-    values = once(indices.astype(np.uint64))
-    while (outside := np.flatnonzero(values >= np.uint64(n))).size:
-        values[outside] = once(values[outside])
-    return values.astype(np.int64)
+WINDOW_SAMPLES = 8192
+_ORDER_KEY = 0x6F72646572  # keeps the order's keys apart from those of the draws
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class SampleTable:
     """The sample table. Samples tile the corpus in its own order, each inside one document unless cut across them.
 
-    A sample is a run of units (sentences, or pieces of a sentence too long): `borders` are the token offsets
-    of all units and the end, `first` the unit each sample begins with and the end. `limits` is the length a
-    sample aimed at, its own where its document ended before that.
+    A sample is a run of units (sentences, or pieces of a sentence too long): `unit_offsets` are the token offsets
+    of all units and the end, `first_units` the unit each sample begins with and the end. `target_lengths` is the length
+    a sample aimed at, its own where its document ended before that.
     """
 
     starts: np.ndarray  # int64 [n]: global token offset
     lengths: np.ndarray  # int64 [n], without special tokens
-    document: np.ndarray  # int64 [n], the first where there are more
-    borders: np.ndarray  # int64 [units + 1]
-    first: np.ndarray  # int64 [n + 1]
-    limits: np.ndarray  # int64 [n]
+    document_ids: np.ndarray  # int64 [n], the first where there are more
+    unit_offsets: np.ndarray  # int64 [units + 1]
+    first_units: np.ndarray  # int64 [n + 1]
+    target_lengths: np.ndarray  # int64 [n]
 
     def __len__(self) -> int:
         return len(self.starts)
 
 
-def cut_samples(
+def build_samples(
     corpus: Corpus,
     max_len: int,
-    at: Literal["sentence", "length"] = "sentence",
-    least: int = 1,
-    limits: Callable[[np.ndarray], np.ndarray] | None = None,
-    closing: int = 0,
-    across: bool = False,
-) -> Samples:
+    split_by: Literal["sentence", "length"] = "sentence",
+    min_units: int = 1,
+    target_length_fn: Callable[[np.ndarray], np.ndarray] | None = None,
+    num_end_tokens: int = 0,
+    cross_documents: bool = False,
+) -> SampleTable:
     """Cut a corpus into samples of at most `max_len` tokens.
 
     At sentences: the longest runs of whole sentences of one document; a sentence longer than `max_len` is cut
-    there. Where a run needs `least` units or more, a sentence longer than `max_len // least` is first cut
-    into equal pieces no longer than that, so that `least` units always fit together and a run has fewer only
-    at its document's end. `limits(units)` may give a smaller length to aim at for the run that begins with a
-    unit. With `across` a run goes on into the documents after its own, each of which counts for one token
-    more: what parts it from the one before. At length: documents sliced at exactly `max_len`; `closing` tokens
+    there. Where a run needs `min_units` units or more, a sentence longer than `max_len // least` is first cut
+    into equal pieces no longer than that, so that `min_units` units always fit together and a run has fewer only
+    at its document's end. `target_length_fn(units)` may give a smaller length to aim at for the run that begins with a
+    unit. With `cross_documents` a run goes on into the documents after its own, each of which counts for one token
+    more: what parts it from the one before. At length: documents sliced at exactly `max_len`; `num_end_tokens` tokens
     more are counted to each document, for the mark of its end, which the corpus does not store.
     """
-    documents = np.asarray(corpus.sentences)[np.asarray(corpus.documents)]
-    if at == "length":
-        added = np.concatenate(([0], np.cumsum((np.diff(documents) > 0) * closing)))
-        borders = _pieces(documents + added, max_len)
-        document = np.searchsorted(documents + added, borders[:-1], side="right") - 1
-        first = np.arange(len(borders))
-        starts, aims = borders[:-1] - added[document], np.full(len(document), max_len)
-        return Samples(starts, np.diff(borders), document, borders, first, aims)
+    document_starts = np.asarray(corpus.sentence_offsets)[np.asarray(corpus.document_offsets)]
+    if split_by == "length":
+        num_added = np.concatenate(([0], np.cumsum((np.diff(document_starts) > 0) * num_end_tokens)))
+        unit_offsets = _split_long_units(document_starts + num_added, max_len)
+        document_ids = np.searchsorted(document_starts + num_added, unit_offsets[:-1], side="right") - 1
+        first_units = np.arange(len(unit_offsets))
+        starts, target_lengths = unit_offsets[:-1] - num_added[document_ids], np.full(len(document_ids), max_len)
+        return SampleTable(starts, np.diff(unit_offsets), document_ids, unit_offsets, first_units, target_lengths)
 
-    borders = _pieces(np.asarray(corpus.sentences), max_len // least, even=least > 1)
-    units = np.arange(len(borders) - 1)
-    document = np.searchsorted(documents, borders[:-1], side="right") - 1
-    aims = np.full(len(units), max_len) if limits is None else limits(units)
-    document_ends = np.searchsorted(borders, documents)[document + 1]
-    if across:
+    unit_offsets = _split_long_units(
+        np.asarray(corpus.sentence_offsets), max_len // min_units, split_evenly=min_units > 1
+    )
+    units = np.arange(len(unit_offsets) - 1)
+    document_ids = np.searchsorted(document_starts, unit_offsets[:-1], side="right") - 1
+    target_lengths = np.full(len(units), max_len) if target_length_fn is None else target_length_fn(units)
+    document_ends = np.searchsorted(unit_offsets, document_starts)[document_ids + 1]
+    if cross_documents:
         document_ends = np.full(len(units), len(units))
-        parted = np.cumsum(np.diff(document, prepend=document[:1]) > 0)
-        ends = np.searchsorted(borders[1:] + parted, borders[:-1] + parted + aims, side="right")
+        num_separators = np.cumsum(np.diff(document_ids, prepend=document_ids[:1]) > 0)
+        ends = np.searchsorted(
+            unit_offsets[1:] + num_separators, unit_offsets[:-1] + num_separators + target_lengths, side="right"
+        )
     else:
-        ends = np.searchsorted(borders, borders[:-1] + aims, side="right") - 1
-    ends = np.minimum(np.maximum(ends, units + least), document_ends)
-    first = np.append(np.fromiter(_follow(ends), dtype=np.int64), len(units))
-    begins = first[:-1]
-    lengths = np.diff(borders[first])
-    aims = np.where(first[1:] == document_ends[begins], lengths, aims[begins])
-    return Samples(borders[begins], lengths, document[begins], borders, first, aims)
+        ends = np.searchsorted(unit_offsets, unit_offsets[:-1] + target_lengths, side="right") - 1
+    ends = np.minimum(np.maximum(ends, units + min_units), document_ends)
+    first_units = np.append(np.fromiter(_chain_samples(ends), dtype=np.int64), len(units))
+    sample_units = first_units[:-1]
+    lengths = np.diff(unit_offsets[first_units])
+    target_lengths = np.where(first_units[1:] == document_ends[sample_units], lengths, target_lengths[sample_units])
+    return SampleTable(
+        unit_offsets[sample_units], lengths, document_ids[sample_units], unit_offsets, first_units, target_lengths
+    )
 
 
-def _pieces(offsets: np.ndarray, longest: int, even: bool = False) -> np.ndarray:
-    """Offsets of the same stretches with those longer than `longest` cut, and the empty ones left out."""
+def _split_long_units(offsets: np.ndarray, max_len: int, split_evenly: bool = False) -> np.ndarray:
+    """Offsets of the same stretches with those longer than `max_len` cut, and the empty ones left out."""
     lengths = np.diff(offsets)
-    counts = -(-lengths // longest)
+    counts = -(-lengths // max_len)
     if (counts == 1).all():
         return offsets.astype(np.int64)
     ranks = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    inside = np.repeat(lengths, counts) * ranks // np.repeat(counts, counts) if even else longest * ranks
+    inside = np.repeat(lengths, counts) * ranks // np.repeat(counts, counts) if split_evenly else max_len * ranks
     return np.append(np.repeat(offsets[:-1], counts) + inside, offsets[-1]).astype(np.int64)
 
 
-def _follow(ends: np.ndarray) -> Iterator[int]:
+def _chain_samples(ends: np.ndarray) -> Iterator[int]:
     """The chain 0, ends[0], ends[ends[0]], …: each sample starts where the one before it ended.
 
     Once per run and some 0.1 µs a sample, whatever the shape of the documents (one of a million sentences
     too).
     """
-    view, unit = ends.data, 0
-    while unit < len(view):
+    ends_view, unit = ends.data, 0
+    while unit < len(ends_view):
         yield unit
-        unit = view[unit]
+        unit = ends_view[unit]
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """What the order has to know of samples: how many there are, and how long they come out with marks."""
 
-    longest: int
+    max_len: int
 
     def __len__(self) -> int: ...
 
@@ -170,7 +133,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Cursor:
+class DataPosition:
     """A place in the order: the next bin to be read."""
 
     epoch: int = 0
@@ -178,110 +141,121 @@ class Cursor:
     bin: int = 0
 
 
-START = Cursor()
+START = DataPosition()
 
 
 @dataclass(frozen=True, eq=False)
-class Bin:
+class SampleBin:
     """The samples of one micro-batch, from short to long, so that equal lengths are neighbours."""
 
     epoch: int
-    ids: np.ndarray
-    opens: bool = False  # of lanes: their first stretches
-    length: int = 0  # of lanes: how long their stretches are
+    sample_ids: np.ndarray
+    starts_epoch: bool = False  # of lanes: their first stretches
+    segment_length: int = 0  # of lanes: how long their stretches are
 
 
-class Order:
-    """Every sample once an epoch, in bins of at most `bin_tokens` tokens, `bins_per_step` bins a step.
+class ShuffledSampler:
+    """Every sample once an epoch, in bins of at most `micro_batch_tokens` tokens, `micro_batches_per_step` bins a step.
 
-    Over the first `ramp` steps their number grows from one to that: early gradients agree so well that few tokens do.
+    Over the first `batch_warmup_steps` steps their number grows from one to that: early gradients agree so
+    well that few tokens do.
 
     Window w of an epoch holds the samples at places w·8192 and on of that epoch's permutation; they are
-    filled in order into bins, each closed when the next sample does not fit (or at `bin_sequences` samples,
+    filled in order into bins, each closed when the next sample does not fit (or at `max_samples` samples,
     where given).
     """
 
     def __init__(
         self,
-        source: Source,
-        bin_tokens: int,
-        bins_per_step: int = 1,
+        source: SampleSource,
+        micro_batch_tokens: int,
+        micro_batches_per_step: int = 1,
         seed: int = 0,
-        window: int = WINDOW,
-        bin_sequences: int = 0,
-        ramp: int = 0,
+        window_samples: int = WINDOW_SAMPLES,
+        max_samples: int = 0,
+        batch_warmup_steps: int = 0,
     ):
         if not len(source):
             raise UserError("the corpus has no text to read")
-        if source.longest > bin_tokens:
-            raise UserError(f"a sample of {source.longest} tokens does not fit into a micro-batch of {bin_tokens}")
+        if source.max_len > micro_batch_tokens:
+            raise UserError(
+                f"a sample of {source.max_len} tokens does not fit into a micro-batch of {micro_batch_tokens}"
+            )
         self.source, self.seed = source, seed
-        self.bin_tokens, self.bins_per_step, self.bin_sequences = bin_tokens, bins_per_step, bin_sequences
-        self.window_samples, self.ramp = window, ramp
-        self.num_windows = -(-len(source) // window)
-        self._window = lru_cache(maxsize=2)(self._fill_window)
+        self.micro_batch_tokens, self.micro_batches_per_step, self.max_samples = (
+            micro_batch_tokens,
+            micro_batches_per_step,
+            max_samples,
+        )
+        self.window_samples, self.batch_warmup_steps = window_samples, batch_warmup_steps
+        self.num_windows = -(-len(source) // window_samples)
+        self._cached_window = lru_cache(maxsize=2)(self._fill_window)
 
     def steps(
-        self, cursor: Cursor = START, rank: int = 0, world: int = 1, done: int = 0
-    ) -> Iterator[tuple[list[Bin], Cursor]]:
-        """One rank's bins of each step after the `done` ones, without end, and the cursor of the step after it."""
-        if self.bins_per_step % world:
-            raise UserError(f"{self.bins_per_step} micro-batches a step cannot be shared by {world} ranks evenly")
-        reader = self.bins(cursor)
-        for number in count(done):
-            step = [next(reader) for _ in range(self.bins_at(number, world))]
-            yield [found for found, _ in step[rank::world]], step[-1][1]
+        self, position: DataPosition = START, rank: int = 0, world_size: int = 1, start_step: int = 0
+    ) -> Iterator[tuple[list[SampleBin], DataPosition]]:
+        """One rank's bins of each step from `start_step` on, without end, and the cursor of the step after it."""
+        if self.micro_batches_per_step % world_size:
+            raise UserError(
+                f"{self.micro_batches_per_step} micro-batches a step cannot be shared by {world_size} ranks evenly"
+            )
+        micro_batches = self.micro_batches(position)
+        for step_number in count(start_step):
+            step_bins = [next(micro_batches) for _ in range(self.num_micro_batches(step_number, world_size))]
+            yield [sample_bin for sample_bin, _ in step_bins[rank::world_size]], step_bins[-1][1]
 
-    def bins_at(self, step: int, world: int = 1) -> int:
+    def num_micro_batches(self, step: int, world_size: int = 1) -> int:
         """How many bins a step takes, counted from 0: a multiple of the number of ranks."""
-        if step >= self.ramp:
-            return self.bins_per_step
-        return world * (1 + (self.bins_per_step // world - 1) * step // self.ramp)
+        if step >= self.batch_warmup_steps:
+            return self.micro_batches_per_step
+        return world_size * (1 + (self.micro_batches_per_step // world_size - 1) * step // self.batch_warmup_steps)
 
-    def bins(self, cursor: Cursor = START) -> Iterator[tuple[Bin, Cursor]]:
+    def micro_batches(self, position: DataPosition = START) -> Iterator[tuple[SampleBin, DataPosition]]:
         """Every bin from a cursor on, without end, each with the cursor of the one after it."""
-        epoch, window, at = cursor.epoch, cursor.window, cursor.bin
-        if window >= self.num_windows or at >= len(self._window(epoch, window)):
-            raise UserError(f"{cursor} is no place in this corpus: its data or the size of a bin have changed")
+        epoch, window, first_bin = position.epoch, position.window, position.bin
+        if window >= self.num_windows or first_bin >= len(self._cached_window(epoch, window)):
+            raise UserError(f"{position} is no place in this corpus: its data or the size of a bin have changed")
         while True:
-            found = self._window(epoch, window)
-            for number in range(at, len(found)):
-                if number + 1 < len(found):
-                    after = Cursor(epoch, window, number + 1)
+            window_bins = self._cached_window(epoch, window)
+            for bin_number in range(first_bin, len(window_bins)):
+                if bin_number + 1 < len(window_bins):
+                    next_position = DataPosition(epoch, window, bin_number + 1)
                 else:
-                    after = Cursor(epoch, window + 1) if window + 1 < self.num_windows else Cursor(epoch + 1)
-                yield found[number], after
-            epoch, window, at = after.epoch, after.window, 0
+                    next_position = (
+                        DataPosition(epoch, window + 1) if window + 1 < self.num_windows else DataPosition(epoch + 1)
+                    )
+                yield window_bins[bin_number], next_position
+            epoch, window, first_bin = next_position.epoch, next_position.window, 0
 
-    def fill(self, epoch: int = 0, window: int = 0) -> float:
+    def fill_ratio(self, epoch: int = 0, window: int = 0) -> float:
         """The share of its bins' capacity that a window uses."""
-        found = self._window(epoch, window)
-        used = sum(int(self.source.lengths(each.ids, epoch).sum()) for each in found)
-        return used / (len(found) * self.bin_tokens)
+        window_bins = self._cached_window(epoch, window)
+        num_tokens = sum(int(self.source.lengths(sample_bin.sample_ids, epoch).sum()) for sample_bin in window_bins)
+        return num_tokens / (len(window_bins) * self.micro_batch_tokens)
 
-    def _fill_window(self, epoch: int, window: int) -> list[Bin]:
+    def _fill_window(self, epoch: int, window: int) -> list[SampleBin]:
         size, start = len(self.source), window * self.window_samples
-        key = fold(fold(fold(np.zeros(1, np.uint64), _ORDER), self.seed), epoch)
-        ids = permute(np.arange(start, min(start + self.window_samples, size)), size, key)
-        lengths = self.source.lengths(ids, epoch)
+        key = hash_combine(hash_combine(hash_combine(np.zeros(1, np.uint64), _ORDER_KEY), self.seed), epoch)
+        sample_ids = feistel_permutation(np.arange(start, min(start + self.window_samples, size)), size, key)
+        lengths = self.source.lengths(sample_ids, epoch)
         ends = np.cumsum(lengths)
-        borders = [0]
-        while (at := borders[-1]) < len(ids):
-            before = int(ends[at - 1]) if at else 0
-            stop = int(np.searchsorted(ends, before + self.bin_tokens, side="right"))
-            borders.append(min(stop, at + self.bin_sequences) if self.bin_sequences else stop)
-        owner = np.repeat(np.arange(len(borders) - 1), np.diff(borders))
-        ids = ids[np.lexsort((lengths, owner))]
-        return [Bin(epoch, ids[low:high]) for low, high in pairwise(borders)]
+        bin_offsets = [0]
+        while (bin_start := bin_offsets[-1]) < len(sample_ids):
+            tokens_before = int(ends[bin_start - 1]) if bin_start else 0
+            stop = int(np.searchsorted(ends, tokens_before + self.micro_batch_tokens, side="right"))
+            bin_offsets.append(min(stop, bin_start + self.max_samples) if self.max_samples else stop)
+        bin_numbers = np.repeat(np.arange(len(bin_offsets) - 1), np.diff(bin_offsets))
+        sample_ids = sample_ids[np.lexsort((lengths, bin_numbers))]
+        return [SampleBin(epoch, sample_ids[low:high]) for low, high in pairwise(bin_offsets)]
 
 
-class Stream(Source, Protocol):
+class StreamSource(SampleSource, Protocol):
     """What lanes are cut from."""
 
     def cuts(self, length: int, epoch: int) -> np.ndarray: ...
 
 
-class Lanes:
+class StreamSampler:
     """Samples that go on: a stream in equal lanes, of which each step reads the next stretch of every one.
 
     Bin i of a step holds the same lanes at every step, so what a model remembers of them can be handed on. Where
@@ -289,36 +263,49 @@ class Lanes:
     not read. The place is the step in the epoch.
     """
 
-    def __init__(self, source: Stream, bin_tokens: int, bins_per_step: int = 1):
-        if source.longest > bin_tokens:
-            raise UserError(f"a sample of {source.longest} tokens does not fit into a micro-batch of {bin_tokens}")
-        if len(source) < bins_per_step:
+    def __init__(self, source: StreamSource, micro_batch_tokens: int, micro_batches_per_step: int = 1):
+        if source.max_len > micro_batch_tokens:
+            raise UserError(
+                f"a sample of {source.max_len} tokens does not fit into a micro-batch of {micro_batch_tokens}"
+            )
+        if len(source) < micro_batches_per_step:
             raise UserError(f"the corpus has {len(source)} segments, fewer than micro-batches in a step")
-        self.bins_per_step, self.bin_tokens, self.longest = bins_per_step, bin_tokens, source.longest
-        self.lanes = min(bin_tokens // source.longest * bins_per_step, len(source))
-        self.length = len(source) // self.lanes * source.longest  # of a lane, in tokens
-        self.cuts = lru_cache(maxsize=2)(lambda epoch: source.cuts(self.length, epoch))
+        self.micro_batches_per_step, self.micro_batch_tokens, self.max_len = (
+            micro_batches_per_step,
+            micro_batch_tokens,
+            source.max_len,
+        )
+        self.num_streams = min(micro_batch_tokens // source.max_len * micro_batches_per_step, len(source))
+        self.stream_length = len(source) // self.num_streams * source.max_len  # of a lane, in tokens
+        self.segment_offsets = lru_cache(maxsize=2)(lambda epoch: source.cuts(self.stream_length, epoch))
 
     def steps(
-        self, cursor: Cursor = START, rank: int = 0, world: int = 1, done: int = 0
-    ) -> Iterator[tuple[list[Bin], Cursor]]:
-        """One rank's bins of each step, without end, and the cursor of the step after it; `ids` are places."""
-        if self.bins_per_step % world:
-            raise UserError(f"{self.bins_per_step} micro-batches a step cannot be shared by {world} ranks evenly")
-        epoch, step = cursor.epoch, cursor.bin
-        if step + 1 >= len(self.cuts(epoch)):
-            raise UserError(f"{cursor} is no place in this corpus: its data or the size of a bin have changed")
+        self, position: DataPosition = START, rank: int = 0, world_size: int = 1, start_step: int = 0
+    ) -> Iterator[tuple[list[SampleBin], DataPosition]]:
+        """One rank's bins of each step, without end, and the cursor of the step after it; `offsets` are places."""
+        if self.micro_batches_per_step % world_size:
+            raise UserError(
+                f"{self.micro_batches_per_step} micro-batches a step cannot be shared by {world_size} ranks evenly"
+            )
+        epoch, step = position.epoch, position.bin
+        if step + 1 >= len(self.segment_offsets(epoch)):
+            raise UserError(f"{position} is no place in this corpus: its data or the size of a bin have changed")
         while True:
-            start, end = self.cuts(epoch)[step : step + 2].tolist()
-            parts = np.array_split(np.arange(self.lanes) * self.length + start, self.bins_per_step)
-            bins = [Bin(epoch, ids, opens=step == 0, length=end - start) for ids in parts[rank::world]]
-            epoch, step = (epoch, step + 1) if end < self.length else (epoch + 1, 0)
-            yield bins, Cursor(epoch, 0, step)
+            start, end = self.segment_offsets(epoch)[step : step + 2].tolist()
+            bin_offsets = np.array_split(
+                np.arange(self.num_streams) * self.stream_length + start, self.micro_batches_per_step
+            )
+            bins = [
+                SampleBin(epoch, offsets, starts_epoch=step == 0, segment_length=end - start)
+                for offsets in bin_offsets[rank::world_size]
+            ]
+            epoch, step = (epoch, step + 1) if end < self.stream_length else (epoch + 1, 0)
+            yield bins, DataPosition(epoch, 0, step)
 
-    def bins_at(self, step: int, world: int = 1) -> int:
-        return self.bins_per_step
+    def num_micro_batches(self, step: int, world_size: int = 1) -> int:
+        return self.micro_batches_per_step
 
-    def fill(self) -> float:
+    def fill_ratio(self) -> float:
         """The share of its bins' capacity that a step uses."""
-        used = self.lanes * self.length / (len(self.cuts(0)) - 1)
-        return used / (self.bins_per_step * self.bin_tokens)
+        num_tokens = self.num_streams * self.stream_length / (len(self.segment_offsets(0)) - 1)
+        return num_tokens / (self.micro_batches_per_step * self.micro_batch_tokens)

@@ -13,34 +13,35 @@ from typing import Any
 import numpy as np
 
 from polyseme.errors import UserError
-from polyseme.io.files import read_json, sha256
-from polyseme.text.cached_encoder import ranges
+from polyseme.io.atomic import sha256
+from polyseme.io.json import read_json
+from polyseme.text.cached_encoder import concat_ranges
 from polyseme.text.tokenizer import Tokenizer
 
-FORMAT = 2
-PARTS = ("tokens", "sentences", "documents", "words")
-UNFINISHED_WORK = ".work"  # the folder inside a corpus in which prepare keeps what it needs to go on
+FORMAT = 3
+SHARD_PARTS = ("tokens", "sentences", "documents", "words")
+WORK_DIR = ".work"  # the folder inside a corpus in which prepare keeps what it needs to go on
 _UNFINISHED = "preparation has not finished; run prepare again, it goes on where it stopped"
 
 
-def shard_file(number: int, part: str) -> str:
+def shard_filename(number: int, part: str) -> str:
     """A shard is a few plain numpy files.
 
     tokens: uint16 or uint32 · sentences: the token each starts at · documents: the sentence each starts at ·
-    words: one bit a token, set where a word starts, lowest bit first · exact and signatures: the fingerprints of
+    words: one bit a token, set where a word starts, lowest bit first · exact_hashes and signatures: the fingerprints of
     its documents, if duplicates were looked for, so that what is appended can be compared with them.
     """
     return f"shard-{number:05d}.{part}.npy"
 
 
-def token_type(vocab_size: int) -> type[np.unsignedinteger[Any]]:
+def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
 def manifest_hash(manifest: dict[str, Any]) -> str:
     """The hash of everything a manifest says but this hash itself."""
-    said = {key: value for key, value in manifest.items() if key != "hash"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    content = {key: value for key, value in manifest.items() if key != "hash"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,31 +53,34 @@ class Corpus:
 
     path: Path
     manifest: dict[str, Any]
-    sentences: np.ndarray  # int64 [num_sentences + 1]: the token each sentence starts at, and the end
-    documents: np.ndarray  # int64 [num_documents + 1]: the sentence each document starts at, and the end
+    sentence_offsets: np.ndarray  # int64 [num_sentences + 1]: the token each sentence starts at, and the end
+    document_offsets: np.ndarray  # int64 [num_documents + 1]: the sentence each document starts at, and the end
     _tokens: list[np.ndarray]
-    _words: list[np.ndarray]
-    _borders: np.ndarray  # int64 [num_shards]: the token each shard starts at
-    _moved: tuple[np.ndarray, np.ndarray] | None = None  # of a subset: where each document starts here, and how
+    _word_start_bits: list[np.ndarray]
+    _shard_starts: np.ndarray  # int64 [num_shards]: the token each shard starts at
+    _view_shifts: tuple[np.ndarray, np.ndarray] | None = None  # of a subset: where each document starts here, and how
     # far away it lies in the whole corpus
-    _numbers: np.ndarray | None = None  # of a subset: the number of each document in the whole corpus
+    _document_ids: np.ndarray | None = None  # of a subset: the number of each document in the whole corpus
 
     @classmethod
-    def open(cls, folder: Path | str, verify: bool = False) -> Corpus:
-        """Map a corpus folder. Sizes are always checked; `verify` hashes every file too."""
+    def open(cls, folder: Path | str, verify_hashes: bool = False) -> Corpus:
+        """Map a corpus folder. Sizes are always checked; `verify_hashes` hashes every file too."""
         folder = Path(folder)
         manifest = read_manifest(folder)
-        if verify:
+        if verify_hashes:
             check_hashes(folder, manifest)
-        shards = [[map_array(folder / shard_file(i, part)) for part in PARTS] for i in range(len(manifest["shards"]))]
+        shards = [
+            [memmap_array(folder / shard_filename(i, part)) for part in SHARD_PARTS]
+            for i in range(len(manifest["shards"]))
+        ]
         tokens, sentences, documents, words = zip(*shards)
         token_starts = np.cumsum([0, *map(len, tokens)])
         sentence_starts = np.cumsum([0, *map(len, sentences)])
         return cls(
             folder,
             manifest,
-            _joined(sentences, token_starts),
-            _joined(documents, sentence_starts),
+            _global_offsets(sentences, token_starts),
+            _global_offsets(documents, sentence_starts),
             list(tokens),
             list(words),
             token_starts[:-1],
@@ -84,15 +88,15 @@ class Corpus:
 
     @property
     def num_tokens(self) -> int:
-        return int(self.sentences[-1] - self.sentences[0])
+        return int(self.sentence_offsets[-1] - self.sentence_offsets[0])
 
     @property
     def num_sentences(self) -> int:
-        return len(self.sentences) - 1
+        return len(self.sentence_offsets) - 1
 
     @property
     def num_documents(self) -> int:
-        return len(self.documents) - 1
+        return len(self.document_offsets) - 1
 
     @property
     def vocab_size(self) -> int:
@@ -107,7 +111,7 @@ class Corpus:
         """Names the whole content, as the manifest holds the hash of every file."""
         return str(self.manifest["hash"])
 
-    def gather(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def gather_tokens(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """The token ids, int64, of many ranges end to end; each range within one document."""
 
         def read(shard: int, index: np.ndarray) -> np.ndarray:
@@ -115,82 +119,87 @@ class Corpus:
 
         return self._gather(starts, lengths, read).astype(np.int64)
 
-    def gather_words(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def gather_word_starts(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """True for each token of the ranges that starts a word."""
 
         def read(shard: int, index: np.ndarray) -> np.ndarray:
             bits = (index & 7).astype(np.uint8)
             index >>= 3
-            return self._words[shard].take(index) >> bits & 1
+            return self._word_start_bits[shard].take(index) >> bits & 1
 
         return self._gather(starts, lengths, read).astype(bool)
 
     def _gather(
-        self, starts: np.ndarray, lengths: np.ndarray, read: Callable[[int, np.ndarray], np.ndarray]
+        self, starts: np.ndarray, lengths: np.ndarray, read_shard: Callable[[int, np.ndarray], np.ndarray]
     ) -> np.ndarray:
         starts, lengths = np.asarray(starts, dtype=np.int64), np.asarray(lengths, dtype=np.int64)
         if not len(starts):
             return np.empty(0, dtype=np.int64)
-        if self._moved is not None:
-            at, by = self._moved
-            starts = starts + by[np.searchsorted(at, starts, side="right") - 1]
-        shards = np.searchsorted(self._borders, starts, side="right") - 1
-        local = starts - self._borders[shards]
+        if self._view_shifts is not None:
+            view_starts, shifts = self._view_shifts
+            starts = starts + shifts[np.searchsorted(view_starts, starts, side="right") - 1]
+        shards = np.searchsorted(self._shard_starts, starts, side="right") - 1
+        local_starts = starts - self._shard_starts[shards]
         if (shards == shards[0]).all():
-            return read(int(shards[0]), ranges(local, lengths))
+            return read_shard(int(shards[0]), concat_ranges(local_starts, lengths))
         # Read in the order of the shards, each shard once, then bring the ranges into the order asked for.
         order = np.argsort(shards, kind="stable")
-        touched, firsts = np.unique(shards[order], return_index=True)
-        borders = [*firsts.tolist(), len(order)]
-        parts = [order[a:b] for a, b in itertools.pairwise(borders)]
-        found = [read(s, ranges(local[part], lengths[part])) for s, part in zip(touched.tolist(), parts)]
-        places = np.empty_like(starts)
-        places[order] = np.cumsum(lengths[order]) - lengths[order]
-        return np.concatenate(found).take(ranges(places, lengths))
+        used_shards, firsts = np.unique(shards[order], return_index=True)
+        order_offsets = [*firsts.tolist(), len(order)]
+        parts = [order[a:b] for a, b in itertools.pairwise(order_offsets)]
+        shard_values = [
+            read_shard(s, concat_ranges(local_starts[part], lengths[part]))
+            for s, part in zip(used_shards.tolist(), parts)
+        ]
+        output_starts = np.empty_like(starts)
+        output_starts[order] = np.cumsum(lengths[order]) - lengths[order]
+        return np.concatenate(shard_values).take(concat_ranges(output_starts, lengths))
 
-    def take(self, documents: np.ndarray) -> Corpus:
+    def select(self, document_ids: np.ndarray) -> Corpus:
         """A corpus of some of the documents, in the order given: a view with offsets of its own."""
-        sizes = np.diff(self.documents)[documents]
-        sentences = ranges(self.documents[documents], sizes)
-        ends = np.cumsum(np.diff(self.sentences)[sentences])
+        sizes = np.diff(self.document_offsets)[document_ids]
+        sentences = concat_ranges(self.document_offsets[document_ids], sizes)
+        ends = np.cumsum(np.diff(self.sentence_offsets)[sentences])
         new_sentences = np.concatenate([[0], ends])
         new_documents = np.concatenate([[0], np.cumsum(sizes)])
-        begins = new_sentences[new_documents[:-1]]
-        lies = self.sentences[self.documents[documents]]
-        if self._moved is not None:
-            at, by = self._moved
-            lies = lies + by[np.searchsorted(at, lies, side="right") - 1]
-        numbers = documents if self._numbers is None else self._numbers[documents]
-        view = replace(self, sentences=new_sentences, documents=new_documents, _numbers=numbers)
-        return replace(view, _moved=(begins, lies - begins))
+        view_starts = new_sentences[new_documents[:-1]]
+        corpus_starts = self.sentence_offsets[self.document_offsets[document_ids]]
+        if self._view_shifts is not None:
+            old_starts, shifts = self._view_shifts
+            corpus_starts = corpus_starts + shifts[np.searchsorted(old_starts, corpus_starts, side="right") - 1]
+        original_ids = document_ids if self._document_ids is None else self._document_ids[document_ids]
+        view = replace(self, sentence_offsets=new_sentences, document_offsets=new_documents, _document_ids=original_ids)
+        return replace(view, _view_shifts=(view_starts, corpus_starts - view_starts))
 
-    def weighted(self) -> Corpus:
+    def resample_by_weight(self) -> Corpus:
         """Documents as often as the weight of their origin says: twice at 2, every other one at 0.5."""
-        origins = self.manifest["origins"]
-        if all(origin["weight"] == 1 for origin in origins):
+        sources = self.manifest["sources"]
+        if all(source["weight"] == 1 for source in sources):
             return self
-        counts = [origin["counts"]["documents"] for origin in origins]
-        number = self._numbers if self._numbers is not None else np.arange(self.num_documents)
-        of = np.searchsorted(np.cumsum(counts), number, side="right")
-        chosen = []
-        for i, origin in enumerate(origins):
-            mine = np.flatnonzero(of == i)
-            whole = max(round(len(mine) * origin["weight"]), min(len(mine), 1))
-            chosen.append(mine[np.arange(whole) * max(len(mine), 1) // max(whole, 1)])
-        return self.take(np.concatenate(chosen))
+        counts = [source["counts"]["documents"] for source in sources]
+        document_ids = self._document_ids if self._document_ids is not None else np.arange(self.num_documents)
+        source_ids = np.searchsorted(np.cumsum(counts), document_ids, side="right")
+        selected_documents = []
+        for i, source in enumerate(sources):
+            source_documents = np.flatnonzero(source_ids == i)
+            num_selected = max(round(len(source_documents) * source["weight"]), min(len(source_documents), 1))
+            selected_documents.append(
+                source_documents[np.arange(num_selected) * max(len(source_documents), 1) // max(num_selected, 1)]
+            )
+        return self.select(np.concatenate(selected_documents))
 
-    def split(self, share: float) -> tuple[Corpus, Corpus | None]:
+    def split(self, holdout: float) -> tuple[Corpus, Corpus | None]:
         """Hold out a share of the documents, spread evenly; the second is None if there are too few."""
-        count = self.num_documents
-        held = max(1, round(count * share))
-        if share <= 0 or held >= count:
+        num_documents = self.num_documents
+        num_heldout = max(1, round(num_documents * holdout))
+        if holdout <= 0 or num_heldout >= num_documents:
             return self, None
-        chosen = np.zeros(count, dtype=bool)
-        chosen[((np.arange(held) + 0.5) * count / held).astype(np.int64)] = True
-        return self.take(np.flatnonzero(~chosen)), self.take(np.flatnonzero(chosen))
+        is_heldout = np.zeros(num_documents, dtype=bool)
+        is_heldout[((np.arange(num_heldout) + 0.5) * num_documents / num_heldout).astype(np.int64)] = True
+        return self.select(np.flatnonzero(~is_heldout)), self.select(np.flatnonzero(is_heldout))
 
 
-def verify(folder: Path | str) -> None:
+def verify_corpus(folder: Path | str) -> None:
     """Hash every file of a corpus; a `UserError` names the first that is not what prepare wrote."""
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -204,7 +213,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise UserError(f"there is no corpus folder {folder}")
     if not (folder / "manifest.json").is_file():
-        if (folder / UNFINISHED_WORK).is_dir():
+        if (folder / WORK_DIR).is_dir():
             raise UserError(f"{folder}: {_UNFINISHED}")
         raise UserError(f"{folder} is not a corpus: it has no manifest.json")
     manifest = read_json(folder / "manifest.json")
@@ -212,7 +221,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder}/manifest.json is not of a corpus in format {FORMAT}")
     if manifest.get("hash") != manifest_hash(manifest):
         raise UserError(f"{folder}/manifest.json is damaged: its own hash does not hold")
-    for name, facts in _files(manifest).items():
+    for name, facts in _file_facts(manifest).items():
         if not (folder / name).is_file():
             raise UserError(f"{folder}/{name} is missing; prepare the corpus again")
         size = (folder / name).stat().st_size
@@ -221,18 +230,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _files(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _file_facts(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
     groups = [manifest["tokenizer_files"], *(shard["files"] for shard in manifest["shards"])]
     return {name: facts for group in groups for name, facts in group.items()}
 
 
 def check_hashes(folder: Path, manifest: dict[str, Any]) -> None:
-    for name, facts in _files(manifest).items():
+    for name, facts in _file_facts(manifest).items():
         if sha256(folder / name) != facts["sha256"]:
             raise UserError(f"{folder}/{name} is damaged: its hash is not the one in the manifest")
 
 
-def map_array(path: Path) -> np.ndarray:
+def memmap_array(path: Path) -> np.ndarray:
     """An `.npy` file in memory when it is touched."""
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
@@ -240,7 +249,7 @@ def map_array(path: Path) -> np.ndarray:
         raise UserError(f"{path} is damaged: {error}") from None
 
 
-def _joined(parts: tuple[np.ndarray, ...], starts: np.ndarray) -> np.ndarray:
+def _global_offsets(parts: tuple[np.ndarray, ...], starts: np.ndarray) -> np.ndarray:
     """Starts inside shards to global ones, with the end behind."""
-    whole = [part.astype(np.int64) + start for part, start in zip(parts, starts)]
-    return np.concatenate([*whole, starts[-1:]])
+    offsets = [part.astype(np.int64) + start for part, start in zip(parts, starts)]
+    return np.concatenate([*offsets, starts[-1:]])

@@ -6,6 +6,12 @@ from polyseme.datasets import glue, superglue
 from polyseme.datasets import multiple_choice as choices
 from polyseme.datasets import srl as roles
 from polyseme.datasets import text_classification as texts
-from polyseme.datasets.base import DataSet
+from polyseme.datasets.base import NamedDataset
 
-DATA_SETS: dict[str, DataSet] = {**glue.SETS, **superglue.SETS, **choices.SETS, **texts.SETS, **roles.SETS}
+DATASETS: dict[str, NamedDataset] = {
+    **glue.DATASETS,
+    **superglue.DATASETS,
+    **choices.DATASETS,
+    **texts.DATASETS,
+    **roles.DATASETS,
+}

@@ -9,179 +9,202 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyseme.datasets.base import DataSet, Row, each, table, two
+from polyseme.datasets.base import JsonRow, NamedDataset, lazy_examples, standard_files, table_reader
 from polyseme.errors import UserError
-from polyseme.io.files import parse_json
-from polyseme.tasks.examples import Example, Unit, read_lines, units_of
-from polyseme.tasks.metrics.standard import classification
+from polyseme.io.json import parse_json
+from polyseme.tasks.examples import Example, RowReader, iter_rows, read_lines
+from polyseme.tasks.metrics.standard import classification_metrics
 
-NLI = "does the second sentence follow, not follow, or contradict?"
+NLI_DESCRIPTION = "does the second sentence follow, not follow, or contradict?"
 
 
-def _by_dev_ids(folder: Path, name: str, found: list[Example]) -> list[Example]:
+def _filter_by_dev_ids(folder: Path, split: str, examples: list[Example]) -> list[Example]:
     """Of Microsoft's training file, `dev_ids.tsv` names the pairs that are the dev set."""
-    if name == "test" or not found[0].where.rpartition(":")[0].endswith("msr_paraphrase_train.txt"):
-        return found
-    path, ids = folder / "msr_paraphrase_train.txt", folder / "dev_ids.tsv"
-    chosen = {tuple(line.split("\t")) for line in read_lines(ids)}
-    pairs = [tuple(line.split("\t")[1:3]) for line in read_lines(path)]
-    if absent := sorted(chosen - set(pairs)):
-        raise UserError(f"{ids} names the pair {' '.join(absent[0])!r}, which is not in {path.name}")
-    held = [pairs[int(e.where.rpartition(":")[2]) - 1] in chosen for e in found]
-    return [e for e, is_dev in zip(found, held) if is_dev == (name == "dev")]
+    if split == "test" or not examples[0].location.rpartition(":")[0].endswith("msr_paraphrase_train.txt"):
+        return examples
+    path, ids_path = folder / "msr_paraphrase_train.txt", folder / "dev_ids.tsv"
+    dev_id_pairs = {tuple(line.split("\t")) for line in read_lines(ids_path)}
+    id_pairs = [tuple(line.split("\t")[1:3]) for line in read_lines(path)]
+    if missing := sorted(dev_id_pairs - set(id_pairs)):
+        raise UserError(f"{ids_path} names the pair {' '.join(missing[0])!r}, which is not in {path.name}")
+    dev_flags = [id_pairs[int(e.location.rpartition(":")[2]) - 1] in dev_id_pairs for e in examples]
+    return [e for e, is_dev in zip(examples, dev_flags) if is_dev == (split == "dev")]
 
 
-def _mrpc_file(path: Path, need_labels: bool) -> Iterator[Unit]:
+def _read_mrpc(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """GLUE's own file if it is there, else Microsoft's."""
-    theirs = "msr_paraphrase_test.txt" if path.name == "test.tsv" else "msr_paraphrase_train.txt"
-    given = path if path.is_file() else path.with_name(theirs)
-    return units_of(given, "pair", "#1 String", "#2 String", "Quality", need_labels=need_labels)
+    microsoft_name = "msr_paraphrase_test.txt" if path.name == "test.tsv" else "msr_paraphrase_train.txt"
+    source_path = path if path.is_file() else path.with_name(microsoft_name)
+    return iter_rows(source_path, "pair", "#1 String", "#2 String", "Quality", needs_labels=needs_labels)
 
 
-def _snli_units(path: Path, need_labels: bool) -> Iterator[Unit]:
+def _read_snli(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """The Stanford files, JSON lines; pairs on which no three annotators agreed (`-`) are left out, as they ask."""
-    for number, line in enumerate(read_lines(path), 1):
-        where = f"{path}:{number}"
-        record = parse_json(line, where)
+    for line_number, line in enumerate(read_lines(path), 1):
+        location = f"{path}:{line_number}"
+        record = parse_json(line, location)
         if isinstance(record, dict) and record.get("gold_label") == "-":
             continue
-        yield from each(_snli, Row(where, record, need_labels))
+        yield from lazy_examples(_snli_examples, JsonRow(location, record, needs_labels))
 
 
-def _snli(row: Row) -> list[Example]:
-    return [Example(row.where, row.get("sentence1"), row.get("sentence2"), label=row.label("gold_label"))]
+def _snli_examples(row: JsonRow) -> list[Example]:
+    return [Example(row.location, row.get("sentence1"), row.get("sentence2"), label=row.label("gold_label"))]
 
 
-def wnli_trap(train: Sequence[Example], dev: Sequence[Example], accuracy: float) -> list[str]:
+def wnli_warnings(train: Sequence[Example], dev: Sequence[Example], accuracy: float) -> list[str]:
     """What must be known of WNLI: dev sentences stand in train too, mostly with the other label, so that a model that
     learns train by heart is worse on dev than always saying one label (Wang et al. 2019's FAQ, 12; why BERT left it
     out)."""
-    seen: dict[str, set[str | None]] = {}
+    train_labels: dict[str, set[str | None]] = {}
     for example in train:
-        seen.setdefault(example.text or "", set()).add(example.label)
-    shared = [e for e in dev if e.text in seen]
-    opposite = sum(e.label not in seen[e.text or ""] for e in shared)
-    most = max(sum(e.label == label for e in dev) for label in {e.label for e in dev}) / len(dev)
-    found = [
+        train_labels.setdefault(example.text or "", set()).add(example.label)
+    shared = [e for e in dev if e.text in train_labels]
+    num_opposite = sum(e.label not in train_labels[e.text or ""] for e in shared)
+    majority_accuracy = max(sum(e.label == label for e in dev) for label in {e.label for e in dev}) / len(dev)
+    messages = [
         f"{len(shared)} of {len(dev)} dev examples have their first sentence in train; "
-        f"{opposite} of these never with the dev label"
+        f"{num_opposite} of these never with the dev label"
     ]
-    if accuracy < most:
-        found.append(f"accuracy {accuracy:.3f} is below {most:.3f}, which the more frequent label alone has")
-    return found
+    if accuracy < majority_accuracy:
+        messages.append(
+            f"accuracy {accuracy:.3f} is below {majority_accuracy:.3f}, which the more frequent label alone has"
+        )
+    return messages
 
 
 PHENOMENA = ("Lexical Semantics", "Predicate-Argument Structure", "Logic", "Knowledge")
 
 
-def _diagnostic(path: Path, need_labels: bool) -> Iterator[Unit]:
+def _read_diagnostic(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """The labelled file names in four columns what each pair is a case of: their names are the example's id."""
-    if not need_labels:
-        yield from units_of(path, "pair", "sentence1", "sentence2", need_labels=False)
+    if not needs_labels:
+        yield from iter_rows(path, "pair", "sentence1", "sentence2", needs_labels=False)
         return
     rows = [line.split("\t") for line in read_lines(path)]
-    places = [(rows[0].index(name), name) for name in PHENOMENA if name in rows[0]]
+    phenomenon_columns = [(rows[0].index(name), name) for name in PHENOMENA if name in rows[0]]
 
-    def named(unit: Unit, row: list[str]) -> Example:
-        example = unit()
-        return replace(example, id="; ".join(name for i, name in places if row[i].strip()))
+    def with_phenomena(read_example: RowReader, row: list[str]) -> Example:
+        example = read_example()
+        return replace(example, id="; ".join(name for i, name in phenomenon_columns if row[i].strip()))
 
-    for unit, row in zip(units_of(path, "pair", "Premise", "Hypothesis", "Label"), rows[1:]):
-        yield partial(named, unit, row)
+    for read_example, row in zip(iter_rows(path, "pair", "Premise", "Hypothesis", "Label"), rows[1:]):
+        yield partial(with_phenomena, read_example, row)
 
 
-def _by_phenomenon(examples: Sequence[Example], said: Sequence[Any]) -> dict[str, float]:
+def _matthews_by_phenomenon(examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
     """Matthews' correlation over the pairs of each phenomenon (Wang et al. 2019, §4 and table 5)."""
-    found = {}
+    scores = {}
     for name in PHENOMENA:
-        pairs = [(e.label or "", label) for e, label in zip(examples, said, strict=True) if name in e.id.split("; ")]
+        pairs = [
+            (e.label or "", label) for e, label in zip(examples, predictions, strict=True) if name in e.id.split("; ")
+        ]
         if pairs:
-            found[re.sub(r"\W+", "_", name.lower())] = classification(*zip(*pairs))["matthews"]
-    return found
+            scores[re.sub(r"\W+", "_", name.lower())] = classification_metrics(*zip(*pairs))["matthews"]
+    return scores
 
 
-_MNLI = table("pair", "sentence1", "sentence2", "gold_label")
+_MNLI_READER = table_reader("pair", "sentence1", "sentence2", "gold_label")
 
 
-def _mnli(dev: str, about: str) -> DataSet:
-    parts = {"train": "train.tsv", "dev": f"dev_{dev}.tsv", "test": f"test_{dev}.tsv"}
-    return DataSet("pair", "accuracy", about, "MNLI", _MNLI, parts)
+def _mnli_dataset(genres: str, description: str) -> NamedDataset:
+    splits = {"train": "train.tsv", "dev": f"dev_{genres}.tsv", "test": f"test_{genres}.tsv"}
+    return NamedDataset("pair", "accuracy", description, "MNLI", _MNLI_READER, splits)
 
 
-_PAIR = table("pair", "sentence1", "sentence2")
-SETS: dict[str, DataSet] = {
-    "glue/cola": DataSet(
+_SENTENCE_PAIR_READER = table_reader("pair", "sentence1", "sentence2")
+DATASETS: dict[str, NamedDataset] = {
+    "glue/cola": NamedDataset(
         "classification",
         "matthews",
         "is the sentence acceptable English?",
         "CoLA",
-        table("classification", "4", label="2", header=False, bare=("sentence", "pair")),
-        two(),
+        table_reader("classification", "4", label_column="2", has_header=False, unlabeled_columns=("sentence", "pair")),
+        standard_files(),
     ),
-    "glue/sst-2": DataSet(
+    "glue/sst-2": NamedDataset(
         "classification",
         "accuracy",
         "does the review like the film?",
         "SST-2",
-        table("classification", "sentence"),
-        two(),
+        table_reader("classification", "sentence"),
+        standard_files(),
     ),
-    "glue/mrpc": DataSet(
-        "pair", "f1", "do the two sentences say the same?", "MRPC", _mrpc_file, two(), chosen=_by_dev_ids
+    "glue/mrpc": NamedDataset(
+        "pair",
+        "f1",
+        "do the two sentences say the same?",
+        "MRPC",
+        _read_mrpc,
+        standard_files(),
+        split_filter=_filter_by_dev_ids,
     ),
-    "glue/sts-b": DataSet(
+    "glue/sts-b": NamedDataset(
         "regression",
         "spearman",
         "how alike are the two sentences, from 0 to 5?",
         "STS-B",
-        table("regression", "sentence1", "sentence2", "score"),
-        two(),
+        table_reader("regression", "sentence1", "sentence2", "score"),
+        standard_files(),
     ),
-    "glue/qqp": DataSet(
+    "glue/qqp": NamedDataset(
         "pair",
         "f1",
         "do the two questions ask the same?",
         "QQP",
-        table("pair", "question1", "question2", "is_duplicate"),
-        two(),
+        table_reader("pair", "question1", "question2", "is_duplicate"),
+        standard_files(),
     ),
-    "glue/mnli": _mnli("matched", NLI),
-    "glue/mnli-mm": _mnli("mismatched", f"the same, dev and test of other genres: {NLI}"),
-    "glue/qnli": DataSet(
+    "glue/mnli": _mnli_dataset("matched", NLI_DESCRIPTION),
+    "glue/mnli-mm": _mnli_dataset("mismatched", f"the same, dev and test of other genres: {NLI_DESCRIPTION}"),
+    "glue/qnli": NamedDataset(
         "pair",
         "accuracy",
         "does the sentence answer the question?",
         "QNLI",
-        table("pair", "question", "sentence"),
-        two(),
+        table_reader("pair", "question", "sentence"),
+        standard_files(),
     ),
-    "glue/rte": DataSet("pair", "accuracy", "does the second sentence follow from the first?", "RTE", _PAIR, two()),
-    "glue/wnli": DataSet(
-        "pair", "accuracy", "does the second sentence follow from the first?", "WNLI", _PAIR, two(), warn=wnli_trap
+    "glue/rte": NamedDataset(
+        "pair",
+        "accuracy",
+        "does the second sentence follow from the first?",
+        "RTE",
+        _SENTENCE_PAIR_READER,
+        standard_files(),
     ),
-    "glue/diagnostic": DataSet(
+    "glue/wnli": NamedDataset(
+        "pair",
+        "accuracy",
+        "does the second sentence follow from the first?",
+        "WNLI",
+        _SENTENCE_PAIR_READER,
+        standard_files(),
+        get_warnings=wnli_warnings,
+    ),
+    "glue/diagnostic": NamedDataset(
         "pair",
         "matthews",
-        f"by phenomenon, to measure MNLI models on: {NLI}",
+        f"by phenomenon, to measure MNLI models on: {NLI_DESCRIPTION}",
         "diagnostic",
-        _diagnostic,
+        _read_diagnostic,
         {"dev": "diagnostic-full.tsv", "test": "diagnostic.tsv"},
-        _by_phenomenon,
+        _matthews_by_phenomenon,
     ),
-    "snli": DataSet(
+    "snli": NamedDataset(
         "pair",
         "accuracy",
-        NLI,
+        NLI_DESCRIPTION,
         "snli_1.0",
-        _snli_units,
+        _read_snli,
         {name: f"snli_1.0_{name}.jsonl" for name in ("train", "dev", "test")},
     ),
-    "sick": DataSet(
+    "sick": NamedDataset(
         "pair",
         "accuracy",
-        NLI,
+        NLI_DESCRIPTION,
         "sick",
-        table("pair", "1", "2", "3", header=False),
-        two("txt"),
+        table_reader("pair", "1", "2", "3", has_header=False),
+        standard_files("txt"),
     ),
 }

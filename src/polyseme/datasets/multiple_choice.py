@@ -8,82 +8,86 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from polyseme.datasets.base import DataSet, Row, each
-from polyseme.errors import UserError, nearest
-from polyseme.io.files import parse_json
-from polyseme.tasks.examples import Example, Unit, read_lines
-from polyseme.tasks.readers.squad import squad_units
+from polyseme.datasets.base import JsonRow, NamedDataset, lazy_examples
+from polyseme.errors import UserError, suggest
+from polyseme.io.json import parse_json
+from polyseme.tasks.examples import Example, RowReader, read_lines
+from polyseme.tasks.readers.squad import iter_questions
 
 
-def _table(path: Path, commas: bool, names: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+def _read_table(path: Path, is_csv: bool, required_columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
     """Rows by the names in the header, each with where it stands; quoted CSV, or tabs."""
     lines = read_lines(path)
     reader = (
-        csv.reader((line + "\n" for line in lines), strict=True) if commas else (line.split("\t") for line in lines)
+        csv.reader((line + "\n" for line in lines), strict=True) if is_csv else (line.split("\t") for line in lines)
     )
-    number = 1
+    line_number = 1
     header: list[str] = []
     try:
-        for number, cells in enumerate(reader, 1):
-            where = f"{path}:{reader.line_num if commas else number}"  # type: ignore[union-attr]
+        for line_number, cells in enumerate(reader, 1):
+            location = f"{path}:{reader.line_num if is_csv else line_number}"  # type: ignore[union-attr]
             if not header:
                 header = cells
-                for name in names:
-                    if name not in header:
-                        raise UserError(f"{where}: there is no column {name!r}; {nearest(name, header)}")
+                for column in required_columns:
+                    if column not in header:
+                        raise UserError(f"{location}: there is no column {column!r}; {suggest(column, header)}")
             elif len(cells) != len(header):
-                yield where, {}
+                yield location, {}
             else:
-                yield where, dict(zip(header, cells))
+                yield location, dict(zip(header, cells))
     except csv.Error as error:
-        raise UserError(f"{path}:{number}: not valid CSV: {error}") from None
+        raise UserError(f"{path}:{line_number}: not valid CSV: {error}") from None
 
 
-def _choice(where: str, cells: dict[str, str], text: str, choices: tuple[str, ...], label: str | None) -> Example:
-    if not cells:
-        raise UserError(f"{where}: another number of columns than in the first line")
+def _choice_example(
+    location: str, row: dict[str, str], text: str, choices: tuple[str, ...], label: str | None
+) -> Example:
+    if not row:
+        raise UserError(f"{location}: another number of columns than in the first line")
     if not text.strip() or not all(choice.strip() for choice in choices):
-        raise UserError(f"{where}: a text or a choice is empty")
+        raise UserError(f"{location}: a text or a choice is empty")
     if label is not None and label not in map(str, range(len(choices))):
-        raise UserError(f"{where}: the label is {label!r}, not one of 0 to {len(choices) - 1}")
-    return Example(where, text, label=label, choices=choices)
+        raise UserError(f"{location}: the label is {label!r}, not one of 0 to {len(choices) - 1}")
+    return Example(location, text, label=label, choices=choices)
 
 
-def _swag(path: Path, need_labels: bool) -> Iterator[Unit]:
+def _read_swag(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """sent1 is the text; an ending goes on where sent2 has begun."""
     endings = [f"ending{i}" for i in range(4)]
-    needed = ["sent1", "sent2", *endings, *(["label"] if need_labels else [])]
-    for where, row in _table(path, True, needed):
+    required_columns = ["sent1", "sent2", *endings, *(["label"] if needs_labels else [])]
+    for location, row in _read_table(path, True, required_columns):
         choices = tuple(f"{row['sent2']} {row[name]}" for name in endings) if row else ()
-        yield partial(_choice, where, row, row.get("sent1", ""), choices, row.get("label"))
+        yield partial(_choice_example, location, row, row.get("sent1", ""), choices, row.get("label"))
 
 
-def _arct(path: Path, need_labels: bool) -> Iterator[Unit]:
+def _read_arct(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Reason and claim are the text; which of two warrants lets the claim follow?"""
-    needed = ["warrant0", "warrant1", "reason", "claim", *(["correctLabelW0orW1"] if need_labels else [])]
-    for where, row in _table(path, False, needed):
+    required_columns = ["warrant0", "warrant1", "reason", "claim", *(["correctLabelW0orW1"] if needs_labels else [])]
+    for location, row in _read_table(path, False, required_columns):
         choices = (row.get("warrant0", ""), row.get("warrant1", ""))
         text = f"{row.get('reason', '')} {row.get('claim', '')}"
-        yield partial(_choice, where, row, text, choices, row.get("correctLabelW0orW1"))
+        yield partial(_choice_example, location, row, text, choices, row.get("correctLabelW0orW1"))
 
 
-def _story(path: Path, need_labels: bool) -> Iterator[Unit]:
+def _read_story_cloze(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Four sentences and two endings; the right one is 1 or 2."""
-    names = [f"InputSentence{i}" for i in range(1, 5)]
-    ends = ["RandomFifthSentenceQuiz1", "RandomFifthSentenceQuiz2"]
-    for where, row in _table(path, True, [*names, *ends, *(["AnswerRightEnding"] if need_labels else [])]):
-        right = {"1": "0", "2": "1"}.get(row.get("AnswerRightEnding", ""), row.get("AnswerRightEnding"))
-        text = " ".join(row.get(name, "") for name in names)
-        yield partial(_choice, where, row, text, tuple(row.get(name, "") for name in ends), right)
+    sentence_columns = [f"InputSentence{i}" for i in range(1, 5)]
+    ending_columns = ["RandomFifthSentenceQuiz1", "RandomFifthSentenceQuiz2"]
+    for location, row in _read_table(
+        path, True, [*sentence_columns, *ending_columns, *(["AnswerRightEnding"] if needs_labels else [])]
+    ):
+        label = {"1": "0", "2": "1"}.get(row.get("AnswerRightEnding", ""), row.get("AnswerRightEnding"))
+        text = " ".join(row.get(name, "") for name in sentence_columns)
+        yield partial(_choice_example, location, row, text, tuple(row.get(name, "") for name in ending_columns), label)
 
 
-def _race(path: Path, need_labels: bool) -> Iterator[Unit]:
+def _read_race(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """One JSON an article, in folders (middle, high) or in the archive as it is distributed."""
-    for name, data in _articles(path):
-        yield from each(_article, Row(name, parse_json(data, name), need_labels))
+    for location, content in _iter_articles(path):
+        yield from lazy_examples(_race_examples, JsonRow(location, parse_json(content, location), needs_labels))
 
 
-def _articles(path: Path) -> Iterator[tuple[str, bytes]]:
+def _iter_articles(path: Path) -> Iterator[tuple[str, bytes]]:
     if path.is_dir():
         for file in sorted(p for p in path.rglob("*") if p.suffix in (".txt", ".json")):
             yield str(file), file.read_bytes()
@@ -93,81 +97,90 @@ def _articles(path: Path) -> Iterator[tuple[str, bytes]]:
         raise UserError(f"there is neither a folder {path} nor race.tar.gz beside it")
     with tarfile.open(archives[0]) as archive:
         # all of them before the first is given: what is packed can only be read from front to end
-        held = [
-            (member.name, inner.read())
+        articles = [
+            (member.name, stream.read())
             for member in archive
-            if path.name in Path(member.name).parts[:-1] and (inner := archive.extractfile(member))
+            if path.name in Path(member.name).parts[:-1] and (stream := archive.extractfile(member))
         ]
-    for name, data in sorted(held):
-        yield f"{archives[0]}, {name}", data
+    for name, content in sorted(articles):
+        yield f"{archives[0]}, {name}", content
 
 
-def _article(row: Row) -> Iterator[Example]:
+def _race_examples(row: JsonRow) -> Iterator[Example]:
     """The article is the text; a choice is the question with an option, in its gap (`_`) or behind it."""
     questions, options = row.get("questions", list), row.get("options", list)
-    answers = row.get("answers", list) if row.need_labels or "answers" in row.values else [None] * len(questions)
+    answers = row.get("answers", list) if row.needs_labels or "answers" in row.values else [None] * len(questions)
     if not len(questions) == len(options) == len(answers):
-        raise UserError(f"{row.where}: {len(questions)} questions, {len(options)} lists of options")
-    for i, (question, given, answer) in enumerate(zip(questions, options, answers)):
-        where = f"{row.where}, question {i}"
-        gap = question.count("_") == 1
-        choices = tuple(question.replace("_", option) if gap else f"{question} {option}" for option in given)
+        raise UserError(f"{row.location}: {len(questions)} questions, {len(options)} lists of options")
+    for i, (question, question_options, answer) in enumerate(zip(questions, options, answers)):
+        location = f"{row.location}, question {i}"
+        has_gap = question.count("_") == 1
+        choices = tuple(
+            question.replace("_", option) if has_gap else f"{question} {option}" for option in question_options
+        )
         label = None if answer is None else str("ABCD".find(answer) if answer else -1)
-        yield _choice(where, {"question": question}, row.get("article"), choices, label)
+        yield _choice_example(location, {"question": question}, row.get("article"), choices, label)
 
 
-_SHIFTS = {"train": "new_wiki_v1.0.json", "dev": "nyt_v1.0.json", "test": "amazon_reviews_v1.0.json"}
-_TRIVIA = {name: f"squad-wikipedia-{name}-4096.json" for name in ("train", "dev", "test")}
-_ANSWER = "which words of the text answer the question?"
-SETS: dict[str, DataSet] = {
-    "swag": DataSet(
+_SQUAD_SHIFTS_FILES = {"train": "new_wiki_v1.0.json", "dev": "nyt_v1.0.json", "test": "amazon_reviews_v1.0.json"}
+_TRIVIAQA_FILES = {name: f"squad-wikipedia-{name}-4096.json" for name in ("train", "dev", "test")}
+_QA_DESCRIPTION = "which words of the text answer the question?"
+DATASETS: dict[str, NamedDataset] = {
+    "swag": NamedDataset(
         "choice",
         "accuracy",
         "how does the scene go on?",
         "swag",
-        _swag,
+        _read_swag,
         {"train": "train.csv", "dev": "val.csv", "test": "test.csv"},
     ),
-    "race": DataSet(
+    "race": NamedDataset(
         "choice",
         "accuracy",
         "which option is right, by the article?",
         "RACE",
-        _race,
+        _read_race,
         {"train": "train", "dev": "dev", "test": "test"},
     ),
-    "arct": DataSet(
+    "arct": NamedDataset(
         "choice",
         "accuracy",
         "which warrant lets the claim follow from the reason?",
         "arct",
-        _arct,
+        _read_arct,
         {"train": "train-full.txt", "dev": "dev-full.txt", "test": "test-full.txt"},
     ),
-    "story-cloze": DataSet(
+    "story-cloze": NamedDataset(
         "choice",
         "accuracy",
         "which ending is right?",
         "story_cloze",
-        _story,
+        _read_story_cloze,
         {
             "train": "cloze_test_val__spring2016 - cloze_test_ALL_val.csv",
             "dev": "cloze_test_test__spring2016 - cloze_test_ALL_test.csv",
         },
     ),
-    "squad/1.1": DataSet(
-        "span", "f1", _ANSWER, "squad", squad_units, {"train": "train-v1.1.json", "dev": "dev-v1.1.json"}
+    "squad/1.1": NamedDataset(
+        "span", "f1", _QA_DESCRIPTION, "squad", iter_questions, {"train": "train-v1.1.json", "dev": "dev-v1.1.json"}
     ),
-    "squad/2.0": DataSet(
+    "squad/2.0": NamedDataset(
         "span",
         "f1",
-        f"{_ANSWER} Or is there no answer?",
+        f"{_QA_DESCRIPTION} Or is there no answer?",
         "squad",
-        squad_units,
+        iter_questions,
         {"train": "train-v2.0.json", "dev": "dev-v2.0.json"},
     ),
-    "squad-shifts": DataSet(
-        "span", "f1", f"{_ANSWER} Learnt on Wikipedia, measured on news", "squad-shifts", squad_units, _SHIFTS
+    "squad-shifts": NamedDataset(
+        "span",
+        "f1",
+        f"{_QA_DESCRIPTION} Learnt on Wikipedia, measured on news",
+        "squad-shifts",
+        iter_questions,
+        _SQUAD_SHIFTS_FILES,
     ),
-    "triviaqa": DataSet("span", "f1", f"{_ANSWER} In SQuAD's form", "triviaqa", squad_units, _TRIVIA),
+    "triviaqa": NamedDataset(
+        "span", "f1", f"{_QA_DESCRIPTION} In SQuAD's form", "triviaqa", iter_questions, _TRIVIAQA_FILES
+    ),
 }

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from polyseme.errors import UserError, nearest
+from polyseme.errors import UserError, suggest
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedResult:
     """One system's row of a published table, as printed there: mostly percents."""
 
     system: str
@@ -21,31 +21,31 @@ class Published:
 
 @dataclass(frozen=True)
 class PublishedTable:
-    about: str
+    description: str
     columns: tuple[str, ...]
-    rows: tuple[Published, ...]
+    rows: tuple[PublishedResult, ...]
 
 
 @cache
-def published() -> dict[str, PublishedTable]:
+def load_published_tables() -> dict[str, PublishedTable]:
     content = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-    return {name: _table(given) for name, given in content.items()}
+    return {name: _parse_table(table_json) for name, table_json in content.items()}
 
 
-def table(name: str) -> PublishedTable:
-    if name not in published():
-        raise UserError(f"there is no published table {name!r}; {nearest(name, published())}")
-    return published()[name]
+def published_table(name: str) -> PublishedTable:
+    if name not in load_published_tables():
+        raise UserError(f"there is no published table {name!r}; {suggest(name, load_published_tables())}")
+    return load_published_tables()[name]
 
 
-def _table(given: dict) -> PublishedTable:
-    columns = tuple(given["columns"])
+def _parse_table(table_json: dict) -> PublishedTable:
+    columns = tuple(table_json["columns"])
     rows = [
-        Published(
+        PublishedResult(
             row["system"],
             {name: value for name, value in zip(columns, row["values"], strict=True) if value is not None},
             row["source"],
         )
-        for row in given["rows"]
+        for row in table_json["rows"]
     ]
-    return PublishedTable(given["about"], columns, tuple(rows))
+    return PublishedTable(table_json["description"], columns, tuple(rows))

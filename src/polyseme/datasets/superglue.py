@@ -7,147 +7,175 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyseme.datasets.base import DataSet, Row, json_lines
+from polyseme.datasets.base import JsonRow, NamedDataset, json_lines_reader
 from polyseme.errors import UserError
-from polyseme.tasks.examples import Example, Unit, read_lines
-from polyseme.tasks.metrics.standard import question_scores
+from polyseme.tasks.examples import Example, RowReader, read_lines
+from polyseme.tasks.metrics.standard import squad_scores
 
-PARTS = {"train": "train.jsonl", "dev": "val.jsonl", "test": "test.jsonl"}
-CAUSES = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
-
-
-def _pair(first: str, second: str) -> Any:
-    def make(row: Row) -> list[Example]:
-        return [Example(row.where, row.get(first), row.get(second), label=row.label(), id=row.id())]
-
-    return make
+SPLITS = {"train": "train.jsonl", "dev": "val.jsonl", "test": "test.jsonl"}
+COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
 
 
-def _copa(row: Row) -> list[Example]:
-    asked = row.get("question")
-    if asked not in CAUSES:
-        raise UserError(f"{row.where}: question is {asked!r}, neither cause nor effect")
+def _pair_examples(first_key: str, second_key: str) -> Any:
+    def to_examples(row: JsonRow) -> list[Example]:
+        return [Example(row.location, row.get(first_key), row.get(second_key), label=row.label(), id=row.id())]
+
+    return to_examples
+
+
+def _copa_examples(row: JsonRow) -> list[Example]:
+    question = row.get("question")
+    if question not in COPA_QUESTIONS:
+        raise UserError(f"{row.location}: question is {question!r}, neither cause nor effect")
     choices = (row.get("choice1"), row.get("choice2"))
     return [
-        Example(row.where, f"{row.get('premise')} {CAUSES[asked]}", label=row.label(), choices=choices, id=row.id())
+        Example(
+            row.location,
+            f"{row.get('premise')} {COPA_QUESTIONS[question]}",
+            label=row.label(),
+            choices=choices,
+            id=row.id(),
+        )
     ]
 
 
-def _multirc(row: Row) -> Iterator[Example]:
+def _multirc_examples(row: JsonRow) -> Iterator[Example]:
     """A pair for each answer of each question: the passage, then question and answer. The id is that of passage,
     question and answer."""
-    passage = row.inner("passage")
+    passage = row.child("passage")
     text = passage.get("text")
-    for question in passage.rows("questions"):
-        asked = question.get("question")
-        for answer in question.rows("answers"):
-            both = f"{asked} {answer.get('text')}"
-            id_ = f"{row.id()}-{question.id()}-{answer.id()}"
-            yield Example(answer.where, text, both, label=answer.label(), id=id_)
+    for question in passage.children("questions"):
+        question_text = question.get("question")
+        for answer in question.children("answers"):
+            question_and_answer = f"{question_text} {answer.get('text')}"
+            example_id = f"{row.id()}-{question.id()}-{answer.id()}"
+            yield Example(answer.location, text, question_and_answer, label=answer.label(), id=example_id)
 
 
-def _multirc_extra(examples: Sequence[Example], said: Sequence[Any]) -> dict[str, float]:
+def _multirc_metrics(examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
     """The share of questions of which every answer is judged rightly; `f1` is over all answers (F1a)."""
-    right: dict[str, bool] = {}
-    for example, label in zip(examples, said, strict=True):
+    all_correct: dict[str, bool] = {}
+    for example, label in zip(examples, predictions, strict=True):
         question = example.id.rpartition("-")[0]
-        right[question] = right.get(question, True) and label == example.label
-    return {"exact": sum(right.values()) / max(len(right), 1)}
+        all_correct[question] = all_correct.get(question, True) and label == example.label
+    return {"exact": sum(all_correct.values()) / max(len(all_correct), 1)}
 
 
-def _record(row: Row) -> Iterator[Example]:
+def _record_examples(row: JsonRow) -> Iterator[Example]:
     """A choice for each query among the entities of the passage. Any whose text is among the answers is right; the
     first of them is what is learnt."""
-    passage = row.inner("passage")
+    passage = row.child("passage")
     text = passage.get("text")
-    spans = [(e.get("start", int), e.get("end", int)) for e in passage.rows("entities")]
-    names = tuple(dict.fromkeys(text[start : end + 1] for start, end in spans))
-    for asked in row.rows("qas"):
-        query = asked.get("query")
+    spans = [(e.get("start", int), e.get("end", int)) for e in passage.children("entities")]
+    entities = tuple(dict.fromkeys(text[start : end + 1] for start, end in spans))
+    for qa_row in row.children("qas"):
+        query = qa_row.get("query")
         if "@placeholder" not in query:
-            raise UserError(f"{asked.where}: there is no @placeholder in the query")
-        golds: tuple[str, ...] = ()
-        if row.need_labels or "answers" in asked.values:
-            golds = tuple(dict.fromkeys(a.get("text") for a in asked.rows("answers")))
-        label = next((str(i) for i, name in enumerate(names) if name in golds), None)
-        if row.need_labels and label is None:
-            raise UserError(f"{asked.where}: no entity of the passage is an answer")
-        both = f"{text.replace('@highlight', '')} {query}"
-        yield Example(asked.where, both, label=label, choices=names, accepted=golds, id=asked.id())
+            raise UserError(f"{qa_row.location}: there is no @placeholder in the query")
+        gold_answers: tuple[str, ...] = ()
+        if row.needs_labels or "answers" in qa_row.values:
+            gold_answers = tuple(dict.fromkeys(a.get("text") for a in qa_row.children("answers")))
+        label = next((str(i) for i, name in enumerate(entities) if name in gold_answers), None)
+        if row.needs_labels and label is None:
+            raise UserError(f"{qa_row.location}: no entity of the passage is an answer")
+        text_with_query = f"{text.replace('@highlight', '')} {query}"
+        yield Example(
+            qa_row.location,
+            text_with_query,
+            label=label,
+            choices=entities,
+            accepted_answers=gold_answers,
+            id=qa_row.id(),
+        )
 
 
-def _record_extra(examples: Sequence[Example], said: Sequence[Any]) -> dict[str, float]:
+def _record_metrics(examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
     """Exact and F1 of the entity, the best over a query's answers, by SQuAD's rules."""
-    texts = [(e.choices or ())[int(i)] for e, i in zip(examples, said, strict=True)]
-    exact, f1 = question_scores([e.accepted for e in examples], texts)
+    predicted_texts = [(e.choices or ())[int(i)] for e, i in zip(examples, predictions, strict=True)]
+    exact, f1 = squad_scores([e.accepted_answers for e in examples], predicted_texts)
     return {"exact": float(exact.mean()), "f1": float(f1.mean())}
 
 
-def _wic(row: Row) -> list[Example]:
+def _wic_examples(row: JsonRow) -> list[Example]:
     text = f"{row.get('word')}: {row.get('sentence1')}"
-    return [Example(row.where, text, row.get("sentence2"), label=row.label(), id=row.id())]
+    return [Example(row.location, text, row.get("sentence2"), label=row.label(), id=row.id())]
 
 
-def _wsc(row: Row) -> list[Example]:
+def _wsc_examples(row: JsonRow) -> list[Example]:
     """The text with the pronoun between stars, and what it may stand for."""
-    target = row.inner("target")
+    target = row.child("target")
     words = row.get("text").split(" ")
-    at, said = target.get("span2_index", int), target.get("span2_text")
-    size = len(said.split(" "))
-    if not 0 <= at <= len(words) - size:
-        raise UserError(f"{row.where}: span2_index is {at}, and the text has {len(words)} words")
-    marked = [*words[:at], "*", *words[at : at + size], "*", *words[at + size :]]
-    return [Example(row.where, " ".join(marked), target.get("span1_text"), label=row.label(), id=row.id())]
+    start, pronoun = target.get("span2_index", int), target.get("span2_text")
+    num_words = len(pronoun.split(" "))
+    if not 0 <= start <= len(words) - num_words:
+        raise UserError(f"{row.location}: span2_index is {start}, and the text has {len(words)} words")
+    marked_words = [*words[:start], "*", *words[start : start + num_words], "*", *words[start + num_words :]]
+    return [Example(row.location, " ".join(marked_words), target.get("span1_text"), label=row.label(), id=row.id())]
 
 
-def _wic_lines(path: Path, need_labels: bool) -> Iterator[Unit]:
+def _read_wic(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """word, part of speech, places, two sentences; T or F stand in a file of their own."""
-    rows = read_lines(path)
-    gold: list[str | None] = [None] * len(rows)
-    if need_labels:
-        other = path.with_name(path.name.replace(".data.", ".gold."))
-        gold = [*read_lines(other)]
-        if len(gold) != len(rows):
-            raise UserError(f"{path} has {len(rows)} lines, but {other} has {len(gold)}")
-    for number, (line, label) in enumerate(zip(rows, gold), 1):
-        yield partial(_wic_line, f"{path}:{number}", line, label)
+    lines = read_lines(path)
+    labels: list[str | None] = [None] * len(lines)
+    if needs_labels:
+        gold_path = path.with_name(path.name.replace(".data.", ".gold."))
+        labels = [*read_lines(gold_path)]
+        if len(labels) != len(lines):
+            raise UserError(f"{path} has {len(lines)} lines, but {gold_path} has {len(labels)}")
+    for line_number, (line, label) in enumerate(zip(lines, labels), 1):
+        yield partial(_parse_wic_line, f"{path}:{line_number}", line, label)
 
 
-def _wic_line(where: str, line: str, label: str | None) -> Example:
+def _parse_wic_line(location: str, line: str, label: str | None) -> Example:
     cells = line.split("\t")
     if len(cells) != 5:
-        raise UserError(f"{where}: {len(cells)} columns, not 5")
+        raise UserError(f"{location}: {len(cells)} columns, not 5")
     if label is not None and label not in ("T", "F"):
-        raise UserError(f"{where}: the label is {label!r}, neither T nor F")
-    return Example(where, f"{cells[0]}: {cells[3]}", cells[4], label=label)
+        raise UserError(f"{location}: the label is {label!r}, neither T nor F")
+    return Example(location, f"{cells[0]}: {cells[3]}", cells[4], label=label)
 
 
-def _set(kind: Any, metric: str, about: str, folder: str, make: Any, extra: Any = None) -> DataSet:
-    return DataSet(kind, metric, about, folder, json_lines(make), PARTS, extra)
+def _superglue_dataset(
+    task_type: Any, metric: str, description: str, folder: str, to_examples: Any, extra_metrics: Any = None
+) -> NamedDataset:
+    return NamedDataset(task_type, metric, description, folder, json_lines_reader(to_examples), SPLITS, extra_metrics)
 
 
-FOLLOWS = "does the second text follow from the first?"
-SETS: dict[str, DataSet] = {
-    "superglue/boolq": _set(
-        "pair", "accuracy", "is the answer yes, by the passage?", "BoolQ", _pair("passage", "question")
+ENTAILMENT_DESCRIPTION = "does the second text follow from the first?"
+DATASETS: dict[str, NamedDataset] = {
+    "superglue/boolq": _superglue_dataset(
+        "pair", "accuracy", "is the answer yes, by the passage?", "BoolQ", _pair_examples("passage", "question")
     ),
-    "superglue/cb": _set("pair", "macro_f1", FOLLOWS, "CB", _pair("premise", "hypothesis")),
-    "superglue/copa": _set("choice", "accuracy", "which is the likelier cause or effect?", "COPA", _copa),
-    "superglue/multirc": _set(
-        "pair", "f1", "is this one of the right answers, by the passage?", "MultiRC", _multirc, _multirc_extra
+    "superglue/cb": _superglue_dataset(
+        "pair", "macro_f1", ENTAILMENT_DESCRIPTION, "CB", _pair_examples("premise", "hypothesis")
     ),
-    "superglue/record": _set(
-        "choice", "f1", "which of the passage's entities is missing?", "ReCoRD", _record, _record_extra
+    "superglue/copa": _superglue_dataset(
+        "choice", "accuracy", "which is the likelier cause or effect?", "COPA", _copa_examples
     ),
-    "superglue/rte": _set("pair", "accuracy", FOLLOWS, "RTE", _pair("premise", "hypothesis")),
-    "superglue/wic": _set("pair", "accuracy", "does the word mean the same in both sentences?", "WiC", _wic),
-    "superglue/wsc": _set("pair", "accuracy", "does the pronoun stand for this?", "WSC", _wsc),
-    "wic": DataSet(
+    "superglue/multirc": _superglue_dataset(
+        "pair",
+        "f1",
+        "is this one of the right answers, by the passage?",
+        "MultiRC",
+        _multirc_examples,
+        _multirc_metrics,
+    ),
+    "superglue/record": _superglue_dataset(
+        "choice", "f1", "which of the passage's entities is missing?", "ReCoRD", _record_examples, _record_metrics
+    ),
+    "superglue/rte": _superglue_dataset(
+        "pair", "accuracy", ENTAILMENT_DESCRIPTION, "RTE", _pair_examples("premise", "hypothesis")
+    ),
+    "superglue/wic": _superglue_dataset(
+        "pair", "accuracy", "does the word mean the same in both sentences?", "WiC", _wic_examples
+    ),
+    "superglue/wsc": _superglue_dataset("pair", "accuracy", "does the pronoun stand for this?", "WSC", _wsc_examples),
+    "wic": NamedDataset(
         "pair",
         "accuracy",
         "does the word mean the same in both sentences?",
         "wic",
-        _wic_lines,
+        _read_wic,
         {name: f"{name}/{name}.data.txt" for name in ("train", "dev", "test")},
     ),
 }

@@ -9,150 +9,178 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyseme.datasets.base import DataSet, columns
+from polyseme.datasets.base import NamedDataset, conll_reader
 from polyseme.errors import UserError
-from polyseme.tasks.examples import Example, Unit, read_lines
-from polyseme.tasks.readers.conll2012 import BRACKETS, document_units
+from polyseme.tasks.examples import Example, RowReader, read_lines
+from polyseme.tasks.readers.conll2012 import BRACKETS, iter_documents
 
 
-def error_rate(examples: Sequence[Example], said: Sequence[Any]) -> dict[str, float]:
-    wrong = sum(e.label != label for e, label in zip(examples, said, strict=True))
-    return {"error": wrong / max(len(examples), 1)}
+def compute_error_rate(examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
+    num_wrong = sum(e.label != label for e, label in zip(examples, predictions, strict=True))
+    return {"error": num_wrong / max(len(examples), 1)}
 
 
-def _trees(path: Path, need_labels: bool) -> Iterator[Unit]:
+def _read_sst_trees(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """The Stanford Sentiment Treebank: a tree a line, whose root's label is the sentence's, from 0 to 4."""
-    for number, line in enumerate(read_lines(path), 1):
-        yield partial(_tree, f"{path}:{number}", line)
+    for line_number, line in enumerate(read_lines(path), 1):
+        yield partial(_parse_sst_tree, f"{path}:{line_number}", line)
 
 
-def _tree(where: str, line: str) -> Example:
+def _parse_sst_tree(location: str, line: str) -> Example:
     root = re.match(r"\(([0-4]) ", line)
     words = re.findall(r"\([0-4] ([^()\s]+)\)", line)
     if root is None or not words or line.count("(") != line.count(")"):
-        raise UserError(f"{where}: not a tree with labels from 0 to 4: {line[:40]!r}")
+        raise UserError(f"{location}: not a tree with labels from 0 to 4: {line[:40]!r}")
     text = " ".join(BRACKETS.get(word, word.replace("\\/", "/")) for word in words)
-    return Example(where, text, label=root[1])
+    return Example(location, text, label=root[1])
 
 
-def _folders(path: Path, need_labels: bool) -> Iterator[Unit]:
+def _read_label_folders(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """A folder for each label, a file for each text; `unsup` has none."""
     if not path.is_dir():
         raise UserError(f"there is no folder {path}")
     labels = sorted(p.name for p in path.iterdir() if p.is_dir() and p.name != "unsup")
     for label in labels:
         for file in sorted((path / label).glob("*.txt")):
-            yield partial(_file, file, label)
+            yield partial(_read_text_file, file, label)
 
 
-def _file(file: Path, label: str) -> Example:
+def _read_text_file(file: Path, label: str) -> Example:
     text = "\n".join(read_lines(file)).replace("<br />", "\n")
     return Example(str(file), text, label=label)
 
 
-def _yelp(path: Path, need_labels: bool) -> Iterator[Unit]:
+def _read_yelp(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Quoted CSV without a header: label, text; a line break is written as a backslash and n."""
     reader = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
     try:
         for cells in reader:
-            yield partial(_review, f"{path}:{reader.line_num}", cells)
+            yield partial(_parse_yelp_row, f"{path}:{reader.line_num}", cells)
     except csv.Error as error:
         raise UserError(f"{path}:{reader.line_num}: not valid CSV: {error}") from None
 
 
-def _review(where: str, cells: list[str]) -> Example:
+def _parse_yelp_row(location: str, cells: list[str]) -> Example:
     if len(cells) < 2 or not cells[0].isdecimal() or not cells[1].strip():
-        raise UserError(f"{where}: not a label and a text: {str(cells)[:40]!r}")
-    return Example(where, " ".join(cells[1:]).replace("\\n", "\n"), label=cells[0])
+        raise UserError(f"{location}: not a label and a text: {str(cells)[:40]!r}")
+    return Example(location, " ".join(cells[1:]).replace("\\n", "\n"), label=cells[0])
 
 
-def _trec(fine: bool) -> Callable[[Path, bool], Iterator[Unit]]:
+def _trec_reader(is_fine_grained: bool) -> Callable[[Path, bool], Iterator[RowReader]]:
     """`COARSE:fine question`, in latin-1."""
 
-    def units(path: Path, need_labels: bool) -> Iterator[Unit]:
-        for number, line in enumerate(read_lines(path, "latin-1"), 1):
-            yield partial(_question, f"{path}:{number}", line, fine)
+    def read(path: Path, needs_labels: bool) -> Iterator[RowReader]:
+        for line_number, line in enumerate(read_lines(path, "latin-1"), 1):
+            yield partial(_parse_trec_line, f"{path}:{line_number}", line, is_fine_grained)
 
-    return units
+    return read
 
 
-def _question(where: str, line: str, fine: bool) -> Example:
+def _parse_trec_line(location: str, line: str, is_fine_grained: bool) -> Example:
     label, _, text = line.partition(" ")
     if ":" not in label or not text.strip():
-        raise UserError(f"{where}: not a class with a colon and a question: {line[:40]!r}")
-    return Example(where, text, label=label if fine else label.partition(":")[0])
+        raise UserError(f"{location}: not a class with a colon and a question: {line[:40]!r}")
+    return Example(location, text, label=label if is_fine_grained else label.partition(":")[0])
 
 
-def _conllu(path: Path, need_labels: bool) -> Iterator[Unit]:
+def _read_conllu(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Ten columns; of these the word and its universal part of speech. Words in several parts (1-2) and words that are
     not there (1.1) are no words of their own."""
     rows: list[tuple[int, list[str]]] = []
-    for number, line in enumerate([*read_lines(path), ""], 1):
+    for line_number, line in enumerate([*read_lines(path), ""], 1):
         if line.strip() and not line.startswith("#"):
-            rows.append((number, line.split("\t")))
+            rows.append((line_number, line.split("\t")))
         elif not line.strip() and rows:
-            yield partial(_sentence, path, rows, need_labels)
+            yield partial(_conllu_example, path, rows, needs_labels)
             rows = []
 
 
-def _sentence(path: Path, rows: list[tuple[int, list[str]]], need_labels: bool) -> Example:
+def _conllu_example(path: Path, rows: list[tuple[int, list[str]]], needs_labels: bool) -> Example:
     words, tags = [], []
-    for number, cells in rows:
+    for line_number, cells in rows:
         if len(cells) != 10:
-            raise UserError(f"{path}:{number}: {len(cells)} columns, not 10")
+            raise UserError(f"{path}:{line_number}: {len(cells)} columns, not 10")
         if cells[0].isdecimal():
             words.append(cells[1].replace(" ", "\u00a0"))
             tags.append(cells[3])
         elif not re.fullmatch(r"\d+[-.]\d+", cells[0]):
-            raise UserError(f"{path}:{number}: the word's number is {cells[0]!r}")
-    if not words or (need_labels and "_" in tags):
+            raise UserError(f"{path}:{line_number}: the word's number is {cells[0]!r}")
+    if not words or (needs_labels and "_" in tags):
         raise UserError(f"{path}:{rows[0][0]}: a sentence without words, or without parts of speech")
     return Example(f"{path}:{rows[0][0]}", words=tuple(words), tags=tuple(tags))
 
 
-def _classes(about: str, folder: str, units: Any, train: str, dev: str, test: str = "") -> DataSet:
-    parts = {"train": train, "dev": dev} | ({"test": test} if test else {})
-    return DataSet("classification", "accuracy", about, folder, units, parts, error_rate)
+def _classification_dataset(
+    description: str, folder: str, reader: Any, train: str, dev: str, test: str = ""
+) -> NamedDataset:
+    splits = {"train": train, "dev": dev} | ({"test": test} if test else {})
+    return NamedDataset("classification", "accuracy", description, folder, reader, splits, compute_error_rate)
 
 
-def _tags(metric: str, about: str, folder: str, units: Any, train: str, dev: str, test: str = "") -> DataSet:
-    return DataSet(
-        "tagging", metric, about, folder, units, {"train": train, "dev": dev} | ({"test": test} if test else {})
+def _tagging_dataset(
+    metric: str, description: str, folder: str, reader: Any, train: str, dev: str, test: str = ""
+) -> NamedDataset:
+    return NamedDataset(
+        "tagging", metric, description, folder, reader, {"train": train, "dev": dev} | ({"test": test} if test else {})
     )
 
 
-_STARS = "how many stars?"
-SETS: dict[str, DataSet] = {
-    "sst-5": _classes("how good is the film, from 0 to 4?", "trees", _trees, "train.txt", "dev.txt", "test.txt"),
-    "imdb": _classes("does the review like the film?", "aclImdb", _folders, "train", "test"),
-    "yelp-full": _classes(_STARS, "yelp_review_full_csv", _yelp, "train.csv", "test.csv"),
-    "yelp-2": _classes("is the review good?", "yelp_review_polarity_csv", _yelp, "train.csv", "test.csv"),
-    "trec-6": _classes("what is asked for?", "trec", _trec(False), "train_5500.label", "TREC_10.label"),
-    "trec-50": _classes("what exactly is asked for?", "trec", _trec(True), "train_5500.label", "TREC_10.label"),
-    "conll-2003": _tags(
-        "f1", "people, places, organisations, others", "conll2003", columns(), "eng.train", "eng.testa", "eng.testb"
+_STARS_DESCRIPTION = "how many stars?"
+DATASETS: dict[str, NamedDataset] = {
+    "sst-5": _classification_dataset(
+        "how good is the film, from 0 to 4?", "trees", _read_sst_trees, "train.txt", "dev.txt", "test.txt"
     ),
-    "wnut-17": _tags(
-        "f1", "rare names", "wnut17", columns(), "wnut17train.conll", "emerging.dev.conll", "emerging.test.annotated"
+    "imdb": _classification_dataset("does the review like the film?", "aclImdb", _read_label_folders, "train", "test"),
+    "yelp-full": _classification_dataset(
+        _STARS_DESCRIPTION, "yelp_review_full_csv", _read_yelp, "train.csv", "test.csv"
     ),
-    "ner": _tags("f1", "any entities: words and tags in columns", "ner", columns(), "train.conll", "dev.conll"),
-    "conll-2000": _tags("f1", "chunks", "conll2000", columns(), "train.txt", "test.txt"),
-    "conll-2012": DataSet(
+    "yelp-2": _classification_dataset(
+        "is the review good?", "yelp_review_polarity_csv", _read_yelp, "train.csv", "test.csv"
+    ),
+    "trec-6": _classification_dataset(
+        "what is asked for?", "trec", _trec_reader(False), "train_5500.label", "TREC_10.label"
+    ),
+    "trec-50": _classification_dataset(
+        "what exactly is asked for?", "trec", _trec_reader(True), "train_5500.label", "TREC_10.label"
+    ),
+    "conll-2003": _tagging_dataset(
+        "f1",
+        "people, places, organisations, others",
+        "conll2003",
+        conll_reader(),
+        "eng.train",
+        "eng.testa",
+        "eng.testb",
+    ),
+    "wnut-17": _tagging_dataset(
+        "f1",
+        "rare names",
+        "wnut17",
+        conll_reader(),
+        "wnut17train.conll",
+        "emerging.dev.conll",
+        "emerging.test.annotated",
+    ),
+    "ner": _tagging_dataset(
+        "f1", "any entities: words and tags in columns", "ner", conll_reader(), "train.conll", "dev.conll"
+    ),
+    "conll-2000": _tagging_dataset("f1", "chunks", "conll2000", conll_reader(), "train.txt", "test.txt"),
+    "conll-2012": NamedDataset(
         "coreference",
         "f1",
         "what means the same: English OntoNotes",
         "conll-2012",
-        document_units,
+        iter_documents,
         {
             part: f"v4/data/{name}/data/english/annotations"
             for part, name in (("train", "train"), ("dev", "development"), ("test", "test"))
         },
     ),
-    "ud-pos": _tags(
+    "ud-pos": _tagging_dataset(
         "accuracy",
         "parts of speech, of the English Web Treebank",
         "ud-ewt",
-        _conllu,
+        _read_conllu,
         "en_ewt-ud-train.conllu",
         "en_ewt-ud-dev.conllu",
         "en_ewt-ud-test.conllu",

@@ -16,17 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyseme.errors import UserError
-from polyseme.nn.attention.relative import RelativeAttentionSpec
-from polyseme.nn.model import Model, outline
-from polyseme.nn.packing import Layout
+from polyseme.nn.attention.relative import RelativeAttentionConfig
+from polyseme.nn.model import Model, build_meta
+from polyseme.nn.packing import PackedLayout
 
 
 @dataclass(frozen=True)
-class Measured:
+class LossMeasurement:
     """The mean loss of the tokens predicted, in nats, and what it took."""
 
     loss: float
-    tokens: int
+    num_tokens: int
     seconds: float
 
     @property
@@ -35,122 +35,134 @@ class Measured:
 
     @property
     def tokens_per_second(self) -> float:
-        return self.tokens / max(self.seconds, 1e-9)
+        return self.num_tokens / max(self.seconds, 1e-9)
 
 
-def with_memory(model: Model, length: int, even: bool = False) -> Model:
-    """The same weights with a memory of another length; `even` lets every token see as far back, and no further."""
-    trunk, attention = model.spec.transformer, model.spec.transformer.block.attention
-    if not isinstance(attention, RelativeAttentionSpec) or not attention.causal:
-        raise UserError(f"{model.spec.family} has no memory of a set length: read it by windows")
-    block = trunk.block.replace(attention=attention.replace(window=length if even else 0))
-    other = outline(model.spec.replace(trunk=trunk.replace(block=block, memory_len=length)))
-    other.load_state_dict(model.state_dict(), assign=True)
-    return other.eval()
+def with_memory_len(model: Model, memory_len: int, is_uniform: bool = False) -> Model:
+    """The same weights with a memory of another length; `is_uniform` lets every token see as far, and no further."""
+    trunk, attention = model.config.transformer, model.config.transformer.block.attention
+    if not isinstance(attention, RelativeAttentionConfig) or not attention.causal:
+        raise UserError(f"{model.config.family} has no memory of a set length: read it by windows")
+    block = trunk.block.replace(attention=attention.replace(window=memory_len if is_uniform else 0))
+    resized = build_meta(model.config.replace(trunk=trunk.replace(block=block, memory_len=memory_len)))
+    resized.load_state_dict(model.state_dict(), assign=True)
+    return resized.eval()
 
 
-def by_segments(model: Model, text: Tensor, segment: int, memory: int | None = None, head: str = "next") -> Measured:
+def evaluate_segments(
+    model: Model, text: Tensor, segment_len: int, memory_len: int | None = None, head: str = "next"
+) -> LossMeasurement:
     """Read a text [n] once, in segments, each with the memory of those before; its first token is not predicted.
 
-    `memory` is how long it is, where that can be set; None is for a model whose memory is a state.
+    `memory_len` is how long it is, where that can be set; None is for a model whose memory is a state.
     """
-    if memory is None and not model.spec.trunk.remembers:
-        raise UserError(f"{model.spec.family} has no memory of a set length: read it by windows")
-    reader = model.eval() if memory is None else with_memory(model, memory, even=True)
-    state = None
+    if memory_len is None and not model.config.trunk.has_bounded_memory:
+        raise UserError(f"{model.config.family} has no memory of a set length: read it by windows")
+    reader = model.eval() if memory_len is None else with_memory_len(model, memory_len, is_uniform=True)
+    trunk_memory = None
 
     def read(start: int) -> Tensor:
-        nonlocal state
-        chunk = text[start : min(start + segment, len(text) - 1)]
-        layout = Layout.of([len(chunk)], device=text.device)
-        reading = reader.trunk(chunk, layout, memory=state, remember=True)
-        state = reading.memory
-        return reader.loss(head, reading.last, layout, layout.positions, text[start + 1 : start + 1 + len(chunk)], -100)
+        nonlocal trunk_memory
+        chunk = text[start : min(start + segment_len, len(text) - 1)]
+        layout = PackedLayout.from_lengths([len(chunk)], device=text.device)
+        output = reader.trunk(chunk, layout, memory=trunk_memory, return_memory=True)
+        trunk_memory = output.memory
+        return reader.loss(
+            head, output.hidden, layout, layout.positions, text[start + 1 : start + 1 + len(chunk)], -100
+        )
 
-    return _measured(read, range(0, len(text) - 1, segment), len(text) - 1)
+    return _measure_loss(read, range(0, len(text) - 1, segment_len), len(text) - 1)
 
 
-def by_windows(
-    model: Model, text: Tensor, context: int, together: int = 64, stride: int = 1, head: str = "next"
-) -> Measured:
-    """Predict each token of a text [n] from a window of the `context` tokens before it, read anew for each.
+def evaluate_sliding_window(
+    model: Model, text: Tensor, context_len: int, batch_size: int = 64, stride: int = 1, head: str = "next"
+) -> LossMeasurement:
+    """Predict each token of a text [n] from a window of the `context_len` tokens before it, read anew for each.
 
-    With a `stride` above 1 a window predicts its last `stride` tokens, the first of which see less. `together` windows
-    are one batch.
+    With a `stride` above 1 a window predicts its last `stride` tokens, the first of which see less. `batch_size`
+    windows are one batch.
     """
     model = model.eval()
     ends = list(range(stride, len(text), stride))
     ends += [] if ends and ends[-1] == len(text) - 1 else [len(text) - 1]
 
     def read(start: int) -> Tensor:
-        chosen = ends[start : start + together]
-        windows = [(max(end - context, 0), end) for end in chosen]
-        layout = Layout.of([b - a for a, b in windows], device=text.device)
-        last = model.trunk(torch.cat([text[a:b] for a, b in windows]), layout).last
-        before = [ends[start + i - 1] if start + i else 0 for i in range(len(chosen))]
-        sizes = [end - max(earlier, a) for (a, end), earlier in zip(windows, before)]
-        closes = layout.starts[1:].tolist()
-        rows = torch.cat([torch.arange(close - size, close) for close, size in zip(closes, sizes)]).to(text.device)
-        values = torch.cat([text[end - size + 1 : end + 1] for end, size in zip(chosen, sizes)])
-        return model.loss(head, last, layout, rows, values, -100)
+        batch_ends = ends[start : start + batch_size]
+        windows = [(max(end - context_len, 0), end) for end in batch_ends]
+        layout = PackedLayout.from_lengths([b - a for a, b in windows], device=text.device)
+        hidden = model.trunk(torch.cat([text[a:b] for a, b in windows]), layout).hidden
+        previous_ends = [ends[start + i - 1] if start + i else 0 for i in range(len(batch_ends))]
+        num_predicted = [end - max(previous_end, a) for (a, end), previous_end in zip(windows, previous_ends)]
+        layout_ends = layout.cu_seqlens[1:].tolist()
+        rows = torch.cat(
+            [torch.arange(layout_end - count, layout_end) for layout_end, count in zip(layout_ends, num_predicted)]
+        ).to(text.device)
+        labels = torch.cat([text[end - count + 1 : end + 1] for end, count in zip(batch_ends, num_predicted)])
+        return model.loss(head, hidden, layout, rows, labels, -100)
 
-    return _measured(read, range(0, len(ends), together), len(text) - 1)
+    return _measure_loss(read, range(0, len(ends), batch_size), len(text) - 1)
 
 
 @torch.inference_mode()
 def losses_by_context(
-    model: Model, text: Tensor, places: Tensor, contexts: Sequence[int], bin_tokens: int = 8192, head: str = "next"
+    model: Model,
+    text: Tensor,
+    positions: Tensor,
+    contexts: Sequence[int],
+    max_batch_tokens: int = 8192,
+    head: str = "next",
 ) -> Tensor:
-    """The loss of the tokens at `places` of a text, each from so many tokens before it and no more, [contexts, places].
+    """The loss of the tokens at `positions` of a text, each from so many tokens before it and no more, [contexts,
+    places].
 
     A model that cannot read as many reads as many as it can.
     """
-    found: list[Tensor] = []
-    model, most = model.eval(), model.spec.trunk.embeddings.max_len
+    losses: list[Tensor] = []
+    model, max_len = model.eval(), model.config.trunk.embeddings.max_len
     for context in contexts:
-        size, row = min(context, most), []
-        if found and size == min(contexts[len(found) - 1], most):  # the same windows as before
-            found.append(found[-1])
+        window_len, window_losses = min(context, max_len), []
+        if losses and window_len == min(contexts[len(losses) - 1], max_len):  # the same windows as before
+            losses.append(losses[-1])
             continue
-        for part in places.split(max(bin_tokens // size, 1)):
-            windows = part[:, None] + torch.arange(-size, 0, device=text.device)
-            layout = Layout.of([size] * len(part), device=text.device)
-            last = model.trunk(text[windows.flatten()], layout).last
-            scores = model.predict(head, last, layout, layout.last).float()
-            row.append(F.cross_entropy(scores, text[part], reduction="none"))
-        found.append(torch.cat(row))
-    return torch.stack(found).cpu()
+        for chunk in positions.split(max(max_batch_tokens // window_len, 1)):
+            windows = chunk[:, None] + torch.arange(-window_len, 0, device=text.device)
+            layout = PackedLayout.from_lengths([window_len] * len(chunk), device=text.device)
+            hidden = model.trunk(text[windows.flatten()], layout).hidden
+            logits = model.predict(head, hidden, layout, layout.last_indices).float()
+            window_losses.append(F.cross_entropy(logits, text[chunk], reduction="none"))
+        losses.append(torch.cat(window_losses))
+    return torch.stack(losses).cpu()
 
 
-def effective_contexts(
-    losses: Mapping[str, Tensor], contexts: Sequence[int], share: float = 1.0, threshold: float = 0.01
+def relative_effective_contexts(
+    losses: Mapping[str, Tensor], contexts: Sequence[int], hardest_fraction: float = 1.0, threshold: float = 0.01
 ) -> dict[str, int]:
     """Relative effective context length of each model of a group (Dai et al. 2019, §4.4 and appendix C).
 
     `losses` are those of `losses_by_context`, on the same places. At each context, the best of the group is what is to
-    be beaten, on the `share` of tokens that it finds hardest; the gain of a model is by how much its losses with the
-    next longer context lower that mean, where they are lower. A model's length is the context up to which every
-    step gained more than the threshold.
+    be beaten, on the `hardest_fraction` of tokens that it finds hardest; the gain of a model is by how much its losses
+    with the next longer context lower that mean, where they are lower. A model's length is the context up to which
+    every step gained more than the threshold.
     """
-    group = torch.stack(list(losses.values()))  # [models, contexts, places]
-    best = group.min(dim=0).values
-    hard = max(round(share * best.shape[1]), 1)
-    found = {}
-    for name, own in losses.items():
-        reached = contexts[0]
+    stacked = torch.stack(list(losses.values()))  # [models, contexts, places]
+    best = stacked.min(dim=0).values
+    num_hardest = max(round(hardest_fraction * best.shape[1]), 1)
+    lengths = {}
+    for name, model_losses in losses.items():
+        length = contexts[0]
         for i in range(len(contexts) - 1):
-            chosen = best[i].topk(hard).indices
-            before = best[i][chosen]
-            gain = 1 - torch.minimum(before, own[i + 1][chosen]).mean() / before.mean()
+            hardest = best[i].topk(num_hardest).indices
+            baseline = best[i][hardest]
+            gain = 1 - torch.minimum(baseline, model_losses[i + 1][hardest]).mean() / baseline.mean()
             if gain <= threshold:
                 break
-            reached = contexts[i + 1]
-        found[name] = reached
-    return found
+            length = contexts[i + 1]
+        lengths[name] = length
+    return lengths
 
 
 @torch.inference_mode()
-def _measured(read: Callable[[int], Tensor], places: range, tokens: int) -> Measured:
-    began = time.perf_counter()
-    total = sum(float(read(place)) for place in places)
-    return Measured(total / max(tokens, 1), tokens, time.perf_counter() - began)
+def _measure_loss(read: Callable[[int], Tensor], starts: range, num_tokens: int) -> LossMeasurement:
+    start_time = time.perf_counter()
+    total = sum(float(read(start)) for start in starts)
+    return LossMeasurement(total / max(num_tokens, 1), num_tokens, time.perf_counter() - start_time)

@@ -8,12 +8,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from polyseme.errors import UserError, nearest
-from polyseme.io.files import write_text
+from polyseme.errors import UserError, suggest
+from polyseme.io.atomic import write_text
 from polyseme.tasks.examples import Example
 from polyseme.tasks.task import Prediction
 
-FILES = {
+SUBMISSION_FILES = {
     "glue/cola": "CoLA.tsv",
     "glue/sst-2": "SST-2.tsv",
     "glue/mrpc": "MRPC.tsv",
@@ -41,42 +41,49 @@ def write_submission(
 ) -> None:
     """Labels as they were in training; numbers of STS-B from 0 to 5; for SuperGLUE an object a line, by the ids that
     its files have."""
-    if name not in FILES:
-        raise UserError(f"{name} is not scored by the servers of GLUE and SuperGLUE; {nearest(name, FILES)}")
+    if name not in SUBMISSION_FILES:
+        raise UserError(f"{name} is not scored by the servers of GLUE and SuperGLUE; {suggest(name, SUBMISSION_FILES)}")
     if name.startswith("superglue/"):
-        rows = [json.dumps(row, ensure_ascii=False) for row in _objects(name, predictions, examples)]
+        rows = [json.dumps(row, ensure_ascii=False) for row in _superglue_objects(name, predictions, examples)]
         write_text(path, "\n".join(rows) + "\n")
         return
     rows = ["index\tprediction"]
-    for number, prediction in enumerate(predictions):
-        given = prediction.label
+    for index, prediction in enumerate(predictions):
+        value = prediction.label
         if prediction.number is not None:
-            given = f"{min(max(prediction.number, 0.0), 5.0):.3f}"
-        rows.append(f"{number}\t{given}")
+            value = f"{min(max(prediction.number, 0.0), 5.0):.3f}"
+        rows.append(f"{index}\t{value}")
     write_text(path, "\n".join(rows) + "\n")
 
 
-def _objects(name: str, predictions: Sequence[Prediction], examples: Sequence[Example]) -> Iterator[dict[str, Any]]:
+def _superglue_objects(
+    name: str, predictions: Sequence[Prediction], examples: Sequence[Example]
+) -> Iterator[dict[str, Any]]:
     """MultiRC's are nested as its files are; COPA's and MultiRC's labels are numbers, ReCoRD's the entity's text."""
-    both = list(zip(examples, predictions, strict=True))
-    for example, _ in both:
+    pairs = list(zip(examples, predictions, strict=True))
+    for example, _ in pairs:
         if not example.id or "" in example.id.split("-"):
-            raise UserError(f"{example.where}: there is no idx, by which the server knows an example")
+            raise UserError(f"{example.location}: there is no idx, by which the server knows an example")
     if name == "superglue/multirc":
-        parts = [([int(number) for number in example.id.split("-")], said) for example, said in both]
-        for passage, group in groupby(parts, key=lambda part: part[0][0]):
+        indexed_predictions = [
+            ([int(number) for number in example.id.split("-")], prediction) for example, prediction in pairs
+        ]
+        for passage, group in groupby(indexed_predictions, key=lambda part: part[0][0]):
             questions = [
-                {"idx": question, "answers": [{"idx": ids[2], "label": int(said.label or 0)} for ids, said in answers]}
+                {
+                    "idx": question,
+                    "answers": [{"idx": ids[2], "label": int(prediction.label or 0)} for ids, prediction in answers],
+                }
                 for question, answers in groupby(group, key=lambda part: part[0][1])
             ]
             yield {"idx": passage, "passage": {"questions": questions}}
         return
-    for example, said in both:
-        label: Any = said.label
+    for example, prediction in pairs:
+        label: Any = prediction.label
         if name == "superglue/record":
-            label = (example.choices or ())[int(said.label or 0)]
+            label = (example.choices or ())[int(prediction.label or 0)]
         elif name == "superglue/copa":
-            label = int(said.label or 0)
+            label = int(prediction.label or 0)
         elif name == "superglue/wsc":
-            label = str(said.label).capitalize()
+            label = str(prediction.label).capitalize()
         yield {"idx": int(example.id), "label": label}

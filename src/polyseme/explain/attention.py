@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from polyseme.inference.language_model import LanguageModel
-from polyseme.nn.packing import Layout
+from polyseme.nn.packing import PackedLayout
 
 
 @torch.inference_mode()
@@ -16,15 +16,15 @@ def attention_maps(model: LanguageModel, text: str, pair: str | None = None) -> 
     """The pieces read, and probabilities [layers, heads, queries, keys]; each row sums to one."""
     encoded = model.encode(text, pair)
     trunk: Any = model.model.trunk
-    model.model.spec.transformer  # noqa: B018  # or one line that says that there is no attention
-    layout = Layout.of([len(encoded["ids"])], device=model.device)
-    tokens = torch.tensor(encoded["ids"], device=model.device)
-    segments = torch.tensor(encoded["segments"], device=model.device) if trunk.spec.num_segments else None
-    depth = trunk.spec.num_layers
-    reading = trunk(tokens, layout, segments, keep=range(depth))
-    _, relations = trunk.relations(reading.layers[0], layout, segments, None, None)
+    model.model.config.transformer  # noqa: B018  # or one line that says that there is no attention
+    layout = PackedLayout.from_lengths([len(encoded["input_ids"])], device=model.device)
+    tokens = torch.tensor(encoded["input_ids"], device=model.device)
+    segments = torch.tensor(encoded["token_type_ids"], device=model.device) if trunk.config.num_segments else None
+    num_layers = trunk.config.num_layers
+    output = trunk(tokens, layout, segments, layers=range(num_layers))
+    _, position_info = trunk.position_bias(output.layers[0], layout, segments, None, None)
     maps = [
-        block.attention_weights(reading.layers[i], layout, relations)[0].float().cpu().numpy()
-        for i, block in enumerate(trunk.depths())
+        block.attention_weights(output.layers[i], layout, position_info)[0].float().cpu().numpy()
+        for i, block in enumerate(trunk.layers())
     ]
-    return encoded["pieces"], np.stack(maps)
+    return encoded["tokens"], np.stack(maps)

@@ -10,47 +10,51 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.inference.language_model import LanguageModel
-from polyseme.nn.packing import Layout
+from polyseme.nn.packing import PackedLayout
 
 
-def gradients_by_distance(model: LanguageModel, texts: list[str], furthest: int = 50, windows: int = 64) -> np.ndarray:
-    """The mean norm of ∂loss/∂vector, [furthest + 1]: of a prediction by the vector of a token so many tokens before.
+def gradients_by_distance(
+    model: LanguageModel, texts: list[str], max_distance: int = 50, num_windows: int = 64
+) -> np.ndarray:
+    """The mean norm of ∂loss/∂vector, [max_distance + 1]: of a prediction by the vector of a token so many before.
 
     The texts are read as one, in windows whose last token alone is predicted from; the first entry is the last token
     read, at distance 0. A loss that cannot be learnt from a token has no gradient there (Bengio et al. 1994;
     Pascanu et al. 2013).
     """
     network = model.model
-    if "next" not in network.heads or not network.spec.trunk.causal:
+    if "next" not in network.heads or not network.config.trunk.causal:
         raise UserError(f"{model.path} does not predict what comes next from what came before")
-    if not 1 <= furthest < model.max_len:
-        raise UserError(f"distance is {furthest}: the model reads {model.max_len} tokens, so 1 to {model.max_len - 1}")
+    if not 1 <= max_distance < model.max_len:
+        raise UserError(
+            f"max_distance is {max_distance}: the model reads {model.max_len} tokens, so 1 to {model.max_len - 1}"
+        )
     ids = np.concatenate([model.tokenizer.encode(text) for text in texts] or [[]]).astype(np.int64)
-    if len(ids) < furthest + 2:
-        raise UserError(f"the texts have {len(ids)} tokens: {furthest + 2} or more are needed")
-    starts = np.unique(np.linspace(0, len(ids) - furthest - 2, windows).astype(np.int64))
-    read = torch.from_numpy(ids[starts[:, None] + np.arange(furthest + 2)]).to(model.device)
-    layout = Layout.of([furthest + 1] * len(starts), device=model.device)
+    if len(ids) < max_distance + 2:
+        raise UserError(f"the texts have {len(ids)} tokens: {max_distance + 2} or more are needed")
+    starts = np.unique(np.linspace(0, len(ids) - max_distance - 2, num_windows).astype(np.int64))
+    token_windows = torch.from_numpy(ids[starts[:, None] + np.arange(max_distance + 2)]).to(model.device)
+    layout = PackedLayout.from_lengths([max_distance + 1] * len(starts), device=model.device)
     vectors: list[torch.Tensor] = []
 
-    def note(part: Any, given: Any, made: torch.Tensor) -> torch.Tensor:
-        vectors.append(made.detach().requires_grad_())
+    def record(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        vectors.append(output.detach().requires_grad_())
         return vectors[0]
 
     trunk: Any = network.trunk
-    before, hook = getattr(trunk, "plain", False), trunk.embeddings.register_forward_hook(note)
-    trunk.plain = True  # cuDNN has no backward pass outside of training
+    previous, hook = getattr(trunk, "use_reference", False), trunk.embeddings.register_forward_hook(record)
+    trunk.use_reference = True  # cuDNN has no backward pass outside of training
     try:
-        last = trunk(read[:, :-1].reshape(-1), layout).last
-        loss = network.loss("next", last, layout, layout.last, read[:, -1], -100)
-        (found,) = torch.autograd.grad(loss, vectors)
+        hidden = trunk(token_windows[:, :-1].reshape(-1), layout).hidden
+        loss = network.loss("next", hidden, layout, layout.last_indices, token_windows[:, -1], -100)
+        (grads,) = torch.autograd.grad(loss, vectors)
     finally:
         hook.remove()
-        trunk.plain = before
-    return found.float().view(len(starts), furthest + 1, -1).norm(dim=-1).mean(0).flip(0).cpu().numpy()
+        trunk.use_reference = previous
+    return grads.float().view(len(starts), max_distance + 1, -1).norm(dim=-1).mean(0).flip(0).cpu().numpy()
 
 
-def draw(curves: dict[str, np.ndarray], path: Path) -> None:
+def plot_gradients(curves: dict[str, np.ndarray], path: Path) -> None:
     """One line for each model, over a logarithmic axis."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure

@@ -8,7 +8,7 @@ from polyseme.families.family import Family
 from polyseme.families.flair import FLAIR
 from polyseme.families.gpt import GPT
 from polyseme.families.gpt2 import GPT2
-from polyseme.families.modernbert import MODERN
+from polyseme.families.modernbert import MODERNBERT
 from polyseme.families.music import MUSIC
 from polyseme.families.nnlm import NNLM
 from polyseme.families.performance_rnn import PERFORMANCE_RNN
@@ -29,7 +29,7 @@ FAMILIES: dict[str, Family] = {
         *(WORD2VEC, FASTTEXT, GLOVE),
         *(NNLM, RNN_LM, ELMO, FLAIR),
         *(SEQ2SEQ, TRANSFORMER),
-        *(BERT, ROBERTA, ALBERT, SPANBERT, DISTILBERT, MODERN),
+        *(BERT, ROBERTA, ALBERT, SPANBERT, DISTILBERT, MODERNBERT),
         *(GPT, GPT2, TRANSFORMER_XL, XLNET),
         *(T5, MUSIC, PERFORMANCE_RNN),
         ULMFIT,

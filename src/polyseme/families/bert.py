@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import READS, Family, Rule, both, read_config
-from polyseme.nn.attention.multihead import AttentionSpec
-from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec, LanguageHeadSpec
-from polyseme.nn.init import InitSpec
-from polyseme.nn.layers.block import BlockSpec
-from polyseme.nn.layers.embeddings import EmbeddingsSpec
-from polyseme.nn.layers.feedforward import ActivationName, FeedForwardSpec
-from polyseme.nn.layers.norms import LayerNormSpec
-from polyseme.nn.model import ModelSpec
-from polyseme.nn.trunks.transformer import PoolerSpec, TransformerSpec
+from polyseme.families.family import HEAD_POOLING, Family, WeightMap, read_hf_config, weight_and_bias
+from polyseme.nn.attention.multihead import AttentionConfig
+from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.init import InitConfig
+from polyseme.nn.layers.block import TransformerBlockConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
+from polyseme.nn.layers.norms import LayerNormConfig
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig
 
 
-def trunk(
+def trunk_config(
     num_layers: int = 12,
     dim: int = 768,
     num_heads: int = 12,
@@ -29,38 +29,38 @@ def trunk(
     activation: ActivationName = "gelu",
     eps: float = 1e-12,
     init_std: float = 0.02,
-) -> TransformerSpec:
+) -> TransformerConfig:
     """Post-norm blocks over the normalised sum of token, position and segment vectors (§3, appendix A.2)."""
-    norm = LayerNormSpec(eps)
-    return TransformerSpec(
-        EmbeddingsSpec(vocab_size, dim, max_len, num_segments, norm, dropout),
-        BlockSpec(
-            AttentionSpec(num_heads, attention_dropout),
-            FeedForwardSpec(ffn_dim or 4 * dim, activation),
-            after=norm,
+    norm = LayerNormConfig(eps)
+    return TransformerConfig(
+        EmbeddingsConfig(vocab_size, dim, max_len, num_segments, norm, dropout),
+        TransformerBlockConfig(
+            AttentionConfig(num_heads, attention_dropout),
+            FeedForwardConfig(ffn_dim or 4 * dim, activation),
+            post_norm=norm,
             dropout=dropout,
         ),
-        order=tuple(range(num_layers)),
-        pooler=PoolerSpec("first", dense=True),
-        init=InitSpec(init_std, init_std, truncated=True),
+        layer_to_block=tuple(range(num_layers)),
+        pooler=PoolerConfig("first", dense=True),
+        init=InitConfig(init_std, init_std, truncated=True),
     )
 
 
-def heads(spec: TransformerSpec) -> dict[str, HeadSpec]:
-    ffn = spec.block.ffn
-    masked = LanguageHeadSpec(spec.embeddings.vocab_size, True, ffn.activation, spec.block.after, bias=True)
-    return {"masked": masked, "pair": LabelHeadSpec(("follows", "random"))}
+def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
+    ffn = config.block.ffn
+    masked = LMHeadConfig(config.embeddings.vocab_size, True, ffn.activation, config.block.post_norm, bias=True)
+    return {"masked": masked, "pair": ClassificationHeadConfig(("follows", "random"))}
 
 
-def label_head(name: str, labels: tuple[str, ...], spec: TransformerSpec) -> HeadSpec:
-    return LabelHeadSpec(labels, READS[name], 0.0 if name == "span" else spec.block.dropout)
+def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> AnyHeadConfig:
+    return ClassificationHeadConfig(labels, HEAD_POOLING[name], 0.0 if name == "span" else config.block.dropout)
 
 
 ACTIVATIONS: dict[ActivationName, str] = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
 
 
-def to_config(spec: ModelSpec) -> dict[str, Any]:
-    trunk, block = spec.transformer, spec.transformer.block
+def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    trunk, block = config.transformer, config.transformer.block
     return {
         "model_type": "bert",
         "vocab_size": trunk.embeddings.vocab_size,
@@ -79,16 +79,16 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def from_config(config: dict[str, Any]) -> TransformerSpec:
-    return trunk(**arguments(config))
+def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
+    return trunk_config(**read_trunk_args(hf_config))
 
 
-def arguments(config: dict[str, Any]) -> dict[str, Any]:
-    """What `trunk` is given for a published config: of this family, and of those that took its names over."""
-    names = {theirs: ours for ours, theirs in ACTIVATIONS.items()}
-    values = read_config(
-        config,
-        needed={
+def read_trunk_args(hf_config: dict[str, Any]) -> dict[str, Any]:
+    """What `trunk_config` is given for a published config: of this family, and of those that took its names over."""
+    activations = {published: activation for activation, published in ACTIVATIONS.items()}
+    values = read_hf_config(
+        hf_config,
+        int_fields={
             "num_layers": "num_hidden_layers",
             "dim": "hidden_size",
             "num_heads": "num_attention_heads",
@@ -96,50 +96,50 @@ def arguments(config: dict[str, Any]) -> dict[str, Any]:
             "vocab_size": "vocab_size",
             "max_len": "max_position_embeddings",
         },
-        fixed={
+        allowed_values={
             "position_embedding_type": ["absolute"],
             "is_decoder": [False],
             "add_cross_attention": [False],
             "tie_word_embeddings": [True],
-            "hidden_act": list(names),
+            "hidden_act": list(activations),
         },
     )
     return values | {
-        "num_segments": config.get("type_vocab_size", 2),
-        "dropout": config.get("hidden_dropout_prob", 0.1),
-        "attention_dropout": config.get("attention_probs_dropout_prob", 0.1),
-        "activation": names[config.get("hidden_act", "gelu")],
-        "eps": config.get("layer_norm_eps", 1e-12),
-        "init_std": config.get("initializer_range", 0.02),
+        "num_segments": hf_config.get("type_vocab_size", 2),
+        "dropout": hf_config.get("hidden_dropout_prob", 0.1),
+        "attention_dropout": hf_config.get("attention_probs_dropout_prob", 0.1),
+        "activation": activations[hf_config.get("hidden_act", "gelu")],
+        "eps": hf_config.get("layer_norm_eps", 1e-12),
+        "init_std": hf_config.get("initializer_range", 0.02),
     }
 
 
-def _layer(ours: str, theirs: str) -> tuple[Rule, Rule]:
-    return both(f"trunk.blocks.{{}}.{ours}", f"bert.encoder.layer.{{}}.{theirs}")
+def _layer(name: str, published: str) -> tuple[WeightMap, WeightMap]:
+    return weight_and_bias(f"trunk.blocks.{{}}.{name}", f"bert.encoder.layer.{{}}.{published}")
 
 
-def _qkv(what: str) -> Rule:
+def _qkv(part: str) -> WeightMap:
     base = "bert.encoder.layer.{}.attention.self"
-    return Rule(
-        f"trunk.blocks.{{}}.attention.qkv.{what}",
-        (f"{base}.query.{what}", f"{base}.key.{what}", f"{base}.value.{what}"),
-        "stack",
+    return WeightMap(
+        f"trunk.blocks.{{}}.attention.qkv.{part}",
+        (f"{base}.query.{part}", f"{base}.key.{part}", f"{base}.value.{part}"),
+        "concat",
     )
 
 
-RULES = (
-    Rule("trunk.embeddings.tokens.weight", ("bert.embeddings.word_embeddings.weight",)),
-    Rule("trunk.embeddings.positions.weight", ("bert.embeddings.position_embeddings.weight",)),
-    Rule("trunk.embeddings.segments.weight", ("bert.embeddings.token_type_embeddings.weight",)),
-    *both("trunk.embeddings.norm", "bert.embeddings.LayerNorm"),
+WEIGHT_MAPS = (
+    WeightMap("trunk.embeddings.tokens.weight", ("bert.embeddings.word_embeddings.weight",)),
+    WeightMap("trunk.embeddings.positions.weight", ("bert.embeddings.position_embeddings.weight",)),
+    WeightMap("trunk.embeddings.segments.weight", ("bert.embeddings.token_type_embeddings.weight",)),
+    *weight_and_bias("trunk.embeddings.norm", "bert.embeddings.LayerNorm"),
     _qkv("weight"),
     _qkv("bias"),
     *_layer("attention.out", "attention.output.dense"),
-    *_layer("attention_after", "attention.output.LayerNorm"),
+    *_layer("attention_post_norm", "attention.output.LayerNorm"),
     *_layer("ffn.up", "intermediate.dense"),
     *_layer("ffn.down", "output.dense"),
-    *_layer("ffn_after", "output.LayerNorm"),
-    *both("trunk.pooler.dense", "bert.pooler.dense"),
+    *_layer("ffn_post_norm", "output.LayerNorm"),
+    *weight_and_bias("trunk.pooler.dense", "bert.pooler.dense"),
 )
 
 BERT = Family(
@@ -147,7 +147,7 @@ BERT = Family(
     paper="Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformers",
     tokenizer="wordpiece",
     objective="masked LM + next sentence",
-    trunk=trunk,
+    trunk_config=trunk_config,
     sizes={
         "tiny": {"num_layers": 2, "dim": 128, "num_heads": 2},
         "mini": {"num_layers": 4, "dim": 256, "num_heads": 4},
@@ -158,16 +158,16 @@ BERT = Family(
         "xlarge": {"num_layers": 24, "dim": 2048, "num_heads": 32},
         "multilingual": {"num_layers": 12, "dim": 768, "num_heads": 12, "vocab_size": 119547},
     },
-    published={
+    num_params={
         "base": 109_482_240,
         "large": 335_141_888,
         "xlarge": 1_276_360_704,
         "multilingual": 177_853_440,
     },
-    heads=heads,
-    label_head=label_head,
-    to_config=to_config,
-    from_config=from_config,
+    pretraining_heads=pretraining_heads,
+    task_head=task_head,
+    to_hf_config=to_hf_config,
+    from_hf_config=from_hf_config,
     architectures={
         "BertForPreTraining": ("masked", "pair"),
         "BertForMaskedLM": ("masked",),
@@ -178,27 +178,27 @@ BERT = Family(
         "BertForMultipleChoice": ("choice",),
         "BertModel": (),
     },
-    prefix="bert.",
-    rules=RULES,
-    head_rules={
+    base_model_prefix="bert.",
+    weight_maps=WEIGHT_MAPS,
+    head_weight_maps={
         "masked": (
-            *both("heads.masked.dense", "cls.predictions.transform.dense"),
-            *both("heads.masked.norm", "cls.predictions.transform.LayerNorm"),
-            Rule("heads.masked.bias", ("cls.predictions.bias",)),
+            *weight_and_bias("heads.masked.dense", "cls.predictions.transform.dense"),
+            *weight_and_bias("heads.masked.norm", "cls.predictions.transform.LayerNorm"),
+            WeightMap("heads.masked.bias", ("cls.predictions.bias",)),
         ),
-        "pair": both("heads.pair.linear", "cls.seq_relationship"),
-        "classify": both("heads.classify.linear", "classifier"),
-        "tag": both("heads.tag.linear", "classifier"),
-        "span": both("heads.span.linear", "qa_outputs"),
-        "choice": both("heads.choice.linear", "classifier"),
+        "pair": weight_and_bias("heads.pair.linear", "cls.seq_relationship"),
+        "classify": weight_and_bias("heads.classify.linear", "classifier"),
+        "tag": weight_and_bias("heads.tag.linear", "classifier"),
+        "span": weight_and_bias("heads.span.linear", "qa_outputs"),
+        "choice": weight_and_bias("heads.choice.linear", "classifier"),
     },
-    tied={
+    tied_weights={
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
-    optional=("trunk.pooler.",),
-    ignored=("embeddings.position_ids",),
-    renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+    optional_weights=("trunk.pooler.",),
+    ignored_weights=("embeddings.position_ids",),
+    legacy_suffixes={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     departures=(
         "Masks are drawn per token with probability 15 %, not as an exact share of each sequence.",
         "The sentences that a random B displaces are not used again within the epoch.",

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from polyseme.families import bert
-from polyseme.families.family import READS, Family, Rule, both, read_config
-from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec
-from polyseme.nn.init import InitSpec
+from polyseme.families.family import HEAD_POOLING, Family, WeightMap, read_hf_config, weight_and_bias
+from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
+from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.feedforward import ActivationName
-from polyseme.nn.model import ModelSpec
-from polyseme.nn.trunks.transformer import PoolerSpec, TransformerSpec
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig
 
 
-def trunk(
+def trunk_config(
     num_layers: int = 6,
     dim: int = 768,
     num_heads: int = 12,
@@ -24,27 +24,27 @@ def trunk(
     attention_dropout: float = 0.1,
     activation: ActivationName = "gelu",
     init_std: float = 0.02,
-) -> TransformerSpec:
+) -> TransformerConfig:
     """BERT's blocks over token and position vectors; a sequence's vector is the first token's own state (§3)."""
-    found = bert.trunk(
+    config = bert.trunk_config(
         num_layers, dim, num_heads, ffn_dim, vocab_size, max_len, 0, dropout, attention_dropout, activation
     )
-    return found.replace(pooler=PoolerSpec("first"), init=InitSpec(init_std, init_std))
+    return config.replace(pooler=PoolerConfig("first"), init=InitConfig(init_std, init_std))
 
 
-def heads(spec: TransformerSpec) -> dict[str, HeadSpec]:
-    return {"masked": bert.heads(spec)["masked"]}
+def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
+    return {"masked": bert.pretraining_heads(config)["masked"]}
 
 
-def label_head(name: str, labels: tuple[str, ...], spec: TransformerSpec) -> HeadSpec:
+def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> AnyHeadConfig:
     """As `transformers` has them: where there is no pooler, the head has a dense layer of its own."""
-    if READS[name] == "pooled":
-        return LabelHeadSpec(labels, "pooled", 0.2, dense=True, activation="relu")
-    return LabelHeadSpec(labels, READS[name], 0.1 if name == "span" else spec.block.dropout)
+    if HEAD_POOLING[name] == "pooled":
+        return ClassificationHeadConfig(labels, "pooled", 0.2, dense=True, activation="relu")
+    return ClassificationHeadConfig(labels, HEAD_POOLING[name], 0.1 if name == "span" else config.block.dropout)
 
 
-def to_config(spec: ModelSpec) -> dict[str, Any]:
-    trunk, block = spec.transformer, spec.transformer.block
+def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    trunk, block = config.transformer, config.transformer.block
     return {
         "model_type": "distilbert",
         "vocab_size": trunk.embeddings.vocab_size,
@@ -61,12 +61,12 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def from_config(config: dict[str, Any]) -> TransformerSpec:
+def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
     """Sinusoids, where a config asks for them, are only how the position table began: it is stored either way."""
-    names = {theirs: ours for ours, theirs in bert.ACTIVATIONS.items()}
-    values = read_config(
-        config,
-        needed={
+    activations = {published: activation for activation, published in bert.ACTIVATIONS.items()}
+    values = read_hf_config(
+        hf_config,
+        int_fields={
             "num_layers": "n_layers",
             "dim": "dim",
             "num_heads": "n_heads",
@@ -74,29 +74,32 @@ def from_config(config: dict[str, Any]) -> TransformerSpec:
             "vocab_size": "vocab_size",
             "max_len": "max_position_embeddings",
         },
-        fixed={"activation": list(names), "tie_word_embeddings": [True]},
+        allowed_values={"activation": list(activations), "tie_word_embeddings": [True]},
     )
-    return trunk(
+    return trunk_config(
         **values,
-        dropout=config.get("dropout", 0.1),
-        attention_dropout=config.get("attention_dropout", 0.1),
-        activation=names[config.get("activation", "gelu")],
-        init_std=config.get("initializer_range", 0.02),
+        dropout=hf_config.get("dropout", 0.1),
+        attention_dropout=hf_config.get("attention_dropout", 0.1),
+        activation=activations[hf_config.get("activation", "gelu")],
+        init_std=hf_config.get("initializer_range", 0.02),
     )
 
 
-def _layer(ours: str, theirs: str) -> tuple[Rule, Rule]:
-    return both(f"trunk.blocks.{{}}.{ours}", f"distilbert.transformer.layer.{{}}.{theirs}")
+def _layer(name: str, published: str) -> tuple[WeightMap, WeightMap]:
+    return weight_and_bias(f"trunk.blocks.{{}}.{name}", f"distilbert.transformer.layer.{{}}.{published}")
 
 
-def _qkv(what: str) -> Rule:
+def _qkv(param: str) -> WeightMap:
     base = "distilbert.transformer.layer.{}.attention"
-    theirs = (f"{base}.q_lin.{what}", f"{base}.k_lin.{what}", f"{base}.v_lin.{what}")
-    return Rule(f"trunk.blocks.{{}}.attention.qkv.{what}", theirs, "stack")
+    published = (f"{base}.q_lin.{param}", f"{base}.k_lin.{param}", f"{base}.v_lin.{param}")
+    return WeightMap(f"trunk.blocks.{{}}.attention.qkv.{param}", published, "concat")
 
 
-def _dense(head: str) -> tuple[Rule, ...]:
-    return (*both(f"heads.{head}.dense", "pre_classifier"), *both(f"heads.{head}.linear", "classifier"))
+def _dense(head: str) -> tuple[WeightMap, ...]:
+    return (
+        *weight_and_bias(f"heads.{head}.dense", "pre_classifier"),
+        *weight_and_bias(f"heads.{head}.linear", "classifier"),
+    )
 
 
 DISTILBERT = Family(
@@ -104,16 +107,16 @@ DISTILBERT = Family(
     paper="Sanh et al. 2019, DistilBERT, a distilled version of BERT",
     tokenizer="wordpiece",
     objective="distillation: soft targets, masked LM, cosine of states",
-    trunk=trunk,
+    trunk_config=trunk_config,
     sizes={
         "tiny": {"num_layers": 2, "dim": 128, "num_heads": 2},
         "base": {"num_layers": 6, "dim": 768, "num_heads": 12},
     },
-    published={"base": 66_362_880},
-    heads=heads,
-    label_head=label_head,
-    to_config=to_config,
-    from_config=from_config,
+    num_params={"base": 66_362_880},
+    pretraining_heads=pretraining_heads,
+    task_head=task_head,
+    to_hf_config=to_hf_config,
+    from_hf_config=from_hf_config,
     architectures={
         "DistilBertForMaskedLM": ("masked",),
         "DistilBertForSequenceClassification": ("classify",),
@@ -122,32 +125,32 @@ DISTILBERT = Family(
         "DistilBertForMultipleChoice": ("choice",),
         "DistilBertModel": (),
     },
-    prefix="distilbert.",
-    rules=(
-        Rule("trunk.embeddings.tokens.weight", ("distilbert.embeddings.word_embeddings.weight",)),
-        Rule("trunk.embeddings.positions.weight", ("distilbert.embeddings.position_embeddings.weight",)),
-        *both("trunk.embeddings.norm", "distilbert.embeddings.LayerNorm"),
+    base_model_prefix="distilbert.",
+    weight_maps=(
+        WeightMap("trunk.embeddings.tokens.weight", ("distilbert.embeddings.word_embeddings.weight",)),
+        WeightMap("trunk.embeddings.positions.weight", ("distilbert.embeddings.position_embeddings.weight",)),
+        *weight_and_bias("trunk.embeddings.norm", "distilbert.embeddings.LayerNorm"),
         _qkv("weight"),
         _qkv("bias"),
         *_layer("attention.out", "attention.out_lin"),
-        *_layer("attention_after", "sa_layer_norm"),
+        *_layer("attention_post_norm", "sa_layer_norm"),
         *_layer("ffn.up", "ffn.lin1"),
         *_layer("ffn.down", "ffn.lin2"),
-        *_layer("ffn_after", "output_layer_norm"),
+        *_layer("ffn_post_norm", "output_layer_norm"),
     ),
-    head_rules={
+    head_weight_maps={
         "masked": (
-            *both("heads.masked.dense", "vocab_transform"),
-            *both("heads.masked.norm", "vocab_layer_norm"),
-            Rule("heads.masked.bias", ("vocab_projector.bias",)),
+            *weight_and_bias("heads.masked.dense", "vocab_transform"),
+            *weight_and_bias("heads.masked.norm", "vocab_layer_norm"),
+            WeightMap("heads.masked.bias", ("vocab_projector.bias",)),
         ),
         "classify": _dense("classify"),
-        "tag": both("heads.tag.linear", "classifier"),
-        "span": both("heads.span.linear", "qa_outputs"),
+        "tag": weight_and_bias("heads.tag.linear", "classifier"),
+        "span": weight_and_bias("heads.span.linear", "qa_outputs"),
         "choice": _dense("choice"),
     },
-    tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
-    ignored=("embeddings.position_ids",),
+    tied_weights={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
+    ignored_weights=("embeddings.position_ids",),
     departures=(
         "Masks are drawn per token with probability 15 %, not as an exact share of each sequence.",
         "A student that lacks segments starts with the teacher's first segment added to its positions.",

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import Family, Rule, both
-from polyseme.families.gpt import arguments, described, heads, label_head, layer
-from polyseme.nn.attention.multihead import AttentionSpec
-from polyseme.nn.init import InitSpec
-from polyseme.nn.layers.block import BlockSpec
-from polyseme.nn.layers.embeddings import EmbeddingsSpec
-from polyseme.nn.layers.feedforward import ActivationName, FeedForwardSpec
-from polyseme.nn.layers.norms import LayerNormSpec
-from polyseme.nn.model import ModelSpec
-from polyseme.nn.trunks.transformer import PoolerSpec, TransformerSpec
+from polyseme.families.family import Family, WeightMap, weight_and_bias
+from polyseme.families.gpt import common_hf_config, layer_weights, pretraining_heads, read_trunk_args, task_head
+from polyseme.nn.attention.multihead import AttentionConfig
+from polyseme.nn.init import InitConfig
+from polyseme.nn.layers.block import TransformerBlockConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
+from polyseme.nn.layers.norms import LayerNormConfig
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig
 
 
-def trunk(
+def trunk_config(
     num_layers: int = 12,
     dim: int = 768,
     num_heads: int = 12,
@@ -30,56 +30,60 @@ def trunk(
     eps: float = 1e-5,
     init_std: float = 0.02,
     window: int = 0,
-) -> TransformerSpec:
+) -> TransformerConfig:
     """Norms move to the input of each sublayer, one more after the last block (§2.3).
 
     With a `window` every second block looks no further back than that, as in GPT-3 (Brown et al. 2020, §2.1).
     """
-    norm = LayerNormSpec(eps)
-    block = BlockSpec(
-        AttentionSpec(num_heads, attention_dropout, causal=True),
-        FeedForwardSpec(ffn_dim or 4 * dim, activation),
-        before=norm,
+    norm = LayerNormConfig(eps)
+    block = TransformerBlockConfig(
+        AttentionConfig(num_heads, attention_dropout, causal=True),
+        FeedForwardConfig(ffn_dim or 4 * dim, activation),
+        pre_norm=norm,
         dropout=dropout,
     )
-    return TransformerSpec(
-        EmbeddingsSpec(vocab_size, dim, max_len, dropout=dropout if embedding_dropout is None else embedding_dropout),
+    return TransformerConfig(
+        EmbeddingsConfig(vocab_size, dim, max_len, dropout=dropout if embedding_dropout is None else embedding_dropout),
         block,
-        order=tuple(range(num_layers)),
-        variants=(block.replace(attention=block.attention.replace(window=window)),) if window else (),
-        pattern=tuple(i % 2 for i in range(num_layers)) if window else (),
+        layer_to_block=tuple(range(num_layers)),
+        block_variants=(block.replace(attention=block.attention.replace(window=window)),) if window else (),
+        variant_per_block=tuple(i % 2 for i in range(num_layers)) if window else (),
         final_norm=norm,
-        pooler=PoolerSpec("last"),
-        init=InitSpec(init_std, position_std=init_std / 2, scale_residuals=True),
+        pooler=PoolerConfig("last"),
+        init=InitConfig(init_std, position_std=init_std / 2, scale_residuals=True),
     )
 
 
 ACTIVATIONS: dict[ActivationName, str] = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
 
 
-def to_config(spec: ModelSpec) -> dict[str, Any]:
+def to_hf_config(config: ModelConfig) -> dict[str, Any]:
     """GPT-3's bands have no published layout: a type that no other tool knows keeps it from reading them as dense."""
-    trunk, block = spec.transformer, spec.transformer.block
-    window = trunk.variants[0].attention.window if trunk.variants else 0
+    trunk, block = config.transformer, config.transformer.block
+    window = trunk.block_variants[0].attention.window if trunk.block_variants else 0
     return {
         "model_type": "gpt2",
-        **described(spec),
+        **common_hf_config(config),
         "n_inner": block.ffn.ffn_dim,
         "n_ctx": trunk.embeddings.max_len,
         "activation_function": ACTIVATIONS[block.ffn.activation],
-        "layer_norm_epsilon": block.before.eps,
+        "layer_norm_epsilon": block.pre_norm.eps,
         **({"model_type": "gpt3", "architectures": [], "window": window} if window else {}),
     }
 
 
-def from_config(config: dict[str, Any]) -> TransformerSpec:
-    fixed = {"scale_attn_weights": [True], "scale_attn_by_inverse_layer_idx": [False], "add_cross_attention": [False]}
-    values = arguments(config, "activation_function", ACTIVATIONS, fixed)
-    return trunk(**values, ffn_dim=config.get("n_inner") or 0, window=config.get("window", 0))
+def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
+    allowed_values = {
+        "scale_attn_weights": [True],
+        "scale_attn_by_inverse_layer_idx": [False],
+        "add_cross_attention": [False],
+    }
+    values = read_trunk_args(hf_config, "activation_function", ACTIVATIONS, allowed_values)
+    return trunk_config(**values, ffn_dim=hf_config.get("n_inner") or 0, window=hf_config.get("window", 0))
 
 
 # GPT-3 (Brown et al. 2020, table 2.1): layers, width, heads
-GPT3 = {
+GPT3_SIZES = {
     "125m": (12, 768, 12),
     "350m": (24, 1024, 16),
     "760m": (24, 1536, 16),
@@ -91,7 +95,7 @@ GPT3 = {
 }
 
 
-def _gpt3(num_layers: int, dim: int, num_heads: int) -> dict[str, int]:
+def _gpt3_size(num_layers: int, dim: int, num_heads: int) -> dict[str, int]:
     return {"num_layers": num_layers, "dim": dim, "num_heads": num_heads, "max_len": 2048, "window": 256}
 
 
@@ -100,7 +104,7 @@ GPT2 = Family(
     paper="Radford et al. 2019, Language Models are Unsupervised Multitask Learners",
     tokenizer="bpe",
     objective="causal LM",
-    trunk=trunk,
+    trunk_config=trunk_config,
     sizes={
         "tiny": {"num_layers": 2, "dim": 128, "num_heads": 2},
         "mini": {"num_layers": 4, "dim": 256, "num_heads": 4},
@@ -108,18 +112,18 @@ GPT2 = Family(
         "medium": {"num_layers": 24, "dim": 1024, "num_heads": 16},
         "large": {"num_layers": 36, "dim": 1280, "num_heads": 20},
         "xl": {"num_layers": 48, "dim": 1600, "num_heads": 25},
-        **{f"gpt3-{name}": _gpt3(*numbers) for name, numbers in GPT3.items()},
+        **{f"gpt3-{name}": _gpt3_size(*numbers) for name, numbers in GPT3_SIZES.items()},
     },
-    published={
+    num_params={
         "small": 124_439_808,
         "medium": 354_823_168,
         "large": 774_030_080,
         "xl": 1_557_611_200,
     },
-    heads=heads,
-    label_head=label_head,
-    to_config=to_config,
-    from_config=from_config,
+    pretraining_heads=pretraining_heads,
+    task_head=task_head,
+    to_hf_config=to_hf_config,
+    from_hf_config=from_hf_config,
     architectures={
         "GPT2LMHeadModel": ("next",),
         "GPT2DoubleHeadsModel": ("next", "choice"),
@@ -128,27 +132,27 @@ GPT2 = Family(
         "GPT2ForQuestionAnswering": ("span",),
         "GPT2Model": (),
     },
-    prefix="transformer.",
-    rules=(
-        Rule("trunk.embeddings.tokens.weight", ("transformer.wte.weight",)),
-        Rule("trunk.embeddings.positions.weight", ("transformer.wpe.weight",)),
-        *layer("attention_before", "ln_1", turned=False),
-        *layer("attention.qkv", "attn.c_attn"),
-        *layer("attention.out", "attn.c_proj"),
-        *layer("ffn_before", "ln_2", turned=False),
-        *layer("ffn.up", "mlp.c_fc"),
-        *layer("ffn.down", "mlp.c_proj"),
-        *both("trunk.final_norm", "transformer.ln_f"),
+    base_model_prefix="transformer.",
+    weight_maps=(
+        WeightMap("trunk.embeddings.tokens.weight", ("transformer.wte.weight",)),
+        WeightMap("trunk.embeddings.positions.weight", ("transformer.wpe.weight",)),
+        *layer_weights("attention_pre_norm", "ln_1", is_transposed=False),
+        *layer_weights("attention.qkv", "attn.c_attn"),
+        *layer_weights("attention.out", "attn.c_proj"),
+        *layer_weights("ffn_pre_norm", "ln_2", is_transposed=False),
+        *layer_weights("ffn.up", "mlp.c_fc"),
+        *layer_weights("ffn.down", "mlp.c_proj"),
+        *weight_and_bias("trunk.final_norm", "transformer.ln_f"),
     ),
-    head_rules={
+    head_weight_maps={
         "next": (),
-        "classify": (Rule("heads.classify.linear.weight", ("score.weight",)),),
-        "tag": both("heads.tag.linear", "classifier"),
-        "span": both("heads.span.linear", "qa_outputs"),
-        "choice": both("heads.choice.linear", "multiple_choice_head.summary"),
+        "classify": (WeightMap("heads.classify.linear.weight", ("score.weight",)),),
+        "tag": weight_and_bias("heads.tag.linear", "classifier"),
+        "span": weight_and_bias("heads.span.linear", "qa_outputs"),
+        "choice": weight_and_bias("heads.choice.linear", "multiple_choice_head.summary"),
     },
-    tied={"lm_head.weight": "transformer.wte.weight"},
-    ignored=(".attn.bias", ".attn.masked_bias"),
+    tied_weights={"lm_head.weight": "transformer.wte.weight"},
+    ignored_weights=(".attn.bias", ".attn.masked_bias"),
     departures=(
         "Documents are not run together: each packed sequence belongs to one document and sees nothing else.",
         "GPT-3: how wide its bands are is not published; here a query of every second layer sees 256 tokens back.",

@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from polyseme.config import in_range
+from polyseme.config import check_in_range
 from polyseme.errors import UserError
-from polyseme.families.family import READS, Family, Rule, both, read_config
-from polyseme.nn.attention.multihead import AttentionSpec
-from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec, LanguageHeadSpec
-from polyseme.nn.init import InitSpec
-from polyseme.nn.layers.block import BlockSpec
-from polyseme.nn.layers.embeddings import EmbeddingsSpec
-from polyseme.nn.layers.feedforward import ActivationName, FeedForwardSpec
-from polyseme.nn.layers.norms import LayerNormSpec
-from polyseme.nn.model import ModelSpec
-from polyseme.nn.trunks.transformer import PoolerSpec, TransformerSpec
+from polyseme.families.family import HEAD_POOLING, Family, WeightMap, read_hf_config, weight_and_bias
+from polyseme.nn.attention.multihead import AttentionConfig
+from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.init import InitConfig
+from polyseme.nn.layers.block import TransformerBlockConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
+from polyseme.nn.layers.norms import LayerNormConfig
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig
 
-WINDOW, GLOBAL_BASE, LOCAL_BASE = 64, 160_000.0, 10_000.0  # §2.1.2: 128 tokens in all, and two rotary bases
-EVERY = 3
+WINDOW, GLOBAL_ROPE_THETA, LOCAL_ROPE_THETA = 64, 160_000.0, 10_000.0  # §2.1.2: 128 tokens in all, and two rotary bases
+GLOBAL_EVERY = 3
 
 
-def trunk(
+def trunk_config(
     num_layers: int = 22,
     dim: int = 768,
     num_heads: int = 12,
@@ -37,76 +37,76 @@ def trunk(
     init_std: float = 0.02,
     global_every: int = 0,
     window: int = WINDOW,
-    rotary: float = GLOBAL_BASE,
-    local_rotary: float = LOCAL_BASE,
+    rope_theta: float = GLOBAL_ROPE_THETA,
+    local_rope_theta: float = LOCAL_ROPE_THETA,
     pooling: Literal["first", "mean"] = "first",
-) -> TransformerSpec:
+) -> TransformerConfig:
     """Pre-norm blocks without biases; the first has no norm before attention, its input is normed (§2.1.1).
 
     Every `global_every`-th block sees the whole sequence, the others `window` tokens on each side (§2.1.2); 0 is 3, or
     1 where sequences have at most 512 tokens. A gated layer of `ffn_dim` 0 has the weights of a plain one of 4 · dim.
     """
-    in_range("global_every", global_every, 0, math.inf)
-    in_range("window", window, 1, math.inf)
-    in_range("rotary", rotary, 1, math.inf)
-    in_range("local_rotary", local_rotary, 1, math.inf)
-    norm = LayerNormSpec(eps, bias=False)
-    every = global_every or (1 if max_len <= 512 else EVERY)
-    block = BlockSpec(
-        AttentionSpec(num_heads, attention_dropout, bias=False, rotary=rotary),
-        FeedForwardSpec(ffn_dim or max(64, 64 * round(dim / 24)), activation, bias=False, gated=True),
-        before=norm,
+    check_in_range("global_every", global_every, 0, math.inf)
+    check_in_range("window", window, 1, math.inf)
+    check_in_range("rope_theta", rope_theta, 1, math.inf)
+    check_in_range("local_rope_theta", local_rope_theta, 1, math.inf)
+    norm = LayerNormConfig(eps, bias=False)
+    global_period = global_every or (1 if max_len <= 512 else GLOBAL_EVERY)
+    block = TransformerBlockConfig(
+        AttentionConfig(num_heads, attention_dropout, bias=False, rope_theta=rope_theta),
+        FeedForwardConfig(ffn_dim or max(64, 64 * round(dim / 24)), activation, bias=False, gated=True),
+        pre_norm=norm,
         dropout=dropout,
     )
-    local = block.replace(attention=block.attention.replace(window=window, rotary=local_rotary))
-    pattern = (1, *(2 if i % every else 0 for i in range(1, num_layers)))
-    return TransformerSpec(
-        EmbeddingsSpec(
+    local_block = block.replace(attention=block.attention.replace(window=window, rope_theta=local_rope_theta))
+    pattern = (1, *(2 if i % global_period else 0 for i in range(1, num_layers)))
+    return TransformerConfig(
+        EmbeddingsConfig(
             vocab_size,
             dim,
             max_len,
             norm=norm,
             dropout=dropout if embedding_dropout is None else embedding_dropout,
-            positions="none",
+            position_embedding_type="none",
         ),
         block,
-        order=tuple(range(num_layers)),
-        variants=(block.replace(bare=True), *([local] if 2 in pattern else [])),
-        pattern=pattern,
+        layer_to_block=tuple(range(num_layers)),
+        block_variants=(block.replace(skip_attention_pre_norm=True), *([local_block] if 2 in pattern else [])),
+        variant_per_block=pattern,
         final_norm=norm,
-        pooler=PoolerSpec(pooling),
-        init=InitSpec(init_std, init_std, truncated=True, scale_residuals=True),
+        pooler=PoolerConfig(pooling),
+        init=InitConfig(init_std, init_std, truncated=True, scale_residuals=True),
     )
 
 
-def heads(spec: TransformerSpec) -> dict[str, HeadSpec]:
-    size, activation = spec.embeddings.vocab_size, spec.block.ffn.activation
-    return {"masked": LanguageHeadSpec(size, True, activation, spec.final_norm, bias=True, dense_bias=False)}
+def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
+    vocab_size, activation = config.embeddings.vocab_size, config.block.ffn.activation
+    return {"masked": LMHeadConfig(vocab_size, True, activation, config.final_norm, bias=True, dense_bias=False)}
 
 
-def label_head(name: str, labels: tuple[str, ...], spec: TransformerSpec) -> HeadSpec:
+def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> AnyHeadConfig:
     """As `transformers` has them: pre-training's dense layer and norm come before the labels too."""
-    return LabelHeadSpec(
+    return ClassificationHeadConfig(
         labels,
-        READS[name],
-        spec.block.dropout,
+        HEAD_POOLING[name],
+        config.block.dropout,
         dense=True,
         dense_bias=False,
-        activation=spec.block.ffn.activation,
-        norm=spec.final_norm,
+        activation=config.block.ffn.activation,
+        norm=config.final_norm,
     )
 
 
 ACTIVATIONS: dict[ActivationName, str] = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
 POOLING = {"first": "cls", "mean": "mean"}
-LAYERS = ("full_attention", "sliding_attention")
+LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def to_config(spec: ModelSpec) -> dict[str, Any]:
-    trunk, block = spec.transformer, spec.transformer.block
+def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    trunk, block = config.transformer, config.transformer.block
     activation = ACTIVATIONS[block.ffn.activation]
-    local = next((b.attention for b in trunk.variants if b.attention.window), None)
-    bases = (block.attention.rotary, local.rotary if local else LOCAL_BASE)
+    local_attention = next((b.attention for b in trunk.block_variants if b.attention.window), None)
+    rope_thetas = (block.attention.rope_theta, local_attention.rope_theta if local_attention else LOCAL_ROPE_THETA)
     return {
         "model_type": "modernbert",
         "vocab_size": trunk.embeddings.vocab_size,
@@ -116,18 +116,19 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "intermediate_size": block.ffn.ffn_dim,
         "hidden_activation": activation,
         "classifier_activation": activation,
-        "classifier_pooling": POOLING[trunk.pooler.place],
+        "classifier_pooling": POOLING[trunk.pooler.pooling],
         "max_position_embeddings": trunk.embeddings.max_len,
-        "layer_types": [LAYERS[b.attention.window > 0] for b in trunk.blocks],
-        "local_attention": 2 * (local.window if local else WINDOW),
+        "layer_types": [LAYER_TYPES[b.attention.window > 0] for b in trunk.block_configs],
+        "local_attention": 2 * (local_attention.window if local_attention else WINDOW),
         "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": base} for kind, base in zip(LAYERS, bases, strict=True)
+            layer_type: {"rope_type": "default", "rope_theta": theta}
+            for layer_type, theta in zip(LAYER_TYPES, rope_thetas, strict=True)
         },
         "mlp_dropout": block.dropout,
         "embedding_dropout": trunk.embeddings.dropout,
         "attention_dropout": block.attention.dropout,
         "classifier_dropout": block.dropout,
-        "norm_eps": block.before.eps,
+        "norm_eps": block.pre_norm.eps,
         "initializer_range": trunk.init.std,
         **{
             f"{role}_token_id": None for role in ("pad", "bos", "eos", "cls", "sep")
@@ -135,13 +136,13 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def from_config(config: dict[str, Any]) -> TransformerSpec:
-    names = {theirs: ours for ours, theirs in ACTIVATIONS.items()}
-    pooling: dict[str, Any] = {theirs: ours for ours, theirs in POOLING.items()}
-    activation = config.get("hidden_activation", "gelu")
-    values = read_config(
-        {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": EVERY, **config},
-        needed={
+def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
+    activations = {published: name for name, published in ACTIVATIONS.items()}
+    pooling: dict[str, Any] = {published: name for name, published in POOLING.items()}
+    activation = hf_config.get("hidden_activation", "gelu")
+    values = read_hf_config(
+        {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": GLOBAL_EVERY, **hf_config},
+        int_fields={
             "num_layers": "num_hidden_layers",
             "dim": "hidden_size",
             "num_heads": "num_attention_heads",
@@ -151,8 +152,8 @@ def from_config(config: dict[str, Any]) -> TransformerSpec:
             "window": "local_attention",
             "global_every": "global_attn_every_n_layers",
         },
-        fixed={
-            "hidden_activation": list(names),
+        allowed_values={
+            "hidden_activation": list(activations),
             "classifier_activation": [activation],
             "classifier_pooling": list(pooling),
             "decoder_bias": [True],
@@ -162,60 +163,64 @@ def from_config(config: dict[str, Any]) -> TransformerSpec:
         },
     )
     values["window"] //= 2
-    if config.get("layer_types") is not None:
-        values["global_every"] = _global_every(config["layer_types"], values["num_layers"])
-    return trunk(
+    if hf_config.get("layer_types") is not None:
+        values["global_every"] = _global_every(hf_config["layer_types"], values["num_layers"])
+    return trunk_config(
         **values,
-        dropout=config.get("mlp_dropout", 0.0),
-        attention_dropout=config.get("attention_dropout", 0.0),
-        embedding_dropout=config.get("embedding_dropout", 0.0),
-        activation=names[activation],
-        eps=config.get("norm_eps", 1e-5),
-        init_std=config.get("initializer_range", 0.02),
-        rotary=_base(config, "full_attention", "global_rope_theta", GLOBAL_BASE),
-        local_rotary=_base(config, "sliding_attention", "local_rope_theta", LOCAL_BASE),
-        pooling=pooling[config.get("classifier_pooling", "cls")],
+        dropout=hf_config.get("mlp_dropout", 0.0),
+        attention_dropout=hf_config.get("attention_dropout", 0.0),
+        embedding_dropout=hf_config.get("embedding_dropout", 0.0),
+        activation=activations[activation],
+        eps=hf_config.get("norm_eps", 1e-5),
+        init_std=hf_config.get("initializer_range", 0.02),
+        rope_theta=_rope_theta(hf_config, "full_attention", "global_rope_theta", GLOBAL_ROPE_THETA),
+        local_rope_theta=_rope_theta(hf_config, "sliding_attention", "local_rope_theta", LOCAL_ROPE_THETA),
+        pooling=pooling[hf_config.get("classifier_pooling", "cls")],
     )
 
 
-def _global_every(kinds: Any, num_layers: int) -> int:
+def _global_every(layer_types: Any, num_layers: int) -> int:
     """Every how many layers attention is global, from the list of layers; older files have the number itself."""
-    for every in range(1, num_layers + 1):
-        if kinds == [LAYERS[i % every > 0] for i in range(num_layers)]:
-            return every
-    raise UserError(f"config.json: layer_types is {kinds!r}, but only full_attention in every n-th layer is supported")
-
-
-def _base(config: dict[str, Any], kind: str, older: str, usual: float) -> float:
-    """The base of rotary positions of one kind of layers, which older files have under a name of its own."""
-    kinds = config.get("rope_parameters") or {}
-    found = (kinds.get(kind) or {}) if isinstance(kinds, dict) else kinds
-    if not isinstance(found, dict):
-        raise UserError(f"config.json: rope_parameters is {kinds!r}, expected settings for {' and '.join(LAYERS)}")
-    if found.get("rope_type", "default") != "default":
-        raise UserError(f"config.json: rope_type is {found['rope_type']!r}, but only 'default' is supported")
-    base: float = found.get("rope_theta", config.get(older, usual))
-    return base
-
-
-def _layer(ours: str, theirs: str) -> Rule:
-    return Rule(f"trunk.blocks.{{}}.{ours}.weight", (f"model.layers.{{}}.{theirs}.weight",))
-
-
-def _dense(head: str) -> tuple[Rule, Rule]:
-    return (
-        Rule(f"heads.{head}.dense.weight", ("head.dense.weight",)),
-        Rule(f"heads.{head}.norm.weight", ("head.norm.weight",)),
+    for period in range(1, num_layers + 1):
+        if layer_types == [LAYER_TYPES[i % period > 0] for i in range(num_layers)]:
+            return period
+    raise UserError(
+        f"config.json: layer_types is {layer_types!r}, but only full_attention in every n-th layer is supported"
     )
 
 
-MODERN = Family(
-    name="modern",
+def _rope_theta(hf_config: dict[str, Any], layer_type: str, legacy_key: str, default: float) -> float:
+    """The base of rotary positions of one kind of layers, which older files have under a name of its own."""
+    rope_parameters = hf_config.get("rope_parameters") or {}
+    rope = (rope_parameters.get(layer_type) or {}) if isinstance(rope_parameters, dict) else rope_parameters
+    if not isinstance(rope, dict):
+        raise UserError(
+            f"config.json: rope_parameters is {rope_parameters!r}, expected settings for {' and '.join(LAYER_TYPES)}"
+        )
+    if rope.get("rope_type", "default") != "default":
+        raise UserError(f"config.json: rope_type is {rope['rope_type']!r}, but only 'default' is supported")
+    theta: float = rope.get("rope_theta", hf_config.get(legacy_key, default))
+    return theta
+
+
+def _layer(name: str, published: str) -> WeightMap:
+    return WeightMap(f"trunk.blocks.{{}}.{name}.weight", (f"model.layers.{{}}.{published}.weight",))
+
+
+def _dense(head: str) -> tuple[WeightMap, WeightMap]:
+    return (
+        WeightMap(f"heads.{head}.dense.weight", ("head.dense.weight",)),
+        WeightMap(f"heads.{head}.norm.weight", ("head.norm.weight",)),
+    )
+
+
+MODERNBERT = Family(
+    name="modernbert",
     model_type="modernbert",
     paper="Warner et al. 2024, Smarter, Better, Faster, Longer: A Modern Bidirectional Encoder (ModernBERT)",
     tokenizer="wordpiece",
     objective="masked LM",
-    trunk=trunk,
+    trunk_config=trunk_config,
     sizes={
         "tiny": {"num_layers": 2, "dim": 128, "num_heads": 2, "max_len": 512},
         "small": {"num_layers": 4, "dim": 512, "num_heads": 8, "max_len": 512},
@@ -223,11 +228,11 @@ MODERN = Family(
         "base": {"num_layers": 22, "dim": 768, "num_heads": 12, "ffn_dim": 1152},
         "large": {"num_layers": 28, "dim": 1024, "num_heads": 16, "ffn_dim": 2624},
     },
-    published={"base": 149_014_272, "large": 394_781_696},
-    heads=heads,
-    label_head=label_head,
-    to_config=to_config,
-    from_config=from_config,
+    num_params={"base": 149_014_272, "large": 394_781_696},
+    pretraining_heads=pretraining_heads,
+    task_head=task_head,
+    to_hf_config=to_hf_config,
+    from_hf_config=from_hf_config,
     architectures={
         "ModernBertForMaskedLM": ("masked",),
         "ModernBertForSequenceClassification": ("classify",),
@@ -236,23 +241,23 @@ MODERN = Family(
         "ModernBertForMultipleChoice": ("choice",),
         "ModernBertModel": (),
     },
-    prefix="model.",
-    rules=(
-        Rule("trunk.embeddings.tokens.weight", ("model.embeddings.tok_embeddings.weight",)),
-        Rule("trunk.embeddings.norm.weight", ("model.embeddings.norm.weight",)),
-        _layer("attention_before", "attn_norm"),
+    base_model_prefix="model.",
+    weight_maps=(
+        WeightMap("trunk.embeddings.tokens.weight", ("model.embeddings.tok_embeddings.weight",)),
+        WeightMap("trunk.embeddings.norm.weight", ("model.embeddings.norm.weight",)),
+        _layer("attention_pre_norm", "attn_norm"),
         _layer("attention.qkv", "attn.Wqkv"),
         _layer("attention.out", "attn.Wo"),
-        _layer("ffn_before", "mlp_norm"),
+        _layer("ffn_pre_norm", "mlp_norm"),
         _layer("ffn.up", "mlp.Wi"),
         _layer("ffn.down", "mlp.Wo"),
-        Rule("trunk.final_norm.weight", ("model.final_norm.weight",)),
+        WeightMap("trunk.final_norm.weight", ("model.final_norm.weight",)),
     ),
-    head_rules={
-        "masked": (*_dense("masked"), Rule("heads.masked.bias", ("decoder.bias",))),
-        **{head: (*_dense(head), *both(f"heads.{head}.linear", "classifier")) for head in READS},
+    head_weight_maps={
+        "masked": (*_dense("masked"), WeightMap("heads.masked.bias", ("decoder.bias",))),
+        **{head: (*_dense(head), *weight_and_bias(f"heads.{head}.linear", "classifier")) for head in HEAD_POOLING},
     },
-    tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+    tied_weights={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
     departures=(
         "The paper's vocabulary is a byte-level BPE with BERT's special tokens; any vocabulary that has them will do.",
         "Dropout, where it is not 0, is on the output of each sublayer; `transformers` has it inside the feed-forward.",

@@ -5,21 +5,29 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from polyseme.config import in_range
-from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_classes, read_config
-from polyseme.nn.attention.multihead import AttentionSpec
-from polyseme.nn.attention.relative import NoRelationsSpec, RelationsSpec, RelativeAttentionSpec
-from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec, LanguageHeadSpec
-from polyseme.nn.init import InitSpec
-from polyseme.nn.layers.block import BlockSpec
-from polyseme.nn.layers.embeddings import EmbeddingsSpec
-from polyseme.nn.layers.feedforward import FeedForwardSpec
-from polyseme.nn.layers.norms import LayerNormSpec
-from polyseme.nn.model import ModelSpec
-from polyseme.nn.trunks.transformer import PoolerSpec, TransformerSpec
+from polyseme.config import check_in_range
+from polyseme.families.family import (
+    HEAD_POOLING,
+    NATIVE_LABEL_HEADS,
+    Family,
+    native_architectures,
+    read_hf_config,
+    same_names,
+    weight_and_bias,
+)
+from polyseme.nn.attention.multihead import AttentionConfig
+from polyseme.nn.attention.relative import NoPositionBiasConfig, RelativeAttentionConfig, RelativePositionConfig
+from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.init import InitConfig
+from polyseme.nn.layers.block import TransformerBlockConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.layers.feedforward import FeedForwardConfig
+from polyseme.nn.layers.norms import LayerNormConfig
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig
 
 
-def trunk(
+def trunk_config(
     num_layers: int = 6,
     dim: int = 384,
     num_heads: int = 8,
@@ -29,48 +37,54 @@ def trunk(
     dropout: float = 0.1,
     attention_dropout: float = 0.1,
     positions: Literal["relative", "learned"] = "relative",
-    furthest: int = 1024,
+    max_distance: int = 1024,
     eps: float = 1e-5,
     init_std: float = 0.02,
-) -> TransformerSpec:
-    """Each layer and head has a vector for every distance up to `furthest`, which greater ones share (§3.4).
+) -> TransformerConfig:
+    """Each layer and head has a vector for every distance up to `max_distance`, which greater ones share (§3.4).
 
     With `positions="learned"` it is the same model with a vector for each place instead, to be compared with.
     """
-    relative = positions == "relative"
-    in_range("furthest", furthest, int(relative), math.inf)
+    is_relative = positions == "relative"
+    check_in_range("max_distance", max_distance, int(is_relative), math.inf)
     attention = (
-        RelativeAttentionSpec(num_heads, 0, attention_dropout, causal=True, offsets=False, learned=furthest)
-        if relative
-        else AttentionSpec(num_heads, attention_dropout, bias=False, causal=True)
+        RelativeAttentionConfig(
+            num_heads, 0, attention_dropout, causal=True, has_uv_biases=False, max_learned_distance=max_distance
+        )
+        if is_relative
+        else AttentionConfig(num_heads, attention_dropout, bias=False, causal=True)
     )
-    norm = LayerNormSpec(eps)
-    return TransformerSpec(
-        EmbeddingsSpec(vocab_size, dim, max_len, dropout=dropout, positions="none" if relative else "learned"),
-        BlockSpec(attention, FeedForwardSpec(ffn_dim or 4 * dim, "relu"), before=norm, dropout=dropout),
-        order=tuple(range(num_layers)),
+    norm = LayerNormConfig(eps)
+    return TransformerConfig(
+        EmbeddingsConfig(
+            vocab_size, dim, max_len, dropout=dropout, position_embedding_type="none" if is_relative else "learned"
+        ),
+        TransformerBlockConfig(
+            attention, FeedForwardConfig(ffn_dim or 4 * dim, "relu"), pre_norm=norm, dropout=dropout
+        ),
+        layer_to_block=tuple(range(num_layers)),
         final_norm=norm,
-        pooler=PoolerSpec("last"),
-        init=InitSpec(init_std),
-        relations=RelationsSpec(waves=False) if relative else NoRelationsSpec(),
+        pooler=PoolerConfig("last"),
+        init=InitConfig(init_std),
+        position_bias=RelativePositionConfig(has_sinusoids=False) if is_relative else NoPositionBiasConfig(),
     )
 
 
-def heads(spec: TransformerSpec) -> dict[str, HeadSpec]:
-    return {"next": LanguageHeadSpec(spec.embeddings.vocab_size)}
+def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
+    return {"next": LMHeadConfig(config.embeddings.vocab_size)}
 
 
-def label_head(name: str, labels: tuple[str, ...], spec: TransformerSpec) -> HeadSpec:
-    return LabelHeadSpec(labels, READS[name], spec.block.dropout)
+def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> AnyHeadConfig:
+    return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.block.dropout)
 
 
-FIELDS = ("num_layers", "dim", "num_heads", "ffn_dim", "vocab_size", "max_len", "furthest")
+INT_FIELDS = ("num_layers", "dim", "num_heads", "ffn_dim", "vocab_size", "max_len", "max_distance")
 
 
-def to_config(spec: ModelSpec) -> dict[str, Any]:
-    trunk, block = spec.transformer, spec.transformer.block
+def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    trunk, block = config.transformer, config.transformer.block
     attention = block.attention
-    learned = attention.learned if isinstance(attention, RelativeAttentionSpec) else 0
+    max_distance = attention.max_learned_distance if isinstance(attention, RelativeAttentionConfig) else 0
     return {
         "model_type": "music",
         "num_layers": trunk.num_layers,
@@ -79,23 +93,27 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "ffn_dim": block.ffn.ffn_dim,
         "vocab_size": trunk.embeddings.vocab_size,
         "max_len": trunk.embeddings.max_len,
-        "positions": "relative" if learned else "learned",
-        "furthest": learned,
+        "positions": "relative" if max_distance else "learned",
+        "max_distance": max_distance,
         "dropout": block.dropout,
         "attention_dropout": attention.dropout,
-        "layer_norm_eps": block.before.eps,
+        "layer_norm_eps": block.pre_norm.eps,
         "initializer_range": trunk.init.std,
     }
 
 
-def from_config(config: dict[str, Any]) -> TransformerSpec:
-    return trunk(
-        **read_config(config, needed={name: name for name in FIELDS}, fixed={"positions": ["relative", "learned"]}),
-        positions=config.get("positions", "relative"),
-        dropout=config.get("dropout", 0.1),
-        attention_dropout=config.get("attention_dropout", 0.1),
-        eps=config.get("layer_norm_eps", 1e-5),
-        init_std=config.get("initializer_range", 0.02),
+def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
+    return trunk_config(
+        **read_hf_config(
+            hf_config,
+            int_fields={name: name for name in INT_FIELDS},
+            allowed_values={"positions": ["relative", "learned"]},
+        ),
+        positions=hf_config.get("positions", "relative"),
+        dropout=hf_config.get("dropout", 0.1),
+        attention_dropout=hf_config.get("attention_dropout", 0.1),
+        eps=hf_config.get("layer_norm_eps", 1e-5),
+        init_std=hf_config.get("initializer_range", 0.02),
     )
 
 
@@ -104,29 +122,29 @@ MUSIC = Family(
     paper="Huang et al. 2018, Music Transformer: Generating Music with Long-Term Structure",
     tokenizer="events",
     objective="causal LM",
-    trunk=trunk,
+    trunk_config=trunk_config,
     sizes={
-        "tiny": {"num_layers": 2, "dim": 128, "num_heads": 2, "furthest": 256},
-        "mini": {"num_layers": 4, "dim": 256, "num_heads": 4, "furthest": 512},
+        "tiny": {"num_layers": 2, "dim": 128, "num_heads": 2, "max_distance": 256},
+        "mini": {"num_layers": 4, "dim": 256, "num_heads": 4, "max_distance": 512},
         "base": {"num_layers": 6, "dim": 384, "num_heads": 8, "ffn_dim": 1024},
     },
-    published={},
-    heads=heads,
-    label_head=label_head,
-    to_config=to_config,
-    from_config=from_config,
-    architectures=own_classes("Music", {"ForCausalLM": ("next",)}),
-    prefix="trunk.",
-    rules=(
-        *own("trunk.embeddings.tokens.weight", "trunk.embeddings.positions.weight"),
-        *own(*(f"trunk.blocks.{{}}.attention.{part}.weight" for part in ("qkv", "distance", "out"))),
-        *both("trunk.blocks.{}.attention_before"),
-        *both("trunk.blocks.{}.ffn_before"),
-        *both("trunk.blocks.{}.ffn.up"),
-        *both("trunk.blocks.{}.ffn.down"),
-        *both("trunk.final_norm"),
+    num_params={},
+    pretraining_heads=pretraining_heads,
+    task_head=task_head,
+    to_hf_config=to_hf_config,
+    from_hf_config=from_hf_config,
+    architectures=native_architectures("Music", {"ForCausalLM": ("next",)}),
+    base_model_prefix="trunk.",
+    weight_maps=(
+        *same_names("trunk.embeddings.tokens.weight", "trunk.embeddings.positions.weight"),
+        *same_names(*(f"trunk.blocks.{{}}.attention.{part}.weight" for part in ("qkv", "distance", "out"))),
+        *weight_and_bias("trunk.blocks.{}.attention_pre_norm"),
+        *weight_and_bias("trunk.blocks.{}.ffn_pre_norm"),
+        *weight_and_bias("trunk.blocks.{}.ffn.up"),
+        *weight_and_bias("trunk.blocks.{}.ffn.down"),
+        *weight_and_bias("trunk.final_norm"),
     ),
-    head_rules={"next": (), **OWN_LABELS},
+    head_weight_maps={"next": (), **NATIVE_LABEL_HEADS},
     departures=(
         "Norms stand before each sublayer and after the last, as in GPT-2.",
         "No absolute places are added to the relative ones, so a piece may be longer than those of training.",

@@ -4,50 +4,58 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_classes, read_config
-from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec, LanguageHeadSpec
-from polyseme.nn.init import InitSpec
-from polyseme.nn.layers.embeddings import EmbeddingsSpec
-from polyseme.nn.model import ModelSpec
-from polyseme.nn.trunks.window import WindowSpec
+from polyseme.families.family import (
+    HEAD_POOLING,
+    NATIVE_LABEL_HEADS,
+    Family,
+    native_architectures,
+    read_hf_config,
+    same_names,
+    weight_and_bias,
+)
+from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.init import InitConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.window import FeedForwardLMConfig
 
 
-def trunk(
+def trunk_config(
     dim: int = 100,
     hidden_dim: int = 60,
     window: int = 5,
     vocab_size: int = 17_964,
     max_len: int = 1 << 20,
-    direct: bool = False,
+    direct_connections: bool = False,
     dropout: float = 0.0,
     init_std: float = 0.05,
-) -> WindowSpec:
+) -> FeedForwardLMConfig:
     """`window` is the paper's n − 1, `dim` its m, `hidden_dim` its h (§2)."""
-    return WindowSpec(
-        EmbeddingsSpec(vocab_size, dim, max_len, positions="none"),
+    return FeedForwardLMConfig(
+        EmbeddingsConfig(vocab_size, dim, max_len, position_embedding_type="none"),
         window,
         hidden_dim,
-        direct,
+        direct_connections,
         dropout,
-        init=InitSpec(init_std),
+        init=InitConfig(init_std),
     )
 
 
-def heads(spec: WindowSpec) -> dict[str, HeadSpec]:
+def pretraining_heads(config: FeedForwardLMConfig) -> dict[str, AnyHeadConfig]:
     """b + U tanh(d + Hx) and, with direct connections, + Wx: one matrix on the state (eq. 1)."""
-    return {"next": LanguageHeadSpec(spec.embeddings.vocab_size, bias=True, tied=False)}
+    return {"next": LMHeadConfig(config.embeddings.vocab_size, bias=True, tie_word_embeddings=False)}
 
 
-def label_head(name: str, labels: tuple[str, ...], spec: WindowSpec) -> HeadSpec:
-    return LabelHeadSpec(labels, READS[name], spec.dropout)
+def task_head(name: str, labels: tuple[str, ...], config: FeedForwardLMConfig) -> AnyHeadConfig:
+    return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.dropout)
 
 
-FIELDS = ("dim", "hidden_dim", "window", "vocab_size", "max_len")
+INT_FIELDS = ("dim", "hidden_dim", "window", "vocab_size", "max_len")
 
 
-def to_config(spec: ModelSpec) -> dict[str, Any]:
-    trunk = spec.trunk
-    assert isinstance(trunk, WindowSpec)
+def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    trunk = config.trunk
+    assert isinstance(trunk, FeedForwardLMConfig)
     return {
         "model_type": "nnlm",
         "dim": trunk.embeddings.dim,
@@ -55,18 +63,22 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "window": trunk.window,
         "vocab_size": trunk.embeddings.vocab_size,
         "max_len": trunk.embeddings.max_len,
-        "direct": trunk.direct,
+        "direct_connections": trunk.direct_connections,
         "dropout": trunk.dropout,
         "initializer_range": trunk.init.std,
     }
 
 
-def from_config(config: dict[str, Any]) -> WindowSpec:
-    return trunk(
-        **read_config(config, needed={name: name for name in FIELDS}, fixed={"direct": [False, True]}),
-        direct=config.get("direct", False),
-        dropout=config.get("dropout", 0.0),
-        init_std=config.get("initializer_range", 0.05),
+def from_hf_config(hf_config: dict[str, Any]) -> FeedForwardLMConfig:
+    return trunk_config(
+        **read_hf_config(
+            hf_config,
+            int_fields={name: name for name in INT_FIELDS},
+            allowed_values={"direct_connections": [False, True]},
+        ),
+        direct_connections=hf_config.get("direct_connections", False),
+        dropout=hf_config.get("dropout", 0.0),
+        init_std=hf_config.get("initializer_range", 0.05),
     )
 
 
@@ -75,20 +87,20 @@ NNLM = Family(
     paper="Bengio et al. 2003, A Neural Probabilistic Language Model",
     tokenizer="bpe",
     objective="causal LM",
-    trunk=trunk,
+    trunk_config=trunk_config,
     sizes={
         "tiny": {"dim": 64, "hidden_dim": 128, "window": 5},
         "ap": {"dim": 100, "hidden_dim": 60, "window": 5},
     },
-    published={},
-    heads=heads,
-    label_head=label_head,
-    to_config=to_config,
-    from_config=from_config,
-    architectures=own_classes("NNLM", {"ForCausalLM": ("next",)}),
-    prefix="trunk.",
-    rules=(*own("trunk.embeddings.tokens.weight"), *both("trunk.hidden")),
-    head_rules={"next": own("heads.next.bias", "heads.next.own.weight"), **OWN_LABELS},
+    num_params={},
+    pretraining_heads=pretraining_heads,
+    task_head=task_head,
+    to_hf_config=to_hf_config,
+    from_hf_config=from_hf_config,
+    architectures=native_architectures("NNLM", {"ForCausalLM": ("next",)}),
+    base_model_prefix="trunk.",
+    weight_maps=(*same_names("trunk.embeddings.tokens.weight"), *weight_and_bias("trunk.hidden")),
+    head_weight_maps={"next": same_names("heads.next.bias", "heads.next.decoder.weight"), **NATIVE_LABEL_HEADS},
     departures=(
         "The vocabulary is of pieces; the paper has the words of the AP News (17,964), or of the Brown corpus.",
         "Before the first token of a text the window holds zeros.",

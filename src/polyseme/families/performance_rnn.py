@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyseme.families.rnn_lm import DEPARTURES, ENDLESS, RNN_LM, architectures
-from polyseme.families.rnn_lm import trunk as recurrent
-from polyseme.nn.trunks.recurrent import RecurrentSpec
+from polyseme.families.rnn_lm import DEPARTURES, RNN_LM, UNLIMITED_LEN, architectures
+from polyseme.families.rnn_lm import trunk_config as recurrent
+from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
 
-def trunk(
+def trunk_config(
     num_layers: int = 3,
     dim: int = 512,
     vocab_size: int = 392,
-    max_len: int = ENDLESS,
+    max_len: int = UNLIMITED_LEN,
     dropout: float = 0.1,
     init_std: float = 0.2,
-) -> RecurrentSpec:
+) -> RecurrentTrunkConfig:
     """Three layers of 512 units; a piece may be of any length."""
     return recurrent(num_layers, dim, 0, vocab_size, max_len, dropout, init_std=init_std)
 
@@ -26,7 +26,7 @@ PERFORMANCE_RNN = replace(
     name="performance_rnn",
     paper="Simon and Oore 2017, Performance RNN: Generating Music with Expressive Timing and Dynamics",
     tokenizer="events",
-    trunk=trunk,
+    trunk_config=trunk_config,
     sizes={
         "tiny": {"num_layers": 1, "dim": 128},
         "base": {"num_layers": 3, "dim": 512},

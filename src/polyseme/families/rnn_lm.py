@@ -4,89 +4,101 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_classes, read_config
-from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec, LanguageHeadSpec
-from polyseme.nn.init import InitSpec
-from polyseme.nn.layers.embeddings import EmbeddingsSpec
-from polyseme.nn.model import ModelSpec
-from polyseme.nn.trunks.recurrent import RecurrentSpec
-from polyseme.nn.trunks.transformer import PoolerSpec
+from polyseme.families.family import (
+    HEAD_POOLING,
+    NATIVE_LABEL_HEADS,
+    Family,
+    native_architectures,
+    read_hf_config,
+    same_names,
+    weight_and_bias,
+)
+from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.init import InitConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
+from polyseme.nn.trunks.transformer import PoolerConfig
 
-ENDLESS = 1 << 20  # nothing in it depends on a place: what one reading may hold
-POOLED: dict[str, Literal["last", "first", "ends"]] = {"forward": "last", "backward": "first", "both": "ends"}
+UNLIMITED_LEN = 1 << 20  # nothing in it depends on a place: what one reading may hold
+POOLING: dict[str, Literal["last", "first", "final_states"]] = {
+    "forward": "last",
+    "backward": "first",
+    "both": "final_states",
+}
 
 
-def trunk(
+def trunk_config(
     num_layers: int = 2,
     dim: int = 650,
     hidden_dim: int = 0,
     vocab_size: int = 10_000,
-    max_len: int = ENDLESS,
+    max_len: int = UNLIMITED_LEN,
     dropout: float = 0.5,
     cell: Literal["rnn", "gru", "lstm"] = "lstm",
     direction: Literal["forward", "backward", "both"] = "forward",
-    links: Literal["none", "residual", "dense", "highway"] = "none",
-    reset: Literal["before", "after"] = "after",
-    projection: bool = False,
+    skip: Literal["none", "residual", "dense", "highway"] = "none",
+    gru_reset: Literal["before", "after"] = "after",
+    has_projection: bool = False,
     weight_dropout: float = 0.0,
-    locked: bool = False,
+    variational_dropout: bool = False,
     forget_bias: float = 1.0,
     init_std: float = 0.2,
-) -> RecurrentSpec:
+) -> RecurrentTrunkConfig:
     """Token vectors and the last layer are of size `dim`, the layers between of `hidden_dim`, if it is not 0.
 
-    With a `projection` all layers are of `hidden_dim` and hand on `dim`. Dropout is on what enters and leaves every
+    With a `has_projection` all layers are of `hidden_dim` and hand on `dim`. Dropout is on what enters and leaves every
     layer, never between time steps (Zaremba et al. 2014, §3). `init_std` is of the token vectors: with the papers' 0.05
     an LSTM of today, tied and under Adam, learns little more than frequencies in its first million tokens.
     """
-    inner = hidden_dim or dim
-    return RecurrentSpec(
-        EmbeddingsSpec(vocab_size, dim, max_len, positions="none"),
-        (inner,) * num_layers if projection else (inner,) * (num_layers - 1) + (dim,) * min(num_layers, 1),
+    layer_dim = hidden_dim or dim
+    return RecurrentTrunkConfig(
+        EmbeddingsConfig(vocab_size, dim, max_len, position_embedding_type="none"),
+        (layer_dim,) * num_layers if has_projection else (layer_dim,) * (num_layers - 1) + (dim,) * min(num_layers, 1),
         cell,
-        projection=dim * projection,
-        reset=reset,
+        projection_dim=dim * has_projection,
+        gru_reset=gru_reset,
         direction=direction,
-        links=links,
+        skip=skip,
         input_dropout=dropout,
         dropout=dropout,
         output_dropout=dropout,
         weight_dropout=weight_dropout,
-        locked=locked,
+        variational_dropout=variational_dropout,
         forget_bias=forget_bias,
-        pooler=PoolerSpec(POOLED[direction]),
-        init=InitSpec(0.05, token_std=init_std),
+        pooler=PoolerConfig(POOLING[direction]),
+        init=InitConfig(0.05, token_std=init_std),
     )
 
 
-def heads(spec: RecurrentSpec) -> dict[str, HeadSpec]:
+def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, AnyHeadConfig]:
     """One for each direction, from its own states; both are tied to the token vectors."""
-    head = LanguageHeadSpec(spec.embeddings.vocab_size, bias=True)
-    if spec.direction == "both":
-        return {"next": head.replace(half="first"), "previous": head.replace(half="second")}
-    return {"previous" if spec.direction == "backward" else "next": head}
+    head = LMHeadConfig(config.embeddings.vocab_size, bias=True)
+    if config.direction == "both":
+        return {"next": head.replace(direction="forward"), "previous": head.replace(direction="backward")}
+    return {"previous" if config.direction == "backward" else "next": head}
 
 
-def label_head(name: str, labels: tuple[str, ...], spec: RecurrentSpec) -> HeadSpec:
-    return LabelHeadSpec(labels, READS[name], spec.output_dropout)
+def task_head(name: str, labels: tuple[str, ...], config: RecurrentTrunkConfig) -> AnyHeadConfig:
+    return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.output_dropout)
 
 
-def to_config(spec: ModelSpec) -> dict[str, Any]:
-    trunk = spec.trunk
-    assert isinstance(trunk, RecurrentSpec)
+def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    trunk = config.trunk
+    assert isinstance(trunk, RecurrentTrunkConfig)
     return {
-        "model_type": spec.family,
+        "model_type": config.family,
         "num_layers": trunk.num_layers,
         "dim": trunk.embeddings.dim,
-        "hidden_dim": trunk.sizes[0] if trunk.projection or trunk.num_layers > 1 else 0,
+        "hidden_dim": trunk.hidden_dims[0] if trunk.projection_dim or trunk.num_layers > 1 else 0,
         "vocab_size": trunk.embeddings.vocab_size,
         "max_len": trunk.embeddings.max_len,
         "cell": trunk.cell,
         "direction": trunk.direction,
-        "links": trunk.links,
-        "reset": trunk.reset,
-        "projection": trunk.projection > 0,
-        "locked": trunk.locked,
+        "skip": trunk.skip,
+        "gru_reset": trunk.gru_reset,
+        "has_projection": trunk.projection_dim > 0,
+        "variational_dropout": trunk.variational_dropout,
         "dropout": trunk.output_dropout,
         "weight_dropout": trunk.weight_dropout,
         "forget_bias": trunk.forget_bias,
@@ -94,42 +106,46 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-FIELDS = ("num_layers", "dim", "hidden_dim", "vocab_size", "max_len")
+INT_FIELDS = ("num_layers", "dim", "hidden_dim", "vocab_size", "max_len")
 CHOICES: dict[str, list[Any]] = {
     "cell": ["lstm", "rnn", "gru"],
     "direction": ["forward", "backward", "both"],
-    "links": ["none", "residual", "dense", "highway"],
-    "reset": ["after", "before"],
-    "projection": [False, True],
-    "locked": [False, True],
+    "skip": ["none", "residual", "dense", "highway"],
+    "gru_reset": ["after", "before"],
+    "has_projection": [False, True],
+    "variational_dropout": [False, True],
 }
 
 
-def from_config(config: dict[str, Any]) -> RecurrentSpec:
-    return trunk(
-        **read_config(config, needed={name: name for name in FIELDS}, fixed=CHOICES),
-        **{name: config.get(name, choices[0]) for name, choices in CHOICES.items()},
-        dropout=config.get("dropout", 0.5),
-        weight_dropout=config.get("weight_dropout", 0.0),
-        forget_bias=config.get("forget_bias", 1.0),
-        init_std=config.get("initializer_range", 0.2),
+def from_hf_config(hf_config: dict[str, Any]) -> RecurrentTrunkConfig:
+    return trunk_config(
+        **read_hf_config(hf_config, int_fields={name: name for name in INT_FIELDS}, allowed_values=CHOICES),
+        **{name: hf_config.get(name, choices[0]) for name, choices in CHOICES.items()},
+        dropout=hf_config.get("dropout", 0.5),
+        weight_dropout=hf_config.get("weight_dropout", 0.0),
+        forget_bias=hf_config.get("forget_bias", 1.0),
+        init_std=hf_config.get("initializer_range", 0.2),
     )
 
 
 def architectures(name: str) -> dict[str, tuple[str, ...]]:
-    one = {"ForCausalLM": ("next",), "ForReverseLM": ("previous",)}
-    return own_classes(name, {**one, "ForBidirectionalLM": ("next", "previous")})
+    unidirectional = {"ForCausalLM": ("next",), "ForReverseLM": ("previous",)}
+    return native_architectures(name, {**unidirectional, "ForBidirectionalLM": ("next", "previous")})
 
 
 _CELL = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-RULES = (
-    *own("trunk.embeddings.tokens.weight"),
-    *own(*(f"trunk.stacks.{stack}.{{}}.cells.0.{name}" for stack in (0, 1) for name in _CELL)),
-    *(rule for stack in (0, 1) for rule in both(f"trunk.stacks.{stack}.{{}}.gate")),
+WEIGHT_MAPS = (
+    *same_names("trunk.embeddings.tokens.weight"),
+    *same_names(*(f"trunk.stacks.{stack}.{{}}.cells.0.{name}" for stack in (0, 1) for name in _CELL)),
+    *(rule for stack in (0, 1) for rule in weight_and_bias(f"trunk.stacks.{stack}.{{}}.gate")),
 )
-HEAD_RULES = {"next": own("heads.next.bias"), "previous": own("heads.previous.bias"), **OWN_LABELS}
+HEAD_WEIGHT_MAPS = {
+    "next": same_names("heads.next.bias"),
+    "previous": same_names("heads.previous.bias"),
+    **NATIVE_LABEL_HEADS,
+}
 DEPARTURES = (
-    "The GRU resets after the product, as torch's fused kernel has it; reset=before is the paper's, step by step.",
+    "The GRU resets after the product, as torch's fused kernel has it; gru_reset=before's, step by step.",
     "Each gate has two biases, as in torch, where the papers have one.",
     "Token vectors and the last matrix are one (Press and Wolf 2017).",
 )
@@ -139,22 +155,22 @@ RNN_LM = Family(
     paper="Zaremba et al. 2014, Recurrent Neural Network Regularization; Mikolov et al. 2010; Cho et al. 2014",
     tokenizer="bpe",
     objective="causal LM over segments with memory",
-    trunk=trunk,
+    trunk_config=trunk_config,
     sizes={
         "tiny": {"num_layers": 1, "dim": 128, "dropout": 0.1},
         "small": {"num_layers": 2, "dim": 200, "dropout": 0.0},
         "medium": {"num_layers": 2, "dim": 650, "dropout": 0.5},
         "large": {"num_layers": 2, "dim": 1500, "dropout": 0.65},
     },
-    published={},
-    heads=heads,
-    label_head=label_head,
-    to_config=to_config,
-    from_config=from_config,
+    num_params={},
+    pretraining_heads=pretraining_heads,
+    task_head=task_head,
+    to_hf_config=to_hf_config,
+    from_hf_config=from_hf_config,
     architectures=architectures("RNN"),
-    prefix="trunk.",
-    rules=RULES,
-    head_rules=HEAD_RULES,
+    base_model_prefix="trunk.",
+    weight_maps=WEIGHT_MAPS,
+    head_weight_maps=HEAD_WEIGHT_MAPS,
     departures=(
         *DEPARTURES,
         "The vocabulary is of pieces; weights start as torch's modules do, with 1 more on the forget gates' bias.",

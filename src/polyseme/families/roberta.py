@@ -6,18 +6,18 @@ from typing import Any
 
 from polyseme.errors import UserError
 from polyseme.families import bert
-from polyseme.families.family import READS, Family, Rule, both
-from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec, LanguageHeadSpec
-from polyseme.nn.init import InitSpec
-from polyseme.nn.layers.embeddings import EmbeddingsSpec
+from polyseme.families.family import HEAD_POOLING, Family, WeightMap, weight_and_bias
+from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.init import InitConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.feedforward import ActivationName
-from polyseme.nn.model import ModelSpec
-from polyseme.nn.trunks.transformer import TransformerSpec
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.transformer import TransformerConfig
 
-OFFSET = 2  # its code counts positions from the id of pad, 1, on
+POSITION_OFFSET = 2  # its code counts positions from the id of pad, 1, on
 
 
-def trunk(
+def trunk_config(
     num_layers: int = 12,
     dim: int = 768,
     num_heads: int = 12,
@@ -30,10 +30,10 @@ def trunk(
     activation: ActivationName = "gelu",
     eps: float = 1e-5,
     init_std: float = 0.02,
-    position_offset: int = OFFSET,
-) -> TransformerSpec:
+    position_offset: int = POSITION_OFFSET,
+) -> TransformerConfig:
     """BERT's trunk with one segment; two rows of the position table stand before the first position."""
-    found = bert.trunk(
+    config = bert.trunk_config(
         num_layers,
         dim,
         num_heads,
@@ -46,52 +46,54 @@ def trunk(
         activation,
         eps,
     )
-    return found.replace(
-        embeddings=found.embeddings.replace(position_offset=position_offset), init=InitSpec(init_std, init_std)
+    return config.replace(
+        embeddings=config.embeddings.replace(position_offset=position_offset), init=InitConfig(init_std, init_std)
     )
 
 
-def heads(spec: TransformerSpec) -> dict[str, HeadSpec]:
-    return {"masked": LanguageHeadSpec(spec.embeddings.vocab_size, True, "gelu", spec.block.after, bias=True)}
+def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
+    return {"masked": LMHeadConfig(config.embeddings.vocab_size, True, "gelu", config.block.post_norm, bias=True)}
 
 
-def label_head(name: str, labels: tuple[str, ...], spec: TransformerSpec) -> HeadSpec:
+def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> AnyHeadConfig:
     """Classification has a dense layer of its own on the first token, and leaves the pooler alone."""
-    dropout = spec.block.dropout
+    dropout = config.block.dropout
     if name == "classify":
-        return LabelHeadSpec(labels, "first", dropout, dense=True, activation="tanh", input_dropout=dropout)
-    return LabelHeadSpec(labels, READS[name], 0.0 if name == "span" else dropout)
+        return ClassificationHeadConfig(labels, "first", dropout, dense=True, activation="tanh", input_dropout=dropout)
+    return ClassificationHeadConfig(labels, HEAD_POOLING[name], 0.0 if name == "span" else dropout)
 
 
-def to_config(spec: ModelSpec) -> dict[str, Any]:
-    embeddings = spec.trunk.embeddings
-    assert isinstance(embeddings, EmbeddingsSpec)
-    return bert.to_config(spec) | {
+def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    embeddings = config.trunk.embeddings
+    assert isinstance(embeddings, EmbeddingsConfig)
+    return bert.to_hf_config(config) | {
         "model_type": "roberta",
         "max_position_embeddings": embeddings.max_len + embeddings.position_offset,
         "pad_token_id": embeddings.position_offset - 1,
     }
 
 
-def from_config(config: dict[str, Any]) -> TransformerSpec:
-    found, pad = bert.arguments(config), config.get("pad_token_id", OFFSET - 1)
-    if not isinstance(pad, int) or not isinstance(found["max_len"], int):
-        raise UserError(f"config.json: pad_token_id is {pad!r} and max_position_embeddings {found['max_len']!r}")
-    return trunk(**found | {"max_len": found["max_len"] - pad - 1, "position_offset": pad + 1})
+def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
+    trunk_args, pad_id = bert.read_trunk_args(hf_config), hf_config.get("pad_token_id", POSITION_OFFSET - 1)
+    if not isinstance(pad_id, int) or not isinstance(trunk_args["max_len"], int):
+        raise UserError(
+            f"config.json: pad_token_id is {pad_id!r} and max_position_embeddings {trunk_args['max_len']!r}"
+        )
+    return trunk_config(**trunk_args | {"max_len": trunk_args["max_len"] - pad_id - 1, "position_offset": pad_id + 1})
 
 
 ROBERTA = Family(
     name="roberta",
     paper="Liu et al. 2019, RoBERTa: A Robustly Optimized BERT Pretraining Approach",
-    tokenizer="bpe-masked",
+    tokenizer="byte-bpe-roberta",
     objective="masked LM, full sentences",
-    trunk=trunk,
+    trunk_config=trunk_config,
     sizes={name: bert.BERT.sizes[name] for name in ("tiny", "mini", "base", "large")},
-    published={"base": 124_645_632, "large": 355_359_744},
-    heads=heads,
-    label_head=label_head,
-    to_config=to_config,
-    from_config=from_config,
+    num_params={"base": 124_645_632, "large": 355_359_744},
+    pretraining_heads=pretraining_heads,
+    task_head=task_head,
+    to_hf_config=to_hf_config,
+    from_hf_config=from_hf_config,
     architectures={
         "RobertaForMaskedLM": ("masked",),
         "RobertaForSequenceClassification": ("classify",),
@@ -100,31 +102,31 @@ ROBERTA = Family(
         "RobertaForMultipleChoice": ("choice",),
         "RobertaModel": (),
     },
-    prefix="roberta.",
-    rules=tuple(
-        Rule(rule.ours, tuple("roberta." + name.removeprefix("bert.") for name in rule.theirs), rule.how)
-        for rule in bert.RULES
+    base_model_prefix="roberta.",
+    weight_maps=tuple(
+        WeightMap(rule.name, tuple("roberta." + name.removeprefix("bert.") for name in rule.published_names), rule.op)
+        for rule in bert.WEIGHT_MAPS
     ),
-    head_rules={
+    head_weight_maps={
         "masked": (
-            *both("heads.masked.dense", "lm_head.dense"),
-            *both("heads.masked.norm", "lm_head.layer_norm"),
-            Rule("heads.masked.bias", ("lm_head.bias",)),
+            *weight_and_bias("heads.masked.dense", "lm_head.dense"),
+            *weight_and_bias("heads.masked.norm", "lm_head.layer_norm"),
+            WeightMap("heads.masked.bias", ("lm_head.bias",)),
         ),
         "classify": (
-            *both("heads.classify.dense", "classifier.dense"),
-            *both("heads.classify.linear", "classifier.out_proj"),
+            *weight_and_bias("heads.classify.dense", "classifier.dense"),
+            *weight_and_bias("heads.classify.linear", "classifier.out_proj"),
         ),
-        "tag": both("heads.tag.linear", "classifier"),
-        "span": both("heads.span.linear", "qa_outputs"),
-        "choice": both("heads.choice.linear", "classifier"),
+        "tag": weight_and_bias("heads.tag.linear", "classifier"),
+        "span": weight_and_bias("heads.span.linear", "qa_outputs"),
+        "choice": weight_and_bias("heads.choice.linear", "classifier"),
     },
-    tied={
+    tied_weights={
         "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias": "lm_head.bias",
     },
-    optional=("trunk.pooler.",),
-    ignored=("embeddings.position_ids",),
+    optional_weights=("trunk.pooler.",),
+    ignored_weights=("embeddings.position_ids",),
     departures=(
         "Masks are drawn per token with probability 15 %, not as an exact share of each sequence.",
         "The two rows of the position table that nothing reads are kept: published weights have them.",

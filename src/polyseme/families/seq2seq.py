@@ -5,112 +5,129 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from polyseme.errors import UserError
-from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_names, read_config
+from polyseme.families.family import (
+    HEAD_POOLING,
+    NATIVE_LABEL_HEADS,
+    Family,
+    all_same_names,
+    read_hf_config,
+    same_names,
+    weight_and_bias,
+)
 from polyseme.families.rnn_lm import DEPARTURES
-from polyseme.nn.attention.rnn_attention import LookSpec
-from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec, LanguageHeadSpec
-from polyseme.nn.init import InitSpec
-from polyseme.nn.layers.embeddings import EmbeddingsSpec
-from polyseme.nn.model import ModelSpec
-from polyseme.nn.trunks.encoder_decoder import EncoderDecoderSpec
-from polyseme.nn.trunks.recurrent import Cell, RecurrentSpec
-from polyseme.nn.trunks.recurrent_decoder import RecurrentDecoderSpec
-from polyseme.nn.trunks.transformer import PoolerSpec
+from polyseme.nn.attention.rnn_attention import RNNAttentionConfig
+from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.init import InitConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
+from polyseme.nn.trunks.recurrent import Cell, RecurrentTrunkConfig
+from polyseme.nn.trunks.recurrent_decoder import RecurrentDecoderConfig
+from polyseme.nn.trunks.transformer import PoolerConfig
 
-Attention = Literal["none", "dot", "cosine", "multiplicative", "additive"]
-ATTENTIONS: tuple[Attention, ...] = ("none", "dot", "cosine", "multiplicative", "additive")
+AttentionScoreName = Literal["none", "dot", "cosine", "multiplicative", "additive"]
+ATTENTION_SCORES: tuple[AttentionScoreName, ...] = ("none", "dot", "cosine", "multiplicative", "additive")
 
 
-def trunk(
+def trunk_config(
     num_layers: int = 1,
     dim: int = 512,
     vocab_size: int = 10_000,
     max_len: int = 1024,
     dropout: float = 0.3,
-    attention: Attention = "multiplicative",
-    order: Literal["inside", "after"] = "after",
+    attention: AttentionScoreName = "multiplicative",
+    context_order: Literal["inside_recurrence", "after_recurrence"] = "after_recurrence",
     attention_dim: int = 0,
-    word_dim: int = 0,
+    embedding_dim: int = 0,
     cell: Cell = "lstm",
-    reset: Literal["before", "after"] = "after",
+    gru_reset: Literal["before", "after"] = "after",
     num_decoder_layers: int = 0,
     target_vocab_size: int = 0,
-    tied: bool = True,
+    tie_word_embeddings: bool = True,
     weight_dropout: float = 0.0,
     forget_bias: float = 1.0,
     init_std: float = 0.0,
-) -> EncoderDecoderSpec:
+) -> EncoderDecoderConfig:
     """Layers that read both ways, each way half of `dim`, and a decoder of the same size over their states.
 
     The context is found before the recurrence and goes `inside` it, or `after` it from its states. One table of token
-    vectors serves both sides and, if `tied`, the output; with a `target_vocab_size` the target has its own. They begin
-    with a deviation of `init_std`; 0 is 4 / √dim, with which models of 48 to 192 learnt soonest. With a `word_dim` they
-    are of that size, and a linear layer on each side goes from there to `dim`.
+    vectors serves both sides and, if `tie_word_embeddings`, the output; with a `target_vocab_size` the target has its
+    own. They begin with a deviation of `init_std`; 0 is 4 / √dim, with which models of 48 to 192 learnt soonest. With a
+    `embedding_dim` they are of that size, and a linear layer on each side goes from there to `dim`.
     """
     if dim % 2:
         raise UserError(f"dim is {dim}, but each of two directions has half of it: {dim - 1} or {dim + 1}")
-    init = InitSpec(1.0, fan_in=True, token_std=init_std or 4 * dim**-0.5)
-    look = None if attention == "none" else LookSpec(attention, attention_dim if attention == "additive" else 0)
-    encoder = RecurrentSpec(
-        EmbeddingsSpec(vocab_size, dim, max_len, positions="none", inner=word_dim),
+    init = InitConfig(1.0, scale_by_fan_in=True, token_std=init_std or 4 * dim**-0.5)
+    attention_config = (
+        None if attention == "none" else RNNAttentionConfig(attention, attention_dim if attention == "additive" else 0)
+    )
+    encoder = RecurrentTrunkConfig(
+        EmbeddingsConfig(vocab_size, dim, max_len, position_embedding_type="none", embedding_dim=embedding_dim),
         (dim // 2,) * num_layers,
         cell,
-        reset=reset,
-        direction="crossed",
+        gru_reset=gru_reset,
+        direction="bidirectional",
         input_dropout=dropout,
         dropout=dropout,
         output_dropout=dropout,
         weight_dropout=weight_dropout,
         forget_bias=forget_bias,
-        pooler=PoolerSpec("ends"),
+        pooler=PoolerConfig("final_states"),
         init=init,
     )
-    stack = encoder.replace(
-        embeddings=encoder.embeddings.replace(vocab_size=target_vocab_size or vocab_size, shared=not target_vocab_size),
-        sizes=(dim,) * (num_decoder_layers or num_layers),
+    decoder_stack = encoder.replace(
+        embeddings=encoder.embeddings.replace(
+            vocab_size=target_vocab_size or vocab_size, tied_to_encoder=not target_vocab_size
+        ),
+        hidden_dims=(dim,) * (num_decoder_layers or num_layers),
         direction="forward",
         output_dropout=0.0,
-        context=dim if look and order == "inside" else 0,
-        pooler=PoolerSpec("last"),
+        context_dim=dim if attention_config and context_order == "inside_recurrence" else 0,
+        pooler=PoolerConfig("last"),
     )
-    return EncoderDecoderSpec(encoder, RecurrentDecoderSpec(stack, dim, look, dropout=dropout), tied, init=init)
+    return EncoderDecoderConfig(
+        encoder,
+        RecurrentDecoderConfig(decoder_stack, dim, attention_config, dropout=dropout),
+        tie_word_embeddings,
+        init=init,
+    )
 
 
-def heads(spec: EncoderDecoderSpec) -> dict[str, HeadSpec]:
+def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, AnyHeadConfig]:
     """What meets token vectors of another size goes there through a dense layer and tanh."""
-    target = (spec.decoder or spec).embeddings
-    inner = getattr(target, "inner", 0) if spec.tied else 0
-    head = LanguageHeadSpec(target.vocab_size, bias=True, tied=spec.tied)
-    return {"next": head.replace(dense=True, inner=inner, activation="tanh") if inner else head}
+    target_embeddings = (config.decoder or config).embeddings
+    embedding_dim = getattr(target_embeddings, "embedding_dim", 0) if config.tie_word_embeddings else 0
+    head = LMHeadConfig(target_embeddings.vocab_size, bias=True, tie_word_embeddings=config.tie_word_embeddings)
+    return {"next": head.replace(dense=True, embedding_dim=embedding_dim, activation="tanh") if embedding_dim else head}
 
 
-def label_head(name: str, labels: tuple[str, ...], spec: EncoderDecoderSpec) -> HeadSpec:
+def task_head(name: str, labels: tuple[str, ...], config: EncoderDecoderConfig) -> AnyHeadConfig:
     """On the encoder's states; of the whole sequence, where each direction has read all of it."""
-    assert isinstance(spec.encoder, RecurrentSpec)
-    return LabelHeadSpec(labels, READS[name], spec.encoder.output_dropout)
+    assert isinstance(config.encoder, RecurrentTrunkConfig)
+    return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.encoder.output_dropout)
 
 
-def to_config(spec: ModelSpec) -> dict[str, Any]:
-    trunk = spec.trunk
-    assert isinstance(trunk, EncoderDecoderSpec) and isinstance(trunk.encoder, RecurrentSpec)
+def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    trunk = config.trunk
+    assert isinstance(trunk, EncoderDecoderConfig) and isinstance(trunk.encoder, RecurrentTrunkConfig)
     encoder, decoder = trunk.encoder, trunk.decoder
-    assert isinstance(decoder, RecurrentDecoderSpec)
-    look = decoder.look
+    assert isinstance(decoder, RecurrentDecoderConfig)
+    attention = decoder.attention
     return {
         "model_type": "seq2seq",
         "num_layers": encoder.num_layers,
         "num_decoder_layers": decoder.num_layers,
         "dim": trunk.dim,
         "vocab_size": encoder.embeddings.vocab_size,
-        "target_vocab_size": 0 if decoder.embeddings.shared else decoder.embeddings.vocab_size,
+        "target_vocab_size": 0 if decoder.embeddings.tied_to_encoder else decoder.embeddings.vocab_size,
         "max_len": encoder.embeddings.max_len,
-        "attention": look.score if look else "none",
-        "attention_dim": look.inner if look else 0,
-        "word_dim": encoder.embeddings.inner,
-        "order": "inside" if decoder.stack.context else "after",
+        "attention": attention.score if attention else "none",
+        "attention_dim": attention.hidden_dim if attention else 0,
+        "embedding_dim": encoder.embeddings.embedding_dim,
+        "context_order": "inside_recurrence" if decoder.stack.context_dim else "after_recurrence",
         "cell": encoder.cell,
-        "reset": encoder.reset,
-        "tied": trunk.tied,
+        "gru_reset": encoder.gru_reset,
+        "tie_word_embeddings": trunk.tie_word_embeddings,
         "dropout": decoder.dropout,
         "weight_dropout": encoder.weight_dropout,
         "forget_bias": encoder.forget_bias,
@@ -119,24 +136,28 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-NUMBERS = ("num_layers", "num_decoder_layers", "dim", "vocab_size", "target_vocab_size", "max_len")
+INT_FIELDS = ("num_layers", "num_decoder_layers", "dim", "vocab_size", "target_vocab_size", "max_len")
 CHOICES: dict[str, list[Any]] = {
-    "attention": ["multiplicative", *ATTENTIONS],
-    "order": ["after", "inside"],
+    "attention": ["multiplicative", *ATTENTION_SCORES],
+    "context_order": ["after_recurrence", "inside_recurrence"],
     "cell": ["lstm", "rnn", "gru"],
-    "reset": ["after", "before"],
-    "tied": [True, False],
+    "gru_reset": ["after", "before"],
+    "tie_word_embeddings": [True, False],
 }
 
 
-def from_config(config: dict[str, Any]) -> EncoderDecoderSpec:
-    return trunk(
-        **read_config(config, needed={name: name for name in (*NUMBERS, "attention_dim", "word_dim")}, fixed=CHOICES),
-        **{name: config.get(name, choices[0]) for name, choices in CHOICES.items()},
-        dropout=config.get("dropout", 0.3),
-        weight_dropout=config.get("weight_dropout", 0.0),
-        forget_bias=config.get("forget_bias", 1.0),
-        init_std=config.get("initializer_range", 0.0),
+def from_hf_config(hf_config: dict[str, Any]) -> EncoderDecoderConfig:
+    return trunk_config(
+        **read_hf_config(
+            hf_config,
+            int_fields={name: name for name in (*INT_FIELDS, "attention_dim", "embedding_dim")},
+            allowed_values=CHOICES,
+        ),
+        **{name: hf_config.get(name, choices[0]) for name, choices in CHOICES.items()},
+        dropout=hf_config.get("dropout", 0.3),
+        weight_dropout=hf_config.get("weight_dropout", 0.0),
+        forget_bias=hf_config.get("forget_bias", 1.0),
+        init_std=hf_config.get("initializer_range", 0.0),
     )
 
 
@@ -145,28 +166,28 @@ SEQ2SEQ = Family(
     paper="Sutskever et al. 2014, Sequence to Sequence Learning; Bahdanau et al. 2015; Luong et al. 2015",
     tokenizer="bpe",
     objective="translation",
-    trunk=trunk,
+    trunk_config=trunk_config,
     sizes={
         "tiny": {"num_layers": 1, "dim": 128, "dropout": 0.1},
         "small": {"num_layers": 1, "dim": 512},
         "luong": {"num_layers": 4, "dim": 1000, "dropout": 0.2},
     },
-    published={},
-    heads=heads,
-    label_head=label_head,
-    to_config=to_config,
-    from_config=from_config,
+    num_params={},
+    pretraining_heads=pretraining_heads,
+    task_head=task_head,
+    to_hf_config=to_hf_config,
+    from_hf_config=from_hf_config,
     architectures={
         "RecurrentTranslation": ("next",),
         "RecurrentEncoderForSequenceClassification": ("classify",),
         "RecurrentEncoderForTokenClassification": ("tag",),
         "RecurrentEncoderDecoder": (),
     },
-    prefix="trunk.",
-    rules=own_names,
-    head_rules={
-        "next": (*own("heads.next.bias", "heads.next.own.weight"), *both("heads.next.dense")),
-        **OWN_LABELS,
+    base_model_prefix="trunk.",
+    weight_maps=all_same_names,
+    head_weight_maps={
+        "next": (*same_names("heads.next.bias", "heads.next.decoder.weight"), *weight_and_bias("heads.next.dense")),
+        **NATIVE_LABEL_HEADS,
     },
     departures=(
         *DEPARTURES[:2],

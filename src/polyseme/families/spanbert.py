@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyseme.families import bert
-from polyseme.nn.heads.standard import BoundaryHeadSpec, HeadSpec
-from polyseme.nn.trunks.transformer import TransformerSpec
+from polyseme.nn.heads.standard import AnyHeadConfig, SpanBoundaryHeadConfig
+from polyseme.nn.trunks.transformer import TransformerConfig
 
-CASED = 28996  # BERT's cased vocabulary, which the published models have
+CASED_VOCAB_SIZE = 28996  # BERT's cased vocabulary, which the published models have
 
 
-def heads(spec: TransformerSpec) -> dict[str, HeadSpec]:
-    masked = bert.heads(spec)["masked"]
-    boundary = BoundaryHeadSpec(spec.embeddings.vocab_size, spec.block.ffn.activation, spec.block.after)
+def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
+    masked = bert.pretraining_heads(config)["masked"]
+    boundary = SpanBoundaryHeadConfig(config.embeddings.vocab_size, config.block.ffn.activation, config.block.post_norm)
     return {"masked": masked, "boundary": boundary}
 
 
@@ -22,11 +22,11 @@ SPANBERT = replace(
     name="spanbert",
     paper="Joshi et al. 2020, SpanBERT: Improving Pre-training by Representing and Predicting Spans",
     objective="masked LM (spans) + span boundary",
-    sizes={size: {**bert.BERT.sizes[size], "vocab_size": CASED} for size in ("tiny", "base", "large")},
-    published={"base": 108_310_272, "large": 333_579_264},
-    heads=heads,
+    sizes={size: {**bert.BERT.sizes[size], "vocab_size": CASED_VOCAB_SIZE} for size in ("tiny", "base", "large")},
+    num_params={"base": 108_310_272, "large": 333_579_264},
+    pretraining_heads=pretraining_heads,
     architectures={name: found for name, found in bert.BERT.architectures.items() if "pair" not in found},
-    head_rules={name: rules for name, rules in bert.BERT.head_rules.items() if name != "pair"},
+    head_weight_maps={name: rules for name, rules in bert.BERT.head_weight_maps.items() if name != "pair"},
     departures=(
         "Masked spans are 15 % of the words on average, not of each sequence exactly, and never touch each other.",
         "Its folder says `bert`, which `transformers` opens; the boundary head lies in polyseme.safetensors.",

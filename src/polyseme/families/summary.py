@@ -5,46 +5,49 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from polyseme.families import FAMILIES
-from polyseme.nn.model import outline
+from polyseme.nn.model import build_meta
 
 
-class Row(NamedTuple):
+class FamilySummary(NamedTuple):
     family: str
     size: str
-    layers: int
+    num_layers: int
     dim: int
-    heads: int
-    parameters: int
-    published: str
+    num_heads: int
+    num_params: int
+    published_params: str
 
 
-def rows() -> list[Row]:
+def summarize_families() -> list[FamilySummary]:
     """One row a size, the parameters of the bare model counted on the meta device."""
-    found = []
+    summaries = []
     for family in FAMILIES.values():
         for size in family.sizes:
-            spec = family.spec(size, heads=False)
-            count = sum(p.numel() for p in outline(spec).parameters())
-            published = f"{family.published[size]:,}" if size in family.published else ""
-            if size in family.printed:
-                published += f" (paper: {family.printed[size]})"
-            trunk = spec.trunk
-            found.append(Row(family.name, size, trunk.num_layers, trunk.dim, trunk.num_heads, count, published))
-    return found
+            config = family.model_config(size, with_heads=False)
+            num_params = sum(p.numel() for p in build_meta(config).parameters())
+            published = f"{family.num_params[size]:,}" if size in family.num_params else ""
+            if size in family.paper_params:
+                published += f" (paper: {family.paper_params[size]})"
+            trunk = config.trunk
+            summaries.append(
+                FamilySummary(family.name, size, trunk.num_layers, trunk.dim, trunk.num_heads, num_params, published)
+            )
+    return summaries
 
 
-def markdown() -> str:
+def format_markdown() -> str:
     """The README's table."""
     lines = [
         "| family | paper | tokenizer | pre-trained by | sizes (parameters without heads) |",
         "|---|---|---|---|---|",
     ]
-    counted = rows()
+    summaries = summarize_families()
     for family in FAMILIES.values():
         sizes = ", ".join(
-            f"{r.size} {r.parameters:,}" + (f" (paper: {family.printed[r.size]})" if r.size in family.printed else "")
-            for r in counted
-            if r.family == family.name
+            f"{summary.size} {summary.num_params:,}"
+            + (f" (paper: {family.paper_params[summary.size]})" if summary.size in family.paper_params else "")
+            for summary in summaries
+            if summary.family == family.name
         )
         lines.append(f"| `{family.name}` | {family.paper} | {family.tokenizer} | {family.objective} | {sizes} |")
     return "\n".join(lines)

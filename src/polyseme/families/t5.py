@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import READS, Family, Rule, read_config
-from polyseme.nn.attention.multihead import AttentionSpec
-from polyseme.nn.attention.score_bias import BucketBiasSpec
-from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec, LanguageHeadSpec
-from polyseme.nn.init import InitSpec
-from polyseme.nn.layers.block import BlockSpec
-from polyseme.nn.layers.embeddings import EmbeddingsSpec
-from polyseme.nn.layers.feedforward import ActivationName, FeedForwardSpec
-from polyseme.nn.layers.norms import RMSNormSpec
-from polyseme.nn.model import ModelSpec
-from polyseme.nn.trunks.encoder_decoder import EncoderDecoderSpec
-from polyseme.nn.trunks.transformer import PoolerSpec, TransformerSpec
+from polyseme.families.family import HEAD_POOLING, Family, WeightMap, read_hf_config
+from polyseme.nn.attention.multihead import AttentionConfig
+from polyseme.nn.attention.score_bias import BucketedRelativeBiasConfig
+from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.init import InitConfig
+from polyseme.nn.layers.block import TransformerBlockConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
+from polyseme.nn.layers.norms import RMSNormConfig
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
+from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig
 
 
-def trunk(
+def trunk_config(
     num_layers: int = 12,
     dim: int = 768,
     num_heads: int = 12,
@@ -31,61 +31,68 @@ def trunk(
     num_decoder_layers: int = 0,
     activation: ActivationName = "relu",
     gated: bool = False,
-    tied: bool = True,
-    scaled: bool | None = None,
+    tie_word_embeddings: bool = True,
+    scale_outputs: bool | None = None,
     num_buckets: int = 32,
     max_distance: int = 128,
     eps: float = 1e-6,
     init_std: float = 1.0,
-    decoder: bool = True,
-) -> EncoderDecoderSpec:
+    has_decoder: bool = True,
+) -> EncoderDecoderConfig:
     """Pre-norm stacks without any bias vector, scores neither scaled nor aware of places but by buckets (§2.1).
 
-    v1.1 is `gated` with its output matrix not `tied`; where it is, states are `scaled` by 1 / √dim before it.
+    v1.1 is `gated` with its output matrix not `tie_word_embeddings`; where it is, states are `scale_outputs` by 1 /
+    √dim before it.
     """
-    norm = RMSNormSpec(eps)
-    init = InitSpec(init_std, init_std * dim**-0.5, fan_in=True, token_std=init_std)
+    norm = RMSNormConfig(eps)
+    init = InitConfig(init_std, init_std * dim**-0.5, scale_by_fan_in=True, token_std=init_std)
 
-    def stack(depth: int, decodes: bool) -> TransformerSpec:
-        def attention(causal: bool) -> AttentionSpec:
-            chance = dropout if attention_dropout is None else attention_dropout
-            return AttentionSpec(num_heads, chance, bias=False, causal=causal, head_dim=head_dim, scale=1.0)
+    def stack(stack_layers: int, is_decoder: bool) -> TransformerConfig:
+        def attention(is_causal: bool) -> AttentionConfig:
+            prob = dropout if attention_dropout is None else attention_dropout
+            return AttentionConfig(num_heads, prob, bias=False, causal=is_causal, head_dim=head_dim, scale=1.0)
 
-        return TransformerSpec(
-            EmbeddingsSpec(vocab_size, dim, max_len, dropout=dropout, positions="none", shared=decodes),
-            BlockSpec(
-                attention(decodes),
-                FeedForwardSpec(ffn_dim or 4 * dim, activation, False, gated, dropout),
-                before=norm,
-                dropout=dropout,
-                cross=attention(False) if decodes else None,
+        return TransformerConfig(
+            EmbeddingsConfig(
+                vocab_size, dim, max_len, dropout=dropout, position_embedding_type="none", tied_to_encoder=is_decoder
             ),
-            order=tuple(range(depth)),
+            TransformerBlockConfig(
+                attention(is_decoder),
+                FeedForwardConfig(ffn_dim or 4 * dim, activation, False, gated, dropout),
+                pre_norm=norm,
+                dropout=dropout,
+                cross_attention=attention(False) if is_decoder else None,
+            ),
+            layer_to_block=tuple(range(stack_layers)),
             final_norm=norm,
-            pooler=PoolerSpec("last"),
+            pooler=PoolerConfig("last"),
             init=init,
-            relations=BucketBiasSpec(num_heads, decodes, num_buckets, max_distance),
+            position_bias=BucketedRelativeBiasConfig(num_heads, is_decoder, num_buckets, max_distance),
             final_dropout=dropout,
         )
 
-    return EncoderDecoderSpec(
+    return EncoderDecoderConfig(
         stack(num_layers, False),
-        stack(num_decoder_layers or num_layers, True) if decoder else None,
-        tied,
-        dim**-0.5 if (tied if scaled is None else scaled) else 1.0,
+        stack(num_decoder_layers or num_layers, True) if has_decoder else None,
+        tie_word_embeddings,
+        dim**-0.5 if (tie_word_embeddings if scale_outputs is None else scale_outputs) else 1.0,
         init,
     )
 
 
-def heads(spec: EncoderDecoderSpec) -> dict[str, HeadSpec]:
-    if spec.decoder is None:
+def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, AnyHeadConfig]:
+    if config.decoder is None:
         return {}
-    return {"next": LanguageHeadSpec(spec.embeddings.vocab_size, tied=spec.tied, scale=spec.output_scale)}
+    return {
+        "next": LMHeadConfig(
+            config.embeddings.vocab_size, tie_word_embeddings=config.tie_word_embeddings, scale=config.output_scale
+        )
+    }
 
 
-def label_head(name: str, labels: tuple[str, ...], spec: EncoderDecoderSpec) -> HeadSpec:
+def task_head(name: str, labels: tuple[str, ...], config: EncoderDecoderConfig) -> AnyHeadConfig:
     """On the encoder's states; of the whole sequence, that of its end mark."""
-    return LabelHeadSpec(labels, READS[name], spec.block.dropout)
+    return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.block.dropout)
 
 
 # activation, gated -> what a config calls both; their gated gelu is the tanh form
@@ -104,17 +111,17 @@ OUTPUTS: dict[tuple[bool, bool], dict[str, bool]] = {
 }
 
 
-def to_config(spec: ModelSpec) -> dict[str, Any]:
-    trunk = spec.trunk
-    assert isinstance(trunk, EncoderDecoderSpec) and isinstance(trunk.encoder, TransformerSpec)
-    block, bias, norm, decoder = trunk.block, trunk.encoder.relations, trunk.block.before, trunk.decoder
-    assert isinstance(bias, BucketBiasSpec) and isinstance(norm, RMSNormSpec)
+def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    trunk = config.trunk
+    assert isinstance(trunk, EncoderDecoderConfig) and isinstance(trunk.encoder, TransformerConfig)
+    block, bias, norm, decoder = trunk.block, trunk.encoder.position_bias, trunk.block.pre_norm, trunk.decoder
+    assert isinstance(bias, BucketedRelativeBiasConfig) and isinstance(norm, RMSNormConfig)
     return {
         **({} if decoder else {"architectures": ["T5EncoderModel"]}),
         "model_type": "t5",
         "vocab_size": trunk.embeddings.vocab_size,
         "d_model": trunk.dim,
-        "d_kv": block.attention.width(trunk.dim) // block.attention.num_heads,
+        "d_kv": block.attention.inner_dim(trunk.dim) // block.attention.num_heads,
         "d_ff": block.ffn.ffn_dim,
         "num_layers": trunk.num_layers,
         "num_decoder_layers": decoder.num_layers if decoder else trunk.num_layers,
@@ -127,15 +134,15 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "layer_norm_epsilon": norm.eps,
         "initializer_factor": trunk.init.std,
         "is_encoder_decoder": decoder is not None,
-        **OUTPUTS[trunk.tied, trunk.output_scale != 1],
+        **OUTPUTS[trunk.tie_word_embeddings, trunk.output_scale != 1],
     }
 
 
-def from_config(config: dict[str, Any]) -> EncoderDecoderSpec:
-    names = {theirs: ours for ours, theirs in FEED_FORWARDS.items()}
-    values = read_config(
-        config,
-        needed={
+def from_hf_config(hf_config: dict[str, Any]) -> EncoderDecoderConfig:
+    feed_forwards = {published: feed_forward for feed_forward, published in FEED_FORWARDS.items()}
+    values = read_hf_config(
+        hf_config,
+        int_fields={
             "num_layers": "num_layers",
             "dim": "d_model",
             "num_heads": "num_heads",
@@ -143,64 +150,67 @@ def from_config(config: dict[str, Any]) -> EncoderDecoderSpec:
             "vocab_size": "vocab_size",
             "head_dim": "d_kv",
         },
-        fixed={"feed_forward_proj": ["relu", *names]},
+        allowed_values={"feed_forward_proj": ["relu", *feed_forwards]},
     )
     if values["head_dim"] * values["num_heads"] == values["dim"]:
         values["head_dim"] = 0
-    activation, gated = names[config.get("feed_forward_proj", "relu")]
+    activation, gated = feed_forwards[hf_config.get("feed_forward_proj", "relu")]
     # newer files of v1.1 call themselves tied whatever they hold, and say apart that outputs are not scaled
-    ties = config.get("tie_word_embeddings", True)
-    scaled = config.get("scale_decoder_outputs", ties)
-    decoders = config.get("num_decoder_layers") or values["num_layers"]
-    return trunk(
+    is_tied = hf_config.get("tie_word_embeddings", True)
+    is_scaled = hf_config.get("scale_decoder_outputs", is_tied)
+    num_decoder_layers = hf_config.get("num_decoder_layers") or values["num_layers"]
+    return trunk_config(
         **values,
-        max_len=config.get("n_positions", 512),
-        dropout=config.get("dropout_rate", 0.1),
-        num_decoder_layers=0 if decoders == values["num_layers"] else decoders,
+        max_len=hf_config.get("n_positions", 512),
+        dropout=hf_config.get("dropout_rate", 0.1),
+        num_decoder_layers=0 if num_decoder_layers == values["num_layers"] else num_decoder_layers,
         activation=activation,
         gated=gated,
-        tied=ties and (scaled or "lm_head.weight" not in config.get("tensors", ())),
-        scaled=scaled,
-        num_buckets=config.get("relative_attention_num_buckets", 32),
-        max_distance=config.get("relative_attention_max_distance", 128),
-        eps=config.get("layer_norm_epsilon", 1e-6),
-        init_std=float(config.get("initializer_factor", 1.0)),
-        decoder=config.get("architectures") != ["T5EncoderModel"],
+        tie_word_embeddings=is_tied and (is_scaled or "lm_head.weight" not in hf_config.get("tensors", ())),
+        scale_outputs=is_scaled,
+        num_buckets=hf_config.get("relative_attention_num_buckets", 32),
+        max_distance=hf_config.get("relative_attention_max_distance", 128),
+        eps=hf_config.get("layer_norm_epsilon", 1e-6),
+        init_std=float(hf_config.get("initializer_factor", 1.0)),
+        has_decoder=hf_config.get("architectures") != ["T5EncoderModel"],
     )
 
 
-def rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    found = [Rule("trunk.encoder.embeddings.tokens.weight", ("shared.weight",))]
-    gated = spec.transformer.block.ffn.gated
-    for stack, parts in (("encoder", (0, None, 1)), ("decoder", (0, 1, 2))):
-        ours, theirs = f"trunk.{stack}", f"{stack}.block.{{}}.layer"
+def weight_maps(config: ModelConfig) -> tuple[WeightMap, ...]:
+    maps = [WeightMap("trunk.encoder.embeddings.tokens.weight", ("shared.weight",))]
+    is_gated = config.transformer.block.ffn.gated
+    for stack, layer_numbers in (("encoder", (0, None, 1)), ("decoder", (0, 1, 2))):
+        prefix, published_prefix = f"trunk.{stack}", f"{stack}.block.{{}}.layer"
         table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        found.append(Rule(f"{ours}.relations.positions.weight", (table,)))
-        found.append(Rule(f"{ours}.final_norm.weight", (f"{stack}.final_layer_norm.weight",)))
-        for what, part in zip(("attention", "cross", "ffn"), parts):
-            if part is None:
+        maps.append(WeightMap(f"{prefix}.position_bias.positions.weight", (table,)))
+        maps.append(WeightMap(f"{prefix}.final_norm.weight", (f"{stack}.final_layer_norm.weight",)))
+        for sublayer, layer_number in zip(("attention", "cross_attention", "ffn"), layer_numbers):
+            if layer_number is None:
                 continue
-            block, layer = f"{ours}.blocks.{{}}", f"{theirs}.{part}"
-            found.append(Rule(f"{block}.{what}_before.weight", (f"{layer}.layer_norm.weight",)))
-            if what == "ffn":
+            block, layer = f"{prefix}.blocks.{{}}", f"{published_prefix}.{layer_number}"
+            maps.append(WeightMap(f"{block}.{sublayer}_pre_norm.weight", (f"{layer}.layer_norm.weight",)))
+            if sublayer == "ffn":
                 dense = f"{layer}.DenseReluDense"
-                ups = (f"{dense}.wi_0.weight", f"{dense}.wi_1.weight") if gated else (f"{dense}.wi.weight",)
-                found.append(Rule(f"{block}.ffn.up.weight", ups, "stack" if gated else "same"))
-                found.append(Rule(f"{block}.ffn.down.weight", (f"{dense}.wo.weight",)))
+                up_names = (f"{dense}.wi_0.weight", f"{dense}.wi_1.weight") if is_gated else (f"{dense}.wi.weight",)
+                maps.append(WeightMap(f"{block}.ffn.up.weight", up_names, "concat" if is_gated else "same"))
+                maps.append(WeightMap(f"{block}.ffn.down.weight", (f"{dense}.wo.weight",)))
                 continue
-            inner = f"{layer}.{'SelfAttention' if what == 'attention' else 'EncDecAttention'}"
-            q, k, v, o = (f"{inner}.{name}.weight" for name in "qkvo")
-            found += [Rule(f"{block}.{what}.qkv.weight", (q, k, v), "stack"), Rule(f"{block}.{what}.out.weight", (o,))]
-    return tuple(found)
+            published_attention = f"{layer}.{'SelfAttention' if sublayer == 'attention' else 'EncDecAttention'}"
+            q, k, v, o = (f"{published_attention}.{name}.weight" for name in "qkvo")
+            maps += [
+                WeightMap(f"{block}.{sublayer}.qkv.weight", (q, k, v), "concat"),
+                WeightMap(f"{block}.{sublayer}.out.weight", (o,)),
+            ]
+    return tuple(maps)
 
 
-_V11 = {"gated": True, "activation": "gelu_tanh", "tied": False}
+_V11 = {"gated": True, "activation": "gelu_tanh", "tie_word_embeddings": False}
 T5 = Family(
     name="t5",
     paper="Raffel et al. 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
     tokenizer="unigram",
     objective="span corruption",
-    trunk=trunk,
+    trunk_config=trunk_config,
     sizes={
         "tiny": {"num_layers": 2, "dim": 128, "num_heads": 2},
         "small": {"num_layers": 6, "dim": 512, "num_heads": 8},
@@ -214,7 +224,7 @@ T5 = Family(
         "v1.1-xl": {"num_layers": 24, "dim": 2048, "num_heads": 32, "ffn_dim": 5120, **_V11},
         "v1.1-xxl": {"num_layers": 24, "dim": 4096, "num_heads": 64, "ffn_dim": 10240, **_V11},
     },
-    published={
+    num_params={
         "small": 60_506_624,
         "base": 222_903_552,
         "large": 737_668_096,
@@ -226,30 +236,30 @@ T5 = Family(
         "v1.1-xl": 2_783_959_040,
         "v1.1-xxl": 11_003_736_064,
     },
-    heads=heads,
-    label_head=label_head,
-    to_config=to_config,
-    from_config=from_config,
+    pretraining_heads=pretraining_heads,
+    task_head=task_head,
+    to_hf_config=to_hf_config,
+    from_hf_config=from_hf_config,
     architectures={
         "T5ForConditionalGeneration": ("next",),
         "T5Model": (),
         "T5EncoderModel": (),
     },
-    prefix="",
-    rules=rules,
-    head_rules={"next": (Rule("heads.next.own.weight", ("lm_head.weight",)),)},
-    tied={
+    base_model_prefix="",
+    weight_maps=weight_maps,
+    head_weight_maps={"next": (WeightMap("heads.next.decoder.weight", ("lm_head.weight",)),)},
+    tied_weights={
         "encoder.embed_tokens.weight": "shared.weight",
         "decoder.embed_tokens.weight": "shared.weight",
         "lm_head.weight": "shared.weight",
     },
-    ignored=(".EncDecAttention.relative_attention_bias.weight",),
+    ignored_weights=(".EncDecAttention.relative_attention_bias.weight",),
     departures=(
         "A model reads at most `max_len` tokens, though its positions have no end.",
         "The untied output matrix of v1.1 starts at 1 / √dim, not at 1.",
     ),
-    start="pad",
-    sentinels=100,
+    decoder_start_token="pad",
+    num_sentinels=100,
     # tags stay with a head: written as text, one word too many or too few would shift all that follow
-    writes=("classification", "pair", "regression", "choice", "span"),
+    text_to_text_tasks=("classification", "pair", "regression", "choice", "span"),
 )

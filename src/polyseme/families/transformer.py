@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import READS, Family, Rule, both, own, read_config
-from polyseme.nn.attention.multihead import AttentionSpec
-from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec, LanguageHeadSpec
-from polyseme.nn.init import InitSpec
-from polyseme.nn.layers.block import BlockSpec
-from polyseme.nn.layers.embeddings import EmbeddingsSpec
-from polyseme.nn.layers.feedforward import ActivationName, FeedForwardSpec
-from polyseme.nn.layers.norms import LayerNormSpec
-from polyseme.nn.model import ModelSpec
-from polyseme.nn.trunks.encoder_decoder import EncoderDecoderSpec
-from polyseme.nn.trunks.transformer import PoolerSpec, TransformerSpec
+from polyseme.families.family import HEAD_POOLING, Family, WeightMap, read_hf_config, same_names, weight_and_bias
+from polyseme.nn.attention.multihead import AttentionConfig
+from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.init import InitConfig
+from polyseme.nn.layers.block import TransformerBlockConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
+from polyseme.nn.layers.norms import LayerNormConfig
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
+from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig
 
 
-def trunk(
+def trunk_config(
     num_layers: int = 6,
     dim: int = 512,
     num_heads: int = 8,
@@ -30,58 +30,58 @@ def trunk(
     target_vocab_size: int = 0,
     activation: ActivationName = "relu",
     eps: float = 1e-6,
-) -> EncoderDecoderSpec:
+) -> EncoderDecoderConfig:
     """Post-norm stacks over token vectors times √dim plus sinusoids; one table for both sides and the output (§3.4).
 
     With a `target_vocab_size` the target side has a vocabulary and a table of its own, which the output shares.
     Projections of attention have no bias vectors, the feed-forward layers have (§3.2, §3.3).
     """
-    norm = LayerNormSpec(eps)
-    init = InitSpec(1.0, fan_in=True, token_std=dim**-0.5)
+    norm = LayerNormConfig(eps)
+    init = InitConfig(1.0, scale_by_fan_in=True, token_std=dim**-0.5)
 
-    def stack(depth: int, decodes: bool) -> TransformerSpec:
-        return TransformerSpec(
-            EmbeddingsSpec(
-                (decodes and target_vocab_size) or vocab_size,
+    def stack(stack_layers: int, is_decoder: bool) -> TransformerConfig:
+        return TransformerConfig(
+            EmbeddingsConfig(
+                (is_decoder and target_vocab_size) or vocab_size,
                 dim,
                 max_len,
                 dropout=dropout,
-                positions="sinusoid",
+                position_embedding_type="sinusoidal",
                 scale=dim**0.5,
-                shared=decodes and not target_vocab_size,
+                tied_to_encoder=is_decoder and not target_vocab_size,
             ),
-            BlockSpec(
-                AttentionSpec(num_heads, attention_dropout, bias=False, causal=decodes),
-                FeedForwardSpec(ffn_dim or 4 * dim, activation),
-                after=norm,
+            TransformerBlockConfig(
+                AttentionConfig(num_heads, attention_dropout, bias=False, causal=is_decoder),
+                FeedForwardConfig(ffn_dim or 4 * dim, activation),
+                post_norm=norm,
                 dropout=dropout,
-                cross=AttentionSpec(num_heads, attention_dropout, bias=False) if decodes else None,
+                cross_attention=AttentionConfig(num_heads, attention_dropout, bias=False) if is_decoder else None,
             ),
-            order=tuple(range(depth)),
-            pooler=PoolerSpec("last"),
+            layer_to_block=tuple(range(stack_layers)),
+            pooler=PoolerConfig("last"),
             init=init,
         )
 
-    return EncoderDecoderSpec(stack(num_layers, False), stack(num_decoder_layers or num_layers, True), init=init)
+    return EncoderDecoderConfig(stack(num_layers, False), stack(num_decoder_layers or num_layers, True), init=init)
 
 
-def heads(spec: EncoderDecoderSpec) -> dict[str, HeadSpec]:
-    return {"next": LanguageHeadSpec((spec.decoder or spec).embeddings.vocab_size)}
+def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, AnyHeadConfig]:
+    return {"next": LMHeadConfig((config.decoder or config).embeddings.vocab_size)}
 
 
-def label_head(name: str, labels: tuple[str, ...], spec: EncoderDecoderSpec) -> HeadSpec:
+def task_head(name: str, labels: tuple[str, ...], config: EncoderDecoderConfig) -> AnyHeadConfig:
     """On the encoder's states; of the whole sequence, that of its last token."""
-    return LabelHeadSpec(labels, READS[name], spec.block.dropout)
+    return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.block.dropout)
 
 
-NUMBERS = ("num_layers", "num_decoder_layers", "dim", "num_heads", "ffn_dim", "vocab_size", "max_len")
-OTHERS = ("target_vocab_size", "dropout", "attention_dropout", "activation", "eps")
+INT_FIELDS = ("num_layers", "num_decoder_layers", "dim", "num_heads", "ffn_dim", "vocab_size", "max_len")
+OTHER_FIELDS = ("target_vocab_size", "dropout", "attention_dropout", "activation", "eps")
 
 
-def to_config(spec: ModelSpec) -> dict[str, Any]:
-    trunk = spec.trunk
-    assert isinstance(trunk, EncoderDecoderSpec) and trunk.decoder is not None
-    block, norm = trunk.block, trunk.block.after
+def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    trunk = config.trunk
+    assert isinstance(trunk, EncoderDecoderConfig) and trunk.decoder is not None
+    block, norm = trunk.block, trunk.block.post_norm
     return {
         "model_type": "transformer",
         "num_layers": trunk.num_layers,
@@ -97,31 +97,33 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "eps": norm.eps,
         **(
             {}
-            if getattr(trunk.decoder.embeddings, "shared", True)
+            if getattr(trunk.decoder.embeddings, "tied_to_encoder", True)
             else {"target_vocab_size": trunk.decoder.embeddings.vocab_size}
         ),
         "is_encoder_decoder": True,
     }
 
 
-def from_config(config: dict[str, Any]) -> EncoderDecoderSpec:
-    numbers = read_config(config, needed={name: name for name in NUMBERS}, fixed={"tie_word_embeddings": [True]})
-    return trunk(**numbers, **{name: config[name] for name in OTHERS if name in config})
+def from_hf_config(hf_config: dict[str, Any]) -> EncoderDecoderConfig:
+    int_values = read_hf_config(
+        hf_config, int_fields={name: name for name in INT_FIELDS}, allowed_values={"tie_word_embeddings": [True]}
+    )
+    return trunk_config(**int_values, **{name: hf_config[name] for name in OTHER_FIELDS if name in hf_config})
 
 
-def rules(spec: ModelSpec) -> tuple[Rule, ...]:
+def weight_maps(config: ModelConfig) -> tuple[WeightMap, ...]:
     """Our own names: `transformers` has no such family."""
-    trunk = spec.trunk
-    assert isinstance(trunk, EncoderDecoderSpec) and trunk.decoder is not None
-    tables = ("encoder",) if getattr(trunk.decoder.embeddings, "shared", True) else ("encoder", "decoder")
-    found = [*own(*(f"trunk.{stack}.embeddings.tokens.weight" for stack in tables))]
-    for stack, parts in (("encoder", ("attention",)), ("decoder", ("attention", "cross"))):
+    trunk = config.trunk
+    assert isinstance(trunk, EncoderDecoderConfig) and trunk.decoder is not None
+    tables = ("encoder",) if getattr(trunk.decoder.embeddings, "tied_to_encoder", True) else ("encoder", "decoder")
+    maps = [*same_names(*(f"trunk.{stack}.embeddings.tokens.weight" for stack in tables))]
+    for stack, attentions in (("encoder", ("attention",)), ("decoder", ("attention", "cross_attention"))):
         block = f"trunk.{stack}.blocks.{{}}"
-        for part in parts:
-            found += own(f"{block}.{part}.qkv.weight", f"{block}.{part}.out.weight")
-        for part in (*(f"{p}_after" for p in parts), "ffn.up", "ffn.down", "ffn_after"):
-            found += both(f"{block}.{part}")
-    return tuple(found)
+        for part in attentions:
+            maps += same_names(f"{block}.{part}.qkv.weight", f"{block}.{part}.out.weight")
+        for part in (*(f"{attention}_post_norm" for attention in attentions), "ffn.up", "ffn.down", "ffn_post_norm"):
+            maps += weight_and_bias(f"{block}.{part}")
+    return tuple(maps)
 
 
 TRANSFORMER = Family(
@@ -129,21 +131,21 @@ TRANSFORMER = Family(
     paper="Vaswani et al. 2017, Attention Is All You Need",
     tokenizer="bpe",
     objective="translation",
-    trunk=trunk,
+    trunk_config=trunk_config,
     sizes={
         "tiny": {"num_layers": 2, "dim": 128, "num_heads": 2},
         "base": {"num_layers": 6, "dim": 512, "num_heads": 8},
         "big": {"num_layers": 6, "dim": 1024, "num_heads": 16},
     },
-    published={},  # the paper's table 3 has 65 and 213 million, rounded
-    heads=heads,
-    label_head=label_head,
-    to_config=to_config,
-    from_config=from_config,
+    num_params={},  # the paper's table 3 has 65 and 213 million, rounded
+    pretraining_heads=pretraining_heads,
+    task_head=task_head,
+    to_hf_config=to_hf_config,
+    from_hf_config=from_hf_config,
     architectures={"Translation": ("next",), "EncoderDecoder": ()},
-    prefix="trunk.",
-    rules=rules,
-    head_rules={"next": ()},
+    base_model_prefix="trunk.",
+    weight_maps=weight_maps,
+    head_weight_maps={"next": ()},
     departures=(
         "Weights start at a deviation of 1 / √inputs; the paper does not say how they start.",
         "The vocabulary is a byte-level BPE of both languages.",

@@ -4,77 +4,91 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import OWN_LABELS, READS, Family, both, own, own_classes, read_config
-from polyseme.nn.attention.relative import RelationsSpec, RelativeAttentionSpec
-from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec
-from polyseme.nn.init import InitSpec
-from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsSpec, AdaptiveHeadSpec
-from polyseme.nn.layers.block import BlockSpec
-from polyseme.nn.layers.feedforward import FeedForwardSpec
-from polyseme.nn.layers.norms import LayerNormSpec
-from polyseme.nn.model import ModelSpec
-from polyseme.nn.trunks.transformer import PoolerSpec, TransformerSpec
+from polyseme.families.family import (
+    HEAD_POOLING,
+    NATIVE_LABEL_HEADS,
+    Family,
+    native_architectures,
+    read_hf_config,
+    same_names,
+    weight_and_bias,
+)
+from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePositionConfig
+from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
+from polyseme.nn.init import InitConfig
+from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig, AdaptiveSoftmaxHeadConfig
+from polyseme.nn.layers.block import TransformerBlockConfig
+from polyseme.nn.layers.feedforward import FeedForwardConfig
+from polyseme.nn.layers.norms import LayerNormConfig
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig
 
-VOCABULARY = 267_735  # the words of WikiText-103
+VOCAB_SIZE = 267_735  # the words of WikiText-103
 CUTOFFS = (20_000, 40_000, 200_000)
 
 
-def trunk(
+def trunk_config(
     num_layers: int = 16,
     dim: int = 410,
     num_heads: int = 10,
     ffn_dim: int = 0,
-    vocab_size: int = VOCABULARY,
+    vocab_size: int = VOCAB_SIZE,
     max_len: int = 1 << 20,
     dropout: float = 0.1,
     attention_dropout: float = 0.0,
     head_dim: int = 0,
     memory_len: int = 150,
-    furthest: int = 0,
-    factor: int = 1,
-    shared: bool = True,
+    max_distance: int = 0,
+    div_value: int = 1,
+    share_uv_biases: bool = True,
     eps: float = 1e-5,
     init_std: float = 0.02,
-) -> TransformerSpec:
+) -> TransformerConfig:
     """Post-norm blocks over adaptive embeddings (§3, §4.1).
 
-    The vocabulary is cut where WikiText-103's is, in proportion. With `shared`, u and v are the same
-    in all layers; `furthest` is the distance beyond which all count the same (the code's clamp_len).
+    The vocabulary is cut where WikiText-103's is, in proportion. With `share_uv_biases`, u and v are the same
+    in all layers; `max_distance` is the distance beyond which all count the same (the code's clamp_len).
     """
-    shape = num_heads, head_dim or dim // num_heads
-    attention = RelativeAttentionSpec(num_heads, head_dim, attention_dropout, causal=True, offsets=not shared)
-    return TransformerSpec(
-        AdaptiveEmbeddingsSpec(vocab_size, dim, cutoffs(vocab_size), factor, max_len, dropout),
-        BlockSpec(
+    uv_bias_shape = num_heads, head_dim or dim // num_heads
+    attention = RelativeAttentionConfig(
+        num_heads, head_dim, attention_dropout, causal=True, has_uv_biases=not share_uv_biases
+    )
+    return TransformerConfig(
+        AdaptiveEmbeddingsConfig(vocab_size, dim, scale_cutoffs(vocab_size), div_value, max_len, dropout),
+        TransformerBlockConfig(
             attention,
-            FeedForwardSpec(ffn_dim or 4 * dim, "relu", dropout=dropout),
-            after=LayerNormSpec(eps),
+            FeedForwardConfig(ffn_dim or 4 * dim, "relu", dropout=dropout),
+            post_norm=LayerNormConfig(eps),
             dropout=dropout,
         ),
-        order=tuple(range(num_layers)),
-        pooler=PoolerSpec("last"),
-        init=InitSpec(init_std),
-        relations=RelationsSpec(furthest, dropout, shape if shared else ()),
+        layer_to_block=tuple(range(num_layers)),
+        pooler=PoolerConfig("last"),
+        init=InitConfig(init_std),
+        position_bias=RelativePositionConfig(max_distance, dropout, uv_bias_shape if share_uv_biases else ()),
         memory_len=memory_len,
     )
 
 
-def cutoffs(vocab_size: int) -> tuple[int, ...]:
-    found = [vocab_size * cut // VOCABULARY for cut in CUTOFFS]
-    return tuple(sorted({cut for cut in found if 0 < cut < vocab_size}))
+def scale_cutoffs(vocab_size: int) -> tuple[int, ...]:
+    scaled = [vocab_size * cutoff // VOCAB_SIZE for cutoff in CUTOFFS]
+    return tuple(sorted({cutoff for cutoff in scaled if 0 < cutoff < vocab_size}))
 
 
-def heads(spec: TransformerSpec) -> dict[str, HeadSpec]:
-    found = spec.embeddings
-    assert isinstance(found, AdaptiveEmbeddingsSpec)
-    return {"next": AdaptiveHeadSpec(found.vocab_size, found.dim, found.cutoffs, found.factor)}
+def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
+    embeddings = config.embeddings
+    assert isinstance(embeddings, AdaptiveEmbeddingsConfig)
+    return {
+        "next": AdaptiveSoftmaxHeadConfig(
+            embeddings.vocab_size, embeddings.dim, embeddings.cutoffs, embeddings.div_value
+        )
+    }
 
 
-def label_head(name: str, labels: tuple[str, ...], spec: TransformerSpec) -> HeadSpec:
-    return LabelHeadSpec(labels, READS[name], spec.block.dropout)
+def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> AnyHeadConfig:
+    return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.block.dropout)
 
 
-FIELDS = (
+INT_FIELDS = (
     "num_layers",
     "dim",
     "num_heads",
@@ -83,16 +97,16 @@ FIELDS = (
     "max_len",
     "head_dim",
     "memory_len",
-    "furthest",
-    "factor",
+    "max_distance",
+    "div_value",
 )
 
 
-def to_config(spec: ModelSpec) -> dict[str, Any]:
-    trunk, block = spec.transformer, spec.transformer.block
-    attention, relations, embeddings = block.attention, trunk.relations, trunk.embeddings
-    assert isinstance(attention, RelativeAttentionSpec) and isinstance(relations, RelationsSpec)
-    assert isinstance(embeddings, AdaptiveEmbeddingsSpec)
+def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    trunk, block = config.transformer, config.transformer.block
+    attention, position_bias, embeddings = block.attention, trunk.position_bias, trunk.embeddings
+    assert isinstance(attention, RelativeAttentionConfig) and isinstance(position_bias, RelativePositionConfig)
+    assert isinstance(embeddings, AdaptiveEmbeddingsConfig)
     return {
         "model_type": "transformer_xl",
         "num_layers": trunk.num_layers,
@@ -105,22 +119,24 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
         "attention_dropout": attention.dropout,
         "head_dim": attention.head_dim,
         "memory_len": trunk.memory_len,
-        "furthest": relations.furthest,
-        "factor": embeddings.factor,
-        "shared_offsets": not attention.offsets,
-        "layer_norm_eps": block.after.eps,
+        "max_distance": position_bias.max_distance,
+        "div_value": embeddings.div_value,
+        "share_uv_biases": not attention.has_uv_biases,
+        "layer_norm_eps": block.post_norm.eps,
         "initializer_range": trunk.init.std,
     }
 
 
-def from_config(config: dict[str, Any]) -> TransformerSpec:
-    return trunk(
-        **read_config(config, needed={name: name for name in FIELDS}, fixed={"shared_offsets": [True, False]}),
-        dropout=config.get("dropout", 0.1),
-        attention_dropout=config.get("attention_dropout", 0.0),
-        shared=config.get("shared_offsets", True),
-        eps=config.get("layer_norm_eps", 1e-5),
-        init_std=config.get("initializer_range", 0.02),
+def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
+    return trunk_config(
+        **read_hf_config(
+            hf_config, int_fields={name: name for name in INT_FIELDS}, allowed_values={"share_uv_biases": [True, False]}
+        ),
+        dropout=hf_config.get("dropout", 0.1),
+        attention_dropout=hf_config.get("attention_dropout", 0.0),
+        share_uv_biases=hf_config.get("share_uv_biases", True),
+        eps=hf_config.get("layer_norm_eps", 1e-5),
+        init_std=hf_config.get("initializer_range", 0.02),
     )
 
 
@@ -131,7 +147,7 @@ TRANSFORMER_XL = Family(
     paper="Dai et al. 2019, Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context",
     tokenizer="bpe",
     objective="causal LM over segments with memory",
-    trunk=trunk,
+    trunk_config=trunk_config,
     sizes={
         "tiny": {"num_layers": 2, "dim": 128, "num_heads": 2, "memory_len": 128},
         "mini": {"num_layers": 4, "dim": 256, "num_heads": 4},
@@ -142,35 +158,35 @@ TRANSFORMER_XL = Family(
             "num_heads": 16,
             "ffn_dim": 4096,
             "memory_len": 384,
-            "factor": 4,
-            "shared": False,
+            "div_value": 4,
+            "share_uv_biases": False,
         },
     },
-    published={"base": 150_838_570, "large": 283_885_936},
-    heads=heads,
-    label_head=label_head,
-    to_config=to_config,
-    from_config=from_config,
-    architectures=own_classes("TransformerXL", {"ForCausalLM": ("next",)}),
-    prefix="trunk.",
-    rules=(
-        *own(*(f"trunk.embeddings.{part}.{i}.weight" for part in ("tables", "projections") for i in _BANDS)),
-        *own("trunk.relations.u", "trunk.relations.v"),
-        *own(*(f"trunk.blocks.{{}}.attention.{part}.weight" for part in ("qkv", "distance", "out"))),
-        *own("trunk.blocks.{}.attention.u", "trunk.blocks.{}.attention.v"),
-        *both("trunk.blocks.{}.attention_after"),
-        *both("trunk.blocks.{}.ffn.up"),
-        *both("trunk.blocks.{}.ffn.down"),
-        *both("trunk.blocks.{}.ffn_after"),
+    num_params={"base": 150_838_570, "large": 283_885_936},
+    pretraining_heads=pretraining_heads,
+    task_head=task_head,
+    to_hf_config=to_hf_config,
+    from_hf_config=from_hf_config,
+    architectures=native_architectures("TransformerXL", {"ForCausalLM": ("next",)}),
+    base_model_prefix="trunk.",
+    weight_maps=(
+        *same_names(*(f"trunk.embeddings.{part}.{i}.weight" for part in ("tables", "projections") for i in _BANDS)),
+        *same_names("trunk.position_bias.u", "trunk.position_bias.v"),
+        *same_names(*(f"trunk.blocks.{{}}.attention.{part}.weight" for part in ("qkv", "distance", "out"))),
+        *same_names("trunk.blocks.{}.attention.u", "trunk.blocks.{}.attention.v"),
+        *weight_and_bias("trunk.blocks.{}.attention_post_norm"),
+        *weight_and_bias("trunk.blocks.{}.ffn.up"),
+        *weight_and_bias("trunk.blocks.{}.ffn.down"),
+        *weight_and_bias("trunk.blocks.{}.ffn_post_norm"),
     ),
-    head_rules={
-        "next": own(
+    head_weight_maps={
+        "next": same_names(
             *(f"heads.next.biases.{i}" for i in _BANDS),
             "heads.next.clusters.weight",
             "heads.next.clusters.bias",
             "heads.next.projection.weight",
         ),
-        **OWN_LABELS,
+        **NATIVE_LABEL_HEADS,
     },
     departures=(
         "The vocabulary is of pieces, not of words, and is cut into bands in proportion to WikiText-103's.",

@@ -4,66 +4,91 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import OWN_LABELS, READS, Family, own, own_classes, read_config
-from polyseme.nn.heads.glove import CountHeadSpec
-from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec
-from polyseme.nn.heads.word2vec import NegativeHeadSpec, TreeHeadSpec
-from polyseme.nn.init import InitSpec
-from polyseme.nn.layers.embeddings import EmbeddingsSpec
-from polyseme.nn.layers.subwords import SubwordEmbeddingsSpec
-from polyseme.nn.model import ModelSpec
-from polyseme.nn.trunks.lookup import LookupSpec
+from polyseme.families.family import (
+    HEAD_POOLING,
+    NATIVE_LABEL_HEADS,
+    Family,
+    native_architectures,
+    read_hf_config,
+    same_names,
+)
+from polyseme.nn.heads.glove import GloVeHeadConfig
+from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
+from polyseme.nn.heads.word2vec import HierarchicalSoftmaxHeadConfig, NegativeSamplingHeadConfig
+from polyseme.nn.init import InitConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.layers.subwords import SubwordEmbeddingsConfig
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.lookup import StaticEmbeddingTrunkConfig
 
 MAX_LEN = 100_000  # there are no positions: a text may be as long as memory allows
 
 
-def trunk(dim: int = 300, vocab_size: int = 100_000, max_len: int = MAX_LEN, dropout: float = 0.0) -> LookupSpec:
+def trunk_config(
+    dim: int = 300, vocab_size: int = 100_000, max_len: int = MAX_LEN, dropout: float = 0.0
+) -> StaticEmbeddingTrunkConfig:
     """A table. It starts as narrow as the authors' code, whose numbers are uniform within ±1 / 2 dim."""
-    init = InitSpec(std=1 / (12**0.5 * dim))
-    return LookupSpec(EmbeddingsSpec(vocab_size, dim, max_len, positions="none", dropout=dropout), init=init)
+    init = InitConfig(std=1 / (12**0.5 * dim))
+    return StaticEmbeddingTrunkConfig(
+        EmbeddingsConfig(vocab_size, dim, max_len, position_embedding_type="none", dropout=dropout), init=init
+    )
 
 
-def subword_trunk(
+def subword_trunk_config(
     dim: int = 300,
     vocab_size: int = 100_000,
     max_len: int = MAX_LEN,
     dropout: float = 0.0,
-    buckets: int = 2_000_000,
-    shortest: int = 3,
-    longest: int = 6,
-) -> LookupSpec:
-    embeddings = SubwordEmbeddingsSpec(vocab_size, dim, max_len, buckets, shortest, longest, dropout)
-    return LookupSpec(embeddings, init=InitSpec(std=1 / (3**0.5 * dim)))  # uniform within ±1 / dim there
+    num_buckets: int = 2_000_000,
+    min_n: int = 3,
+    max_n: int = 6,
+) -> StaticEmbeddingTrunkConfig:
+    embeddings = SubwordEmbeddingsConfig(vocab_size, dim, max_len, num_buckets, min_n, max_n, dropout)
+    return StaticEmbeddingTrunkConfig(
+        embeddings, init=InitConfig(std=1 / (3**0.5 * dim))
+    )  # uniform within ±1 / dim there
 
 
-def heads(spec: LookupSpec) -> dict[str, HeadSpec]:
-    size = spec.embeddings.vocab_size
-    return {"negative": NegativeHeadSpec(size), "tree": TreeHeadSpec(size)}
+def pretraining_heads(config: StaticEmbeddingTrunkConfig) -> dict[str, AnyHeadConfig]:
+    vocab_size = config.embeddings.vocab_size
+    return {
+        "negative_sampling": NegativeSamplingHeadConfig(vocab_size),
+        "hierarchical_softmax": HierarchicalSoftmaxHeadConfig(vocab_size),
+    }
 
 
-def count_heads(spec: LookupSpec) -> dict[str, HeadSpec]:
-    return {"count": CountHeadSpec(spec.embeddings.vocab_size)}
+def glove_heads(config: StaticEmbeddingTrunkConfig) -> dict[str, AnyHeadConfig]:
+    return {"count": GloVeHeadConfig(config.embeddings.vocab_size)}
 
 
-def label_head(name: str, labels: tuple[str, ...], spec: LookupSpec) -> HeadSpec:
-    return LabelHeadSpec(labels, READS[name])
+def task_head(name: str, labels: tuple[str, ...], config: StaticEmbeddingTrunkConfig) -> AnyHeadConfig:
+    return ClassificationHeadConfig(labels, HEAD_POOLING[name])
 
 
-def to_config(spec: ModelSpec) -> dict[str, Any]:
-    table = spec.trunk.embeddings
-    names = ("dim", "vocab_size", "max_len", "dropout", "buckets", "shortest", "longest")
-    return {"model_type": spec.family} | {name: getattr(table, name) for name in names if hasattr(table, name)}
+def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    embeddings = config.trunk.embeddings
+    names = ("dim", "vocab_size", "max_len", "dropout", "num_buckets", "min_n", "max_n")
+    return {"model_type": config.family} | {
+        name: getattr(embeddings, name) for name in names if hasattr(embeddings, name)
+    }
 
 
-def from_config(config: dict[str, Any]) -> LookupSpec:
-    names = ["dim", "vocab_size", "max_len", *(["buckets", "shortest", "longest"] if "buckets" in config else [])]
-    make = subword_trunk if "buckets" in config else trunk
-    return make(**read_config(config, {name: name for name in names}, {}), dropout=config.get("dropout", 0.0))
+def from_hf_config(hf_config: dict[str, Any]) -> StaticEmbeddingTrunkConfig:
+    names = ["dim", "vocab_size", "max_len", *(["num_buckets", "min_n", "max_n"] if "num_buckets" in hf_config else [])]
+    config_fn = subword_trunk_config if "num_buckets" in hf_config else trunk_config
+    return config_fn(
+        **read_hf_config(hf_config, {name: name for name in names}, {}), dropout=hf_config.get("dropout", 0.0)
+    )
 
 
-_WINDOWS = OWN_LABELS | {"negative": own("heads.negative.own"), "tree": own("heads.tree.own", "heads.tree.counts")}
-_CLASSES = {"WithNegative": ("negative",), "WithTree": ("tree",)}
-_SHARED = (
+_WORD2VEC_WEIGHT_MAPS = NATIVE_LABEL_HEADS | {
+    "negative_sampling": same_names("heads.negative_sampling.output_embeddings"),
+    "hierarchical_softmax": same_names(
+        "heads.hierarchical_softmax.node_embeddings", "heads.hierarchical_softmax.counts"
+    ),
+}
+_ARCHITECTURES = {"WithNegativeSampling": ("negative_sampling",), "WithHierarchicalSoftmax": ("hierarchical_softmax",)}
+_SHARED_DEPARTURES = (
     "Words are learnt from in blocks: the negatives of a block are drawn once and shared by its words.",
     "The gradients of one or two thousand words are added up before the tables change.",
 )
@@ -73,19 +98,19 @@ WORD2VEC = Family(
     paper="Mikolov et al. 2013, Distributed Representations of Words and Phrases and their Compositionality",
     tokenizer="words",
     objective="skip-gram or CBOW",
-    trunk=trunk,
+    trunk_config=trunk_config,
     sizes={"tiny": {"dim": 100, "vocab_size": 40_000}, "base": {"dim": 300, "vocab_size": 692_000}},
-    published={},
-    heads=heads,
-    label_head=label_head,
-    to_config=to_config,
-    from_config=from_config,
-    architectures=own_classes("Word2Vec", _CLASSES),
-    prefix="trunk.",
-    rules=own("trunk.embeddings.tokens.weight"),
-    head_rules=_WINDOWS,
+    num_params={},
+    pretraining_heads=pretraining_heads,
+    task_head=task_head,
+    to_hf_config=to_hf_config,
+    from_hf_config=from_hf_config,
+    architectures=native_architectures("Word2Vec", _ARCHITECTURES),
+    base_model_prefix="trunk.",
+    weight_maps=same_names("trunk.embeddings.tokens.weight"),
+    head_weight_maps=_WORD2VEC_WEIGHT_MAPS,
     departures=(
-        *_SHARED,
+        *_SHARED_DEPARTURES,
         "A negative that happens to be the word itself is not drawn anew.",
         "Phrases are not joined into words.",
     ),
@@ -96,21 +121,24 @@ FASTTEXT = Family(
     paper="Bojanowski et al. 2017, Enriching Word Vectors with Subword Information",
     tokenizer="words",
     objective="skip-gram or CBOW over character n-grams",
-    trunk=subword_trunk,
+    trunk_config=subword_trunk_config,
     sizes={
-        "tiny": {"dim": 100, "vocab_size": 40_000, "buckets": 100_000},
+        "tiny": {"dim": 100, "vocab_size": 40_000, "num_buckets": 100_000},
         "base": {"dim": 300, "vocab_size": 1_000_000},
     },
-    published={},
-    heads=heads,
-    label_head=label_head,
-    to_config=to_config,
-    from_config=from_config,
-    architectures=own_classes("FastText", _CLASSES),
-    prefix="trunk.",
-    rules=own("trunk.embeddings.tokens.weight", "trunk.embeddings.grams.weight"),
-    head_rules=_WINDOWS,
-    departures=(*_SHARED, "A word's vector is the mean of its rows, as in the authors' code; the paper has their sum."),
+    num_params={},
+    pretraining_heads=pretraining_heads,
+    task_head=task_head,
+    to_hf_config=to_hf_config,
+    from_hf_config=from_hf_config,
+    architectures=native_architectures("FastText", _ARCHITECTURES),
+    base_model_prefix="trunk.",
+    weight_maps=same_names("trunk.embeddings.tokens.weight", "trunk.embeddings.ngrams.weight"),
+    head_weight_maps=_WORD2VEC_WEIGHT_MAPS,
+    departures=(
+        *_SHARED_DEPARTURES,
+        "A word's vector is the mean of its rows, as in the authors' code; the paper has their sum.",
+    ),
 )
 
 GLOVE = Family(
@@ -118,17 +146,18 @@ GLOVE = Family(
     paper="Pennington et al. 2014, GloVe: Global Vectors for Word Representation",
     tokenizer="words",
     objective="least squares on the logarithms of co-occurrence counts",
-    trunk=trunk,
+    trunk_config=trunk_config,
     sizes={"tiny": {"dim": 100, "vocab_size": 40_000}, "base": {"dim": 300, "vocab_size": 400_000}},
-    published={},
-    heads=count_heads,
-    label_head=label_head,
-    to_config=to_config,
-    from_config=from_config,
-    architectures=own_classes("GloVe", {"WithCount": ("count",)}),
-    prefix="trunk.",
-    rules=own("trunk.embeddings.tokens.weight"),
-    head_rules=OWN_LABELS | {"count": own("heads.count.own", "heads.count.bias", "heads.count.first_bias")},
+    num_params={},
+    pretraining_heads=glove_heads,
+    task_head=task_head,
+    to_hf_config=to_hf_config,
+    from_hf_config=from_hf_config,
+    architectures=native_architectures("GloVe", {"WithCount": ("count",)}),
+    base_model_prefix="trunk.",
+    weight_maps=same_names("trunk.embeddings.tokens.weight"),
+    head_weight_maps=NATIVE_LABEL_HEADS
+    | {"count": same_names("heads.count.context_embeddings", "heads.count.bias", "heads.count.word_bias")},
     departures=(
         "Cells are learnt from a thousand at once, and AdaGrad's sums hold a cell's own gradient before it is used.",
         "A finished model has the sum of the two tables, and neither of them alone (§4.2).",

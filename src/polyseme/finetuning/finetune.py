@@ -10,52 +10,53 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from polyseme.config import Spec
+from polyseme.config import Config
 from polyseme.errors import UserError
-from polyseme.evaluation.predict import Extra
+from polyseme.evaluation.predict import MetricsFn
 from polyseme.families import FAMILIES
-from polyseme.finetuning.feature_extraction import NetworkSpec
-from polyseme.finetuning.runner import Part, Tell, Work, run_seeds
-from polyseme.nn.heads.coreference import CoreferenceHeadSpec
-from polyseme.nn.heads.crf import CrfSpec
-from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec
-from polyseme.nn.heads.tag_schemes import broken
+from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
+from polyseme.finetuning.runner import Experiment, OnSeedPredictions, Split, run_seeds
+from polyseme.nn.heads.coreference import CoreferenceHeadConfig
+from polyseme.nn.heads.crf import CRFConfig
+from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
+from polyseme.nn.heads.tag_schemes import first_invalid
 from polyseme.nn.model import Model
-from polyseme.tasks.encoded import Encoded
-from polyseme.tasks.examples import Example, Kind
-from polyseme.tasks.metrics.standard import require
-from polyseme.tasks.readers.squad import trainable, wrong_offsets
-from polyseme.tasks.spans import SpanSpec
+from polyseme.tasks.encoded import EncodedExample
+from polyseme.tasks.examples import Example, TaskType
+from polyseme.tasks.metrics.standard import require_dependencies
+from polyseme.tasks.readers.squad import count_bad_offsets, with_valid_answers
+from polyseme.tasks.spans import ExtractiveQAConfig
 from polyseme.tasks.task import Task
-from polyseme.tasks.text_templates import TextSpec, form_of
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.schedule import ScheduleSpec
-from polyseme.weights.folder import ModelFolder, load_model, read_spec, save_model
+from polyseme.tasks.text_templates import TextToTextTemplate, template_for
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.schedule import ScheduleConfig
+from polyseme.weights.folder import ModelFolder, load_model, read_model_config, save_model
 
 
 @dataclass(frozen=True)
-class FinetuneSpec(Spec):
+class FinetuneConfig(Config):
     """One fine-tuning run. The defaults are those of BERT (§A.3), which has 5e-5, 16 and 3 among its best.
 
-    `steps` overrides `epochs`; there are never fewer than `least_steps`, for small sets want more epochs (Mosbach et
-    al. 2021, §6). With `patience` the dev examples are measured after every epoch, a run ends when that many in a row
-    were no better than the best before, and the best is what is kept. `max_len` 0 is the model's; `freeze` parameter
-    groups, counted from the input (the embeddings are the first), stay as they are. A step is read in micro-batches of
-    at most `bin_tokens`.
+    `steps` overrides `epochs`; there are never fewer than `min_steps`, for small sets want more epochs (Mosbach et al.
+    2021, §6). With `patience` the dev examples are measured after every epoch, a run ends when that many in a row were
+    no better than the best before, and the best is what is kept. `max_len` 0 is the model's; `num_frozen_groups`
+    parameter groups, counted from the input (the embeddings are the first), stay as they are. A step is read in
+    micro-batches of at most `micro_batch_tokens`.
 
-    With `unfreeze` the new head is trained alone at first, and after every so many epochs the next group below joins;
-    the schedule begins anew each time, and the last phase has what is left of `epochs` (Howard and Ruder 2018, §3.3,
-    and their code). With `chunk` long texts are read so many tokens at a time with memory, the gradient reaching into
-    the last `learnt` tokens alone (0 is all): their BPT3C.
+    With `unfreeze_every` the new head is trained alone at first, and after every so many epochs the next group below
+    joins; the schedule begins anew each time, and the last phase has what is left of `epochs` (Howard and Ruder 2018,
+    §3.3, and their code). With `chunk_size` long texts are read so many tokens at a time with memory, the gradient
+    reaching into the last `grad_tokens` tokens alone (0 is all): their BPT3C.
 
-    `auxiliary` is the weight of the language model's own loss on the same texts, and `both_orders` reads a pair twice,
-    as GPT does (Radford et al. 2018, §3.2 and 3.3; its settings: auxiliary 0.5, rate 6.25e-5, batches of 32).
+    `lm_loss_weight` is the weight of the language model's own loss on the same texts, and `symmetric_pairs` reads a
+    pair twice, as GPT does (Radford et al. 2018, §3.2 and 3.3; its settings: lm_loss_weight 0.5, lr 6.25e-5, batches of
+    32).
 
-    Of several tasks (`finetuning/multitask.py`) each is drawn in proportion to its size to the power `alpha`: 1 is as
-    often as alone, 0 as often as any other.
+    Of several tasks (`finetuning/multitask.py`) each is drawn in proportion to its size to the power `sampling_alpha`:
+    1 is as often as alone, 0 as often as any other.
 
-    With the `decoder` "crf" the tags of a sentence are chosen together (Lample et al. 2016, §2.2). A `network` is laid
-    over frozen features (`finetuning/frozen.py`).
+    With the `tag_decoder` "crf" the tags of a sentence are chosen together (Lample et al. 2016, §2.2). A `network` is
+    laid over frozen features (`finetuning/frozen.py`).
     """
 
     epochs: float = 3.0
@@ -63,161 +64,198 @@ class FinetuneSpec(Spec):
     batch_size: int = 16
     max_len: int = 0
     truncate: bool = False
-    freeze: int = 0
-    optim: OptimSpec = field(default_factory=lambda: OptimSpec(rate=5e-5))
-    schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
+    num_frozen_groups: int = 0
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=5e-5))
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     precision: Literal["auto", "float32", "bf16"] = "auto"
-    bin_tokens: int = 16384
-    auxiliary: float = 0.0
-    both_orders: bool = False
-    unfreeze: float = 0.0
-    chunk: int = 0
-    learnt: int = 0
-    decoder: Literal["softmax", "crf"] = "softmax"
-    network: NetworkSpec | None = None
-    span: SpanSpec = field(default_factory=SpanSpec)
-    coreference: CoreferenceHeadSpec = field(default_factory=CoreferenceHeadSpec)
+    micro_batch_tokens: int = 16384
+    lm_loss_weight: float = 0.0
+    symmetric_pairs: bool = False
+    unfreeze_every: float = 0.0
+    chunk_size: int = 0
+    grad_tokens: int = 0
+    tag_decoder: Literal["softmax", "crf"] = "softmax"
+    network: FeatureNetworkSettings | None = None
+    span: ExtractiveQAConfig = field(default_factory=ExtractiveQAConfig)
+    coreference: CoreferenceHeadConfig = field(default_factory=CoreferenceHeadConfig)
     patience: int = 0
-    least_steps: int = 0
-    alpha: float = 1.0
+    min_steps: int = 0
+    sampling_alpha: float = 1.0
 
-    def check(self) -> FinetuneSpec:
-        self.within(1, math.inf, "batch_size", "bin_tokens")
+    def validate(self) -> FinetuneConfig:
+        self.check_range(1, math.inf, "batch_size", "micro_batch_tokens")
         if self.steps < 0 or (not self.steps and self.epochs <= 0):
             raise UserError(f"there is nothing to do in {self.steps} steps or {self.epochs:g} epochs")
-        self.within(0, math.inf, "freeze", "max_len", "auxiliary", "unfreeze", "chunk", "learnt")
-        self.within(0, math.inf, "patience", "least_steps", "alpha")
-        if self.optim.method not in ("adamw", "muon"):
-            raise UserError(f"optim.method is {self.optim.method!r}: tasks are learnt by adamw or muon")
+        self.check_range(
+            0, math.inf, "num_frozen_groups", "max_len", "lm_loss_weight", "unfreeze_every", "chunk_size", "grad_tokens"
+        )
+        self.check_range(0, math.inf, "patience", "min_steps", "sampling_alpha")
+        if self.optimizer.name not in ("adamw", "muon"):
+            raise UserError(f"optimizer.name is {self.optimizer.name!r}: tasks are learnt by adamw or muon")
         return self
 
-    def total(self, num_examples: int) -> int:
-        epochs = math.ceil(self.epochs * math.ceil(num_examples / self.batch_size))
-        return self.steps or max(epochs, self.least_steps, 1)
+    def total_steps(self, num_examples: int) -> int:
+        epoch_steps = math.ceil(self.epochs * math.ceil(num_examples / self.batch_size))
+        return self.steps or max(epoch_steps, self.min_steps, 1)
 
-    def phases(self, num_examples: int, num_groups: int) -> list[tuple[int, int, int]]:
+    def unfreezing_phases(self, num_examples: int, num_groups: int) -> list[tuple[int, int, int]]:
         """Runs of steps and how many groups are frozen in each: (first step, behind the last, frozen)."""
-        total, each = self.total(num_examples), self.unfreeze * math.ceil(num_examples / self.batch_size)
-        if not self.unfreeze:
-            return [(0, total, self.freeze)]
-        borders = [round(i * each) for i in range(num_groups - self.freeze + 1)]
-        if borders[-1] >= total:
+        total, steps_per_phase = (
+            self.total_steps(num_examples),
+            self.unfreeze_every * math.ceil(num_examples / self.batch_size),
+        )
+        if not self.unfreeze_every:
+            return [(0, total, self.num_frozen_groups)]
+        boundaries = [round(i * steps_per_phase) for i in range(num_groups - self.num_frozen_groups + 1)]
+        if boundaries[-1] >= total:
             raise UserError(
-                f"{total} steps end before all {num_groups} groups are unfrozen, at step {borders[-1]}: "
-                "more epochs, a smaller unfreeze, or freeze some for good"
+                f"{total} steps end before all {num_groups} groups are unfrozen, at step {boundaries[-1]}: "
+                "more epochs, a smaller unfreeze_every, or freeze some for good"
             )
-        return [(a, b, num_groups - i) for i, (a, b) in enumerate(pairwise([*borders, total])) if a < b]
+        return [(a, b, num_groups - i) for i, (a, b) in enumerate(pairwise([*boundaries, total])) if a < b]
 
 
 def finetune(
     model_folder: Path,
-    kind: Kind,
+    task_type: TaskType,
     train_examples: Sequence[Example],
     dev_examples: Sequence[Example],
     out: Path | None,
-    settings: FinetuneSpec | None = None,
+    settings: FinetuneConfig | None = None,
     *,
     seeds: int = 1,
     first_seed: int = 0,
-    scratch: bool = False,
-    primary: str = "",
-    data_set: str = "",
-    extra: Extra | None = None,
-    others: Mapping[str, Sequence[Example]] | None = None,
-    tell: Tell | None = None,
-    keep: bool = False,
-    checkpoints: int = 0,
+    from_scratch: bool = False,
+    primary_metric: str = "",
+    dataset_name: str = "",
+    extra_metrics: MetricsFn | None = None,
+    extra_eval: Mapping[str, Sequence[Example]] | None = None,
+    on_predictions: OnSeedPredictions | None = None,
+    keep_seeds: bool = False,
+    keep_checkpoints: int = 0,
 ) -> dict[str, Any]:
     """Fine-tune once for each seed, measure on the dev examples; report all seeds, mean and deviation.
 
-    `primary` is the metric that counts, if it is not the one the kind has; it stands first. `data_set` is the name
-    that is noted, `extra` its own metrics; `others` are more examples to measure every seed on. A seed has failed if it
-    is no better than a blind guess (as runs on small sets may be; Mosbach et al. 2021, §3). `tell` hears of each seed
-    what it predicts for the dev examples.
+    `primary_metric` is the metric that counts, if it is not the one the kind has; it stands first. `dataset_name` is
+    the name that is noted, `extra_metrics` its own metrics; `extra_eval` are more examples to measure every seed on. A
+    seed has failed if it is no better than a blind guess (as runs on small sets may be; Mosbach et al. 2021, §3).
+    `on_predictions` hears of each seed what it predicts for the dev examples.
 
-    The seed draws the new head, the order of the examples and the dropout. `out` gets `results.json`,
-    `log.jsonl`, `predictions.json` and the model of the seed that did best on the dev examples (that choice flatters
-    its own number, but not the mean); with `keep` also those of all seeds, in `seeds`; of each seed the last so many
-    `checkpoints`, one an epoch. With `scratch` the same model starts from fresh weights: the row that says what
-    pre-training was worth.
+    The seed draws the new head, the order of the examples and the dropout. `out` gets `results.json`, `log.jsonl`,
+    `predictions.json` and the model of the seed that did best on the dev examples (that choice flatters its own number,
+    but not the mean); with `keep_seeds` also those of all seeds, in `seeds`; of each seed the last so many
+    `keep_checkpoints`, one an epoch. With `from_scratch` the same model starts from fresh weights: the row that says
+    what pre-training was worth.
     """
-    settings = (settings or FinetuneSpec()).check()
-    check_run(kind, out, settings, seeds)
-    form = written_form(Path(model_folder), kind, train_examples, data_set)
-    task = Task.of(kind, train_examples, settings.both_orders, settings.span, settings.coreference, form)
-    crf = crf_of(settings, train_examples)
-    loaded = _open(Path(model_folder), task, settings, first_seed, scratch, crf)
+    settings = (settings or FinetuneConfig()).validate()
+    validate_run(task_type, out, settings, seeds)
+    template = find_template(Path(model_folder), task_type, train_examples, dataset_name)
+    task = Task.from_examples(
+        task_type, train_examples, settings.symmetric_pairs, settings.span, settings.coreference, template
+    )
+    crf = build_crf_config(settings, train_examples)
+    loaded_folder = _load_for_task(Path(model_folder), task, settings, first_seed, from_scratch, crf)
 
-    def part(examples: Sequence[Example]) -> Part:
-        return Part(examples, _encode(task, examples, loaded, settings))
+    def part(examples: Sequence[Example]) -> Split:
+        return Split(examples, _encode_examples(task, examples, loaded_folder, settings))
 
     def build(seed: int) -> Model:
-        fresh = seed != first_seed
-        return (_open(Path(model_folder), task, settings, seed, scratch, crf) if fresh else loaded).model
+        needs_reload = seed != first_seed
+        return (
+            _load_for_task(Path(model_folder), task, settings, seed, from_scratch, crf)
+            if needs_reload
+            else loaded_folder
+        ).model
 
-    def save(path: Path, model: Model, notes: dict[str, Any]) -> None:
-        save_model(path, model, loaded.tokenizer, notes | chain_of(loaded.notes))
+    def save(path: Path, model: Model, metadata: dict[str, Any]) -> None:
+        save_model(path, model, loaded_folder.tokenizer, metadata | finetuning_history(loaded_folder.metadata))
 
-    more = {name: part(examples) for name, examples in (others or {}).items()}
-    work = Work(task, part(trainable(train_examples)), part(dev_examples), settings, primary, extra, more)
-    about: dict[str, Any] = {"data": data_set} if data_set else {}
-    about |= {"model": str(model_folder), "from_scratch": scratch}
-    if kind == "span":
-        about["wrong_offsets"] = {"train": wrong_offsets(train_examples), "dev": wrong_offsets(dev_examples)}
-    return run_seeds(work, build, save, out, range(first_seed, first_seed + seeds), about, tell, keep, checkpoints)
+    extra_splits = {name: part(examples) for name, examples in (extra_eval or {}).items()}
+    experiment = Experiment(
+        task,
+        part(with_valid_answers(train_examples)),
+        part(dev_examples),
+        settings,
+        primary_metric,
+        extra_metrics,
+        extra_splits,
+    )
+    run_info: dict[str, Any] = {"data": dataset_name} if dataset_name else {}
+    run_info |= {"model": str(model_folder), "from_scratch": from_scratch}
+    if task_type == "span":
+        run_info["bad_offsets"] = {"train": count_bad_offsets(train_examples), "dev": count_bad_offsets(dev_examples)}
+    return run_seeds(
+        experiment,
+        build,
+        save,
+        out,
+        range(first_seed, first_seed + seeds),
+        run_info,
+        on_predictions,
+        keep_seeds,
+        keep_checkpoints,
+    )
 
 
-def written_form(path: Path, kind: Kind, examples: Sequence[Example], name: str) -> TextSpec | None:
+def find_template(path: Path, task_type: TaskType, examples: Sequence[Example], name: str) -> TextToTextTemplate | None:
     """How the model of a folder writes a task, if its family answers in text."""
     if not path.is_dir():
         raise UserError(f"there is no model folder at {path}")
-    spec = read_spec(path)[0]
-    return form_of(FAMILIES[spec.family], spec.trunk, kind, examples, name)
+    config = read_model_config(path)[0]
+    return template_for(FAMILIES[config.family], config.trunk, task_type, examples, name)
 
 
-def chain_of(notes: dict[str, Any]) -> dict[str, Any]:
+def finetuning_history(metadata: dict[str, Any]) -> dict[str, Any]:
     """What a folder was fine-tuned for before, for the notes of the next."""
-    before = notes.get("task")
-    return {"chain": [*notes.get("chain", []), notes.get("data") or before]} if before else {}
+    previous_task = metadata.get("task")
+    return (
+        {"finetuning_history": [*metadata.get("finetuning_history", []), metadata.get("data") or previous_task]}
+        if previous_task
+        else {}
+    )
 
 
-def crf_of(settings: FinetuneSpec, examples: Sequence[Example]) -> CrfSpec | None:
+def build_crf_config(settings: FinetuneConfig, examples: Sequence[Example]) -> CRFConfig | None:
     """The CRF of a run, if it has one; where the tags of its examples break the rules, nothing is barred."""
-    return CrfSpec(all(broken(e.tags or ()) is None for e in examples)) if settings.decoder == "crf" else None
+    return (
+        CRFConfig(all(first_invalid(e.tags or ()) is None for e in examples)) if settings.tag_decoder == "crf" else None
+    )
 
 
-def check_run(kind: Kind, out: Path | None, settings: FinetuneSpec, seeds: int) -> None:
+def validate_run(task_type: TaskType, out: Path | None, settings: FinetuneConfig, seeds: int) -> None:
     """What can be wrong before anything is opened."""
     if seeds < 1:
         raise UserError(f"{seeds} seeds is no run: at least 1 is needed")
     if out is not None:
-        _check_empty(out)
-    require(kind)
-    if settings.decoder == "crf" and kind != "tagging":
-        raise UserError(f"the decoder crf is for tagging, not for {kind}")
+        _require_empty_directory(out)
+    require_dependencies(task_type)
+    if settings.tag_decoder == "crf" and task_type != "tagging":
+        raise UserError(f"the tag_decoder crf is for tagging, not for {task_type}")
 
 
-def _encode(task: Task, examples: Sequence[Example], folder: ModelFolder, settings: FinetuneSpec) -> list[Encoded]:
+def _encode_examples(
+    task: Task, examples: Sequence[Example], folder: ModelFolder, settings: FinetuneConfig
+) -> list[EncodedExample]:
     """Labelled examples as the model reads them."""
-    folder.tokenizer.check()
-    limit = folder.model.spec.trunk.embeddings.max_len
+    folder.tokenizer.validate()
+    limit = folder.model.config.trunk.embeddings.max_len
     if settings.max_len > limit:
         raise UserError(f"max_len {settings.max_len} is longer than the model reads ({limit})")
-    found = task.encode(examples, folder.tokenizer, settings.max_len or limit, settings.truncate)
+    encoded = task.encode(examples, folder.tokenizer, settings.max_len or limit, settings.truncate)
     for example in examples:
-        if example.answer is None:
-            raise UserError(f"{example.where}: there is no label")
-    return found
+        if example.gold is None:
+            raise UserError(f"{example.location}: there is no label")
+    return encoded
 
 
-def _open(
-    path: Path, task: Task, settings: FinetuneSpec, seed: int, scratch: bool, crf: CrfSpec | None = None
+def _load_for_task(
+    path: Path, task: Task, settings: FinetuneConfig, seed: int, from_scratch: bool, crf: CRFConfig | None = None
 ) -> ModelFolder:
-    return open_for(path, [(task, crf)], settings, seed, scratch)
+    return load_for_tasks(path, [(task, crf)], settings, seed, from_scratch)
 
 
-def open_for(
-    path: Path, tasks: Sequence[tuple[Task, CrfSpec | None]], settings: FinetuneSpec, seed: int, scratch: bool
+def load_for_tasks(
+    path: Path, tasks: Sequence[tuple[Task, CRFConfig | None]], settings: FinetuneConfig, seed: int, from_scratch: bool
 ) -> ModelFolder:
     """The folder with the heads of tasks in place of its own, on pre-trained or on fresh weights.
 
@@ -226,37 +264,37 @@ def open_for(
     """
     if not path.is_dir():
         raise UserError(f"there is no model folder at {path}")
-    spec = read_spec(path)[0]
-    family = FAMILIES[spec.family]
-    known = family.heads(spec.trunk)
-    if settings.auxiliary and ("next" not in known or any(task.text for task, _ in tasks)):
-        raise UserError(f"auxiliary is the loss of a causal language model, which {family.name} is not")
-    heads: dict[str, HeadSpec] = {}
+    config = read_model_config(path)[0]
+    family = FAMILIES[config.family]
+    family_heads = family.pretraining_heads(config.trunk)
+    if settings.lm_loss_weight and ("next" not in family_heads or any(task.text_template for task, _ in tasks)):
+        raise UserError(f"lm_loss_weight weighs the loss of a causal language model, which {family.name} is not")
+    heads: dict[str, AnyHeadConfig] = {}
     for task, crf in tasks:
-        name, own = task.head_name, task.head(family, spec.trunk)
-        own = own.replace(crf=crf) if isinstance(own, LabelHeadSpec) else own
+        name, head = task.head_name, task.head(family, config.trunk)
+        head = head.replace(crf=crf) if isinstance(head, ClassificationHeadConfig) else head
         names = next((heads for heads in family.architectures.values() if name in heads), (name,))
-        heads |= {n: own if n == name else known[n] for n in names}
-    if settings.auxiliary:
-        heads |= {"next": known["next"]}
+        heads |= {n: head if n == name else family_heads[n] for n in names}
+    if settings.lm_loss_weight:
+        heads |= {"next": family_heads["next"]}
     folder = load_model(path, heads=heads, seed=seed)
-    if family.frame and not folder.tokenizer.num_added():
-        tokenizer = folder.tokenizer.framed(*family.frame)
-        model = folder.model.grown(max(tokenizer.vocab_size, spec.trunk.embeddings.vocab_size), seed)
+    if family.finetune_template and not folder.tokenizer.num_special_tokens_to_add():
+        tokenizer = folder.tokenizer.with_template(*family.finetune_template)
+        model = folder.model.resize_vocab(max(tokenizer.vocab_size, config.trunk.embeddings.vocab_size), seed)
         folder = dataclasses.replace(folder, tokenizer=tokenizer, model=model)
-    return dataclasses.replace(folder, model=_fresh(folder.model, seed)) if scratch else folder
+    return dataclasses.replace(folder, model=_reinitialize(folder.model, seed)) if from_scratch else folder
 
 
-def _fresh(model: Model, seed: int) -> Model:
+def _reinitialize(model: Model, seed: int) -> Model:
     """The same model before it has learnt anything; what is not learnt stays."""
-    found = model.spec.build(seed)
+    fresh_model = model.config.build(seed)
     for name, buffer in model.named_buffers():
-        found.get_buffer(name).copy_(buffer)
-    return found
+        fresh_model.get_buffer(name).copy_(buffer)
+    return fresh_model
 
 
-def _check_empty(out: Path) -> None:
+def _require_empty_directory(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: give a folder for the run")
-    if out.is_dir() and (found := sorted(p.name for p in out.iterdir())):
-        raise UserError(f"{out} already holds {found[0]}: give another folder for the run")
+    if out.is_dir() and (names := sorted(p.name for p in out.iterdir())):
+        raise UserError(f"{out} already holds {names[0]}: give another folder for the run")

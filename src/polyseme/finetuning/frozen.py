@@ -15,345 +15,404 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polyseme.errors import UserError
-from polyseme.evaluation.predict import Extra, as_examples, measure, predictions
-from polyseme.finetuning.feature_extraction import LAYERS, Encoder, NetworkSpec, Sentence, features, words_of
-from polyseme.finetuning.finetune import FinetuneSpec, check_run, crf_of
-from polyseme.finetuning.runner import Part, Work, run_seeds
-from polyseme.finetuning.word_embeddings import Given, begin, look_up, vocabulary_of
-from polyseme.io.files import read_json, whole_folder, write_json, write_tensors
-from polyseme.nn.heads.coreference import END
-from polyseme.nn.heads.crf import CrfSpec
-from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec
-from polyseme.nn.layers.char_cnn import CharactersSpec, spell
-from polyseme.nn.layers.frozen_features import FeaturesSpec, SourceSpec, Store
-from polyseme.nn.model import Model, ModelSpec
-from polyseme.nn.trunks.feature_network import Over, OverSpec
+from polyseme.evaluation.predict import MetricsFn, evaluate_predictions, predict_encoded, to_examples
+from polyseme.finetuning.feature_extraction import (
+    LAYER_SELECTIONS,
+    FeatureEncoder,
+    FeatureNetworkSettings,
+    Sentence,
+    extract_features,
+    split_words,
+)
+from polyseme.finetuning.finetune import FinetuneConfig, build_crf_config, validate_run
+from polyseme.finetuning.runner import Experiment, Split, run_seeds
+from polyseme.finetuning.word_embeddings import PretrainedVectors, build_vocabulary, init_embeddings, resolve_words
+from polyseme.io.atomic import atomic_directory, write_tensors
+from polyseme.io.json import read_json, write_json
+from polyseme.nn.heads.coreference import SENTENCE_END
+from polyseme.nn.heads.crf import CRFConfig
+from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
+from polyseme.nn.layers.char_cnn import CharCNNConfig, words_to_char_ids
+from polyseme.nn.layers.frozen_features import FeatureSourceConfig, FeatureStore, FrozenFeaturesConfig
+from polyseme.nn.model import Model, ModelConfig
+from polyseme.nn.trunks.feature_network import FeatureNetwork, FeatureNetworkConfig
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.objectives.losses import losses
+from polyseme.objectives.losses import compute_losses
 from polyseme.tasks.coreference import word_rows
-from polyseme.tasks.encoded import Encoded
-from polyseme.tasks.examples import Example, Kind
-from polyseme.tasks.readers.squad import trainable, wrong_offsets
+from polyseme.tasks.encoded import EncodedExample
+from polyseme.tasks.examples import Example, TaskType
+from polyseme.tasks.readers.squad import count_bad_offsets, with_valid_answers
 from polyseme.tasks.spans import SpanAnswer
 from polyseme.tasks.task import Prediction, Task
-from polyseme.tasks.word_windows import WORDS, word_windows
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.tasks.word_windows import MAX_CONTEXT_WORDS, word_level_windows
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.schedule import ScheduleConfig
 
-FAMILY = "features"  # what stands in the spec of such a model: it is no architecture
-FILTERS = ((2, 25), (3, 50), (4, 25))
-MARK_DIM = 100  # He et al. 2017, §3.1
-TERM = "mix"  # the penalty on the weights of a mix
-USUAL = FinetuneSpec(
+FEATURE_FAMILY = "features"  # what stands in the spec of such a model: it is no architecture
+CHAR_CNN_FILTERS = ((2, 25), (3, 50), (4, 25))
+INDICATOR_DIM = 100  # He et al. 2017, §3.1
+MIX_PENALTY = "mix_penalty"  # the penalty on the weights of a mix
+FEATURE_DEFAULTS = FinetuneConfig(
     epochs=15.0,
     batch_size=16,
-    optim=OptimSpec(rate=2e-3, eps=1e-8, decay=0.0, clip=5.0),
-    schedule=ScheduleSpec("linear", warmup=0),
+    optimizer=OptimizerConfig(lr=2e-3, eps=1e-8, weight_decay=0.0, max_grad_norm=5.0),
+    schedule=ScheduleConfig("linear", warmup=0),
     precision="float32",
-    network=NetworkSpec(),
+    network=FeatureNetworkSettings(),
 )
 
 
 @dataclass(frozen=True, eq=False)
-class Reader:
+class FeatureReader:
     """Encoders, if there are any, with a choice of layers each; the words a network knows; where features are kept."""
 
-    encoders: tuple[Encoder, ...]
+    encoders: tuple[FeatureEncoder, ...]
     layers: tuple[str, ...]
     vocabulary: dict[str, int]
-    cache: Path | None
-    window: int = WORDS  # of a text in which an answer is sought
-    given: Given | None = None
+    cache_dir: Path | None
+    max_context_words: int = MAX_CONTEXT_WORDS  # of a text in which an answer is sought
+    pretrained: PretrainedVectors | None = None
 
     @property
-    def sources(self) -> tuple[SourceSpec, ...]:
+    def sources(self) -> tuple[FeatureSourceConfig, ...]:
         """What is stored of each encoder."""
-        found = []
+        configs = []
         for encoder, layers in zip(self.encoders, self.layers):
-            kept, how = encoder.chosen(layers), LAYERS[layers][1]
-            number, dim = 1 if how == "sum" else len(kept), encoder.sizes[kept[0]]
-            found.append(SourceSpec(number, dim, "side" if how == "side" else "mix"))
-        return tuple(found)
+            layer_indices, combination = encoder.resolve_layers(layers), LAYER_SELECTIONS[layers][1]
+            num_layers, dim = 1 if combination == "sum" else len(layer_indices), encoder.layer_dims[layer_indices[0]]
+            configs.append(FeatureSourceConfig(num_layers, dim, "side" if combination == "side" else "mix"))
+        return tuple(configs)
 
-    def lay(self, task: Task, sets: Sequence[Sequence[Example]], labelled: bool) -> tuple[list[list[Encoded]], Store]:
+    def encode(
+        self, task: Task, sets: Sequence[Sequence[Example]], use_labels: bool
+    ) -> tuple[list[list[EncodedExample]], FeatureStore]:
         """Sets of examples as places of one store: features are read and kept for each set by itself, and of a text
         that stands in it several times once."""
-        found: list[list[Encoded]] = []
+        encoded_sets: list[list[EncodedExample]] = []
         arrays: list[list[np.ndarray]] = [[] for _ in self.encoders]
         words: list[str] = []
         for examples in sets:
-            read = [sequences_of(task, e) for e in examples]
-            texts = list(dict.fromkeys(text for sequences in read for texts in sequences for text in texts))
-            before = len(words)
-            places = dict(zip(texts, before + np.cumsum([0, *map(len, texts)])))
+            all_sequences = [split_sequences(task, e) for e in examples]
+            texts = list(dict.fromkeys(text for sequences in all_sequences for texts in sequences for text in texts))
+            offset = len(words)
+            text_offsets = dict(zip(texts, offset + np.cumsum([0, *map(len, texts)])))
             words += [word for text in texts for word in text]
             for parts, encoder, layers in zip(arrays, self.encoders, self.layers):
-                parts.append(features(encoder, texts, layers, self.cache))
-            found.append([])
-            for number, (example, sequences) in enumerate(zip(examples, read)):
-                if task.kind == "span":
-                    asked = word_windows(example, sequences[0], places, number, self.window, task.span, labelled)
-                    found[-1] += asked
+                parts.append(extract_features(encoder, texts, layers, self.cache_dir))
+            encoded_sets.append([])
+            for example_index, (example, sequences) in enumerate(zip(examples, all_sequences)):
+                if task.task_type == "span":
+                    windows = word_level_windows(
+                        example,
+                        sequences[0],
+                        text_offsets,
+                        example_index,
+                        self.max_context_words,
+                        task.span,
+                        use_labels,
+                    )
+                    encoded_sets[-1] += windows
                 else:
-                    found[-1].append(_encoded(task, example, sequences, places, labelled))
+                    encoded_sets[-1].append(_encode_example(task, example, sequences, text_offsets, use_labels))
         distinct = {word: i for i, word in enumerate(dict.fromkeys(words))}
-        known, given = look_up(distinct, self.vocabulary, self.given)
-        numbers = np.array([distinct[word] for word in words], dtype=np.int64)
-        return found, Store(arrays, numbers, spell(list(distinct)), known, given)
+        word_ids, pretrained_rows = resolve_words(distinct, self.vocabulary, self.pretrained)
+        word_numbers = np.array([distinct[word] for word in words], dtype=np.int64)
+        return encoded_sets, FeatureStore(
+            arrays, word_numbers, words_to_char_ids(list(distinct)), word_ids, pretrained_rows
+        )
 
 
-def sequences_of(task: Task, example: Example) -> list[tuple[Sentence, ...]]:
+def split_sequences(task: Task, example: Example) -> list[tuple[Sentence, ...]]:
     """The texts of each sequence of an example, as words."""
-    if task.kind == "tagging":
+    if task.task_type == "tagging":
         if not example.words:
-            raise UserError(f"{example.where}: a sentence has no words")
+            raise UserError(f"{example.location}: a sentence has no words")
         return [(example.words,)]
-    if task.kind == "coreference":
-        ends = np.unique(word_rows(example, task.coreference)[:, END]) + 1
+    if task.task_type == "coreference":
+        ends = np.unique(word_rows(example, task.coreference)[:, SENTENCE_END]) + 1
         return [((example.words or ())[a:b],) for a, b in pairwise([0, *ends.tolist()])]
-    found = []
+    sequences = []
     for first, second in task._sequences(example):
-        texts = tuple(words_of(text) for text in (first, second) if text is not None)
+        texts = tuple(split_words(text) for text in (first, second) if text is not None)
         if not all(texts):
-            raise UserError(f"{example.where}: a text has no words")
-        found.append(texts)
-    return found
+            raise UserError(f"{example.location}: a text has no words")
+        sequences.append(texts)
+    return sequences
 
 
-def _encoded(
-    task: Task, example: Example, sequences: list[tuple[Sentence, ...]], places: Mapping[Sentence, int], labelled: bool
-) -> Encoded:
+def _encode_example(
+    task: Task,
+    example: Example,
+    sequences: list[tuple[Sentence, ...]],
+    text_offsets: Mapping[Sentence, int],
+    use_labels: bool,
+) -> EncodedExample:
     sizes = [[len(text) for text in texts] for texts in sequences]
-    ids = np.concatenate([places[text] + np.arange(len(text)) for texts in sequences for text in texts])
-    segments = np.concatenate([np.repeat(np.arange(len(each)), each) for each in sizes])
-    if example.mark is not None:
-        segments[example.mark[0]] = 1
-    rows = np.arange(len(ids) if task.kind == "tagging" else 0)
-    if task.kind == "coreference":
-        rows = word_rows(example, task.coreference)
-    target = task._target(example, {label: i for i, label in enumerate(task.labels)}) if labelled else None
-    if labelled and target is None:
-        raise UserError(f"{example.where}: there is no label")
-    return Encoded(ids, segments, rows, target, tuple(map(sum, sizes)) if len(sizes) > 1 else ())
+    ids = np.concatenate([text_offsets[text] + np.arange(len(text)) for texts in sequences for text in texts])
+    segments = np.concatenate([np.repeat(np.arange(len(text_sizes)), text_sizes) for text_sizes in sizes])
+    if example.predicate is not None:
+        segments[example.predicate[0]] = 1
+    positions = np.arange(len(ids) if task.task_type == "tagging" else 0)
+    if task.task_type == "coreference":
+        positions = word_rows(example, task.coreference)
+    target = task._encode_target(example, {label: i for i, label in enumerate(task.labels)}) if use_labels else None
+    if use_labels and target is None:
+        raise UserError(f"{example.location}: there is no label")
+    return EncodedExample(ids, segments, positions, target, tuple(map(sum, sizes)) if len(sizes) > 1 else ())
 
 
-def spec_of(task: Task, reader: Reader, network: NetworkSpec, crf: CrfSpec | None, marked: bool = False) -> ModelSpec:
+def build_model_config(
+    task: Task,
+    reader: FeatureReader,
+    network: FeatureNetworkSettings,
+    crf: CRFConfig | None,
+    has_predicate: bool = False,
+) -> ModelConfig:
     """The model over what a reader reads."""
-    usual: dict[str, Any] = dict(tagging="bilstm", coreference="bilstm", pair="esim", choice="esim", span="bidaf")
-    name: Any = usual.get(task.kind, "biattentive") if network.name == "auto" else network.name
-    _check_network(name, task.kind)
-    if name == "linear" and not reader.encoders and reader.given is None:
-        raise UserError("a linear model needs features to stand on: name a model, or word vectors")
-    if network.where == "between" and not reader.encoders:
-        raise UserError("there are no features to join between the layers: name a model")
-    bottom = FeaturesSpec(
-        reader.sources,
-        network.where,
-        len(reader.vocabulary) + 1,
-        word_dim(network, reader.given),
-        CharactersSpec(1, 50, 1, FILTERS, num_highway=0) if network.characters else None,
-        network.dropout if name != "linear" else 0.1,
-        MARK_DIM if marked else 0,
+    default_networks: dict[str, Any] = dict(
+        tagging="bilstm", coreference="bilstm", pair="esim", choice="esim", span="bidaf"
     )
-    trunk = OverSpec(bottom, name, network.size, network.num_layers, network.dropout)
-    by_token = task.kind in ("tagging", "span")
-    head: HeadSpec = LabelHeadSpec(task.labels, "tokens" if by_token else "pooled", crf=crf)
-    head = task.coreference if task.kind == "coreference" else head
-    return ModelSpec(FAMILY, trunk, {task.head_name: head})
+    name: Any = default_networks.get(task.task_type, "biattentive") if network.name == "auto" else network.name
+    _check_network(name, task.task_type)
+    if name == "linear" and not reader.encoders and reader.pretrained is None:
+        raise UserError("a linear model needs features to stand on: name a model, or word vectors")
+    if network.join_at == "between" and not reader.encoders:
+        raise UserError("there are no features to join between the layers: name a model")
+    features_config = FrozenFeaturesConfig(
+        reader.sources,
+        network.join_at,
+        len(reader.vocabulary) + 1,
+        resolve_word_dim(network, reader.pretrained),
+        CharCNNConfig(1, 50, 1, CHAR_CNN_FILTERS, num_highway=0) if network.use_char_cnn else None,
+        network.dropout if name != "linear" else 0.1,
+        INDICATOR_DIM if has_predicate else 0,
+    )
+    trunk = FeatureNetworkConfig(features_config, name, network.lstm_dim, network.num_layers, network.dropout)
+    by_token = task.task_type in ("tagging", "span")
+    head: AnyHeadConfig = ClassificationHeadConfig(task.labels, "tokens" if by_token else "pooled", crf=crf)
+    head = task.coreference if task.task_type == "coreference" else head
+    return ModelConfig(FEATURE_FAMILY, trunk, {task.head_name: head})
 
 
-def _check_network(name: str, kind: Kind) -> None:
+def _check_network(name: str, task_type: TaskType) -> None:
     """Whether a network can say what is asked of a text."""
-    if name == "esim" and kind not in ("pair", "choice"):
-        raise UserError(f"esim compares two texts, which {kind} has not: linear, bilstm or biattentive")
-    if kind in ("tagging", "coreference") and name not in ("linear", "bilstm"):
-        raise UserError(f"{name} says one thing of a text, and {kind} one of each word: linear or bilstm")
-    if kind == "span" and name not in ("bidaf", "bilstm"):
+    if name == "esim" and task_type not in ("pair", "choice"):
+        raise UserError(f"esim compares two texts, which {task_type} has not: linear, bilstm or biattentive")
+    if task_type in ("tagging", "coreference") and name not in ("linear", "bilstm"):
+        raise UserError(f"{name} says one thing of a text, and {task_type} one of each word: linear or bilstm")
+    if task_type == "span" and name not in ("bidaf", "bilstm"):
         raise UserError(f"{name} cannot look for an answer in a text: bidaf or bilstm")
-    if kind != "span" and name == "bidaf":
-        raise UserError(f"bidaf finds an answer in a text, which {kind} does not ask for")
+    if task_type != "span" and name == "bidaf":
+        raise UserError(f"bidaf finds an answer in a text, which {task_type} does not ask for")
 
 
-def finetune_over(
-    source: Path | Sequence[Path] | None,
-    kind: Kind,
+def train_on_features(
+    encoders: Path | Sequence[Path] | None,
+    task_type: TaskType,
     train_examples: Sequence[Example],
     dev_examples: Sequence[Example],
     out: Path | None,
-    settings: FinetuneSpec = USUAL,
+    settings: FinetuneConfig = FEATURE_DEFAULTS,
     *,
     seeds: int = 1,
     first_seed: int = 0,
-    primary: str = "",
-    data_set: str = "",
-    extra: Extra | None = None,
-    others: Mapping[str, Sequence[Example]] | None = None,
-    cache: Path | None = None,
-    keep: bool = False,
-    words: Path | None = None,
+    primary_metric: str = "",
+    dataset_name: str = "",
+    extra_metrics: MetricsFn | None = None,
+    extra_eval: Mapping[str, Sequence[Example]] | None = None,
+    cache_dir: Path | None = None,
+    keep_seeds: bool = False,
+    word_vectors: Path | None = None,
 ) -> dict[str, Any]:
-    """As `finetune`, with the model at `source` frozen and a network over its features; without one, over words alone.
+    """As `finetune`, with the model at `encoders` frozen and a network over its features; without one, over words
+    alone.
 
-    Of several models the features stand side by side. `words` is where the network's own word vectors begin: a file or
-    a model folder. The results say also how a mix weighs the layers.
+    Of several models the features stand side by side. `word_vectors` is where the network's own word vectors begin: a
+    file or a model folder. The results say also how a mix weighs the layers.
     """
-    settings = settings.check()
-    network = settings.network or NetworkSpec()
-    check_run(kind, out, settings, seeds)
-    task = Task.of(kind, train_examples, settings.both_orders, settings.span, coreference=settings.coreference)
-    paths = [] if source is None else [Path(source)] if isinstance(source, str | Path) else list(source)
-    given = Given.open(words) if words is not None else None
+    settings = settings.validate()
+    network = settings.network or FeatureNetworkSettings()
+    validate_run(task_type, out, settings, seeds)
+    task = Task.from_examples(
+        task_type, train_examples, settings.symmetric_pairs, settings.span, coreference=settings.coreference
+    )
+    paths = [] if encoders is None else [Path(encoders)] if isinstance(encoders, str | Path) else list(encoders)
+    pretrained = PretrainedVectors.load(word_vectors) if word_vectors is not None else None
     vocabulary: dict[str, int] = {}
-    if word_dim(network, given):
-        read = (word for e in train_examples for texts in sequences_of(task, e) for text in texts for word in text)
-        vocabulary = vocabulary_of(read, given, network.freeze_words)
-    choices = layers_of(network, len(paths))
-    reader = Reader(tuple(map(Encoder.open, paths)), choices, vocabulary, cache, settings.max_len or WORDS, given)
-    spec = spec_of(task, reader, network, crf_of(settings, train_examples), any(e.mark for e in train_examples))
-    sets = [trainable(train_examples), dev_examples, *(others or {}).values()]
-    encoded, store = reader.lay(task, sets, labelled=True)
-    train, dev, *rest = (Part(examples, laid) for examples, laid in zip(sets, encoded))
+    if resolve_word_dim(network, pretrained):
+        training_words = (
+            word for e in train_examples for texts in split_sequences(task, e) for text in texts for word in text
+        )
+        vocabulary = build_vocabulary(training_words, pretrained, network.freeze_word_embeddings)
+    choices = resolve_layer_selections(network, len(paths))
+    reader = FeatureReader(
+        tuple(map(FeatureEncoder.load, paths)),
+        choices,
+        vocabulary,
+        cache_dir,
+        settings.max_len or MAX_CONTEXT_WORDS,
+        pretrained,
+    )
+    config = build_model_config(
+        task, reader, network, build_crf_config(settings, train_examples), any(e.predicate for e in train_examples)
+    )
+    sets = [with_valid_answers(train_examples), dev_examples, *(extra_eval or {}).values()]
+    encoded, store = reader.encode(task, sets, use_labels=True)
+    train, dev, *extra_splits = (Split(examples, encoded_examples) for examples, encoded_examples in zip(sets, encoded))
 
     def build(seed: int) -> Model:
-        model = spec.build(seed)
-        assert isinstance(model.trunk, Over)
+        model = config.build(seed)
+        assert isinstance(model.trunk, FeatureNetwork)
         model.trunk.features.store = store
-        if given is not None and model.trunk.features.words is not None:
-            begin(model.trunk.features.words.weight, vocabulary, given)
+        if pretrained is not None and model.trunk.features.word_embeddings is not None:
+            init_embeddings(model.trunk.features.word_embeddings.weight, vocabulary, pretrained)
         return model
 
-    def save(path: Path, model: Model, notes: dict[str, Any]) -> None:
+    def save(path: Path, model: Model, metadata: dict[str, Any]) -> None:
         weights = mix_weights(model)
-        if weights and "results" in notes:
-            notes["results"] |= {"mix": weights}
-        read = [{"model": str(e.path), "hash": e.hash, "layers": n} for e, n in zip(reader.encoders, reader.layers)]
-        begun = {"words": {"vectors": str(given.path), "hash": given.hash}} if given else {}
-        write_over(path, model, vocabulary, notes | {"features": {"sources": read} | begun})
+        if weights and "results" in metadata:
+            metadata["results"] |= {"mix_weights": weights}
+        encoder_info = [
+            {"model": str(e.path), "hash": e.hash, "layers": n} for e, n in zip(reader.encoders, reader.layers)
+        ]
+        vectors_info = {"words": {"vectors": str(pretrained.path), "hash": pretrained.hash}} if pretrained else {}
+        save_feature_model(path, model, vocabulary, metadata | {"features": {"sources": encoder_info} | vectors_info})
 
-    about: dict[str, Any] = {"data": data_set} if data_set else {}
-    named = " + ".join([*map(str, paths), *([str(words)] if words else [])])
-    about |= {"model": named or "words alone", "features": network.to_json(), "from_scratch": False}
-    if given is not None:
-        about["words"] = {"vectors": str(words), "vocabulary": len(vocabulary), "frozen": network.freeze_words}
-    if kind == "span":
-        about["wrong_offsets"] = {"train": wrong_offsets(train_examples), "dev": wrong_offsets(dev_examples)}
-    chosen = range(first_seed, first_seed + seeds)
-    penalised = network.penalty > 0 and any(each.join == "mix" for each in reader.sources)
-    none = torch.zeros(0, dtype=torch.long)
-    work = Work(
-        *(task, train, dev, settings, primary, extra, dict(zip(others or {}, rest))),
-        terms=with_penalty(network.penalty) if penalised else None,
-        further={TERM: Targets(none, none, 1)} if penalised else {},
-        timed=False,
+    run_info: dict[str, Any] = {"data": dataset_name} if dataset_name else {}
+    model_name = " + ".join([*map(str, paths), *([str(word_vectors)] if word_vectors else [])])
+    run_info |= {"model": model_name or "words alone", "features": network.to_json(), "from_scratch": False}
+    if pretrained is not None:
+        run_info["words"] = {
+            "vectors": str(word_vectors),
+            "vocabulary": len(vocabulary),
+            "frozen": network.freeze_word_embeddings,
+        }
+    if task_type == "span":
+        run_info["bad_offsets"] = {"train": count_bad_offsets(train_examples), "dev": count_bad_offsets(dev_examples)}
+    seed_range = range(first_seed, first_seed + seeds)
+    has_mix_penalty = network.mix_penalty > 0 and any(each.join == "mix" for each in reader.sources)
+    no_rows = torch.zeros(0, dtype=torch.long)
+    experiment = Experiment(
+        *(task, train, dev, settings, primary_metric, extra_metrics, dict(zip(extra_eval or {}, extra_splits))),
+        loss_fn=with_mix_penalty(network.mix_penalty) if has_mix_penalty else None,
+        extra_targets={MIX_PENALTY: Targets(no_rows, no_rows, 1)} if has_mix_penalty else {},
+        measure_latency=False,
     )
-    return run_seeds(work, build, save, out, chosen, about, keep=keep)
+    return run_seeds(experiment, build, save, out, seed_range, run_info, keep_seeds=keep_seeds)
 
 
-def word_dim(network: NetworkSpec, given: Given | None) -> int:
+def resolve_word_dim(network: FeatureNetworkSettings, pretrained: PretrainedVectors | None) -> int:
     """How long a network's own vectors of words are."""
-    if given is not None and network.word_dim not in (None, given.dim):
+    if pretrained is not None and network.word_dim not in (None, pretrained.dim):
         raise UserError(
-            f"network.word_dim is {network.word_dim}, but the vectors of {given.path} have {given.dim} numbers"
+            f"network.word_dim is {network.word_dim}, "
+            f"but the vectors of {pretrained.path} have {pretrained.dim} numbers"
         )
-    return given.dim if given is not None else 100 if network.word_dim is None else network.word_dim
+    return pretrained.dim if pretrained is not None else 100 if network.word_dim is None else network.word_dim
 
 
-def layers_of(network: NetworkSpec, number: int) -> tuple[str, ...]:
+def resolve_layer_selections(network: FeatureNetworkSettings, num_encoders: int) -> tuple[str, ...]:
     """The choice of layers for each of so many sources of features."""
     choices = [choice.strip() for choice in network.layers.split(",")]
-    if len(choices) not in (1, number):
+    if len(choices) not in (1, num_encoders):
         raise UserError(
-            f"{len(choices)} choices of layers ({network.layers}) for {number} models: one for each, or one for all"
+            f"{len(choices)} choices of layers ({network.layers}) for {num_encoders} models: "
+            "one for each, or one for all"
         )
-    return tuple(choices * number if len(choices) == 1 else choices)
+    return tuple(choices * num_encoders if len(choices) == 1 else choices)
 
 
-def with_penalty(rate: float) -> Callable[[Model, Batch], dict[str, Tensor]]:
+def with_mix_penalty(weight: float) -> Callable[[Model, Batch], dict[str, Tensor]]:
     """The usual losses, and λ‖s‖² as a term of its own: once a step, whatever the number of micro-batches."""
 
     def terms(model: Model, batch: Batch) -> dict[str, Tensor]:
-        asked = {name: to for name, to in batch.targets.items() if name != TERM}
-        found = losses(model, dataclasses.replace(batch, targets=asked))
-        assert isinstance(model.trunk, Over)
-        return found | {TERM: rate * model.trunk.features.penalty()}
+        task_targets = {name: target for name, target in batch.targets.items() if name != MIX_PENALTY}
+        loss_terms = compute_losses(model, dataclasses.replace(batch, targets=task_targets))
+        assert isinstance(model.trunk, FeatureNetwork)
+        return loss_terms | {MIX_PENALTY: weight * model.trunk.features.mix_penalty()}
 
     return terms
 
 
 def mix_weights(model: Model) -> dict[str, dict[str, Any]]:
     """What a task has learnt of layers: γ and the share of each, from the lowest up."""
-    assert isinstance(model.trunk, Over)
-    mixes: Any = model.trunk.features.mixes.items()
+    assert isinstance(model.trunk, FeatureNetwork)
+    mixes: Any = model.trunk.features.scalar_mixes.items()
     return {
-        place: {"gamma": round(mix.gamma.item(), 4), "shares": [round(s, 4) for s in mix.scores.softmax(0).tolist()]}
+        place: {"gamma": round(mix.gamma.item(), 4), "weights": [round(s, 4) for s in mix.scores.softmax(0).tolist()]}
         for place, mix in mixes
         if len(mix.scores) > 1
     }
 
 
-def write_over(path: Path, model: Model, vocabulary: dict[str, int], notes: dict[str, Any]) -> None:
+def save_feature_model(path: Path, model: Model, vocabulary: dict[str, int], metadata: dict[str, Any]) -> None:
     """The folder of a task model: its weights, its words, and which encoder it stands on."""
-    with whole_folder(path) as folder:
+    with atomic_directory(path) as folder:
         write_tensors(folder / "model.safetensors", model.state_dict())
         write_json(folder / "words.json", list(vocabulary))
-        write_json(folder / "polyseme.json", {"format": 1, "spec": model.spec.to_json(), "notes": notes})
+        write_json(folder / "polyseme.json", {"format": 1, "config": model.config.to_json(), "metadata": metadata})
 
 
-def is_over(path: Path) -> bool:
+def is_feature_model(path: Path) -> bool:
     """Whether a folder holds a task model over features."""
-    about = path / "polyseme.json"
-    if not about.is_file() or (path / "config.json").exists():
+    config_path = path / "polyseme.json"
+    if not config_path.is_file() or (path / "config.json").exists():
         return False
-    found = read_json(about)
-    return isinstance(found, dict) and found.get("spec", {}).get("family") == FAMILY
+    content = read_json(config_path)
+    return isinstance(content, dict) and content.get("config", {}).get("family") == FEATURE_FAMILY
 
 
 @dataclass(frozen=True, eq=False)
-class OverFolder:
+class FeatureModelFolder:
     """An opened task model over features."""
 
     model: Model
     task: Task
-    reader: Reader
-    notes: dict[str, Any]
+    reader: FeatureReader
+    metadata: dict[str, Any]
 
-    def predict(self, examples: Sequence[Example], labelled: bool = False) -> list[Prediction]:
-        (encoded,), store = self.reader.lay(self.task, (examples,), labelled)
-        assert isinstance(self.model.trunk, Over)
+    def predict(self, examples: Sequence[Example], use_labels: bool = False) -> list[Prediction]:
+        (encoded,), store = self.reader.encode(self.task, (examples,), use_labels)
+        assert isinstance(self.model.trunk, FeatureNetwork)
         self.model.trunk.features.store = store
-        return predictions(self.model, self.task, examples, encoded)
+        return predict_encoded(self.model, self.task, examples, encoded)
 
-    def evaluate(self, examples: Sequence[Example], extra: Extra | None = None) -> dict[str, float]:
-        return measure(self.task, examples, self.predict(examples, labelled=True), extra)
+    def evaluate(self, examples: Sequence[Example], extra_metrics: MetricsFn | None = None) -> dict[str, float]:
+        return evaluate_predictions(self.task, examples, self.predict(examples, use_labels=True), extra_metrics)
 
 
-def open_over(path: Path, cache: Path | None = None) -> OverFolder:
+def load_feature_model(path: Path, cache_dir: Path | None = None) -> FeatureModelFolder:
     """The model and the encoder it was trained over, which must not have changed."""
-    about = read_json(path / "polyseme.json")
-    spec, notes = ModelSpec.from_json(about.get("spec"), "spec"), about.get("notes", {})
-    read = notes.get("features", {})
-    encoders = tuple(Encoder.open(source["model"]) for source in read.get("sources", ()))
-    given = Given.open(read["words"]["vectors"]) if "words" in read else None
-    for each, hashed in zip((*encoders, given), (*read.get("sources", ()), read.get("words"))):
-        if each is not None and each.hash != hashed.get("hash"):
+    content = read_json(path / "polyseme.json")
+    config, metadata = ModelConfig.from_json(content.get("config"), "config"), content.get("metadata", {})
+    feature_info = metadata.get("features", {})
+    encoders = tuple(FeatureEncoder.load(source["model"]) for source in feature_info.get("sources", ()))
+    pretrained = PretrainedVectors.load(feature_info["words"]["vectors"]) if "words" in feature_info else None
+    for each, recorded in zip((*encoders, pretrained), (*feature_info.get("sources", ()), feature_info.get("words"))):
+        if each is not None and each.hash != recorded.get("hash"):
             raise UserError(f"{each.path} is not the model that {path} was trained over: its hash differs")
-    model = spec.build(0)
+    model = config.build(0)
     try:
         model.load_state_dict(load_file(path / "model.safetensors"))
     except Exception as error:
         raise UserError(f"{path}/model.safetensors does not fit its spec ({str(error).splitlines()[0][:80]})") from None
     vocabulary = {word: i for i, word in enumerate(read_json(path / "words.json"), 1)}
-    task = Task.from_model(model, notes)
-    window = notes.get("settings", {}).get("max_len") or WORDS
-    layers = tuple(source["layers"] for source in read.get("sources", ()))
-    return OverFolder(model.eval(), task, Reader(encoders, layers, vocabulary, cache, window, given), notes)
+    task = Task.from_model(model, metadata)
+    max_context_words = metadata.get("settings", {}).get("max_len") or MAX_CONTEXT_WORDS
+    layers = tuple(source["layers"] for source in feature_info.get("sources", ()))
+    return FeatureModelFolder(
+        model.eval(),
+        task,
+        FeatureReader(encoders, layers, vocabulary, cache_dir, max_context_words, pretrained),
+        metadata,
+    )
 
 
 def answer_over(path: Path, context: str, question: str) -> SpanAnswer:
     """The stretch of the context that answers the question, as `LanguageModel.answer` finds it."""
-    opened = open_over(path)
-    if opened.task.kind != "span":
-        raise UserError(f"{path} cannot find answers in a text: it was trained for {opened.task.kind}")
-    (found,) = opened.predict(as_examples([(context, question)], opened.model))
-    assert found.span is not None
-    return found.span
+    folder = load_feature_model(path)
+    if folder.task.task_type != "span":
+        raise UserError(f"{path} cannot find answers in a text: it was trained for {folder.task.task_type}")
+    (prediction,) = folder.predict(to_examples([(context, question)], folder.model))
+    assert prediction.span is not None
+    return prediction.span

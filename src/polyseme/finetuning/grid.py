@@ -10,33 +10,35 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.errors import UserError
-from polyseme.finetuning.finetune import FinetuneSpec
-from polyseme.io.files import read_json, write_json
+from polyseme.finetuning.finetune import FinetuneConfig
+from polyseme.io.json import read_json, write_json
 from polyseme.report.html import write_report
 
-SHORT = {"lr": "optim.rate", "rate": "optim.rate", "batch": "batch_size", "warmup": "schedule.warmup"}
+AXIS_ALIASES = {"lr": "optimizer.lr", "warmup": "schedule.warmup"}
 
 
-def points(settings: FinetuneSpec, axes: Sequence[str]) -> list[tuple[str, FinetuneSpec]]:
+def expand_grid(settings: FinetuneConfig, axes: Sequence[str]) -> list[tuple[str, FinetuneConfig]]:
     """Every combination of `name=value,value…`, with a name for each."""
-    named: list[list[tuple[str, str]]] = []
+    axis_choices: list[list[tuple[str, str]]] = []
     for axis in " ".join(axes).split():
         name, equals, values = axis.partition("=")
-        given = [value for value in values.split(",") if value]
-        if not equals or not given:
-            raise UserError(f"--grid {axis!r} is not name=value,value…")
-        named.append([(name, value) for value in given])
-    found = []
-    for chosen in itertools.product(*named):
-        spec = settings
-        for name, value in chosen:
-            spec = spec.at(SHORT.get(name, name), value)
-        found.append(("_".join(f"{name}={value}" for name, value in chosen), spec.check()))
-    return found
+        choices = [value for value in values.split(",") if value]
+        if not equals or not choices:
+            raise UserError(f"the grid axis {axis!r} is not name=value,value…")
+        axis_choices.append([(name, value) for value in choices])
+    grid_points = []
+    for assignment in itertools.product(*axis_choices):
+        config = settings
+        for name, value in assignment:
+            config = config.with_override(AXIS_ALIASES.get(name, name), value)
+        grid_points.append(("_".join(f"{name}={value}" for name, value in assignment), config.validate()))
+    return grid_points
 
 
-def search(
-    run: Callable[[FinetuneSpec, Path], dict[str, Any]], out: Path, grid: Sequence[tuple[str, FinetuneSpec]]
+def grid_search(
+    run_point: Callable[[FinetuneConfig, Path], dict[str, Any]],
+    out: Path,
+    grid_points: Sequence[tuple[str, FinetuneConfig]],
 ) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:
     """Run every point under `out/grid`, going on where a search was stopped; the best by mean becomes the run in `out`.
 
@@ -44,33 +46,34 @@ def search(
     """
     if (out / "results.json").exists():
         raise UserError(f"{out} already holds results.json: give another folder for the run")
-    found: list[tuple[str, dict[str, Any]]] = []
-    best = ""
-    for name, spec in grid:
+    point_results: list[tuple[str, dict[str, Any]]] = []
+    best_name = ""
+    for name, config in grid_points:
         folder = out / "grid" / name
         if (folder / "results.json").is_file():
             results = read_json(folder / "results.json")
         else:
             shutil.rmtree(folder, ignore_errors=True)
-            results = run(spec, folder)
-        found.append((name, results))
-        value = results["mean"][results["primary"]]
-        top = dict(found).get(best)
-        loser = name
-        if top is None or value > top["mean"][top["primary"]]:
-            loser, best = best, name
-        if loser:
-            for part in ("model", "seeds"):
-                shutil.rmtree(out / "grid" / loser / part, ignore_errors=True)
-    results, among = dict(found)[best], f"the best of {len(grid)} settings"
-    if len(grid) > 1 and among not in results["chosen_on_dev"]:
-        results["chosen_on_dev"].append(among)
-        write_json(out / "grid" / best / "results.json", results)
-        write_report(out / "grid" / best)
+            results = run_point(config, folder)
+        point_results.append((name, results))
+        score = results["mean"][results["primary_metric"]]
+        best_results = dict(point_results).get(best_name)
+        worse_name = name
+        if best_results is None or score > best_results["mean"][best_results["primary_metric"]]:
+            worse_name, best_name = best_name, name
+        if worse_name:
+            for subfolder in ("model", "seeds"):
+                shutil.rmtree(out / "grid" / worse_name / subfolder, ignore_errors=True)
+    results, selection_note = dict(point_results)[best_name], f"the best of {len(grid_points)} settings"
+    if len(grid_points) > 1 and selection_note not in results["chosen_on_dev"]:
+        results["chosen_on_dev"].append(selection_note)
+        write_json(out / "grid" / best_name / "results.json", results)
+        write_report(out / "grid" / best_name)
     rows = [
-        {"settings": name, "mean": r["mean"], "deviation": r["deviation"], "failed": r["failed"]} for name, r in found
+        {"settings": name, "mean": r["mean"], "std": r["std"], "failed_seeds": r["failed_seeds"]}
+        for name, r in point_results
     ]
-    write_json(out / "grid.json", {"best": best, "runs": rows})
-    for file in sorted((out / "grid" / best).iterdir(), key=lambda p: p.name == "results.json"):
+    write_json(out / "grid.json", {"best": best_name, "runs": rows})
+    for file in sorted((out / "grid" / best_name).iterdir(), key=lambda p: p.name == "results.json"):
         os.replace(file, out / file.name)
-    return results, found
+    return results, point_results

@@ -17,75 +17,96 @@ from torch import Tensor
 
 from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model
-from polyseme.nn.packing import Layout
-from polyseme.nn.static_memory import Pair, StaticMemory
+from polyseme.nn.packing import PackedLayout
+from polyseme.nn.static_memory import KeyValue, StaticKVCache
 
-STEP = 64  # columns are made in such steps, so that texts of like length share recordings
-MOST = 16  # recordings of a stage: numbers of rows
+CAPACITY_STEP = 64  # columns are made in such steps, so that texts of like length share recordings
+MAX_GRAPHS = 16  # recordings of a stage: numbers of rows
 
 
 @dataclass(eq=False)
-class Stage:
+class GraphedDecoder:
     """Buffers, and for each number of rows and sources a recording of one step over them."""
 
-    memory: StaticMemory
-    weights: tuple[int, ...]  # where the model's are: a model that was moved or cast is recorded anew
-    recordings: dict[tuple[int, int], Any] = field(default_factory=dict)
-    warm: set[tuple[int, int]] = field(default_factory=set)
-    layouts: dict[int, Layout] = field(default_factory=dict)
-    holder: Callable[[], object | None] = lambda: None  # who is on it
+    memory: StaticKVCache
+    weight_pointers: tuple[int, ...]  # where the model's are: a model that was moved or cast is recorded anew
+    graphs: dict[tuple[int, int], Any] = field(default_factory=dict)
+    warmed_up: set[tuple[int, int]] = field(default_factory=set)
+    layouts: dict[int, PackedLayout] = field(default_factory=dict)
+    current_user: Callable[[], object | None] = lambda: None  # who is on it
 
-    def layout(self, rows: int) -> Layout:
+    def layout(self, rows: int) -> PackedLayout:
         """One token in each of so many rows; recordings read it, so it stays."""
         if rows not in self.layouts:
-            self.layouts[rows] = Layout.of([1] * rows, device=self.memory.lengths.device)
+            self.layouts[rows] = PackedLayout.from_lengths([1] * rows, device=self.memory.lengths.device)
         return self.layouts[rows]
 
-    def step(self, kind: tuple[int, int], function: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
+    def step(self, shape_key: tuple[int, int], function: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
         """The scores behind these tokens: the first call of a kind is plain, the second records, all others replay."""
-        if kind not in self.warm or (kind not in self.recordings and len(self.recordings) == MOST):
-            self.warm.add(kind)
+        if shape_key not in self.warmed_up or (shape_key not in self.graphs and len(self.graphs) == MAX_GRAPHS):
+            self.warmed_up.add(shape_key)
             return function(tokens)
-        if kind not in self.recordings:
-            held = tokens.clone()
+        if shape_key not in self.graphs:
+            static_tokens = tokens.clone()
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                scores = function(held)
-            self.recordings[kind] = graph, held, scores
-        graph, held, scores = self.recordings[kind]
-        held.copy_(tokens)
+                scores = function(static_tokens)
+            self.graphs[shape_key] = graph, static_tokens, scores
+        graph, static_tokens, scores = self.graphs[shape_key]
+        static_tokens.copy_(tokens)
         graph.replay()
         return scores  # the next replay writes over it
 
 
-def records(device: torch.device) -> bool:
+def uses_cuda_graphs(device: torch.device) -> bool:
     """Whether steps on a device are recorded."""
     return device.type == "cuda"
 
 
-_STAGES: WeakKeyDictionary[Model, Stage] = WeakKeyDictionary()
+_DECODERS: WeakKeyDictionary[Model, GraphedDecoder] = WeakKeyDictionary()
 
 
-def stage_for(
-    model: Model, memory: Memory, crossed: Sequence[Pair], rows: int, longest: int, wide: int, most: int
-) -> Stage:
-    """The model's stage, or a new one if what is asked for does not fit it; no sequence has more than `most` tokens."""
-    found = _STAGES.get(model)
-    weights = tuple(p.data_ptr() for p in model.parameters())
-    number = len(memory.source.layout.lengths) if memory.source is not None else 0
-    held = found is not None and found.holder() is not None
-    if found is not None and not held:
-        kept = found.memory
-        there = kept.crossed[0][0].shape[:2] if kept.crossed else (0, 0)
-        fits = rows <= len(kept.lengths) and longest <= kept.columns and number <= there[0] and wide <= there[1]
-        if fits and weights == found.weights and kept.states[0][0].dtype == memory.states[0][0].dtype:
-            return found
-    columns, wide = (-(-size // STEP) * STEP for size in (longest, wide))
-    if not held:
-        found = _STAGES.pop(model, None)
-        del found  # its buffers go before the new ones come
-    made = Stage(StaticMemory.made(memory, crossed, rows, min(columns, most), wide, fixed=True), weights)
-    if not held:
-        _STAGES[model] = made
-    return made
+def get_graphed_decoder(
+    model: Model,
+    memory: Memory,
+    cross_kv: Sequence[KeyValue],
+    num_rows: int,
+    max_len: int,
+    max_source_len: int,
+    max_positions: int,
+) -> GraphedDecoder:
+    """The model's decoder, or a new one if what is asked for does not fit it; no sequence has more than
+    `max_positions` tokens."""
+    existing = _DECODERS.get(model)
+    weight_pointers = tuple(p.data_ptr() for p in model.parameters())
+    num_sources = len(memory.source.layout.lengths) if memory.source is not None else 0
+    in_use = existing is not None and existing.current_user() is not None
+    if existing is not None and not in_use:
+        existing_memory = existing.memory
+        source_capacity = existing_memory.cross_kv[0][0].shape[:2] if existing_memory.cross_kv else (0, 0)
+        fits = (
+            num_rows <= len(existing_memory.lengths)
+            and max_len <= existing_memory.capacity
+            and num_sources <= source_capacity[0]
+            and max_source_len <= source_capacity[1]
+        )
+        if (
+            fits
+            and weight_pointers == existing.weight_pointers
+            and existing_memory.states[0][0].dtype == memory.states[0][0].dtype
+        ):
+            return existing
+    capacity, max_source_len = (-(-size // CAPACITY_STEP) * CAPACITY_STEP for size in (max_len, max_source_len))
+    if not in_use:
+        existing = _DECODERS.pop(model, None)
+        del existing  # its buffers go before the new ones come
+    decoder = GraphedDecoder(
+        StaticKVCache.allocate(
+            memory, cross_kv, num_rows, min(capacity, max_positions), max_source_len, static_shape=True
+        ),
+        weight_pointers,
+    )
+    if not in_use:
+        _DECODERS[model] = decoder
+    return decoder

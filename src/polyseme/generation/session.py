@@ -13,261 +13,271 @@ import torch
 from torch import Tensor
 
 from polyseme.errors import UserError
-from polyseme.generation.cuda_graph import Stage, records, stage_for
-from polyseme.nn.attention.relative import Queries
+from polyseme.generation.cuda_graph import GraphedDecoder, get_graphed_decoder, uses_cuda_graphs
+from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model
-from polyseme.nn.packing import Layout, Source
-from polyseme.nn.static_memory import StaticMemory
-from polyseme.nn.trunks.encoder_decoder import EncoderDecoderSpec
+from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.static_memory import StaticKVCache
+from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 
-Ids = Sequence[int]
+TokenIds = Sequence[int]
 
 
-class Writing(Protocol):
+class DecodingSession(Protocol):
     """Sequences under way, in rows. Anything that has these two can be searched: a model of counts too."""
 
     scores: Tensor  # [rows, vocabulary], of the next token, float32 or wider; need not add up to anything
 
-    def go(self, tokens: Tensor, chosen: Sequence[int] | None = None) -> None:
+    def advance(self, tokens: Tensor, row_indices: Sequence[int] | None = None) -> None:
         """Read one token more in each of the chosen rows, which may repeat and fall away; None is all as they are.
 
         Rows that look at one source stay neighbours, as many for each source.
         """
 
-    def spares(self, rows: int, alive: int) -> bool:
+    def should_compact(self, num_rows: int, num_alive: int) -> bool:
         """Whether it is worth while to let finished rows fall away."""
 
 
-class Speaker(Protocol):
+class AutoregressiveModel(Protocol):
     """A model that is no network, as n-grams are: it begins by itself, and has no sources and no limit of places."""
 
-    def begin(self, prompts: Sequence[Ids]) -> Writing: ...
+    def start_session(self, prompts: Sequence[TokenIds]) -> DecodingSession: ...
 
 
-def begin(
-    model: Model | Speaker,
-    prompts: Sequence[Ids],
-    sources: Sequence[Ids] | None,
-    rows: int,
-    longest: int,
-    cached: bool = True,
-) -> Writing:
+def start_session(
+    model: Model | AutoregressiveModel,
+    prompts: Sequence[TokenIds],
+    sources: Sequence[TokenIds] | None,
+    num_rows: int,
+    max_len: int,
+    use_cache: bool = True,
+) -> DecodingSession:
     """The prompts read, with room for so many rows of so many tokens.
 
-    `sources` are for a model that writes a target for a source; its prompts open with its start mark. With `cached`
+    `sources` are for a model that writes a target for a source; its prompts open with its start mark. With `use_cache`
     off every step reads everything anew: the definition that the others are held to.
     """
     if not isinstance(model, Model):
         if sources is not None:
             raise UserError("the model goes on with a beginning, and has no source")
-        return model.begin(prompts)
-    trunk = model.spec.trunk
-    check(model, prompts, sources, longest)
-    if not cached:
-        return _Afresh(model, prompts, sources)
-    if trunk.stream:
-        return _Streamed(model, prompts)
-    if getattr(trunk, "static", False):
-        return _Static(model, prompts, sources, rows, longest)
-    return _Remembered(model, prompts, sources)
+        return model.start_session(prompts)
+    trunk = model.config.trunk
+    validate_request(model, prompts, sources, max_len)
+    if not use_cache:
+        return _UncachedSession(model, prompts, sources)
+    if trunk.has_query_stream:
+        return _QueryStreamSession(model, prompts)
+    if getattr(trunk, "supports_static_cache", False):
+        return _StaticCacheSession(model, prompts, sources, num_rows, max_len)
+    return _MemorySession(model, prompts, sources)
 
 
-def can_write(model: Model) -> str:
+def generation_head(model: Model) -> str:
     """The head with which a model writes; empty if it cannot."""
-    trunk = model.spec.trunk
-    if trunk.stream:
+    trunk = model.config.trunk
+    if trunk.has_query_stream:
         return "masked" if "masked" in model.heads else ""
-    writes = trunk.causal or isinstance(trunk, EncoderDecoderSpec)
-    return "next" if writes and "next" in model.heads else ""
+    is_generative = trunk.causal or isinstance(trunk, EncoderDecoderConfig)
+    return "next" if is_generative and "next" in model.heads else ""
 
 
-def needs_source(model: Model) -> bool:
-    return isinstance(model.spec.trunk, EncoderDecoderSpec)
+def is_seq2seq(model: Model) -> bool:
+    return isinstance(model.config.trunk, EncoderDecoderConfig)
 
 
-def places(model: Model) -> int:
+def max_positions(model: Model) -> int:
     """For how many tokens of what it writes the model has places."""
-    trunk = model.spec.trunk
-    own = trunk.decoder if isinstance(trunk, EncoderDecoderSpec) else trunk
-    return own.embeddings.max_len if own else 0
+    trunk = model.config.trunk
+    decoder = trunk.decoder if isinstance(trunk, EncoderDecoderConfig) else trunk
+    return decoder.embeddings.max_len if decoder else 0
 
 
-def endless(model: Model) -> bool:
+def is_unbounded(model: Model) -> bool:
     """Whether places are relative, or there are none, so that texts may get longer than what is read at once."""
-    trunk = model.spec.trunk
-    return not isinstance(trunk, EncoderDecoderSpec) and (trunk.remembers or not trunk.one_shape)
+    trunk = model.config.trunk
+    return not isinstance(trunk, EncoderDecoderConfig) and (trunk.has_bounded_memory or not trunk.supports_static_shape)
 
 
-def check(model: Model, prompts: Sequence[Ids], sources: Sequence[Ids] | None, longest: int) -> None:
+def validate_request(
+    model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, max_len: int
+) -> None:
     """Refuse what the model cannot do, before anything is read."""
-    trunk = model.spec.trunk
-    if not can_write(model):
-        raise UserError(f"a model of the family {model.spec.family} with {', '.join(model.heads) or 'no head'} "
+    trunk = model.config.trunk
+    if not generation_head(model):
+        raise UserError(f"a model of the family {model.config.family} with {', '.join(model.heads) or 'no head'} "
                         "cannot write")  # fmt: skip
-    if needs_source(model) != (sources is not None) or (sources is not None and len(sources) != len(prompts)):
-        wants = "writes a target for a source: each prompt needs one" if needs_source(model) else "has no source"
-        raise UserError(f"{model.spec.family} {wants}")
+    if is_seq2seq(model) != (sources is not None) or (sources is not None and len(sources) != len(prompts)):
+        requirement = "writes a target for a source: each prompt needs one" if is_seq2seq(model) else "has no source"
+        raise UserError(f"{model.config.family} {requirement}")
     if any(not len(ids) for ids in (*prompts, *(sources or ()))):
         raise UserError("a prompt has no token, and there is nothing to go on with")
-    if (long := max(map(len, sources or ()), default=0)) > trunk.embeddings.max_len:
-        raise UserError(f"a source of {long} tokens is longer than the model reads ({trunk.embeddings.max_len})")
-    most = places(model)
-    if longest > most and not endless(model):
-        prompt = max(map(len, prompts))
-        raise UserError(f"a beginning of {prompt} tokens and {longest - prompt} more are {longest}, "
-                        f"and the model has places for {most}")  # fmt: skip
+    if (source_len := max(map(len, sources or ()), default=0)) > trunk.embeddings.max_len:
+        raise UserError(f"a source of {source_len} tokens is longer than the model reads ({trunk.embeddings.max_len})")
+    position_limit = max_positions(model)
+    if max_len > position_limit and not is_unbounded(model):
+        prompt_len = max(map(len, prompts))
+        raise UserError(f"a beginning of {prompt_len} tokens and {max_len - prompt_len} more are {max_len}, "
+                        f"and the model has places for {position_limit}")  # fmt: skip
 
 
-def _packed(sequences: Sequence[Ids], model: Model) -> tuple[Tensor, Layout]:
+def _pack(sequences: Sequence[TokenIds], model: Model) -> tuple[Tensor, PackedLayout]:
     device = next(model.parameters()).device
     tokens = torch.tensor([token for ids in sequences for token in ids], device=device)
-    return tokens, Layout.of([len(ids) for ids in sequences], device=device)
+    return tokens, PackedLayout.from_lengths([len(ids) for ids in sequences], device=device)
 
 
-def _sources(sources: Sequence[Ids] | None, model: Model) -> Source | None:
-    return None if sources is None else Source(*_packed(sources, model))
+def _pack_sources(sources: Sequence[TokenIds] | None, model: Model) -> EncoderInput | None:
+    return None if sources is None else EncoderInput(*_pack(sources, model))
 
 
-class _Rows:
+class _NeuralSession:
     """What the kinds have in common."""
 
     scores: Tensor
 
     def __init__(self, model: Model):
-        self.model, self.head = model, can_write(model)
+        self.model, self.head = model, generation_head(model)
 
-    def spares(self, rows: int, alive: int) -> bool:
-        return alive < rows
+    def should_compact(self, num_rows: int, num_alive: int) -> bool:
+        return num_alive < num_rows
 
-    def _ones(self, rows: int) -> Layout:
-        return Layout.of([1] * rows, device=next(self.model.parameters()).device)
+    def _single_token_layout(self, num_rows: int) -> PackedLayout:
+        return PackedLayout.from_lengths([1] * num_rows, device=next(self.model.parameters()).device)
 
-    def _predict(self, last: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
-        scores = self.model.predict(self.head, last, layout, rows)
+    def _predict(self, hidden: Tensor, layout: PackedLayout, rows: Tensor | None) -> Tensor:
+        scores = self.model.predict(self.head, hidden, layout, rows)
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
-class _Static(_Rows):
+class _StaticCacheSession(_NeuralSession):
     """Keys and values in buffers that are made once; on a GPU the kernels of a step are recorded and replayed."""
 
-    def __init__(self, model: Model, prompts: Sequence[Ids], sources: Sequence[Ids] | None, rows: int, longest: int):
+    def __init__(
+        self, model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, num_rows: int, max_len: int
+    ):
         super().__init__(model)
-        tokens, layout = _packed(prompts, model)
+        tokens, layout = _pack(prompts, model)
         trunk: Any = model.trunk
-        reading = trunk(tokens, layout, source=_sources(sources, model), remember=True)
-        memory, crossed = reading.memory, trunk.source_keys(reading.memory)
-        wide = max(map(len, sources or ()), default=0)
-        self.stage: Stage | None = None
-        if records(tokens.device):
-            self.stage = stage_for(model, memory, crossed, rows, longest, wide, places(model))
-            self.stage.holder = ref(self)
-            self.memory = self.stage.memory
+        trunk_output = trunk(tokens, layout, source=_pack_sources(sources, model), return_memory=True)
+        memory, cross_kv = trunk_output.memory, trunk.source_kv(trunk_output.memory)
+        max_source_len = max(map(len, sources or ()), default=0)
+        self.graphed_decoder: GraphedDecoder | None = None
+        if uses_cuda_graphs(tokens.device):
+            self.graphed_decoder = get_graphed_decoder(
+                model, memory, cross_kv, num_rows, max_len, max_source_len, max_positions(model)
+            )
+            self.graphed_decoder.current_user = ref(self)
+            self.memory = self.graphed_decoder.memory
         else:
-            self.memory = StaticMemory.made(memory, crossed, rows, longest, wide)
-        self.memory.fill(memory, crossed)
-        self.scores = self._predict(reading.last, layout, layout.last)
-        self.rows, self.sources = len(prompts), len(sources or ())
-        self.layout = self._ones(self.rows)
+            self.memory = StaticKVCache.allocate(memory, cross_kv, num_rows, max_len, max_source_len)
+        self.memory.fill(memory, cross_kv)
+        self.scores = self._predict(trunk_output.hidden, layout, layout.last_indices)
+        self.num_rows, self.num_sources = len(prompts), len(sources or ())
+        self.layout = self._single_token_layout(self.num_rows)
 
-    def go(self, tokens: Tensor, chosen: Sequence[int] | None = None) -> None:
-        if chosen is not None:
-            self._take(chosen)
-        if self.stage is None:
+    def advance(self, tokens: Tensor, row_indices: Sequence[int] | None = None) -> None:
+        if row_indices is not None:
+            self._select_rows(row_indices)
+        if self.graphed_decoder is None:
             self.scores = self._step(tokens)
             return
-        if self.memory.longest >= self.memory.columns:
-            raise ValueError(f"there is room for {self.memory.columns} tokens, and all are there")
-        self.scores = self.stage.step((self.rows, self.sources), self._step, tokens)
-        self.memory.longest += 1
+        if self.memory.max_seqlen >= self.memory.capacity:
+            raise ValueError(f"there is room for {self.memory.capacity} tokens, and all are there")
+        self.scores = self.graphed_decoder.step((self.num_rows, self.num_sources), self._step, tokens)
+        self.memory.max_seqlen += 1
 
     def _step(self, tokens: Tensor) -> Tensor:
-        reading = self.model.trunk(tokens, self.layout, memory=self.memory, remember=True)
-        return self._predict(reading.last, self.layout, None)
+        trunk_output = self.model.trunk(tokens, self.layout, memory=self.memory, return_memory=True)
+        return self._predict(trunk_output.hidden, self.layout, None)
 
-    def spares(self, rows: int, alive: int) -> bool:
+    def should_compact(self, num_rows: int, num_alive: int) -> bool:
         """On a GPU rows fall away by halves: another number of rows is another recording."""
-        return alive < rows if self.stage is None else 2 * alive <= rows
+        return num_alive < num_rows if self.graphed_decoder is None else 2 * num_alive <= num_rows
 
-    def _ones(self, rows: int) -> Layout:
-        return super()._ones(rows) if self.stage is None else self.stage.layout(rows)
+    def _single_token_layout(self, num_rows: int) -> PackedLayout:
+        if self.graphed_decoder is None:
+            return super()._single_token_layout(num_rows)
+        return self.graphed_decoder.layout(num_rows)
 
-    def _take(self, chosen: Sequence[int]) -> None:
-        self.memory.take(chosen)
-        if self.sources:
-            each = self.rows // self.sources
-            kept = list(dict.fromkeys(row // each for row in chosen))
-            if kept != list(range(self.sources)):
-                self.memory.take_sources(kept)
-                self.sources = len(kept)
-        if len(chosen) != self.rows:
-            self.rows, self.layout = len(chosen), self._ones(len(chosen))
+    def _select_rows(self, row_indices: Sequence[int]) -> None:
+        self.memory.select(row_indices)
+        if self.num_sources:
+            rows_per_source = self.num_rows // self.num_sources
+            source_indices = list(dict.fromkeys(row // rows_per_source for row in row_indices))
+            if source_indices != list(range(self.num_sources)):
+                self.memory.select_sources(source_indices)
+                self.num_sources = len(source_indices)
+        if len(row_indices) != self.num_rows:
+            self.num_rows, self.layout = len(row_indices), self._single_token_layout(len(row_indices))
 
 
-class _Remembered(_Rows):
+class _MemorySession(_NeuralSession):
     """Whatever the trunk's memory is: states of segments, or of a recurrence."""
 
-    def __init__(self, model: Model, prompts: Sequence[Ids], sources: Sequence[Ids] | None):
+    def __init__(self, model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None):
         super().__init__(model)
-        self._read(*_packed(prompts, model), None, _sources(sources, model))
+        self._forward(*_pack(prompts, model), None, _pack_sources(sources, model))
 
-    def _read(self, tokens: Tensor, layout: Layout, memory: Memory | None, source: Source | None = None) -> None:
-        more = {"source": source} if source is not None else {}
-        reading = self.model.trunk(tokens, layout, memory=memory, remember=True, **more)
-        self.memory = reading.memory
-        trunk = self.model.spec.trunk
-        if endless(self.model) and not trunk.remembers:
-            self.memory = self.memory.last(trunk.embeddings.max_len - 1)
-        self.scores = self._predict(reading.last, layout, layout.last)
+    def _forward(
+        self, tokens: Tensor, layout: PackedLayout, memory: Memory | None, source: EncoderInput | None = None
+    ) -> None:
+        source_kwargs = {"source": source} if source is not None else {}
+        trunk_output = self.model.trunk(tokens, layout, memory=memory, return_memory=True, **source_kwargs)
+        self.memory = trunk_output.memory
+        trunk = self.model.config.trunk
+        if is_unbounded(self.model) and not trunk.has_bounded_memory:
+            self.memory = self.memory.truncate(trunk.embeddings.max_len - 1)
+        self.scores = self._predict(trunk_output.hidden, layout, layout.last_indices)
 
-    def go(self, tokens: Tensor, chosen: Sequence[int] | None = None) -> None:
-        memory = self.memory if chosen is None else self.memory.take(chosen)
-        self._read(tokens, self._ones(len(tokens)), memory)
+    def advance(self, tokens: Tensor, row_indices: Sequence[int] | None = None) -> None:
+        memory = self.memory if row_indices is None else self.memory.select(row_indices)
+        self._forward(tokens, self._single_token_layout(len(tokens)), memory)
 
 
-class _Streamed(_Rows):
+class _QueryStreamSession(_NeuralSession):
     """A query stream asks for the token behind the last one, each token having seen those before it.
 
     So the order of factorisation is that of the text, and what was read stays as it is.
     """
 
-    def __init__(self, model: Model, prompts: Sequence[Ids]):
+    def __init__(self, model: Model, prompts: Sequence[TokenIds]):
         super().__init__(model)
-        self._read(prompts, None)
+        self._forward(prompts, None)
 
-    def _read(self, chunks: Sequence[Ids], memory: Memory | None) -> None:
-        tokens, layout = _packed([[*chunk, 0] for chunk in chunks], self.model)  # 0 stands where it asks, unseen
-        asks = Layout.of([1] * len(chunks), device=tokens.device)
-        queries = Queries(layout.positions, layout.last, asks)
-        reading = self.model.trunk(tokens, layout, memory=memory, remember=True, queries=queries)
-        self.memory = reading.memory.without_last()
-        rows = layout.total + torch.arange(len(chunks), device=tokens.device)
-        self.scores = self._predict(reading.last, layout, rows)
+    def _forward(self, chunks: Sequence[TokenIds], memory: Memory | None) -> None:
+        tokens, layout = _pack([[*chunk, 0] for chunk in chunks], self.model)  # 0 stands where it asks, unseen
+        query_layout = PackedLayout.from_lengths([1] * len(chunks), device=tokens.device)
+        queries = QueryStream(layout.positions, layout.last_indices, query_layout)
+        trunk_output = self.model.trunk(tokens, layout, memory=memory, return_memory=True, query_stream=queries)
+        self.memory = trunk_output.memory.drop_last()
+        rows = layout.num_tokens + torch.arange(len(chunks), device=tokens.device)
+        self.scores = self._predict(trunk_output.hidden, layout, rows)
 
-    def go(self, tokens: Tensor, chosen: Sequence[int] | None = None) -> None:
-        memory = self.memory if chosen is None else self.memory.take(chosen)
-        self._read([[token] for token in tokens.tolist()], memory)
+    def advance(self, tokens: Tensor, row_indices: Sequence[int] | None = None) -> None:
+        memory = self.memory if row_indices is None else self.memory.select(row_indices)
+        self._forward([[token] for token in tokens.tolist()], memory)
 
 
-class _Afresh(_Rows):
+class _UncachedSession(_NeuralSession):
     """Nothing is remembered: every step reads everything anew."""
 
-    def __init__(self, model: Model, prompts: Sequence[Ids], sources: Sequence[Ids] | None):
+    def __init__(self, model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None):
         super().__init__(model)
-        self.texts, self.sources = [list(ids) for ids in prompts], None if sources is None else list(sources)
-        self._read()
+        self.token_ids, self.sources = [list(ids) for ids in prompts], None if sources is None else list(sources)
+        self._forward()
 
-    def _read(self) -> None:
+    def _forward(self) -> None:
         if self.head == "masked":
-            self.scores = _Streamed(self.model, self.texts).scores
+            self.scores = _QueryStreamSession(self.model, self.token_ids).scores
             return
-        tokens, layout = _packed(self.texts, self.model)
-        source = _sources(self.sources, self.model)
-        last = self.model.trunk(tokens, layout, **({"source": source} if source is not None else {})).last
-        self.scores = self._predict(last, layout, layout.last)
+        tokens, layout = _pack(self.token_ids, self.model)
+        source = _pack_sources(self.sources, self.model)
+        hidden = self.model.trunk(tokens, layout, **({"source": source} if source is not None else {})).hidden
+        self.scores = self._predict(hidden, layout, layout.last_indices)
 
-    def go(self, tokens: Tensor, chosen: Sequence[int] | None = None) -> None:
-        chosen = range(len(self.texts)) if chosen is None else chosen
-        self.texts = [[*self.texts[row], token] for row, token in zip(chosen, tokens.tolist())]
-        self.sources = None if self.sources is None else [self.sources[row] for row in chosen]
-        self._read()
+    def advance(self, tokens: Tensor, row_indices: Sequence[int] | None = None) -> None:
+        row_indices = range(len(self.token_ids)) if row_indices is None else row_indices
+        self.token_ids = [[*self.token_ids[row], token] for row, token in zip(row_indices, tokens.tolist())]
+        self.sources = None if self.sources is None else [self.sources[row] for row in row_indices]
+        self._forward()

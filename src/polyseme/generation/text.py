@@ -7,236 +7,303 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyseme.config import Spec
+from polyseme.config import Config
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.generation.beam import Found, beam
-from polyseme.generation.sample import GREEDY, Sampling, Written, sample, stream
-from polyseme.generation.session import Speaker, can_write, needs_source
+from polyseme.generation.beam import BeamResult, beam_search
+from polyseme.generation.sample import GREEDY, Hypothesis, SamplingConfig, generate_tokens, stream_tokens
+from polyseme.generation.session import AutoregressiveModel, generation_head, is_seq2seq
 from polyseme.nn.model import Model
-from polyseme.nn.packing import bins
-from polyseme.nn.trunks.encoder_decoder import EncoderDecoderSpec
+from polyseme.nn.packing import token_budget_batches
+from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.progress import progress
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import ModelFolder
 
-CELLS = {"cuda": 1 << 18, "cpu": 1 << 14}  # rows × columns of the buffers of one batch
+MAX_CACHE_CELLS = {"cuda": 1 << 18, "cpu": 1 << 14}  # rows × columns of the buffers of one batch
 
 
 @dataclass(frozen=True)
-class Generated:
+class GeneratedText:
     """A text that a model wrote: its log-probability, and whether the model ended it."""
 
     text: str
     tokens: tuple[int, ...]
     score: float
-    finished: bool
+    is_finished: bool
 
 
 @dataclass(frozen=True)
-class Translated:
+class TranslatedText:
     """A translation: its log-probability, and whether the model ended all of it."""
 
     text: str
     score: float
-    finished: bool
+    is_finished: bool
 
 
 @dataclass(frozen=True)
-class Search(Spec):
+class GenerationConfig(Config):
     """How texts are looked for: drawn one token after another, or by a beam if it has a width."""
 
-    most: int = 100  # tokens; 0 goes by the length of the source
-    sampling: Sampling = GREEDY
-    copies: int = 1  # texts drawn for each prompt
-    beams: int = 0
-    penalty: float = 1.0
-    best: int = 1
+    max_new_tokens: int = 100  # tokens; 0 goes by the length of the source
+    sampling: SamplingConfig = GREEDY
+    num_samples: int = 1  # texts drawn for each prompt
+    num_beams: int = 0
+    length_penalty: float = 1.0
+    num_return_sequences: int = 1
     patience: float = 0.0  # 0 stops a beam when nothing better can come
 
     def __post_init__(self) -> None:
-        self.within(1, math.inf, "copies", "best")
-        self.within(0, math.inf, "most", "beams")
-        if self.beams and (self.sampling != GREEDY or self.copies > 1):
+        self.check_range(1, math.inf, "num_samples", "num_return_sequences")
+        self.check_range(0, math.inf, "max_new_tokens", "num_beams")
+        if self.num_beams and (self.sampling != GREEDY or self.num_samples > 1):
             raise UserError("a beam search draws nothing: give a width, or how to sample")
 
 
 @dataclass(frozen=True, eq=False)
-class Writer:
-    """A model with its tokenizers and marks; `begun` turns a prompt into ids, with the mark that opens it.
+class TextGenerator:
+    """A model with its tokenizers and marks; `encode_prompt` turns a prompt into ids, with the mark that opens it.
 
-    One that is `sourced` writes a target, behind its `start`, for a source, which ends in `closing`.
+    One that is `is_seq2seq` writes a target, behind its `start_ids`, for a source, which ends in `source_suffix`.
     """
 
     path: Path
-    model: Model | Speaker
+    model: Model | AutoregressiveModel
     tokenizer: Tokenizer
-    target: Tokenizer  # of what it writes
-    begun: Callable[[str], list[int]]
-    eos: frozenset[int]
-    banned: frozenset[int]
-    start: tuple[int, ...] = ()
-    closing: tuple[int, ...] = ()
-    sourced: bool = False
+    target_tokenizer: Tokenizer  # of what it writes
+    encode_prompt: Callable[[str], list[int]]
+    eos_token_ids: frozenset[int]
+    suppress_tokens: frozenset[int]
+    start_ids: tuple[int, ...] = ()
+    source_suffix: tuple[int, ...] = ()
+    is_seq2seq: bool = False
 
     @classmethod
-    def of(cls, folder: ModelFolder) -> Writer:
+    def from_folder(cls, folder: ModelFolder) -> TextGenerator:
         """Told apart by what it reads: a beginning, or a source."""
         model, tokenizer = folder.model, folder.tokenizer
-        if not can_write(model):
-            has = ", ".join(model.heads) or "no head"
-            raise UserError(f"{folder.path} cannot write: {model.spec.family} with {has} predicts no next token")
-        sourced, target = needs_source(model), folder.target or tokenizer
-        marks, own = target.specials, tokenizer.specials
-        end = marks.sep if marks.eos is None else marks.eos
-        eos = frozenset(() if end is None else (end,))
-        first = getattr(marks, FAMILIES[model.spec.family].start) if sourced else marks.bos
-        start = tuple(mark for mark in (first, end) if mark is not None)[:1]
-        closing = tuple(mark for mark in (own.eos, own.sep) if mark is not None)[:1]
-        banned = target.special_ids - eos - set(target.sentinels)
+        if not generation_head(model):
+            head_names = ", ".join(model.heads) or "no head"
+            raise UserError(
+                f"{folder.path} cannot write: {model.config.family} with {head_names} predicts no next token"
+            )
+        seq2seq, target_tokenizer = is_seq2seq(model), folder.target_tokenizer or tokenizer
+        target_special_ids, source_special_ids = target_tokenizer.special_token_ids, tokenizer.special_token_ids
+        eos_token_id = target_special_ids.sep if target_special_ids.eos is None else target_special_ids.eos
+        eos_token_ids = frozenset(() if eos_token_id is None else (eos_token_id,))
+        first_id = (
+            getattr(target_special_ids, FAMILIES[model.config.family].decoder_start_token)
+            if seq2seq
+            else target_special_ids.bos
+        )
+        start_ids = tuple(token_id for token_id in (first_id, eos_token_id) if token_id is not None)[:1]
+        source_suffix = tuple(
+            token_id for token_id in (source_special_ids.eos, source_special_ids.sep) if token_id is not None
+        )[:1]
+        suppress_tokens = target_tokenizer.all_special_ids - eos_token_ids - set(target_tokenizer.sentinel_ids)
 
-        def begun(text: str) -> list[int]:
-            return [*start, *tokenizer.encode(text)]
+        def encode_prompt(text: str) -> list[int]:
+            return [*start_ids, *tokenizer.encode(text)]
 
-        return cls(folder.path, model, tokenizer, target, begun, eos, frozenset(banned), start, closing, sourced)
+        return cls(
+            folder.path,
+            model,
+            tokenizer,
+            target_tokenizer,
+            encode_prompt,
+            eos_token_ids,
+            frozenset(suppress_tokens),
+            start_ids,
+            source_suffix,
+            seq2seq,
+        )
 
-    def source(self, text: str) -> list[int]:
+    def encode_source(self, text: str) -> list[int]:
         """A source and its end mark."""
-        return [*self.tokenizer.encode(text), *self.closing]
+        return [*self.tokenizer.encode(text), *self.source_suffix]
 
     @property
-    def longest(self) -> tuple[int, int]:
+    def max_lengths(self) -> tuple[int, int]:
         """How many tokens a source and a target may have, marks counted."""
         assert isinstance(self.model, Model)
-        trunk = self.model.spec.trunk
-        decoder = trunk.decoder if isinstance(trunk, EncoderDecoderSpec) else None
+        trunk = self.model.config.trunk
+        decoder = trunk.decoder if isinstance(trunk, EncoderDecoderConfig) else None
         return trunk.embeddings.max_len, (decoder or trunk).embeddings.max_len
 
-    def asked(self, prompts: Sequence[str], prefix: str) -> tuple[list[list[int]], list[list[int]] | None]:
+    def encode_inputs(self, prompts: Sequence[str], prefix: str) -> tuple[list[list[int]], list[list[int]] | None]:
         """What the searches are given: beginnings, and sources where the model reads those."""
-        if self.sourced:
-            begun = self.target.encode(prefix) if prefix else []
-            return [[*self.start, *begun] for _ in prompts], [self.source(prompt) for prompt in prompts]
-        beginnings = [self.begun(prompt + prefix) for prompt in prompts]
-        if any(not ids for ids in beginnings):
+        if self.is_seq2seq:
+            prefix_ids = self.target_tokenizer.encode(prefix) if prefix else []
+            return [[*self.start_ids, *prefix_ids] for _ in prompts], [self.encode_source(prompt) for prompt in prompts]
+        prompt_ids = [self.encode_prompt(prompt + prefix) for prompt in prompts]
+        if any(not ids for ids in prompt_ids):
             raise UserError("an empty prompt: this model has no mark that opens texts, so it needs a beginning")
-        return beginnings, None
+        return prompt_ids, None
 
-    def found(
-        self, beginnings: Sequence[list[int]], sources: Sequence[list[int]] | None, search: Search
-    ) -> list[Found]:
+    def search(
+        self, prompt_ids: Sequence[list[int]], sources: Sequence[list[int]] | None, config: GenerationConfig
+    ) -> list[BeamResult]:
         """The texts behind each beginning; those of like length are searched together.
 
-        With `most` 0, a target may have twice the tokens of its source and 20, if there is room for them.
+        With `token_limit` 0, a target may have twice the tokens of its source and 20, if there is room for them.
         """
-        own = [len(ids) for ids in sources or [[]] * len(beginnings)]
-        mosts = [search.most] * len(own)
-        if not search.most:
-            room = self.longest[1] - max(map(len, beginnings), default=0)
-            mosts = [min(2 * size + 20, room) for size in own]
-        sizes = [len(ids) + most + size for ids, most, size in zip(beginnings, mosts, own)]
-        rows = search.beams or search.copies
+        source_lengths = [len(ids) for ids in sources or [[]] * len(prompt_ids)]
+        token_limits = [config.max_new_tokens] * len(source_lengths)
+        if not config.max_new_tokens:
+            max_target_tokens = self.max_lengths[1] - max(map(len, prompt_ids), default=0)
+            token_limits = [min(2 * size + 20, max_target_tokens) for size in source_lengths]
+        total_lengths = [
+            len(ids) + token_limit + size for ids, token_limit, size in zip(prompt_ids, token_limits, source_lengths)
+        ]
+        rows_per_prompt = config.num_beams or config.num_samples
         on_gpu = isinstance(self.model, Model) and next(self.model.parameters()).is_cuda
-        cells = CELLS["cuda" if on_gpu else "cpu"]
-        results: list[Found | None] = [None] * len(beginnings)
-        with progress("write", len(beginnings), "texts", show=len(beginnings) > 50) as bar:
-            for index in bins([size * rows for size in sizes], cells):
-                some = [beginnings[i] for i in index], None if sources is None else [sources[i] for i in index]
-                for i, found in zip(index, self._search(*some, search, [mosts[i] for i in index])):
-                    results[i] = found
+        max_cells = MAX_CACHE_CELLS["cuda" if on_gpu else "cpu"]
+        results: list[BeamResult | None] = [None] * len(prompt_ids)
+        with progress("write", len(prompt_ids), "texts", show=len(prompt_ids) > 50) as bar:
+            for index in token_budget_batches([size * rows_per_prompt for size in total_lengths], max_cells):
+                batch_inputs = [prompt_ids[i] for i in index], None if sources is None else [sources[i] for i in index]
+                for i, beam_result in zip(
+                    index, self._search_batch(*batch_inputs, config, [token_limits[i] for i in index])
+                ):
+                    results[i] = beam_result
                 bar.advance(len(index))
-        return [found for found in results if found is not None]
+        return [beam_result for beam_result in results if beam_result is not None]
 
-    def _search(
-        self, beginnings: list[list[int]], sources: list[list[int]] | None, search: Search, mosts: list[int]
-    ) -> list[Found]:
-        model, n = self.model, search.copies
-        if search.beams:
-            numbers = search.beams, search.penalty, search.best
-            return beam(model, beginnings, mosts, *numbers, sources, self.eos, self.banned, patience=search.patience)
-        repeated = [ids for ids in beginnings for _ in range(n)]
-        again = None if sources is None else [ids for ids in sources for _ in range(n)]
-        copies = list(range(n)) * len(beginnings)
-        mosts = [most for most in mosts for _ in range(n)]
-        written = sample(model, repeated, mosts, search.sampling, again, self.eos, self.banned, copies)
-        return [Found(written[i * n : (i + 1) * n], []) for i in range(len(beginnings))]
+    def _search_batch(
+        self,
+        prompt_ids: list[list[int]],
+        sources: list[list[int]] | None,
+        config: GenerationConfig,
+        token_limits: list[int],
+    ) -> list[BeamResult]:
+        model, num_samples = self.model, config.num_samples
+        if config.num_beams:
+            beam_settings = config.num_beams, config.length_penalty, config.num_return_sequences
+            return beam_search(
+                model,
+                prompt_ids,
+                token_limits,
+                *beam_settings,
+                sources,
+                self.eos_token_ids,
+                self.suppress_tokens,
+                patience=config.patience,
+            )
+        repeated_prompts = [ids for ids in prompt_ids for _ in range(num_samples)]
+        repeated_sources = None if sources is None else [ids for ids in sources for _ in range(num_samples)]
+        sample_indices = list(range(num_samples)) * len(prompt_ids)
+        token_limits = [token_limit for token_limit in token_limits for _ in range(num_samples)]
+        hypotheses = generate_tokens(
+            model,
+            repeated_prompts,
+            token_limits,
+            config.sampling,
+            repeated_sources,
+            self.eos_token_ids,
+            self.suppress_tokens,
+            sample_indices,
+        )
+        return [BeamResult(hypotheses[i * num_samples : (i + 1) * num_samples], []) for i in range(len(prompt_ids))]
 
-    def text(self, begun: Sequence[int], written: Sequence[int]) -> str:
+    def decode(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> str:
         """What was written, as it reads behind its beginning."""
-        return behind(self.target, [] if self.sourced else begun, written)
+        return decode_continuation(self.target_tokenizer, [] if self.is_seq2seq else prompt_ids, token_ids)
 
-    def generated(self, begun: Sequence[int], written: Written) -> Generated:
-        return Generated(self.text(begun, written.tokens), written.tokens, written.score, written.finished)
+    def to_generated_text(self, prompt_ids: Sequence[int], hypothesis: Hypothesis) -> GeneratedText:
+        return GeneratedText(
+            self.decode(prompt_ids, hypothesis.tokens), hypothesis.tokens, hypothesis.score, hypothesis.is_finished
+        )
 
 
-def generate(writer: Writer, prompts: Sequence[str], search: Search, prefix: str = "") -> list[list[Generated]]:
+def generate_texts(
+    generator: TextGenerator, prompts: Sequence[str], config: GenerationConfig, prefix: str = ""
+) -> list[list[GeneratedText]]:
     """What the model writes for each prompt: behind it, or for it as a source. A `prefix` is how each text begins."""
-    if not search.most and not writer.sourced:
-        raise UserError("most is 0, and without a source nothing says how long a text may get")
-    beginnings, sources = writer.asked(prompts, prefix)
-    found = writer.found(beginnings, sources, search)
-    return [[writer.generated(ids, text) for text in each.texts] for ids, each in zip(beginnings, found)]
+    if not config.max_new_tokens and not generator.is_seq2seq:
+        raise UserError("max_new_tokens is 0, and without a source nothing says how long a text may get")
+    prompt_ids, sources = generator.encode_inputs(prompts, prefix)
+    results = generator.search(prompt_ids, sources, config)
+    return [
+        [generator.to_generated_text(ids, hypothesis) for hypothesis in beam_result.hypotheses]
+        for ids, beam_result in zip(prompt_ids, results)
+    ]
 
 
-def translate(
-    writer: Writer, texts: Sequence[str], search: Search, split: Callable[[str], list[str]] | None = None
-) -> list[Translated]:
+def translate_texts(
+    generator: TextGenerator,
+    texts: Sequence[str],
+    config: GenerationConfig,
+    split: Callable[[str], list[str]] | None = None,
+) -> list[TranslatedText]:
     """A translation of each text. An empty text has an empty one; one that is too long is refused, or split.
 
     `split` cuts a text into parts, whose translations are joined with spaces.
     """
-    if not writer.sourced:
-        raise UserError(f"{writer.path} cannot translate: it goes on with a text, and does not write one for it")
-    limit = writer.longest[0]
-    parts: list[list[str]] = []
-    for number, text in enumerate(texts, 1):
-        own = [text.strip()] if text.strip() else []
-        for tries in range(2):
-            sizes = [len(writer.source(part)) for part in own]
-            if max(sizes, default=0) <= limit:
+    if not generator.is_seq2seq:
+        raise UserError(f"{generator.path} cannot translate: it goes on with a text, and does not write one for it")
+    limit = generator.max_lengths[0]
+    text_parts: list[list[str]] = []
+    for text_number, text in enumerate(texts, 1):
+        segments = [text.strip()] if text.strip() else []
+        for attempt in range(2):
+            segment_lengths = [len(generator.encode_source(segment)) for segment in segments]
+            if max(segment_lengths, default=0) <= limit:
                 break
-            if split is None or tries:
-                where, way = (
-                    ("", "split it into sentences (--split)") if not tries else (" in a sentence", "shorten it")
-                )
-                size = f"{max(sizes):,} tokens with its end mark{where}"
-                raise UserError(f"text {number} has {size}, and the model reads {limit}: {way}")
-            own = [part.strip() for part in split(text) if part.strip()]
-        parts.append(own)
-    flat = [part for own in parts for part in own]
-    beginnings, sources = writer.asked(flat, "")
-    found = iter(writer.found(beginnings, sources, search))
-    results = []
-    for own in parts:
-        best = [next(found).texts[0] for _ in own]
-        text = " ".join(writer.text([], each.tokens).strip() for each in best)
-        results.append(Translated(text, sum(each.score for each in best), all(each.finished for each in best)))
-    return results
+            if split is None or attempt:
+                location, remedy = ("", "split it into sentences") if not attempt else (" in a sentence", "shorten it")
+                length_text = f"{max(segment_lengths):,} tokens with its end mark{location}"
+                raise UserError(f"text {text_number} has {length_text}, and the model reads {limit}: {remedy}")
+            segments = [segment.strip() for segment in split(text) if segment.strip()]
+        text_parts.append(segments)
+    flat_segments = [segment for segments in text_parts for segment in segments]
+    prompt_ids, sources = generator.encode_inputs(flat_segments, "")
+    beam_results = iter(generator.search(prompt_ids, sources, config))
+    translations = []
+    for segments in text_parts:
+        hypotheses = [next(beam_results).hypotheses[0] for _ in segments]
+        text = " ".join(generator.decode([], hypothesis.tokens).strip() for hypothesis in hypotheses)
+        translations.append(
+            TranslatedText(
+                text,
+                sum(hypothesis.score for hypothesis in hypotheses),
+                all(hypothesis.is_finished for hypothesis in hypotheses),
+            )
+        )
+    return translations
 
 
-def streamed(writer: Writer, prompt: str, search: Search, prefix: str = "") -> Iterator[str]:
+def stream_text(generator: TextGenerator, prompt: str, config: GenerationConfig, prefix: str = "") -> Iterator[str]:
     """The text behind one prompt, piece by piece; a character that is not whole yet is held back."""
-    if search.beams or search.copies > 1:
+    if config.num_beams or config.num_samples > 1:
         raise UserError("a beam, or several copies, cannot be shown while it is written")
-    beginnings, sources = writer.asked([prompt], prefix)
-    steps = stream(writer.model, beginnings, search.most, search.sampling, sources, writer.eos, writer.banned)
+    prompt_ids, sources = generator.encode_inputs([prompt], prefix)
+    steps = stream_tokens(
+        generator.model,
+        prompt_ids,
+        config.max_new_tokens,
+        config.sampling,
+        sources,
+        generator.eos_token_ids,
+        generator.suppress_tokens,
+    )
     tokens: list[int] = []
-    shown = ""
+    emitted = ""
     for ((_, token, _),) in steps:
-        if token in writer.eos:
+        if token in generator.eos_token_ids:
             break
         tokens.append(token)
-        text = writer.text(beginnings[0], tokens)
-        if text.startswith(shown) and not text.endswith("\ufffd") and text != shown:
-            yield text[len(shown) :]
-            shown = text
-    text = writer.text(beginnings[0], tokens)
-    if text.startswith(shown) and text != shown:
-        yield text[len(shown) :]
+        text = generator.decode(prompt_ids[0], tokens)
+        if text.startswith(emitted) and not text.endswith("\ufffd") and text != emitted:
+            yield text[len(emitted) :]
+            emitted = text
+    text = generator.decode(prompt_ids[0], tokens)
+    if text.startswith(emitted) and text != emitted:
+        yield text[len(emitted) :]
 
 
-def behind(tokenizer: Tokenizer, begun: Sequence[int], written: Sequence[int]) -> str:
+def decode_continuation(tokenizer: Tokenizer, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> str:
     """The text of tokens as it stands behind others: with the space before it, if there is one."""
-    tail = list(begun)[-8:]
-    before, whole = tokenizer.decode(tail), tokenizer.decode([*tail, *written])
-    return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(written)
+    context_ids = list(prompt_ids)[-8:]
+    context_text, full_text = tokenizer.decode(context_ids), tokenizer.decode([*context_ids, *token_ids])
+    return full_text[len(context_text) :] if full_text.startswith(context_text) else tokenizer.decode(token_ids)

@@ -16,103 +16,107 @@ import torch
 from polyseme.errors import UserError
 from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model
-from polyseme.nn.packing import Layout, bins
+from polyseme.nn.packing import PackedLayout, token_budget_batches
 from polyseme.progress import progress
 
-TEXT, ANSWER = "{text}", "{answer}"
+TEXT_FIELD, ANSWER_FIELD = "{text}", "{answer}"
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class CandidateBatch:
     """A prompt with each of its answers, as ids; and where in each sequence the answer begins."""
 
     sequences: list[np.ndarray]
-    begins: list[int]
+    answer_starts: list[int]
 
     @cached_property
-    def shared(self) -> int:
+    def shared_prefix_len(self) -> int:
         """How many tokens are read once for all: those before the last one that the sequences have in common."""
         first = self.sequences[0]
-        return min(min(_common(first, other) for other in self.sequences), *self.begins, len(first)) - 1
+        return (
+            min(min(_common_prefix_len(first, other) for other in self.sequences), *self.answer_starts, len(first)) - 1
+        )
 
 
-def written(text: str, template: str, shots: Sequence[tuple[str, str]], separator: str = "\n\n") -> str:
+def format_prompt(text: str, template: str, shots: Sequence[tuple[str, str]], separator: str = "\n\n") -> str:
     """A prompt: examples as the template has them, then its part before the answer, with the text in its place."""
-    head, answer, tail = template.partition(ANSWER)
-    if not answer or tail.strip() or TEXT not in head:
-        raise UserError(f"the template {template!r} has to hold {TEXT} and end in {ANSWER}")
-    shown = (joined(head.replace(TEXT, shot), given) for shot, given in shots)
-    return separator.join([*shown, head.replace(TEXT, text)])
+    head, answer, tail = template.partition(ANSWER_FIELD)
+    if not answer or tail.strip() or TEXT_FIELD not in head:
+        raise UserError(f"the template {template!r} has to hold {TEXT_FIELD} and end in {ANSWER_FIELD}")
+    formatted_shots = (join_prompt_answer(head.replace(TEXT_FIELD, shot), shot_answer) for shot, shot_answer in shots)
+    return separator.join([*formatted_shots, head.replace(TEXT_FIELD, text)])
 
 
-def joined(prompt: str, answer: str) -> str:
+def join_prompt_answer(prompt: str, answer: str) -> str:
     """One text, with no more than one space where the two meet."""
     return prompt.rstrip(" ") + " " + answer.lstrip(" ") if prompt.endswith(" ") else prompt + answer
 
 
 @torch.inference_mode()
-def answer_scores(model: Model, asked: Sequence[Answers], bin_tokens: int) -> list[list[tuple[float, int]]]:
+def score_candidates(
+    model: Model, candidates: Sequence[CandidateBatch], max_batch_tokens: int
+) -> list[list[tuple[float, int]]]:
     """The summed log-probability of each answer's tokens after its prompt, and how many tokens these are."""
-    found: list[list[tuple[float, int]]] = [[] for _ in asked]
-    with progress("read", len(asked), "questions", show=len(asked) > 200) as bar:
-        for prompted in (True, False):  # an answer that follows nothing but an opening mark has nothing to share
-            chosen = [i for i, a in enumerate(asked) if (a.shared > 0) == prompted]
-            begin = _common_to_all([asked[i] for i in chosen]) if prompted else 0
-            before = None
-            if begin:
-                before = _read(model, [asked[chosen[0]].sequences[0][:begin]], None)[1]
-            costs = [sum(len(s) for s in asked[i].sequences) for i in chosen]
-            for index in bins(costs, bin_tokens):
-                group = [asked[chosen[i]] for i in index]
-                for i, scores in zip(index, _group_scores(model, group, before, begin)):
-                    found[chosen[i]] = scores
+    scores_by_prompt: list[list[tuple[float, int]]] = [[] for _ in candidates]
+    with progress("read", len(candidates), "questions", show=len(candidates) > 200) as bar:
+        for has_prefix in (True, False):  # an answer that follows nothing but an opening mark has nothing to share
+            indices = [i for i, a in enumerate(candidates) if (a.shared_prefix_len > 0) == has_prefix]
+            prefix_len = _shared_by_all([candidates[i] for i in indices]) if has_prefix else 0
+            prefix_memory = None
+            if prefix_len:
+                prefix_memory = _forward(model, [candidates[indices[0]].sequences[0][:prefix_len]], None)[1]
+            token_counts = [sum(len(s) for s in candidates[i].sequences) for i in indices]
+            for index in token_budget_batches(token_counts, max_batch_tokens):
+                group = [candidates[indices[i]] for i in index]
+                for i, scores in zip(index, _score_group(model, group, prefix_memory, prefix_len)):
+                    scores_by_prompt[indices[i]] = scores
                 bar.advance(len(index))
-    return found
+    return scores_by_prompt
 
 
-def _group_scores(
-    model: Model, group: list[Answers], before: Memory | None, begin: int
+def _score_group(
+    model: Model, group: list[CandidateBatch], prefix_memory: Memory | None, prefix_len: int
 ) -> Iterator[list[tuple[float, int]]]:
-    memory = before.take([0] * len(group)) if before else None
-    if group[0].shared:
-        memory = _read(model, [a.sequences[0][begin : a.shared] for a in group], memory)[1]
-    owners = [i for i, a in enumerate(group) for _ in a.sequences]
-    rests = [s[a.shared : -1] for a in group for s in a.sequences]
-    last, _, layout = _read(model, rests, memory.take(owners) if memory else None)
-    firsts = [b - 1 - a.shared for a in group for b in a.begins]
-    starts = layout.starts.tolist()
-    rows = np.concatenate([np.arange(starts[i] + f, starts[i + 1]) for i, f in enumerate(firsts)])
-    truth = np.concatenate([s[b:] for a in group for s, b in zip(a.sequences, a.begins)])
-    chances = []
-    for part in np.array_split(np.arange(len(rows)), -(-len(rows) // 1024)):
-        where, what = (torch.from_numpy(x[part]).to(last.device) for x in (rows, truth))
-        scores = model.predict("next", last, layout, where).float().log_softmax(-1)
-        chances.append(scores.gather(1, what[:, None])[:, 0].double())
-    sizes = [len(s) - b for a in group for s, b in zip(a.sequences, a.begins)]
-    sums = iter(zip((float(part.sum()) for part in torch.cat(chances).split(sizes)), sizes))
-    for answers in group:
-        yield [next(sums) for _ in answers.sequences]
+    memory = prefix_memory.select([0] * len(group)) if prefix_memory else None
+    if group[0].shared_prefix_len:
+        memory = _forward(model, [a.sequences[0][prefix_len : a.shared_prefix_len] for a in group], memory)[1]
+    prompt_rows = [i for i, a in enumerate(group) for _ in a.sequences]
+    suffixes = [s[a.shared_prefix_len : -1] for a in group for s in a.sequences]
+    hidden, _, layout = _forward(model, suffixes, memory.select(prompt_rows) if memory else None)
+    first_rows = [b - 1 - a.shared_prefix_len for a in group for b in a.answer_starts]
+    starts = layout.cu_seqlens.tolist()
+    rows = np.concatenate([np.arange(starts[i] + f, starts[i + 1]) for i, f in enumerate(first_rows)])
+    targets = np.concatenate([s[b:] for a in group for s, b in zip(a.sequences, a.answer_starts)])
+    log_probs = []
+    for chunk in np.array_split(np.arange(len(rows)), -(-len(rows) // 1024)):
+        chunk_rows, chunk_targets = (torch.from_numpy(x[chunk]).to(hidden.device) for x in (rows, targets))
+        scores = model.predict("next", hidden, layout, chunk_rows).float().log_softmax(-1)
+        log_probs.append(scores.gather(1, chunk_targets[:, None])[:, 0].double())
+    answer_lengths = [len(s) - b for a in group for s, b in zip(a.sequences, a.answer_starts)]
+    sums = iter(zip((float(chunk.sum()) for chunk in torch.cat(log_probs).split(answer_lengths)), answer_lengths))
+    for candidate_batch in group:
+        yield [next(sums) for _ in candidate_batch.sequences]
 
 
-def _read(
+def _forward(
     model: Model, sequences: list[np.ndarray], memory: Memory | None
-) -> tuple[torch.Tensor, Memory | None, Layout]:
+) -> tuple[torch.Tensor, Memory | None, PackedLayout]:
     device = next(model.parameters()).device
     tokens = torch.from_numpy(np.concatenate(sequences).astype(np.int64)).to(device)
-    layout = Layout.of([len(s) for s in sequences], device=device)
-    reading = model.trunk(tokens, layout, memory=memory, remember=True)
-    return reading.last, reading.memory, layout
+    layout = PackedLayout.from_lengths([len(s) for s in sequences], device=device)
+    trunk_output = model.trunk(tokens, layout, memory=memory, return_memory=True)
+    return trunk_output.hidden, trunk_output.memory, layout
 
 
-def _common_to_all(asked: list[Answers]) -> int:
+def _shared_by_all(candidates: list[CandidateBatch]) -> int:
     """How many tokens open every prompt; at least one of each is left to read."""
-    if len(asked) < 2:
+    if len(candidates) < 2:
         return 0
-    first = asked[0].sequences[0]
-    return min(min(_common(first, a.sequences[0]), a.shared - 1) for a in asked)
+    first = candidates[0].sequences[0]
+    return min(min(_common_prefix_len(first, a.sequences[0]), a.shared_prefix_len - 1) for a in candidates)
 
 
-def _common(a: np.ndarray, b: np.ndarray) -> int:
+def _common_prefix_len(a: np.ndarray, b: np.ndarray) -> int:
     size = min(len(a), len(b))
-    differ = np.flatnonzero(a[:size] != b[:size])
-    return int(differ[0]) if len(differ) else size
+    differences = np.flatnonzero(a[:size] != b[:size])
+    return int(differences[0]) if len(differences) else size

@@ -13,90 +13,95 @@ import torch
 from torch import Tensor
 
 from polyseme.errors import UserError
-from polyseme.inference.batching import Packed
-from polyseme.inference.results import Score
+from polyseme.inference.batching import PackedBatch
+from polyseme.inference.results import TextScore
 
 if TYPE_CHECKING:
     from polyseme.text.tokenizer import Tokenizer
 
-WRITTEN = r"_{2,}|(?<!\w)_(?!\w)|@placeholder"  # how data sets write a gap, beside the model's own mask
+GAP_PATTERN = r"_{2,}|(?<!\w)_(?!\w)|@placeholder"  # how data sets write a gap, beside the model's own mask
 
 
 @dataclass(frozen=True, eq=False)
-class Gap:
-    """A sequence with its special tokens, and the places of which all tokens are hidden at once. Of the text `cut`
-    tokens were left out."""
+class MaskedSpan:
+    """A sequence with its special tokens, and the places of which all tokens are hidden at once. Of the text
+    `num_truncated` tokens were left out."""
 
     ids: np.ndarray
     segments: np.ndarray
-    places: range
-    cut: int = 0
+    positions: range
+    num_truncated: int = 0
 
 
-def choice_gaps(tokenizer: Tokenizer, prompt: str, choices: Sequence[str], max_len: int) -> list[Gap]:
+def candidate_spans(tokenizer: Tokenizer, prompt: str, choices: Sequence[str], max_len: int) -> list[MaskedSpan]:
     """Each choice in the prompt's gap, or at its end if it has none. Of several it cannot be said which is meant."""
     if isinstance(choices, str) or not choices:
         raise UserError(f"choices is {choices!r}: a list of answers is needed")
-    gap = f"{re.escape(tokenizer.mask_token)}|{WRITTEN}" if tokenizer.mask_token else WRITTEN
-    before, *more = re.split(gap, prompt)
-    if len(more) > 1:
-        raise UserError(f"there are {len(more)} gaps in {prompt[:40]!r}, and one answer")
-    before, after = (before, more[0].rstrip(" ")) if more else (before.rstrip(" ") + " ", "")
-    found = [gap_of(tokenizer, before, choice, after, max_len) for choice in choices]
-    if any(gap.cut for gap in found):
+    gap = f"{re.escape(tokenizer.mask_token)}|{GAP_PATTERN}" if tokenizer.mask_token else GAP_PATTERN
+    before, *after_gaps = re.split(gap, prompt)
+    if len(after_gaps) > 1:
+        raise UserError(f"there are {len(after_gaps)} gaps in {prompt[:40]!r}, and one answer")
+    before, after = (before, after_gaps[0].rstrip(" ")) if after_gaps else (before.rstrip(" ") + " ", "")
+    spans = [mask_span(tokenizer, before, choice, after, max_len) for choice in choices]
+    if any(gap.num_truncated for gap in spans):
         raise UserError(f"a text of more than {max_len} tokens is longer than the model reads: {prompt[:40]!r}…")
-    return found
+    return spans
 
 
-def gap_of(tokenizer: Tokenizer, before: str, word: str, after: str, max_len: int) -> Gap:
+def mask_span(tokenizer: Tokenizer, before: str, word: str, after: str, max_len: int) -> MaskedSpan:
     """The word in its place, as pieces. What is too long loses its beginning, and if need be its end."""
-    begin = len(before)
+    word_start = len(before)
     ids, offsets = tokenizer.encode_with_offsets(before + word + after)
-    inside = [i for i, (a, b) in enumerate(offsets) if b > begin and a < begin + len(word)]
-    if not inside or not word.strip():
+    span_tokens = [i for i, (a, b) in enumerate(offsets) if b > word_start and a < word_start + len(word)]
+    if not span_tokens or not word.strip():
         raise UserError(f"there is nothing to read in the answer {word!r}")
-    first, last = inside[0], inside[-1] + 1
-    room = max_len - tokenizer.num_added()
-    if last - first > room:
+    first, last = span_tokens[0], span_tokens[-1] + 1
+    max_text_tokens = max_len - tokenizer.num_special_tokens_to_add()
+    if last - first > max_text_tokens:
         raise UserError(f"{word[:40]!r} alone is longer than the model reads")
-    start = min(max(len(ids) - room, 0), first)
-    kept = ids[start : start + room]
-    if last - start > room:  # the gap is long and stands late
-        start = last - room
-        kept = ids[start:last]
-    wrapped, segments = tokenizer.wrap(kept)
-    lead = tokenizer.wrap([-1])[0].index(-1) - start
-    return Gap(np.array(wrapped), np.array(segments), range(lead + first, lead + last), len(ids) - len(kept))
+    start = min(max(len(ids) - max_text_tokens, 0), first)
+    kept_ids = ids[start : start + max_text_tokens]
+    if last - start > max_text_tokens:  # the gap is long and stands late
+        start = last - max_text_tokens
+        kept_ids = ids[start:last]
+    input_ids, segments = tokenizer.build_inputs_with_special_tokens(kept_ids)
+    num_prefix = tokenizer.build_inputs_with_special_tokens([-1])[0].index(-1) - start
+    return MaskedSpan(
+        np.array(input_ids), np.array(segments), range(num_prefix + first, num_prefix + last), len(ids) - len(kept_ids)
+    )
 
 
-def gap_scores(
-    gaps: Sequence[Gap],
-    mask: int | None,
-    pack: Callable[[list[np.ndarray], list[np.ndarray]], Iterator[Packed]],
-    blind: Callable[[Packed, Tensor], Tensor],
-) -> list[tuple[Score, bool]]:
+def score_masked_spans(
+    spans: Sequence[MaskedSpan],
+    mask_id: int | None,
+    make_batches: Callable[[list[np.ndarray], list[np.ndarray]], Iterator[PackedBatch]],
+    masked_log_probs: Callable[[PackedBatch, Tensor], Tensor],
+) -> list[tuple[TextScore, bool]]:
     """How likely the hidden tokens are, each from all that is not hidden; and whether each was the likeliest.
 
-    `pack` puts sequences into bins; `blind` says of rows of one what may stand there, [rows, vocabulary].
+    `make_batches` puts sequences into bins; `masked_log_probs` says of rows of one what may stand there,
+    [rows, vocabulary].
     """
-    if mask is None:
+    if mask_id is None:
         raise UserError("the tokenizer has no mask: gaps cannot be shown to the model")
-    hidden = []
-    for gap in gaps:
-        copy = gap.ids.copy()
-        copy[gap.places.start : gap.places.stop] = mask
-        hidden.append(copy)
-    found: list[tuple[Score, bool]] = [(Score(0.0, 0), False)] * len(gaps)
-    for packed in pack(hidden, [gap.segments for gap in gaps]):
-        mine = [gaps[i] for i in packed.index]
-        starts = packed.layout.starts.tolist()
-        rows = np.concatenate([start + np.array(gap.places) for start, gap in zip(starts, mine)])
-        chances = blind(packed, torch.from_numpy(rows))
-        truth = torch.from_numpy(np.concatenate([gap.ids[gap.places.start : gap.places.stop] for gap in mine]))
-        truth = truth.to(chances.device)
-        sizes = [len(gap.places) for gap in mine]
-        worth = chances.gather(1, truth[:, None])[:, 0].double().cpu().split(sizes)
-        right = (chances.argmax(-1) == truth).cpu().split(sizes)
-        for i, part, best in zip(packed.index, worth, right):
-            found[i] = Score(float(part.sum()), len(part)), bool(best.all())
-    return found
+    masked_ids = []
+    for span in spans:
+        span_ids = span.ids.copy()
+        span_ids[span.positions.start : span.positions.stop] = mask_id
+        masked_ids.append(span_ids)
+    scores: list[tuple[TextScore, bool]] = [(TextScore(0.0, 0), False)] * len(spans)
+    for batch in make_batches(masked_ids, [span.segments for span in spans]):
+        batch_spans = [spans[i] for i in batch.index]
+        starts = batch.layout.cu_seqlens.tolist()
+        rows = np.concatenate([start + np.array(span.positions) for start, span in zip(starts, batch_spans)])
+        log_probs = masked_log_probs(batch, torch.from_numpy(rows))
+        targets = torch.from_numpy(
+            np.concatenate([span.ids[span.positions.start : span.positions.stop] for span in batch_spans])
+        )
+        targets = targets.to(log_probs.device)
+        sizes = [len(span.positions) for span in batch_spans]
+        target_log_probs = log_probs.gather(1, targets[:, None])[:, 0].double().cpu().split(sizes)
+        is_correct = (log_probs.argmax(-1) == targets).cpu().split(sizes)
+        for i, span_log_probs, span_correct in zip(batch.index, target_log_probs, is_correct):
+            scores[i] = TextScore(float(span_log_probs.sum()), len(span_log_probs)), bool(span_correct.all())
+    return scores

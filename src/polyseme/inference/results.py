@@ -7,41 +7,41 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Score:
+class TextScore:
     """How likely a text is. For a masked model each token is predicted from all others (pseudo-perplexity)."""
 
-    log_probability: float
-    tokens: int
+    log_prob: float
+    num_tokens: int
 
     @property
     def perplexity(self) -> float:
-        return math.exp(-self.log_probability / max(self.tokens, 1))
+        return math.exp(-self.log_prob / max(self.num_tokens, 1))
 
 
 @dataclass(frozen=True)
-class Guess:
+class MaskPrediction:
     """One way to fill a mask."""
 
-    piece: str
+    token: str
     probability: float
 
 
 @dataclass(frozen=True)
-class LastWord:
+class LastWordScore:
     """How likely a text's last word is, and whether each token of it was the likeliest (what greedy decoding says).
 
-    `cut` tokens of the context were left out, from its beginning, because the model reads no more.
+    `num_truncated` tokens of the context were left out, from its beginning, because the model reads no more.
     """
 
-    score: Score
-    right: bool
-    cut: int
+    score: TextScore
+    is_correct: bool
+    num_truncated: int
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChoiceResult:
     """The likeliest of several answers: its number, what each is worth as compared, and what that rests on."""
 
-    best: int
-    values: tuple[float, ...]
-    scores: tuple[Score, ...]
+    best_index: int
+    normalized_scores: tuple[float, ...]
+    scores: tuple[TextScore, ...]

@@ -14,60 +14,65 @@ from pathlib import Path
 
 import numpy as np
 
-from polyseme.corpus.store import token_type
+from polyseme.corpus.store import token_dtype
 from polyseme.errors import UserError
-from polyseme.io.files import unpacked, write_whole
-from polyseme.ngram.trie import MOST, ZERO, Level, Ngrams, Words, find
-from polyseme.text.pipelines import build_listed
+from polyseme.io.atomic import atomic_write
+from polyseme.io.compression import read_decompressed
+from polyseme.ngram.trie import LOG10_ZERO, MAX_ORDER, NgramTrie, NgramVocab, TrieLevel, find_ngrams
+from polyseme.text.pipelines import build_whitespace
 from polyseme.text.tokenizer import Tokenizer
 
-START, END, UNKNOWN = "<s>", "</s>", "<unk>"
-_BLOCK = 1 << 16  # n-grams written at once
-_NONE = np.empty(0)
+BOS, EOS, UNK = "<s>", "</s>", "<unk>"
+_BLOCK_SIZE = 1 << 16  # n-grams written at once
+_EMPTY = np.empty(0)
 
 
-def names_of(tokenizer: Tokenizer, words: Words) -> list[str]:
+def arpa_names(tokenizer: Tokenizer, vocab: NgramVocab) -> list[str]:
     """How an ARPA file writes each id: its piece; a mark by the mark's name; a piece with white space by its number."""
-    names = [*tokenizer.vocabulary, *[""] * (words.size - tokenizer.vocab_size)]
-    taken = {START, END, UNKNOWN}
+    names = [*tokenizer.vocabulary, *[""] * (vocab.size - tokenizer.vocab_size)]
+    reserved = {BOS, EOS, UNK}
     for i, name in enumerate(names):
-        if not name or name in taken or re.search(r"\s", name):
+        if not name or name in reserved or re.search(r"\s", name):
             names[i] = f"<{i}>"
-    if tokenizer.specials.unk is not None:
-        names[tokenizer.specials.unk] = UNKNOWN
-    names[words.start], names[words.end] = START, END
+    if tokenizer.special_token_ids.unk is not None:
+        names[tokenizer.special_token_ids.unk] = UNK
+    names[vocab.bos_id], names[vocab.eos_id] = BOS, EOS
     if len(set(names)) < len(names):
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise UserError(f"two pieces of the vocabulary would both be {twice!r} in an ARPA file")
+        duplicate = next(name for i, name in enumerate(names) if name in names[:i])
+        raise UserError(f"two pieces of the vocabulary would both be {duplicate!r} in an ARPA file")
     return names
 
 
-def write_arpa(path: Path, ngrams: Ngrams, tokenizer: Tokenizer) -> None:
+def write_arpa(path: Path, ngrams: NgramTrie, tokenizer: Tokenizer) -> None:
     """Write a model; numbers are as short as gives back the same ones."""
     if path.suffix not in (".arpa", ".gz"):
         raise UserError(f"{path} does not end in .arpa or .arpa.gz")
-    names = np.array(names_of(tokenizer, ngrams.words), dtype=object)
+    names = np.array(arpa_names(tokenizer, ngrams.vocab), dtype=object)
 
     def write(temporary: Path) -> None:
-        with open(temporary, "wb") as plain:
-            packed = gzip.GzipFile("", "wb", 6, plain, mtime=0) if path.suffix == ".gz" else None
-            with io.TextIOWrapper(packed or plain, encoding="utf-8", newline="\n") as file:
-                for text in _written(ngrams, names):
+        with open(temporary, "wb") as raw_file:
+            gzip_file = gzip.GzipFile("", "wb", 6, raw_file, mtime=0) if path.suffix == ".gz" else None
+            with io.TextIOWrapper(gzip_file or raw_file, encoding="utf-8", newline="\n") as file:
+                for text in _format_arpa(ngrams, names):
                     file.write(text)
 
-    write_whole(path, write)
+    atomic_write(path, write)
 
 
-def _written(ngrams: Ngrams, names: np.ndarray) -> Iterator[str]:
-    first = np.flatnonzero(ngrams.levels[0].logp > ZERO)
-    first = np.union1d(first, [ngrams.words.start])
-    sizes = [len(first), *ngrams.sizes[1:]]
+def _format_arpa(ngrams: NgramTrie, names: np.ndarray) -> Iterator[str]:
+    unigram_ids = np.flatnonzero(ngrams.levels[0].logp > LOG10_ZERO)
+    unigram_ids = np.union1d(unigram_ids, [ngrams.vocab.bos_id])
+    sizes = [len(unigram_ids), *ngrams.sizes[1:]]
     yield "\\data\\\n" + "".join(f"ngram {n}={size}\n" for n, size in enumerate(sizes, start=1))
     for order, (size, level) in enumerate(zip(sizes, ngrams.levels), start=1):
         yield f"\n\\{order}-grams:\n"
-        for begin in range(0, size, _BLOCK):
-            ids = np.arange(begin, min(begin + _BLOCK, size)) if order > 1 else first[begin : begin + _BLOCK]
-            text = [" ".join(row) for row in zip(*(names[column] for column in _columns(ngrams, order, ids)))]
+        for block_start in range(0, size, _BLOCK_SIZE):
+            ids = (
+                np.arange(block_start, min(block_start + _BLOCK_SIZE, size))
+                if order > 1
+                else unigram_ids[block_start : block_start + _BLOCK_SIZE]
+            )
+            text = [" ".join(row) for row in zip(*(names[column] for column in _ngram_columns(ngrams, order, ids)))]
             fields = [map(str, level.logp[ids]), text]
             if order < ngrams.order:
                 fields.append(map(str, level.backoff[ids]))
@@ -75,197 +80,210 @@ def _written(ngrams: Ngrams, names: np.ndarray) -> Iterator[str]:
     yield "\n\\end\\\n"
 
 
-def _columns(ngrams: Ngrams, order: int, ids: np.ndarray) -> list[np.ndarray]:
+def _ngram_columns(ngrams: NgramTrie, order: int, ids: np.ndarray) -> list[np.ndarray]:
     """The words of n-grams that are given by their numbers."""
     columns = []
     for level in reversed(ngrams.levels[1:order]):
         columns.append(level.words[ids])
-        ids = np.searchsorted(level.begins, ids, side="right") - 1
+        ids = np.searchsorted(level.child_offsets, ids, side="right") - 1
     return [ids, *reversed(columns)]
 
 
-def read_arpa(path: Path, tokenizer: Tokenizer | None = None) -> tuple[Ngrams, Tokenizer]:
+def read_arpa(path: Path, tokenizer: Tokenizer | None = None) -> tuple[NgramTrie, Tokenizer]:
     """A model and its tokenizer: the given one, whose pieces the file's words are, else one that cuts at spaces."""
-    lines = _Lines(path)
-    sizes = _header(lines)
-    vocabulary: dict[str, int] = {}
-    levels: list[Level] = []
-    begun: list[int] = []  # the line before the n-grams of each length
-    lacking: list[np.ndarray] = []  # where no back-off is written
-    words: Words | None = None
+    lines = _ArpaReader(path)
+    sizes = _read_header(lines)
+    word_index: dict[str, int] = {}
+    levels: list[TrieLevel] = []
+    section_lines: list[int] = []  # the line before the n-grams of each length
+    missing_backoffs: list[np.ndarray] = []  # where no back-off is written
+    vocab: NgramVocab | None = None
     for order, size in enumerate(sizes, start=1):
         lines.expect(f"\\{order}-grams:")
-        begun.append(lines.number)
-        rows, logp, backoff = _section(lines, order, size, order == len(sizes), vocabulary)
+        section_lines.append(lines.line_number)
+        rows, logp, backoff = _read_section(lines, order, size, order == len(sizes), word_index)
         if order == 1:
-            tokenizer = tokenizer or Tokenizer(build_listed([*vocabulary, *{UNKNOWN} - vocabulary.keys()]))
-            words = Words.of(tokenizer)
-            places = _places(lines, vocabulary, tokenizer, words)
-            level, absent = _first(places, logp, backoff, words)
+            tokenizer = tokenizer or Tokenizer(build_whitespace([*word_index, *{UNK} - word_index.keys()]))
+            vocab = NgramVocab.from_tokenizer(tokenizer)
+            token_ids = _token_ids(lines, word_index, tokenizer, vocab)
+            level, missing_rows = _unigram_level(token_ids, logp, backoff, vocab)
         else:
-            assert words is not None
-            level, absent = _level(lines, places[rows], logp, backoff, levels, words, begun[-1])
-            _check_weights(lines, level, lacking[-1], begun[-2])
-        lacking.append(absent)
+            assert vocab is not None
+            level, missing_rows = _build_level(lines, token_ids[rows], logp, backoff, levels, vocab, section_lines[-1])
+            _check_backoffs(lines, level, missing_backoffs[-1], section_lines[-2])
+        missing_backoffs.append(missing_rows)
         levels.append(level)
     levels[-1] = levels[-1]._replace(backoff=np.zeros(0, np.float32))
     lines.expect("\\end\\")
-    lines.end()
-    assert words is not None and tokenizer is not None
-    return Ngrams(words, levels), tokenizer
+    lines.expect_end()
+    assert vocab is not None and tokenizer is not None
+    return NgramTrie(vocab, levels), tokenizer
 
 
-class _Lines:
+class _ArpaReader:
     """The lines of a file one by one, with their numbers."""
 
     def __init__(self, path: Path):
-        self.path, self.number = path, 0
-        self._lines = self._read()
+        self.path, self.line_number = path, 0
+        self._lines = self._read_lines()
 
-    def _read(self) -> Iterator[str]:
-        rest = b""
-        for block in unpacked(self.path):
-            *whole, rest = (rest + block).split(b"\n")
-            yield from map(self._text, whole)
-        if rest:
-            yield self._text(rest)
+    def _read_lines(self) -> Iterator[str]:
+        partial_line = b""
+        for block in read_decompressed(self.path):
+            *full_lines, partial_line = (partial_line + block).split(b"\n")
+            yield from map(self._decode_line, full_lines)
+        if partial_line:
+            yield self._decode_line(partial_line)
 
-    def _text(self, line: bytes) -> str:
-        self.number += 1
+    def _decode_line(self, line: bytes) -> str:
+        self.line_number += 1
         try:
             return line.decode().rstrip("\r")
         except UnicodeDecodeError:
-            raise self.wrong("is not text in UTF-8") from None
+            raise self.error("is not text in UTF-8") from None
 
-    def wrong(self, what: str, line: int | None = None) -> UserError:
-        return UserError(f"{self.path}, line {self.number if line is None else line} {what}")
+    def error(self, problem: str, line: int | None = None) -> UserError:
+        return UserError(f"{self.path}, line {self.line_number if line is None else line} {problem}")
 
     def next(self) -> str:
         try:
             return next(self._lines)
         except StopIteration:
-            raise UserError(f"{self.path} is truncated: it ends at line {self.number}, before \\end\\") from None
+            raise UserError(f"{self.path} is truncated: it ends at line {self.line_number}, before \\end\\") from None
 
-    def expect(self, wanted: str) -> None:
+    def expect(self, expected: str) -> None:
         line = self.next()
         while not line.strip():
             line = self.next()
-        if line.strip() != wanted:
-            raise self.wrong(f"is {line[:60]!r}, expected {wanted!r}")
+        if line.strip() != expected:
+            raise self.error(f"is {line[:60]!r}, expected {expected!r}")
 
-    def end(self) -> None:
+    def expect_end(self) -> None:
         for line in self._lines:
             if line.strip():
-                raise self.wrong(f"is {line[:60]!r}, but nothing may stand behind \\end\\")
+                raise self.error(f"is {line[:60]!r}, but nothing may stand behind \\end\\")
 
 
-def _header(lines: _Lines) -> list[int]:
+def _read_header(lines: _ArpaReader) -> list[int]:
     """How many n-grams there are of each length. What stands before `\\data\\` is for people."""
     while (line := lines.next()).strip() != "\\data\\":
         if re.match(r"ngram \d|\\\d+-grams:", line):
-            raise lines.wrong("is of n-grams, but there is no \\data\\ before it")
+            raise lines.error("is of n-grams, but there is no \\data\\ before it")
     sizes: list[int] = []
     while (line := lines.next().strip()) or not sizes:
         if not line:
             continue
-        found = re.fullmatch(r"ngram\s+(\d+)\s*=\s*(\d+)", line)
-        if not found:
-            raise lines.wrong(f"is {line[:60]!r}, expected 'ngram {len(sizes) + 1}=…' or an empty line")
-        if int(found[1]) != len(sizes) + 1:
-            raise lines.wrong(f"counts {found[1]}-grams, expected {len(sizes) + 1}-grams")
-        sizes.append(int(found[2]))
-    if len(sizes) > MOST:
-        raise lines.wrong(f"ends a header of {len(sizes)} orders; at most {MOST} can be read")
+        match = re.fullmatch(r"ngram\s+(\d+)\s*=\s*(\d+)", line)
+        if not match:
+            raise lines.error(f"is {line[:60]!r}, expected 'ngram {len(sizes) + 1}=…' or an empty line")
+        if int(match[1]) != len(sizes) + 1:
+            raise lines.error(f"counts {match[1]}-grams, expected {len(sizes) + 1}-grams")
+        sizes.append(int(match[2]))
+    if len(sizes) > MAX_ORDER:
+        raise lines.error(f"ends a header of {len(sizes)} orders; at most {MAX_ORDER} can be read")
     return sizes
 
 
-def _section(
-    lines: _Lines, order: int, size: int, last: bool, vocabulary: dict[str, int]
+def _read_section(
+    lines: _ArpaReader, order: int, size: int, is_last: bool, word_index: dict[str, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The n-grams of one length: the numbers of their words in the vocabulary, which the first section fills; log10 of
     probability and of back-off, the latter NaN where none is written."""
-    words: list[int] = []
-    numbers: list[float] = []
+    word_ids: list[int] = []
+    values: list[float] = []
     while (line := lines.next()).strip():
         if line.startswith("\\"):
-            raise lines.wrong(f"is {line[:60]!r} where an empty line has to end the {order}-grams")
+            raise lines.error(f"is {line[:60]!r} where an empty line has to end the {order}-grams")
         fields = line.split()
-        if len(fields) not in ((order + 1,) if last else (order + 1, order + 2)):
-            raise lines.wrong(f"has {len(fields)} fields, expected a number and {order} words: {line[:60]!r}")
+        if len(fields) not in ((order + 1,) if is_last else (order + 1, order + 2)):
+            raise lines.error(f"has {len(fields)} fields, expected a number and {order} words: {line[:60]!r}")
         if order == 1:
-            if fields[1] in vocabulary:
-                raise lines.wrong(f"has the word {fields[1]!r} a second time")
-            vocabulary[fields[1]] = len(vocabulary)
+            if fields[1] in word_index:
+                raise lines.error(f"has the word {fields[1]!r} a second time")
+            word_index[fields[1]] = len(word_index)
         try:
-            words += [vocabulary[word] for word in fields[1 : order + 1]]
+            word_ids += [word_index[word] for word in fields[1 : order + 1]]
         except KeyError as error:
-            raise lines.wrong(f"has the word {error.args[0]!r}, which is not among the 1-grams") from None
+            raise lines.error(f"has the word {error.args[0]!r}, which is not among the 1-grams") from None
         try:
-            chance, weight = float(fields[0]), float(fields[order + 1]) if len(fields) > order + 1 else math.nan
+            log_prob, backoff = float(fields[0]), float(fields[order + 1]) if len(fields) > order + 1 else math.nan
         except ValueError:
-            raise lines.wrong(f"has a number that is none: {line[:60]!r}") from None
-        if not (-math.inf < chance <= 0) or abs(weight) == math.inf or (weight != weight and len(fields) > order + 1):
-            raise lines.wrong(f"has no log10 of a probability and a back-off: {line[:60]!r}")
-        numbers += (chance, weight)
-    if len(numbers) // 2 != size:
-        raise lines.wrong(f"ends {len(numbers) // 2} {order}-grams, but the header says {size}")
-    both = np.array(numbers, np.float32).reshape(-1, 2)
-    return np.array(words, np.int64).reshape(-1, order), both[:, 0], both[:, 1]
+            raise lines.error(f"has a number that is none: {line[:60]!r}") from None
+        if (
+            not (-math.inf < log_prob <= 0)
+            or abs(backoff) == math.inf
+            or (backoff != backoff and len(fields) > order + 1)
+        ):
+            raise lines.error(f"has no log10 of a probability and a back-off: {line[:60]!r}")
+        values += (log_prob, backoff)
+    if len(values) // 2 != size:
+        raise lines.error(f"ends {len(values) // 2} {order}-grams, but the header says {size}")
+    logp_and_backoff = np.array(values, np.float32).reshape(-1, 2)
+    return np.array(word_ids, np.int64).reshape(-1, order), logp_and_backoff[:, 0], logp_and_backoff[:, 1]
 
 
-def _places(lines: _Lines, vocabulary: dict[str, int], tokenizer: Tokenizer, words: Words) -> np.ndarray:
+def _token_ids(lines: _ArpaReader, word_index: dict[str, int], tokenizer: Tokenizer, vocab: NgramVocab) -> np.ndarray:
     """The tokenizer's id of each word of the file."""
-    ids = {name: i for i, name in enumerate(names_of(tokenizer, words))}
-    for mark in (START, END):
-        if mark not in vocabulary:
-            raise lines.wrong(f"ends 1-grams without {mark}")
-    if unknown := [word for word in vocabulary if word not in ids]:
-        raise lines.wrong(f"ends 1-grams of which {unknown[0]!r} is no piece of the tokenizer")
-    return np.array([ids[word] for word in vocabulary], np.int64)
+    ids = {name: i for i, name in enumerate(arpa_names(tokenizer, vocab))}
+    for marker in (BOS, EOS):
+        if marker not in word_index:
+            raise lines.error(f"ends 1-grams without {marker}")
+    if unknown_words := [word for word in word_index if word not in ids]:
+        raise lines.error(f"ends 1-grams of which {unknown_words[0]!r} is no piece of the tokenizer")
+    return np.array([ids[word] for word in word_index], np.int64)
 
 
-def _first(places: np.ndarray, logp: np.ndarray, backoff: np.ndarray, words: Words) -> tuple[Level, np.ndarray]:
-    chances, weights = np.full(words.size, ZERO, np.float32), np.zeros(words.size, np.float32)
-    absent = np.full(words.size, -1, np.int64)
-    chances[places] = np.where(places == words.start, np.float32(ZERO), logp)
-    weights[places] = np.nan_to_num(backoff)
-    absent[places] = np.where(np.isnan(backoff), np.arange(len(places)), -1)
-    return Level(_NONE, _NONE, chances, weights), absent
+def _unigram_level(
+    token_ids: np.ndarray, logp: np.ndarray, backoff: np.ndarray, vocab: NgramVocab
+) -> tuple[TrieLevel, np.ndarray]:
+    log_probs, backoffs = np.full(vocab.size, LOG10_ZERO, np.float32), np.zeros(vocab.size, np.float32)
+    missing_rows = np.full(vocab.size, -1, np.int64)
+    log_probs[token_ids] = np.where(token_ids == vocab.bos_id, np.float32(LOG10_ZERO), logp)
+    backoffs[token_ids] = np.nan_to_num(backoff)
+    missing_rows[token_ids] = np.where(np.isnan(backoff), np.arange(len(token_ids)), -1)
+    return TrieLevel(_EMPTY, _EMPTY, log_probs, backoffs), missing_rows
 
 
-def _level(
-    lines: _Lines,
+def _build_level(
+    lines: _ArpaReader,
     rows: np.ndarray,
     logp: np.ndarray,
     backoff: np.ndarray,
-    levels: Sequence[Level],
-    words: Words,
-    at: int,
-) -> tuple[Level, np.ndarray]:
+    levels: Sequence[TrieLevel],
+    vocab: NgramVocab,
+    section_line: int,
+) -> tuple[TrieLevel, np.ndarray]:
     """Rows of ids to a level; the second is the row where a back-off is missing, else -1."""
     contexts = rows[:, 0]
     for level, column in zip(levels[1:], rows[:, 1:].T):
-        contexts = find(level, contexts, column)
-    if (lost := np.flatnonzero(contexts < 0)).size:
-        raise lines.wrong(
-            "has an n-gram whose context, all but its last word, is not in the file", at + 1 + int(lost[0])
+        contexts = find_ngrams(level, contexts, column)
+    if (missing_contexts := np.flatnonzero(contexts < 0)).size:
+        raise lines.error(
+            "has an n-gram whose context, all but its last word, is not in the file",
+            section_line + 1 + int(missing_contexts[0]),
         )
-    order = np.lexsort((rows[:, -1], contexts))
-    same = (np.diff(contexts[order]) == 0) & (np.diff(rows[order, -1]) == 0)
-    if same.any():
-        raise lines.wrong("has an n-gram a second time", at + 1 + int(order[1:][same].min()))
-    if (inside := np.flatnonzero((rows[:, 1:] == words.start).any(1) | (rows[:, :-1] == words.end).any(1))).size:
-        raise lines.wrong(f"has {START} inside or {END} before the end", at + 1 + int(inside[0]))
-    below = len(levels[-1].logp)
-    begins = np.concatenate([[0], np.cumsum(np.bincount(contexts, minlength=below))]).astype(np.uint32)
-    weights = backoff[order]
-    absent = np.where(np.isnan(weights), order, -1)
-    last = rows[order, -1].astype(token_type(words.size))
-    return Level(last, begins, logp[order], np.nan_to_num(weights)), absent
+    sort_order = np.lexsort((rows[:, -1], contexts))
+    is_duplicate = (np.diff(contexts[sort_order]) == 0) & (np.diff(rows[sort_order, -1]) == 0)
+    if is_duplicate.any():
+        raise lines.error("has an n-gram a second time", section_line + 1 + int(sort_order[1:][is_duplicate].min()))
+    if (
+        misplaced_markers := np.flatnonzero(
+            (rows[:, 1:] == vocab.bos_id).any(1) | (rows[:, :-1] == vocab.eos_id).any(1)
+        )
+    ).size:
+        raise lines.error(f"has {BOS} inside or {EOS} before the end", section_line + 1 + int(misplaced_markers[0]))
+    num_contexts = len(levels[-1].logp)
+    child_offsets = np.concatenate([[0], np.cumsum(np.bincount(contexts, minlength=num_contexts))]).astype(np.uint32)
+    backoffs = backoff[sort_order]
+    missing_rows = np.where(np.isnan(backoffs), sort_order, -1)
+    last_words = rows[sort_order, -1].astype(token_dtype(vocab.size))
+    return TrieLevel(last_words, child_offsets, logp[sort_order], np.nan_to_num(backoffs)), missing_rows
 
 
-def _check_weights(lines: _Lines, level: Level, absent: np.ndarray, at: int) -> None:
+def _check_backoffs(lines: _ArpaReader, level: TrieLevel, missing_rows: np.ndarray, section_line: int) -> None:
     """What other n-grams follow has a back-off; where none does, it may be left out, as it is never used."""
-    used = np.diff(level.begins.astype(np.int64)) > 0
-    if (lost := absent[used & (absent >= 0)]).size:
-        raise lines.wrong("has no back-off, but longer n-grams go on from it", at + 1 + int(lost.min()))
+    has_children = np.diff(level.child_offsets.astype(np.int64)) > 0
+    if (missing_backoffs := missing_rows[has_children & (missing_rows >= 0)]).size:
+        raise lines.error(
+            "has no back-off, but longer n-grams go on from it", section_line + 1 + int(missing_backoffs.min())
+        )

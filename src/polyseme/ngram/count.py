@@ -15,200 +15,227 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.corpus.dedup.external_sort import Runs
-from polyseme.corpus.store import Corpus, token_type
+from polyseme.corpus.dedup.external_sort import ExternalSorter
+from polyseme.corpus.store import Corpus, token_dtype
 from polyseme.errors import UserError
-from polyseme.io.files import told
-from polyseme.ngram.trie import Level, Words, find
+from polyseme.io.atomic import as_user_error
+from polyseme.ngram.trie import NgramVocab, TrieLevel, find_ngrams
 
-MEMORY = 1 << 28  # bytes, about
-BLOCK = 1 << 20  # tokens or n-grams at once
-_NONE = np.empty(0)
+DEFAULT_MEMORY_BYTES = 1 << 28  # bytes, about
+BLOCK_SIZE = 1 << 20  # tokens or n-grams at once
+_EMPTY = np.empty(0)
 
 
-class Column:
+class FileArray:
     """An array in a file, written piece by piece, then mapped: its pages are the system's, to drop and read again."""
 
     def __init__(self, path: Path, dtype: Any):
         self.path, self.dtype = path, np.dtype(dtype)
-        with told(path):
-            self.file = open(path, "wb")  # noqa: SIM115 (`mapped` closes it)
+        with as_user_error(path):
+            self.file = open(path, "wb")  # noqa: SIM115 (`to_memmap` closes it)
 
-    def add(self, piece: np.ndarray) -> None:
-        with told(self.path):
-            self.file.write(np.ascontiguousarray(piece, self.dtype).data)
+    def append(self, block: np.ndarray) -> None:
+        with as_user_error(self.path):
+            self.file.write(np.ascontiguousarray(block, self.dtype).data)
 
-    def mapped(self) -> np.ndarray:
+    def to_memmap(self) -> np.ndarray:
         """All that was added, to read and to change."""
-        with told(self.path):
+        with as_user_error(self.path):
             self.file.close()
             if not self.path.stat().st_size:
                 return np.empty(0, self.dtype)
             return np.memmap(self.path, self.dtype, "r+")
 
 
-def zeros(path: Path, dtype: Any, length: int) -> np.ndarray:
+def zeros_in_file(path: Path, dtype: Any, length: int) -> np.ndarray:
     """Written out, so that a full disk is met here and not when a page is touched."""
-    column = Column(path, dtype)
-    for first in range(0, length, BLOCK):
-        column.add(np.zeros(min(BLOCK, length - first), dtype))
-    return column.mapped()
+    file_array = FileArray(path, dtype)
+    for block_start in range(0, length, BLOCK_SIZE):
+        file_array.append(np.zeros(min(BLOCK_SIZE, length - block_start), dtype))
+    return file_array.to_memmap()
 
 
 @dataclass
-class Counts:
-    """The n-grams of one length, in files: what `Level` has but no probabilities."""
+class NgramCounts:
+    """The n-grams of one length, in files: what `TrieLevel` has but no probabilities."""
 
     words: np.ndarray
-    begins: np.ndarray
-    raw: np.ndarray  # how often each occurs
-    suffix: np.ndarray  # the number of each without its first word
-    adjusted: np.ndarray  # what it counts for: its continuation count, or `raw` in the last level and behind a start
-    opening: slice  # those that begin with the start of a sentence
+    child_offsets: np.ndarray
+    raw_counts: np.ndarray  # how often each occurs
+    suffix_ids: np.ndarray  # the number of each without its first word
+    adjusted_counts: (
+        np.ndarray
+    )  # what it counts for: its continuation count, or `raw` in the last level and behind a start
+    bos_range: slice  # those that begin with the start of a sentence
 
     @property
-    def level(self) -> Level:
-        return Level(self.words, self.begins, _NONE, _NONE)
+    def to_level(self) -> TrieLevel:
+        return TrieLevel(self.words, self.child_offsets, _EMPTY, _EMPTY)
 
     def __len__(self) -> int:
-        return len(self.raw)
+        return len(self.raw_counts)
 
 
-def sentences(corpus: Corpus, words: Words) -> Iterator[np.ndarray]:
-    """The corpus as `Words.stream`, whole sentences at a time, a block or a little more of tokens."""
-    begins = corpus.sentences
+def sentence_streams(corpus: Corpus, vocab: NgramVocab) -> Iterator[np.ndarray]:
+    """The corpus as `NgramVocab.add_bos_eos`, whole sentences at a time, a block or a little more of tokens."""
+    offsets = corpus.sentence_offsets
     first = 0
     while first < corpus.num_sentences:
-        last = max(int(np.searchsorted(begins, begins[first] + BLOCK)), first + 1)
+        last = max(int(np.searchsorted(offsets, offsets[first] + BLOCK_SIZE)), first + 1)
         last = min(last, corpus.num_sentences)
-        lengths = np.diff(begins[first : last + 1])
-        yield words.stream(corpus.gather(begins[first:last], lengths), lengths)
+        lengths = np.diff(offsets[first : last + 1])
+        yield vocab.add_bos_eos(corpus.gather_tokens(offsets[first:last], lengths), lengths)
         first = last
 
 
-def count(streams: Iterable[np.ndarray], words: Words, order: int, work: Path, memory: int = MEMORY) -> list[Counts]:
-    """The n-grams of all lengths up to `order`. `work` is a folder for the files, which the result is mapped from."""
-    column = Column(work / "stream", token_type(words.size))
-    raw = np.zeros(words.size, np.int64)
+def count_ngrams(
+    streams: Iterable[np.ndarray],
+    vocab: NgramVocab,
+    order: int,
+    work_dir: Path,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+) -> list[NgramCounts]:
+    """The n-grams of all lengths up to `order`, mapped from files in the folder `work_dir`."""
+    stream_file = FileArray(work_dir / "stream", token_dtype(vocab.size))
+    raw_counts = np.zeros(vocab.size, np.int64)
     for stream in streams:
-        raw += np.bincount(stream, minlength=words.size)
-        column.add(stream)
-    stream = column.mapped()
+        raw_counts += np.bincount(stream, minlength=vocab.size)
+        stream_file.append(stream)
+    stream = stream_file.to_memmap()
     if not len(stream):
         raise UserError("there is no sentence to count n-grams in")
-    index = np.int32 if len(stream) < 1 << 31 else np.int64
-    adjusted = raw.copy()
-    adjusted[words.start] = 0
-    levels = [Counts(_NONE, _NONE, raw, _NONE, adjusted, slice(words.start, words.start + 1))]
-    state = Column(work / "state", index)  # the number of the n-gram of the last length that ends at each token, or -1
-    for _, piece in _pieces(stream):
-        state.add(piece)
-    states = state.mapped()
+    index_dtype = np.int32 if len(stream) < 1 << 31 else np.int64
+    adjusted_counts = raw_counts.copy()
+    adjusted_counts[vocab.bos_id] = 0
+    levels = [NgramCounts(_EMPTY, _EMPTY, raw_counts, _EMPTY, adjusted_counts, slice(vocab.bos_id, vocab.bos_id + 1))]
+    state_file = FileArray(
+        work_dir / "state", index_dtype
+    )  # the number of the n-gram of the last length that ends at each token, or -1
+    for _, block in _blocks(stream):
+        state_file.append(block)
+    states = state_file.to_memmap()
     for length in range(2, order + 1):
-        below = levels[-1]
-        with Runs(work / "runs", memory) as runs:
-            for _, contexts, tokens in _pairs(stream, states, words):
-                runs.add(contexts.astype(np.uint64) * np.uint64(words.size) + tokens.astype(np.uint64))
-            level = _collect(runs.merged(), work, length, len(below), words.size, index)
-        _find_suffixes(level, levels, work, length, index)
-        _adjust(below, level, words, work, length)
-        begins = level.begins
-        level.opening = slice(int(begins[below.opening.start]), int(begins[below.opening.stop]))
+        lower = levels[-1]
+        with ExternalSorter(work_dir / "runs", memory_bytes) as sorter:
+            for _, contexts, tokens in _context_word_pairs(stream, states, vocab):
+                sorter.add(contexts.astype(np.uint64) * np.uint64(vocab.size) + tokens.astype(np.uint64))
+            level = _build_level(sorter.sorted_chunks(), work_dir, length, len(lower), vocab.size, index_dtype)
+        _find_suffixes(level, levels, work_dir, length, index_dtype)
+        _set_adjusted_counts(lower, level, vocab, work_dir, length)
+        child_offsets = level.child_offsets
+        level.bos_range = slice(int(child_offsets[lower.bos_range.start]), int(child_offsets[lower.bos_range.stop]))
         levels.append(level)
         if length < order:
-            _move_on(states, stream, level, words)
+            _advance_states(states, stream, level, vocab)
     return levels
 
 
-def slices(begins: np.ndarray) -> Iterator[tuple[slice, slice]]:
+def context_blocks(child_offsets: np.ndarray) -> Iterator[tuple[slice, slice]]:
     """Runs of contexts, and of what follows them: a block of either at most, or one context."""
-    first, end = 0, len(begins) - 1
+    first, end = 0, len(child_offsets) - 1
     while first < end:
-        last = int(np.searchsorted(begins, int(begins[first]) + BLOCK, side="right")) - 1
-        last = min(max(last, first + 1), first + BLOCK, end)
-        yield slice(first, last), slice(int(begins[first]), int(begins[last]))
+        last = int(np.searchsorted(child_offsets, int(child_offsets[first]) + BLOCK_SIZE, side="right")) - 1
+        last = min(max(last, first + 1), first + BLOCK_SIZE, end)
+        yield slice(first, last), slice(int(child_offsets[first]), int(child_offsets[last]))
         first = last
 
 
-def _pieces(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    for first in range(0, len(array), BLOCK):
-        yield first, array[first : first + BLOCK]
+def _blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    for first in range(0, len(array), BLOCK_SIZE):
+        yield first, array[first : first + BLOCK_SIZE]
 
 
-def _pairs(stream: np.ndarray, states: np.ndarray, words: Words) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def _context_word_pairs(
+    stream: np.ndarray, states: np.ndarray, vocab: NgramVocab
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Places in the stream where an n-gram ends that is one longer than those of `states`: contexts and words.
 
     The states of a block may be changed before the next is asked for.
     """
-    before = -1
-    for first, tokens in _pieces(stream):
-        piece = states[first : first + BLOCK]
-        contexts = np.concatenate([[before], piece[:-1]])
-        before = int(piece[-1])
-        places = np.flatnonzero((contexts >= 0) & (tokens != words.start))
-        yield first + places, contexts[places], tokens[places]
+    previous_state = -1
+    for first, tokens in _blocks(stream):
+        state_block = states[first : first + BLOCK_SIZE]
+        contexts = np.concatenate([[previous_state], state_block[:-1]])
+        previous_state = int(state_block[-1])
+        positions = np.flatnonzero((contexts >= 0) & (tokens != vocab.bos_id))
+        yield first + positions, contexts[positions], tokens[positions]
 
 
-def _move_on(states: np.ndarray, stream: np.ndarray, level: Counts, words: Words) -> None:
+def _advance_states(states: np.ndarray, stream: np.ndarray, level: NgramCounts, vocab: NgramVocab) -> None:
     """From the numbers of n-grams to those of the n-grams that are one longer, in place."""
-    for number, (places, contexts, tokens) in enumerate(_pairs(stream, states, words)):
-        states[number * BLOCK : (number + 1) * BLOCK] = -1
-        states[places] = find(level.level, contexts, tokens)
+    for block_index, (positions, contexts, tokens) in enumerate(_context_word_pairs(stream, states, vocab)):
+        states[block_index * BLOCK_SIZE : (block_index + 1) * BLOCK_SIZE] = -1
+        states[positions] = find_ngrams(level.to_level, contexts, tokens)
 
 
-def _collect(pieces: Iterable[np.ndarray], work: Path, length: int, below: int, size: int, index: type) -> Counts:
+def _build_level(
+    sorted_keys: Iterable[np.ndarray],
+    work_dir: Path,
+    length: int,
+    num_contexts: int,
+    vocab_size: int,
+    index_dtype: type,
+) -> NgramCounts:
     """Sorted pairs to n-grams with their counts, ordered by context and then word."""
-    words = Column(work / f"{length}.words", token_type(size))
-    raw = Column(work / f"{length}.raw", np.uint32)
-    behind = zeros(work / f"{length}.begins", np.uint32 if index is np.int32 else np.uint64, below + 1)
-    for keys, times in _counted(pieces):
-        contexts = (keys // np.uint64(size)).astype(np.int64)
-        words.add(keys % np.uint64(size))
-        raw.add(times)
+    word_file = FileArray(work_dir / f"{length}.words", token_dtype(vocab_size))
+    count_file = FileArray(work_dir / f"{length}.raw_counts", np.uint32)
+    child_offsets = zeros_in_file(
+        work_dir / f"{length}.child_offsets", np.uint32 if index_dtype is np.int32 else np.uint64, num_contexts + 1
+    )
+    for keys, key_counts in _count_sorted(sorted_keys):
+        contexts = (keys // np.uint64(vocab_size)).astype(np.int64)
+        word_file.append(keys % np.uint64(vocab_size))
+        count_file.append(key_counts)
         first = int(contexts[0])
         counts = np.bincount(contexts - first)
-        behind[first + 1 : first + 1 + len(counts)] += counts.astype(behind.dtype)
-    np.cumsum(behind, out=behind)
-    return Counts(words.mapped(), behind, raw.mapped(), _NONE, _NONE, slice(0, 0))
+        child_offsets[first + 1 : first + 1 + len(counts)] += counts.astype(child_offsets.dtype)
+    np.cumsum(child_offsets, out=child_offsets)
+    return NgramCounts(word_file.to_memmap(), child_offsets, count_file.to_memmap(), _EMPTY, _EMPTY, slice(0, 0))
 
 
-def _counted(pieces: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _count_sorted(sorted_keys: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Each number of an ascending sequence once, and how often it is there; equal ones may be in several pieces."""
-    key, times = np.empty(0, np.uint64), np.empty(0, np.int64)  # the last number, which may go on
-    for piece in pieces:
-        if not len(piece):
+    last_key, last_count = np.empty(0, np.uint64), np.empty(0, np.int64)  # the last number, which may go on
+    for block in sorted_keys:
+        if not len(block):
             continue
-        firsts = np.flatnonzero(np.append(True, piece[1:] != piece[:-1]))
-        counts = np.diff(np.append(firsts, len(piece)))
-        if len(key) and key[0] == piece[0]:
-            counts[0] += times[0]
-        elif len(key):
-            yield key, times
-        yield from [(piece[firsts[:-1]], counts[:-1])] if len(firsts) > 1 else []
-        key, times = piece[firsts[-1:]].copy(), counts[-1:]
-    if len(key):
-        yield key, times
+        run_starts = np.flatnonzero(np.append(True, block[1:] != block[:-1]))
+        counts = np.diff(np.append(run_starts, len(block)))
+        if len(last_key) and last_key[0] == block[0]:
+            counts[0] += last_count[0]
+        elif len(last_key):
+            yield last_key, last_count
+        yield from [(block[run_starts[:-1]], counts[:-1])] if len(run_starts) > 1 else []
+        last_key, last_count = block[run_starts[-1:]].copy(), counts[-1:]
+    if len(last_key):
+        yield last_key, last_count
 
 
-def _find_suffixes(level: Counts, levels: list[Counts], work: Path, length: int, index: type) -> None:
+def _find_suffixes(
+    level: NgramCounts, levels: list[NgramCounts], work_dir: Path, length: int, index_dtype: type
+) -> None:
     """The suffix of (context, word) is (suffix of the context, word)."""
     if length == 2:
-        level.suffix = level.words
+        level.suffix_ids = level.words
         return
-    below = levels[-1]
-    column = Column(work / f"{length}.suffix", index)
-    for contexts, ngrams in slices(level.begins):
-        behind = np.diff(level.begins[contexts.start : contexts.stop + 1]).astype(np.int64)
-        column.add(find(below.level, np.repeat(below.suffix[contexts], behind), level.words[ngrams]))
-    level.suffix = column.mapped()
+    lower = levels[-1]
+    suffix_file = FileArray(work_dir / f"{length}.suffix_ids", index_dtype)
+    for contexts, ngrams in context_blocks(level.child_offsets):
+        num_children = np.diff(level.child_offsets[contexts.start : contexts.stop + 1]).astype(np.int64)
+        suffix_file.append(
+            find_ngrams(lower.to_level, np.repeat(lower.suffix_ids[contexts], num_children), level.words[ngrams])
+        )
+    level.suffix_ids = suffix_file.to_memmap()
 
 
-def _adjust(below: Counts, level: Counts, words: Words, work: Path, length: int) -> None:
+def _set_adjusted_counts(
+    lower: NgramCounts, level: NgramCounts, vocab: NgramVocab, work_dir: Path, length: int
+) -> None:
     """Below the highest order an n-gram counts for the words it was seen behind; nothing stands before a start."""
-    continuations = zeros(work / f"{length - 1}.adjusted", np.uint32, len(below))
-    for _, suffix in _pieces(level.suffix):
+    continuations = zeros_in_file(work_dir / f"{length - 1}.adjusted", np.uint32, len(lower))
+    for _, suffix in _blocks(level.suffix_ids):
         np.add.at(continuations, suffix, np.uint32(1))
-    continuations[below.opening] = below.raw[below.opening]
+    continuations[lower.bos_range] = lower.raw_counts[lower.bos_range]
     if length == 2:
-        continuations[words.start] = 0
-    below.adjusted, level.adjusted = continuations, level.raw
+        continuations[vocab.bos_id] = 0
+    lower.adjusted_counts, level.adjusted_counts = continuations, level.raw_counts

@@ -13,107 +13,135 @@ from pathlib import Path
 import numpy as np
 
 from polyseme.errors import UserError
-from polyseme.ngram.count import BLOCK, Column, Counts, slices
-from polyseme.ngram.trie import ZERO, Level, Ngrams, Words
+from polyseme.ngram.count import BLOCK_SIZE, FileArray, NgramCounts, context_blocks
+from polyseme.ngram.trie import LOG10_ZERO, NgramTrie, NgramVocab, TrieLevel
 
-FALLBACK = (0.5, 1.0, 1.5)  # where there are too few n-grams for counts of counts to tell
+FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)  # where there are too few n-grams for counts of counts to tell
 
 
-def discounts(counts: np.ndarray) -> tuple[float, float, float] | None:
+def estimate_discounts(counts_of_counts: np.ndarray) -> tuple[float, float, float] | None:
     """What is taken from a count of one, two, three or more; None where counts of counts give no sound values.
 
-    `counts` is how many n-grams have each count from 0 to 4 (Chen & Goodman 1999, equation 26).
+    `counts_of_counts` is how many n-grams have each count from 0 to 4 (Chen & Goodman 1999, equation 26).
     """
-    one, two, three, four = (int(n) for n in counts[1:5])
+    one, two, three, four = (int(n) for n in counts_of_counts[1:5])
     if not (one and two and three):
         return None
     y = one / (one + 2 * two)
-    found = 1 - 2 * y * two / one, 2 - 3 * y * three / two, 3 - 4 * y * four / three
-    return found if all(0 < d <= most for d, most in zip(found, (1, 2, 3))) else None
+    values = 1 - 2 * y * two / one, 2 - 3 * y * three / two, 3 - 4 * y * four / three
+    return values if all(0 < d <= max_discount for d, max_discount in zip(values, (1, 2, 3))) else None
 
 
-def discounts_of(level: Counts) -> tuple[float, float, float]:
-    counts = np.zeros(6, np.int64)
-    for first in range(0, len(level.adjusted), BLOCK):
-        counts += np.bincount(np.minimum(level.adjusted[first : first + BLOCK], 5), minlength=6)
-    return discounts(counts) or FALLBACK
+def discounts_for_level(level: NgramCounts) -> tuple[float, float, float]:
+    counts_of_counts = np.zeros(6, np.int64)
+    for first in range(0, len(level.adjusted_counts), BLOCK_SIZE):
+        counts_of_counts += np.bincount(np.minimum(level.adjusted_counts[first : first + BLOCK_SIZE], 5), minlength=6)
+    return estimate_discounts(counts_of_counts) or FALLBACK_DISCOUNTS
 
 
-def estimate(
-    counts: Sequence[Counts],
-    words: Words,
-    work: Path,
+def estimate_kneser_ney(
+    counts: Sequence[NgramCounts],
+    vocab: NgramVocab,
+    work_dir: Path,
     cutoffs: Sequence[int] = (),
-    given: Sequence[tuple[float, float, float]] | None = None,
-) -> tuple[Ngrams, list[tuple[float, float, float]]]:
-    """The model, mapped from files in `work`, and the discounts of each order, which may be `given`.
+    fixed_discounts: Sequence[tuple[float, float, float]] | None = None,
+) -> tuple[NgramTrie, list[tuple[float, float, float]]]:
+    """The model, mapped from files in `work_dir`, and the discounts of each order, which may be `fixed_discounts`.
 
     An n-gram that occurs at most `cutoffs[n - 1]` times is left out: all of its count is given back. The last cut-off
     holds for longer ones too. They do not fall, so that what is left has its contexts and suffixes.
     """
-    limits = [*cutoffs, *[cutoffs[-1] if cutoffs else 0] * len(counts)][: len(counts)]
-    if limits[0] or any(a > b for a, b in itertools.pairwise(limits)) or min(limits) < 0:
+    order_cutoffs = [*cutoffs, *[cutoffs[-1] if cutoffs else 0] * len(counts)][: len(counts)]
+    if order_cutoffs[0] or any(a > b for a, b in itertools.pairwise(order_cutoffs)) or min(order_cutoffs) < 0:
         raise UserError(f"cutoffs are {list(cutoffs)}: they begin with 0, since all words stay, and do not fall")
-    used = list(given) if given is not None else [discounts_of(level) for level in counts]
-    logp = _unigrams(counts[0], words, used[0])
-    levels = [Level(counts[0].words, counts[0].begins, logp, np.zeros(0, np.float32))]
-    for order, (level, taken, limit) in enumerate(zip(counts[1:], used[1:], limits[1:]), start=2):
-        logp, backoff = _level(level, levels[-1].logp, taken, limit, work, order)
+    level_discounts = (
+        list(fixed_discounts) if fixed_discounts is not None else [discounts_for_level(level) for level in counts]
+    )
+    logp = _unigram_log_probs(counts[0], vocab, level_discounts[0])
+    levels = [TrieLevel(counts[0].words, counts[0].child_offsets, logp, np.zeros(0, np.float32))]
+    for order, (level, order_discounts, cutoff) in enumerate(
+        zip(counts[1:], level_discounts[1:], order_cutoffs[1:]), start=2
+    ):
+        logp, backoff = _level_log_probs(level, levels[-1].logp, order_discounts, cutoff, work_dir, order)
         levels[-1] = levels[-1]._replace(backoff=backoff)
-        levels.append(Level(level.words, level.begins, logp, np.zeros(0, np.float32)))
-    if any(limits):
-        levels = _cut(levels, counts, limits, work)
-    return Ngrams(words, levels), used
+        levels.append(TrieLevel(level.words, level.child_offsets, logp, np.zeros(0, np.float32)))
+    if any(order_cutoffs):
+        levels = _prune_levels(levels, counts, order_cutoffs, work_dir)
+    return NgramTrie(vocab, levels), level_discounts
 
 
-def _unigrams(level: Counts, words: Words, taken: tuple[float, float, float]) -> np.ndarray:
-    counts = level.adjusted.astype(np.float64)
-    off = np.array([0.0, *taken])[np.minimum(level.adjusted, 3)]
-    even = off.sum() / counts.sum() / words.can_follow.sum()
-    chances = np.where(words.can_follow, (counts - off) / counts.sum() + even, 10.0**ZERO)
-    return np.log10(chances).astype(np.float32)
+def _unigram_log_probs(level: NgramCounts, vocab: NgramVocab, discounts: tuple[float, float, float]) -> np.ndarray:
+    counts = level.adjusted_counts.astype(np.float64)
+    discount_mass = np.array([0.0, *discounts])[np.minimum(level.adjusted_counts, 3)]
+    uniform_prob = discount_mass.sum() / counts.sum() / vocab.is_predicted.sum()
+    probs = np.where(vocab.is_predicted, (counts - discount_mass) / counts.sum() + uniform_prob, 10.0**LOG10_ZERO)
+    return np.log10(probs).astype(np.float32)
 
 
-def _level(
-    level: Counts, below: np.ndarray, taken: tuple[float, float, float], limit: int, work: Path, order: int
+def _level_log_probs(
+    level: NgramCounts,
+    lower_logp: np.ndarray,
+    discounts: tuple[float, float, float],
+    cutoff: int,
+    work_dir: Path,
+    order: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Log10 of the probabilities of a level and of the weights γ of the one below."""
-    probabilities, weights = Column(work / f"{order}.logp", np.float32), Column(work / f"{order}.weight", np.float32)
-    amounts = np.array([0.0, *taken])
-    for contexts, ngrams in slices(level.begins):
-        behind = np.diff(level.begins[contexts.start : contexts.stop + 1]).astype(np.int64)
-        of = np.repeat(np.arange(len(behind)), behind)
-        counts = level.adjusted[ngrams].astype(np.float64)
-        off = amounts[np.minimum(level.adjusted[ngrams], 3)]
-        if limit:
-            off = np.where(level.raw[ngrams] > limit, off, counts)
-        totals = np.maximum(np.bincount(of, counts, len(behind)), 1)
-        shares = np.where(behind > 0, np.bincount(of, off, len(behind)) / totals, 1.0)
-        lower = 10.0 ** below[level.suffix[ngrams]].astype(np.float64)
-        probabilities.add(np.log10((counts - off) / totals[of] + shares[of] * lower))
-        weights.add(np.log10(shares))
-    return probabilities.mapped(), weights.mapped()
+    logp_file, backoff_file = (
+        FileArray(work_dir / f"{order}.logp", np.float32),
+        FileArray(work_dir / f"{order}.weight", np.float32),
+    )
+    discount_by_count = np.array([0.0, *discounts])
+    for contexts, ngrams in context_blocks(level.child_offsets):
+        num_children = np.diff(level.child_offsets[contexts.start : contexts.stop + 1]).astype(np.int64)
+        context_index = np.repeat(np.arange(len(num_children)), num_children)
+        counts = level.adjusted_counts[ngrams].astype(np.float64)
+        discount_mass = discount_by_count[np.minimum(level.adjusted_counts[ngrams], 3)]
+        if cutoff:
+            discount_mass = np.where(level.raw_counts[ngrams] > cutoff, discount_mass, counts)
+        totals = np.maximum(np.bincount(context_index, counts, len(num_children)), 1)
+        backoff_mass = np.where(
+            num_children > 0, np.bincount(context_index, discount_mass, len(num_children)) / totals, 1.0
+        )
+        lower_probs = 10.0 ** lower_logp[level.suffix_ids[ngrams]].astype(np.float64)
+        logp_file.append(
+            np.log10((counts - discount_mass) / totals[context_index] + backoff_mass[context_index] * lower_probs)
+        )
+        backoff_file.append(np.log10(backoff_mass))
+    return logp_file.to_memmap(), backoff_file.to_memmap()
 
 
-def _cut(levels: Sequence[Level], counts: Sequence[Counts], limits: Sequence[int], work: Path) -> list[Level]:
+def _prune_levels(
+    levels: Sequence[TrieLevel], counts: Sequence[NgramCounts], cutoffs: Sequence[int], work_dir: Path
+) -> list[TrieLevel]:
     """The levels without what the cut-offs leave out."""
-    found = [levels[0]]
-    for order, (level, limit) in enumerate(zip(levels[1:], limits[1:]), start=2):
-        raw, above, last = counts[order - 1].raw, counts[order - 2].raw, order == len(levels)
-        columns = [Column(work / f"{order}.kept.{part}", array.dtype) for part, array in zip(Level._fields, level)]
-        end = np.zeros(1, level.begins.dtype)
-        columns[1].add(end)
-        for contexts, ngrams in slices(level.begins):
-            kept = raw[ngrams] > limit
-            behind = np.diff(level.begins[contexts.start : contexts.stop + 1]).astype(np.int64)
-            left = np.bincount(np.repeat(np.arange(len(behind)), behind), kept, len(behind)).astype(np.int64)
-            stays = above[contexts] > limits[order - 2] if order > 2 else np.ones(len(behind), bool)
-            ends = end + np.cumsum(left[stays]).astype(end.dtype)
-            columns[1].add(ends)
-            end = ends[-1:] if len(ends) else end
-            for column, array in ((columns[0], level.words), (columns[2], level.logp)):
-                column.add(array[ngrams][kept])
-            if not last:
-                columns[3].add(level.backoff[ngrams][kept])
-        found.append(Level(*(column.mapped() for column in columns)))
-    return found
+    pruned_levels = [levels[0]]
+    for order, (level, cutoff) in enumerate(zip(levels[1:], cutoffs[1:]), start=2):
+        raw_counts, context_counts, is_last = (
+            counts[order - 1].raw_counts,
+            counts[order - 2].raw_counts,
+            order == len(levels),
+        )
+        array_files = [
+            FileArray(work_dir / f"{order}.kept.{part}", array.dtype) for part, array in zip(TrieLevel._fields, level)
+        ]
+        offset = np.zeros(1, level.child_offsets.dtype)
+        array_files[1].append(offset)
+        for contexts, ngrams in context_blocks(level.child_offsets):
+            is_kept = raw_counts[ngrams] > cutoff
+            num_children = np.diff(level.child_offsets[contexts.start : contexts.stop + 1]).astype(np.int64)
+            num_kept_children = np.bincount(
+                np.repeat(np.arange(len(num_children)), num_children), is_kept, len(num_children)
+            ).astype(np.int64)
+            is_context_kept = (
+                context_counts[contexts] > cutoffs[order - 2] if order > 2 else np.ones(len(num_children), bool)
+            )
+            ends = offset + np.cumsum(num_kept_children[is_context_kept]).astype(offset.dtype)
+            array_files[1].append(ends)
+            offset = ends[-1:] if len(ends) else offset
+            for array_file, array in ((array_files[0], level.words), (array_files[2], level.logp)):
+                array_file.append(array[ngrams][is_kept])
+            if not is_last:
+                array_files[3].append(level.backoff[ngrams][is_kept])
+        pruned_levels.append(TrieLevel(*(array_file.to_memmap() for array_file in array_files)))
+    return pruned_levels

@@ -13,22 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.config import Spec
-from polyseme.corpus.store import Corpus, verify
+from polyseme.config import Config
+from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import UserError
-from polyseme.io.files import new_folder, whole_folder, write_json
-from polyseme.ngram.count import count, sentences
-from polyseme.ngram.estimate import estimate
-from polyseme.ngram.model import FAMILY, NgramModel
-from polyseme.ngram.trie import MOST, Ngrams, Words
+from polyseme.io.atomic import atomic_directory, ensure_new_directory
+from polyseme.io.json import write_json
+from polyseme.ngram.count import count_ngrams, sentence_streams
+from polyseme.ngram.estimate import estimate_kneser_ney
+from polyseme.ngram.model import FAMILY, NgramLM
+from polyseme.ngram.trie import MAX_ORDER, NgramTrie, NgramVocab
 from polyseme.progress import progress
 from polyseme.report.html import write_report
 from polyseme.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class NgramRecipe(Spec):
-    """How n-grams are counted. `holdout` is as for every recipe: the same documents are held out.
+class NgramRecipe(Config):
+    """How n-grams are counted. `valid_fraction` is as for every recipe: the same documents are held out.
 
     An n-gram that occurs at most `cutoffs[n - 1]` times is left out; the last cut-off holds for longer ones too.
     """
@@ -37,82 +38,82 @@ class NgramRecipe(Spec):
     family: str = FAMILY
     order: int = 5
     cutoffs: tuple[int, ...] = ()
-    holdout: float = 0.01
+    valid_fraction: float = 0.01
     memory_mb: int = 256  # what sorting takes, about; tables are files that are mapped
 
     def check(self) -> NgramRecipe:
         """Itself, if its numbers can be used."""
-        if not 1 <= self.order <= MOST:
-            raise UserError(f"order is {self.order}, expected a number from 1 to {MOST}")
-        self.within(0, 1, "holdout")
-        self.within(1, math.inf, "memory_mb")
+        if not 1 <= self.order <= MAX_ORDER:
+            raise UserError(f"order is {self.order}, expected a number from 1 to {MAX_ORDER}")
+        self.check_range(0, 1, "valid_fraction")
+        self.check_range(1, math.inf, "memory_mb")
         return self
 
 
-def count_corpus(recipe: NgramRecipe, corpus_path: Path, out: Path) -> dict[str, Any]:
+def train_ngram(recipe: NgramRecipe, corpus_path: Path, out: Path) -> dict[str, Any]:
     """Count, estimate, measure on held-out text; returns the results.
 
     The run folder appears whole when all is done: there is nothing to resume, since counting again is quick.
     """
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     recipe = recipe.check()
-    new_folder(out)
-    verify(corpus_path)
+    ensure_new_directory(out)
+    verify_corpus(corpus_path)
     corpus, tokenizer = Corpus.open(corpus_path), Tokenizer.load(corpus_path / "tokenizer")
-    words = Words.of(tokenizer)
-    kept, held = corpus.split(recipe.holdout)
-    kept = kept.weighted()
-    with whole_folder(out) as folder:
-        work = folder / ".work"
-        work.mkdir()
-        with progress("count", kept.num_tokens, "tokens") as bar:
+    vocab = NgramVocab.from_tokenizer(tokenizer)
+    train_corpus, valid_corpus = corpus.split(recipe.valid_fraction)
+    train_corpus = train_corpus.resample_by_weight()
+    with atomic_directory(out) as folder:
+        work_dir = folder / ".work"
+        work_dir.mkdir()
+        with progress("count", train_corpus.num_tokens, "tokens") as bar:
 
             def streams() -> Iterable[np.ndarray]:
-                for stream in sentences(kept, words):
+                for stream in sentence_streams(train_corpus, vocab):
                     yield stream
                     bar.advance(len(stream))
 
-            counts = count(streams(), words, recipe.order, work, recipe.memory_mb << 20)
-        ngrams, discounts = estimate(counts, words, work, recipe.cutoffs)
+            counts = count_ngrams(streams(), vocab, recipe.order, work_dir, recipe.memory_mb << 20)
+        ngrams, discounts = estimate_kneser_ney(counts, vocab, work_dir, recipe.cutoffs)
         results = {
-            "valid": {} if held is None else measure(ngrams, held),
+            "valid": {} if valid_corpus is None else measure_perplexity(ngrams, valid_corpus),
             "steps": 1,
             "parameters": sum(ngrams.sizes),
             "ngrams": ngrams.sizes,
             "discounts": discounts,
-            "tokens": kept.num_tokens,
+            "tokens": train_corpus.num_tokens,
             "flops": 0,
-            "device_hours": (time.perf_counter() - began) / 3600,
+            "device_hours": (time.perf_counter() - start_time) / 3600,
             "environment": {"numpy": np.__version__, "machine": platform.machine(), "device": "cpu"},
         }
-        notes = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash}
-        NgramModel(out, ngrams, tokenizer, language_of(corpus)).save(folder / "model", notes)
+        metadata = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash}
+        NgramLM(out, ngrams, tokenizer, main_language(corpus)).save(folder / "model", metadata)
         del ngrams, counts
-        shutil.rmtree(work)
-        about = {"recipe": recipe.to_json(), "corpus": str(corpus.path), "corpus_hash": corpus.manifest_hash}
-        write_json(folder / "recipe.json", about)
+        shutil.rmtree(work_dir)
+        saved_recipe = {"recipe": recipe.to_json(), "corpus": str(corpus.path), "corpus_hash": corpus.manifest_hash}
+        write_json(folder / "recipe.json", saved_recipe)
         write_json(folder / "results.json", results)
         write_report(folder)
     return results
 
 
-def measure(ngrams: Ngrams, corpus: Corpus) -> dict[str, float]:
+def measure_perplexity(ngrams: NgramTrie, corpus: Corpus) -> dict[str, float]:
     """Mean loss in nats and perplexity; ends of sentences count as tokens, as other tools have it.
 
     `perplexity_words` spreads the same sum over the tokens alone, to stand beside models that predict no ends.
     """
-    total, events = 0.0, 0
-    for stream in sentences(corpus, ngrams.words):
-        total -= float(ngrams.log10(stream).sum()) * math.log(10)
-        events += int((stream != ngrams.words.start).sum())
+    total_loss, num_events = 0.0, 0
+    for stream in sentence_streams(corpus, ngrams.vocab):
+        total_loss -= float(ngrams.log10_probs(stream).sum()) * math.log(10)
+        num_events += int((stream != ngrams.vocab.bos_id).sum())
     return {
-        "next": total / events,
-        "perplexity": math.exp(total / events),
-        "perplexity_words": math.exp(total / corpus.num_tokens),
+        "next": total_loss / num_events,
+        "perplexity": math.exp(total_loss / num_events),
+        "perplexity_words": math.exp(total_loss / corpus.num_tokens),
     }
 
 
-def language_of(corpus: Corpus) -> str:
+def main_language(corpus: Corpus) -> str:
     """The language of most of the corpus: how texts to score are cut into sentences."""
     languages: dict[str, dict[str, int]] = corpus.manifest.get("languages", {})
     return max(languages, key=lambda name: languages[name].get("tokens", 0), default="en")

@@ -1,6 +1,6 @@
 """Facts that follow from lengths, worked out and sent to a device once: those that come again are found again.
 
-Recorded kernels read them where they lie: what was asked for inside `pinned` is never let go.
+Recorded kernels read them where they lie: what was asked for inside `retain_entries` is never let go.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from typing import Any, TypeVar
 import torch
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-_pinning = False
+_retaining = False
 
 
 @contextmanager
-def pinned() -> Iterator[None]:
+def retain_entries() -> Iterator[None]:
     """While kernels are recorded, and in the calls before that are to find the same facts."""
-    global _pinning
-    before, _pinning = _pinning, True
+    global _retaining
+    previous, _retaining = _retaining, True
     try:
         yield
     finally:
-        _pinning = before
+        _retaining = previous
 
 
-def known(most: int) -> Callable[[Function], Function]:
-    """A function whose last `most` answers are kept, and those that are pinned."""
+def cached_index(max_entries: int) -> Callable[[Function], Function]:
+    """A function whose last `max_entries` answers are kept, and those that are pinned."""
 
-    def wrap(function: Function) -> Function:
+    def decorate(function: Function) -> Function:
         recent: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
-        kept: dict[tuple[Any, ...], Any] = {}
+        retained: dict[tuple[Any, ...], Any] = {}
 
         @wraps(function)
-        def find(*key: Any) -> Any:
-            if key in kept:
-                return kept[key]
-            found = recent.pop(key, None)
-            if found is None:
+        def lookup(*key: Any) -> Any:
+            if key in retained:
+                return retained[key]
+            value = recent.pop(key, None)
+            if value is None:
                 with torch.inference_mode(False):  # whoever asks first may not learn; who asks next may
-                    found = function(*key)
-            if _pinning:
-                kept[key] = found
+                    value = function(*key)
+            if _retaining:
+                retained[key] = value
             else:
-                recent[key] = found
-                if len(recent) > most:
+                recent[key] = value
+                if len(recent) > max_entries:
                     recent.popitem(last=False)
-            return found
+            return value
 
-        return find  # type: ignore[return-value]
+        return lookup  # type: ignore[return-value]
 
-    return wrap
+    return decorate

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 
-class RowGradient(NamedTuple):
+class SparseRowGrad(NamedTuple):
     """What is to be added up in some rows of a table; an id may stand there many times."""
 
     table: Tensor  # a parameter
     ids: Tensor  # int64 [n]
     rows: Tensor  # [n, …]: summed over the terms of the loss, not their mean; its own, to be changed in place
-    terms: Tensor  # float [n]: how many terms each row is the sum of
+    counts: Tensor  # float [n]: how many terms each row is the sum of

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyseme.config import Spec
+from polyseme.config import Config
 from polyseme.nn.model import Model
-from polyseme.objectives.batch import IGNORED, Batch, Targets
-from polyseme.objectives.packing import Bound, Shape, Vocabulary
+from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
+from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape
 from polyseme.objectives.specs import MaskedLM, Objective
 
 if TYPE_CHECKING:
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Distilled(Spec):
-    """The terms of `base`, each with the weight `hard`, and two more: `soft` and `cosine`, with theirs.
+class Distillation(Config):
+    """The terms of `base`, each with the weight `hard_weight`, and two more: `soft_weight` and `cosine_weight`, with theirs.
 
-    `soft` is the divergence of the student's guesses from the teacher's, both at `temperature`, where `base` predicts
-    tokens; times the temperature squared, so that its gradient keeps its size (Hinton et al., §2). `cosine` is one
+    `soft_weight` is the divergence of the student's guesses from the teacher's, both at `temperature`, where `base` predicts
+    tokens; times the temperature squared, so that its gradient keeps its size (Hinton et al., §2). `cosine_weight` is one
     minus the cosine of the two last states of every token. The weights are those of DistilBERT's released code.
     """
 
     base: Objective = field(default_factory=MaskedLM)
     temperature: float = 2.0
-    soft: float = 5.0
-    hard: float = 2.0
-    cosine: float = 1.0
+    soft_weight: float = 5.0
+    hard_weight: float = 2.0
+    cosine_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        self.within(1e-3, math.inf, "temperature")
-        self.within(0, math.inf, "soft", "hard", "cosine")
+        self.check_range(1e-3, math.inf, "temperature")
+        self.check_range(0, math.inf, "soft_weight", "hard_weight", "cosine_weight")
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -51,65 +51,71 @@ class Distilled(Spec):
         return self.base.terms
 
     @property
-    def head(self) -> str:
+    def token_head(self) -> str:
         """The head that guesses tokens."""
         return self.base.terms[0]
 
-    def bind(self, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> Bound:
-        return _Distilled(self, self.base.bind(corpus, vocabulary, max_len, seed))
+    def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
+        return _DistillationBatchBuilder(self, self.base.bind(corpus, special_ids, max_len, seed))
 
-    def weighed(self, batch: Batch) -> Batch:
+    def add_teacher_targets(self, batch: Batch) -> Batch:
         """A batch of `base` with targets for the two terms more, and the weights of all.
 
-        `soft` is counted by the rows of `head`, `cosine` by all tokens but filler.
+        `soft_weight` is counted by the rows of `token_head`, `cosine_weight` by all tokens but filler.
         """
         rows = torch.arange(len(batch.tokens))
-        states = torch.where(rows < batch.num_tokens, 0, IGNORED)
-        targets = {name: replace(found, weight=self.hard * found.weight) for name, found in batch.targets.items()}
-        targets["soft"] = replace(batch.targets[self.head], weight=self.soft)
-        targets["cosine"] = Targets(rows, states, batch.num_tokens, self.cosine)
+        labels = torch.where(rows < batch.num_tokens, 0, IGNORE_INDEX)
+        targets = {
+            name: replace(target, weight=self.hard_weight * target.weight) for name, target in batch.targets.items()
+        }
+        targets["soft"] = replace(batch.targets[self.token_head], weight=self.soft_weight)
+        targets["cosine"] = Targets(rows, labels, batch.num_tokens, self.cosine_weight)
         return replace(batch, targets=targets)
 
-    def losses(self, teacher: Model) -> Callable[[Model, Batch], dict[str, Tensor]]:
+    def build_loss_fn(self, teacher: Model) -> Callable[[Model, Batch], dict[str, Tensor]]:
         """What the loop sums. The teacher does not learn and drops nothing out."""
         teacher.eval().requires_grad_(False)
-        head, temperature = self.head, self.temperature
+        head, temperature = self.token_head, self.temperature
 
         def terms(model: Model, batch: Batch) -> dict[str, Tensor]:
             layout, targets = batch.layout, batch.targets
-            rows, values = targets[head].rows, targets[head].values
-            last = model.trunk(batch.tokens, layout, batch.segments).last
+            rows, labels = targets[head].rows, targets[head].labels
+            hidden = model.trunk(batch.tokens, layout, batch.segments).hidden
             with torch.no_grad():
-                shown = teacher.trunk(batch.tokens, layout, batch.segments).last
-                wanted = (teacher.predict(head, shown, layout, rows).float() / temperature).log_softmax(-1)
-            guesses = model.predict(head, last, layout, rows).float()
-            apart = F.kl_div((guesses / temperature).log_softmax(-1), wanted, log_target=True, reduction="none").sum(-1)
-            turned = 1 - F.cosine_similarity(last.float(), shown.float(), dim=-1)
-            found = {
-                head: F.cross_entropy(guesses, values, ignore_index=IGNORED, reduction="sum"),
-                "soft": (apart * (values != IGNORED)).sum() * temperature**2,
-                "cosine": (turned * (targets["cosine"].values != IGNORED)).sum(),
+                teacher_hidden = teacher.trunk(batch.tokens, layout, batch.segments).hidden
+                teacher_log_probs = (
+                    teacher.predict(head, teacher_hidden, layout, rows).float() / temperature
+                ).log_softmax(-1)
+            logits = model.predict(head, hidden, layout, rows).float()
+            divergence = F.kl_div(
+                (logits / temperature).log_softmax(-1), teacher_log_probs, log_target=True, reduction="none"
+            ).sum(-1)
+            cosine_distance = 1 - F.cosine_similarity(hidden.float(), teacher_hidden.float(), dim=-1)
+            loss_sums = {
+                head: F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum"),
+                "soft": (divergence * (labels != IGNORE_INDEX)).sum() * temperature**2,
+                "cosine": (cosine_distance * (targets["cosine"].labels != IGNORE_INDEX)).sum(),
             }
-            for name in targets.keys() - found.keys():
+            for name in targets.keys() - loss_sums.keys():
                 target = targets[name]
-                found[name] = model.loss(name, last, layout, target.rows, target.values, IGNORED)
-            return {name: found[name] for name in targets}
+                loss_sums[name] = model.loss(name, hidden, layout, target.rows, target.labels, IGNORE_INDEX)
+            return {name: loss_sums[name] for name in targets}
 
         return terms
 
 
-class _Distilled(Bound):
+class _DistillationBatchBuilder(BatchBuilder):
     """The batches of a bound objective, with targets for the two terms more: so they are counted as all terms are."""
 
-    def __init__(self, spec: Distilled, base: Bound):
-        super().__init__(base.samples, base.longest, base.overhead)
-        self.spec, self.base = spec, base
+    def __init__(self, config: Distillation, base: BatchBuilder):
+        super().__init__(base.samples, base.max_len, base.num_special_tokens)
+        self.config, self.base = config, base
 
     def lengths(self, ids: np.ndarray, epoch: int) -> np.ndarray:
         return self.base.lengths(ids, epoch)
 
-    def rows(self, num_tokens: int) -> int:
-        return self.base.rows(num_tokens)
+    def max_predictions(self, num_tokens: int) -> int:
+        return self.base.max_predictions(num_tokens)
 
-    def batch(self, ids: np.ndarray, epoch: int, shape: Shape | None = None) -> Batch:
-        return self.spec.weighed(self.base.batch(ids, epoch, shape))
+    def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> Batch:
+        return self.config.add_teacher_targets(self.base.batch(ids, epoch, shape))

@@ -8,105 +8,117 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
-from polyseme.config import Spec
-from polyseme.corpus.sampling import Samples
+from polyseme.config import Config
+from polyseme.corpus.sampling import SampleTable
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.objectives.packing import Shape, Streamed, Vocabulary, pack
-from polyseme.rng import HALF, VARIED, below, draw, keys, normal
+from polyseme.objectives.packing import SpecialIds, StaticShape, StreamingBatchBuilder, pack
+from polyseme.rng import RandomStream, bernoulli, derive_sample_keys, normal, random_bits
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
 
-SHORT, LEAST = 0.05, 5  # the share of steps that read half as much; the fewest tokens of a segment
+HALF_LENGTH_PROB, MIN_SEGMENT_LEN = 0.05, 5  # the share of steps that read half as much; the fewest tokens of a segment
 
 
 @dataclass(frozen=True)
-class SegmentLM(Spec):
+class StreamingCausalLM(Config):
     """The corpus as one stream, `<eos>` before and behind each document, in segments of `max_len` tokens.
 
     A step reads the next segment of many lanes, and what the model remembers of each lane is handed on: truncated
     back-propagation through time, over document borders too, as in the paper's code. An epoch begins without memory.
 
-    With a `spread`, the length of a step's segments is drawn around `max_len` (in one step of twenty, around half of
+    With a `bptt_std`, the length of a step's segments is drawn around `max_len` (in one step of twenty, around half of
     it) with that deviation, and the step's rate goes with it, so that it is not always the same tokens whose gradient
     is cut off (Merity et al. 2018, §4.1). Backward, the stream is read from its end, and a token predicts the one
-    before it. `activation` is the weight of the mean square of the last states, `change` that of their change from
+    before it. `activation_reg` is the weight of the mean square of the last states, `temporal_activation_reg` that of their change from
     token to token before dropout (§4.6, AR and TAR; their α is 2, their β 1).
     """
 
-    spread: float = 0.0
+    bptt_std: float = 0.0
     direction: Literal["forward", "backward"] = "forward"
-    activation: float = 0.0
-    change: float = 0.0
+    activation_reg: float = 0.0
+    temporal_activation_reg: float = 0.0
 
     def __post_init__(self) -> None:
-        self.within(0, 1e6, "spread", "activation", "change")
+        self.check_range(0, 1e6, "bptt_std", "activation_reg", "temporal_activation_reg")
 
-    def most(self, max_len: int) -> int:
+    def max_segment_len(self, max_len: int) -> int:
         """How many tokens a segment has at most: a draw beyond six deviations is held there."""
-        return int(max_len + 6 * self.spread)
+        return int(max_len + 6 * self.bptt_std)
 
     @property
     def terms(self) -> tuple[str, ...]:
         return ("next",) if self.direction == "forward" else ("previous",)
 
-    def bind(self, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> Streamed:
-        return _SegmentLM(self, corpus, vocabulary, max_len, seed)
+    def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> StreamingBatchBuilder:
+        return _StreamingCausalLMBatchBuilder(self, corpus, special_ids, max_len, seed)
 
 
-class _SegmentLM(Streamed):
-    def __init__(self, spec: SegmentLM, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int):
-        self.spec, self.corpus, self.seed = spec, corpus, seed
-        self.eos = vocabulary.ends("SegmentLM")[1]
-        borders = np.unique(np.asarray(corpus.sentences)[np.asarray(corpus.documents)])
-        self.marks = borders + np.arange(len(borders))  # the places of <eos> in the stream
-        self.end = int(self.marks[-1]) // max_len * max_len  # what is read of it
-        starts = np.arange(0, self.end, max_len)
+class _StreamingCausalLMBatchBuilder(StreamingBatchBuilder):
+    def __init__(self, config: StreamingCausalLM, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int):
+        self.config, self.corpus, self.seed = config, corpus, seed
+        self.eos = special_ids.require_bos_eos("StreamingCausalLM")[1]
+        borders = np.unique(np.asarray(corpus.sentence_offsets)[np.asarray(corpus.document_offsets)])
+        self.eos_positions = borders + np.arange(len(borders))  # the places of <eos> in the stream
+        self.stream_end = int(self.eos_positions[-1]) // max_len * max_len  # what is read of it
+        starts = np.arange(0, self.stream_end, max_len)
         numbers, sizes = np.arange(len(starts)), np.full(len(starts), max_len)
-        super().__init__(Samples(starts, sizes, numbers, np.append(starts, 0), numbers, sizes), max_len, 0)
+        super().__init__(SampleTable(starts, sizes, numbers, np.append(starts, 0), numbers, sizes), max_len, 0)
 
-    def rows(self, num_tokens: int) -> int:
+    def max_predictions(self, num_tokens: int) -> int:
         return num_tokens
 
     def lengths(self, ids: np.ndarray, epoch: int) -> np.ndarray:
         return self.samples.lengths[ids]
 
-    def batch(self, ids: np.ndarray, epoch: int, shape: Shape | None = None) -> Batch:
-        return self.stretch(self.samples.starts[ids], self.longest)
+    def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> Batch:
+        return self.segment_batch(self.samples.starts[ids], self.max_len)
 
     def cuts(self, length: int, epoch: int) -> np.ndarray:
-        if not self.spec.spread:
+        if not self.config.bptt_std:
             return super().cuts(length, epoch)
-        steps = np.arange(-(-length // LEAST))  # there are no more, and a draw is cheap
-        each = keys(self.seed, epoch, steps)
-        around = np.where(below(draw(each, 0, HALF), SHORT), self.longest / 2, self.longest)
-        drawn = around + self.spec.spread * normal(draw(each, 0, VARIED), draw(each, 1, VARIED))
-        ends = np.cumsum(np.clip(drawn.astype(np.int64), LEAST, self.spec.most(self.longest)))
+        steps = np.arange(-(-length // MIN_SEGMENT_LEN))  # there are no more, and a draw is cheap
+        step_keys = derive_sample_keys(self.seed, epoch, steps)
+        mean_lengths = np.where(
+            bernoulli(random_bits(step_keys, 0, RandomStream.BPTT_IS_SHORT), HALF_LENGTH_PROB),
+            self.max_len / 2,
+            self.max_len,
+        )
+        segment_lengths = mean_lengths + self.config.bptt_std * normal(
+            random_bits(step_keys, 0, RandomStream.BPTT_LENGTH), random_bits(step_keys, 1, RandomStream.BPTT_LENGTH)
+        )
+        ends = np.cumsum(
+            np.clip(segment_lengths.astype(np.int64), MIN_SEGMENT_LEN, self.config.max_segment_len(self.max_len))
+        )
         return np.concatenate([[0], ends[ends < length], [length]])
 
-    def stretch(self, places: np.ndarray, length: int) -> Batch:
-        backward = self.spec.direction == "backward"
-        starts = self.end - places - length if backward else places
+    def segment_batch(self, offsets: np.ndarray, length: int) -> Batch:
+        is_backward = self.config.direction == "backward"
+        starts = self.stream_end - offsets - length if is_backward else offsets
         # one token longer than the segment: forward, inputs are all but its last, predictions all but its first
-        where = (starts[:, None] + np.arange(length + 1)).ravel()
-        before = np.searchsorted(self.marks, where, side="right")
-        inner = self.marks[before - 1] != where
-        stream = np.full(len(where), self.eos)
-        offsets = (where - before)[inner]
-        cut = np.flatnonzero(np.diff(before[inner], prepend=-1) | (np.diff(offsets, prepend=-2) != 1))
-        if len(cut):
-            stream[inner] = self.corpus.gather(offsets[cut], np.diff(cut, append=len(offsets)))
-        both = stream.reshape(len(starts), length + 1)
-        early, late = both[:, :-1].ravel(), both[:, 1:].ravel()
-        tokens, values = (late, early) if backward else (early, late)
-        found = {self.spec.terms[0]: (np.arange(len(tokens)), values)}
-        batch = pack(tokens, np.full(len(starts), length), None, found)
-        targets = batch.targets | self._penalties(len(tokens), len(starts))
-        return replace(batch, targets=targets, rate=length / self.longest if self.spec.spread else 1.0)
+        positions = (starts[:, None] + np.arange(length + 1)).ravel()
+        num_eos_before = np.searchsorted(self.eos_positions, positions, side="right")
+        is_text = self.eos_positions[num_eos_before - 1] != positions
+        extended = np.full(len(positions), self.eos)
+        token_offsets = (positions - num_eos_before)[is_text]
+        run_starts = np.flatnonzero(
+            np.diff(num_eos_before[is_text], prepend=-1) | (np.diff(token_offsets, prepend=-2) != 1)
+        )
+        if len(run_starts):
+            extended[is_text] = self.corpus.gather_tokens(
+                token_offsets[run_starts], np.diff(run_starts, append=len(token_offsets))
+            )
+        extended_rows = extended.reshape(len(starts), length + 1)
+        all_but_last, all_but_first = extended_rows[:, :-1].ravel(), extended_rows[:, 1:].ravel()
+        tokens, labels = (all_but_first, all_but_last) if is_backward else (all_but_last, all_but_first)
+        labels_by_term = {self.config.terms[0]: (np.arange(len(tokens)), labels)}
+        batch = pack(tokens, np.full(len(starts), length), None, labels_by_term)
+        targets = batch.targets | self._regularizer_targets(len(tokens), len(starts))
+        return replace(batch, targets=targets, lr_scale=length / self.max_len if self.config.bptt_std else 1.0)
 
-    def _penalties(self, num_tokens: int, num_lanes: int) -> dict[str, Targets]:
+    def _regularizer_targets(self, num_tokens: int, num_lanes: int) -> dict[str, Targets]:
         """Terms about the states themselves, which predict nothing: they are counted as all terms are."""
-        none = torch.zeros(0, dtype=torch.int64)
-        counts = {"activation": num_tokens, "change": num_tokens - num_lanes}
-        weights = {name: getattr(self.spec, name) for name in counts}
-        return {name: Targets(none, none, counts[name], weight) for name, weight in weights.items() if weight}
+        empty = torch.zeros(0, dtype=torch.int64)
+        counts = {"activation_reg": num_tokens, "temporal_activation_reg": num_tokens - num_lanes}
+        weights = {name: getattr(self.config, name) for name in counts}
+        return {name: Targets(empty, empty, counts[name], weight) for name, weight in weights.items() if weight}

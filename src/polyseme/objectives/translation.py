@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from polyseme.config import Spec
-from polyseme.corpus.sampling import Samples
+from polyseme.config import Config
+from polyseme.corpus.sampling import SampleTable
 from polyseme.errors import UserError
-from polyseme.objectives.packing import Bound, Paired, Vocabulary
-from polyseme.rng import OWN, below, draw, keys
+from polyseme.objectives.packing import BatchBuilder, Seq2SeqBatchBuilder, SpecialIds
+from polyseme.rng import RandomStream, bernoulli, derive_sample_keys, random_bits
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class ParallelText:
     """Parallel texts in memory: the ids of each side end to end, and the length of each text."""
 
     source: np.ndarray  # int64
@@ -29,7 +29,7 @@ class Pairs:
     target_lengths: np.ndarray
 
     @classmethod
-    def of(cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Pairs:
+    def from_ids(cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> ParallelText:
         """From texts as ids, the n-th of one side with the n-th of the other."""
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources and {len(targets)} targets are no pairs")
@@ -44,84 +44,100 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Translation(Spec):
+class Translation(Config):
     """The source is closed by eos, and so is the target; the decoder starts with bos, or eos where there is none.
 
-    `smoothing` is the share of each truth that goes to all tokens evenly (§5.4). With `own`, tokens are read as the
-    model itself would have written them, with that probability, to which it rises evenly over the first `own_epochs`
+    `label_smoothing` is the share of each truth that goes to all tokens evenly (§5.4). With `scheduled_sampling`, tokens are read as the
+    model itself would have written them, with that probability, to which it rises evenly over the first `scheduled_sampling_epochs`
     (scheduled sampling, Bengio et al. 2015, §2.4). What it would have written is found in one reading of the true
     target, so that a decoder still reads all steps at once (Mihaylova and Martins 2019, §3).
     """
 
     terms: ClassVar[tuple[str, ...]] = ("next",)
-    smoothing: float = 0.1
-    own: float = 0.0
-    own_epochs: int = 0
+    label_smoothing: float = 0.1
+    scheduled_sampling: float = 0.0
+    scheduled_sampling_epochs: int = 0
 
     def __post_init__(self) -> None:
-        self.within(0, 1, "own", "smoothing")
-        self.within(0, math.inf, "own_epochs")
+        self.check_range(0, 1, "scheduled_sampling", "label_smoothing")
+        self.check_range(0, math.inf, "scheduled_sampling_epochs")
 
-    def bind(self, corpus: Corpus | Pairs, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> Bound:
+    def bind(self, corpus: Corpus | ParallelText, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
         """Of pairs in memory, or of a corpus whose documents are pairs."""
-        return _Translation(self, corpus if isinstance(corpus, Pairs) else _pairs(corpus), vocabulary, max_len, seed)
-
-
-class _Translation(Paired):
-    def __init__(self, spec: Translation, pairs: Pairs, vocabulary: Vocabulary, max_len: int, seed: int):
-        self.spec, self.seed = spec, seed
-        name, other = type(spec).__name__, vocabulary.target or vocabulary
-        self.pairs, self.eos, self.end = pairs, vocabulary.need("eos", name), other.need("eos", name)
-        longest = np.maximum(pairs.source_lengths, pairs.target_lengths) + 1
-        if len(long := np.flatnonzero(longest > max_len)):
-            raise UserError(
-                f"pair {long[0] + 1} has {longest[long[0]]} tokens with its end mark, more than {max_len}: "
-                "prepare shorter ones, or set a larger max_len"
-            )
-        start = self.end if other.bos is None else other.bos
-        first, numbers = _begins(pairs.source_lengths), np.arange(len(pairs))
-        borders = np.append(first, len(pairs.source))
-        samples = Samples(first, pairs.source_lengths, numbers, borders, np.arange(len(borders)), pairs.source_lengths)
-        super().__init__(samples, pairs.source_lengths + 1, pairs.target_lengths + 1, start, spec.smoothing)
-
-    def sides(self, ids: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        pairs = self.pairs
-        return (
-            _closed(pairs.source, pairs.source_lengths, ids, self.eos),
-            _closed(pairs.target, pairs.target_lengths, ids, self.end),
+        return _TranslationBatchBuilder(
+            self,
+            corpus if isinstance(corpus, ParallelText) else _load_parallel_text(corpus),
+            special_ids,
+            max_len,
+            seed,
         )
 
-    def own(self, ids: np.ndarray, epoch: int) -> np.ndarray | None:
-        risen = min(epoch / self.spec.own_epochs, 1.0) if self.spec.own_epochs else 1.0
-        if not (chance := self.spec.own * risen):
+
+class _TranslationBatchBuilder(Seq2SeqBatchBuilder):
+    def __init__(self, config: Translation, pairs: ParallelText, special_ids: SpecialIds, max_len: int, seed: int):
+        self.config, self.seed = config, seed
+        name, target_special_ids = type(config).__name__, special_ids.target or special_ids
+        self.pairs, self.source_eos, self.target_eos = (
+            pairs,
+            special_ids.require("eos", name),
+            target_special_ids.require("eos", name),
+        )
+        longest = np.maximum(pairs.source_lengths, pairs.target_lengths) + 1
+        if len(too_long := np.flatnonzero(longest > max_len)):
+            raise UserError(
+                f"pair {too_long[0] + 1} has {longest[too_long[0]]} tokens with its end mark, more than {max_len}: "
+                "prepare shorter ones, or set a larger max_len"
+            )
+        start = self.target_eos if target_special_ids.bos is None else target_special_ids.bos
+        first, numbers = _exclusive_cumsum(pairs.source_lengths), np.arange(len(pairs))
+        borders = np.append(first, len(pairs.source))
+        samples = SampleTable(
+            first, pairs.source_lengths, numbers, borders, np.arange(len(borders)), pairs.source_lengths
+        )
+        super().__init__(samples, pairs.source_lengths + 1, pairs.target_lengths + 1, start, config.label_smoothing)
+
+    def gather_pairs(self, ids: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        pairs = self.pairs
+        return (
+            _gather_with_eos(pairs.source, pairs.source_lengths, ids, self.source_eos),
+            _gather_with_eos(pairs.target, pairs.target_lengths, ids, self.target_eos),
+        )
+
+    def draw_sample_mask(self, ids: np.ndarray, epoch: int) -> np.ndarray | None:
+        ramp = min(epoch / self.config.scheduled_sampling_epochs, 1.0) if self.config.scheduled_sampling_epochs else 1.0
+        if not (prob := self.config.scheduled_sampling * ramp):
             return None
-        lengths = self.target[ids]
-        places = np.arange(int(lengths.sum())) - np.repeat(_begins(lengths), lengths)
-        bits = draw(np.repeat(keys(self.seed, epoch, ids), lengths), places, OWN)
-        return below(bits, chance) & (places > 0)  # the start mark is nobody's
+        lengths = self.target_lengths[ids]
+        positions = np.arange(int(lengths.sum())) - np.repeat(_exclusive_cumsum(lengths), lengths)
+        bits = random_bits(
+            np.repeat(derive_sample_keys(self.seed, epoch, ids), lengths), positions, RandomStream.SCHEDULED_SAMPLING
+        )
+        return bernoulli(bits, prob) & (positions > 0)  # the start mark is nobody's
 
 
-def _pairs(corpus: Corpus) -> Pairs:
+def _load_parallel_text(corpus: Corpus) -> ParallelText:
     """The pairs of a corpus, each a document of two sentences."""
     if "pairs" not in corpus.manifest:
         raise UserError(f"{corpus.path} is no corpus of pairs: make one with `polyseme pairs`")
-    lengths = np.diff(corpus.sentences).reshape(-1, 2)
-    starts = corpus.sentences[:-1].reshape(-1, 2)
-    sides = [(corpus.gather(starts[:, i], lengths[:, i]), lengths[:, i].astype(np.int64)) for i in (0, 1)]
-    return Pairs(*sides[0], *sides[1])
+    lengths = np.diff(corpus.sentence_offsets).reshape(-1, 2)
+    starts = corpus.sentence_offsets[:-1].reshape(-1, 2)
+    sides = [(corpus.gather_tokens(starts[:, i], lengths[:, i]), lengths[:, i].astype(np.int64)) for i in (0, 1)]
+    return ParallelText(*sides[0], *sides[1])
 
 
-def _closed(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray, eos: int) -> np.ndarray:
+def _gather_with_eos(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray, eos: int) -> np.ndarray:
     """The texts of these numbers end to end, each with its end mark."""
-    chosen = lengths[ids]
-    ends = np.cumsum(chosen + 1)
-    inner = np.ones(int(ends[-1]), dtype=bool)
-    inner[ends - 1] = False
-    found = np.full(len(inner), eos, dtype=np.int64)
-    at = np.arange(int(chosen.sum())) - np.repeat(np.cumsum(chosen) - chosen, chosen)
-    found[inner] = tokens[at + np.repeat(_begins(lengths)[ids], chosen)]
-    return found
+    chosen_lengths = lengths[ids]
+    ends = np.cumsum(chosen_lengths + 1)
+    is_text = np.ones(int(ends[-1]), dtype=bool)
+    is_text[ends - 1] = False
+    token_ids = np.full(len(is_text), eos, dtype=np.int64)
+    offsets = np.arange(int(chosen_lengths.sum())) - np.repeat(
+        np.cumsum(chosen_lengths) - chosen_lengths, chosen_lengths
+    )
+    token_ids[is_text] = tokens[offsets + np.repeat(_exclusive_cumsum(lengths)[ids], chosen_lengths)]
+    return token_ids
 
 
-def _begins(lengths: np.ndarray) -> np.ndarray:
+def _exclusive_cumsum(lengths: np.ndarray) -> np.ndarray:
     return np.cumsum(lengths) - lengths

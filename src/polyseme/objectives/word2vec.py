@@ -14,133 +14,151 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
-from polyseme.config import Spec, in_range
-from polyseme.corpus.sampling import cut_samples
+from polyseme.config import Config, check_in_range
+from polyseme.corpus.sampling import build_samples
 from polyseme.errors import UserError
-from polyseme.nn.heads.word2vec import Stream
-from polyseme.nn.packing import Layout
+from polyseme.nn.heads.word2vec import WindowBatch
+from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.objectives.packing import Bound, Shape, Vocabulary
-from polyseme.rng import KEPT, NOISE, REACH, draw, integers, keys, uniform
+from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape
+from polyseme.rng import RandomStream, derive_sample_keys, integers, random_bits, uniform
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
 
-AT_ONCE = 1 << 22  # tokens that are counted together
+TOKENS_PER_CHUNK = 1 << 22  # tokens that are counted together
 
 
 @dataclass(frozen=True)
-class Windows(Spec):
-    """`predict` the contexts of a word (skip-gram) or the word from their mean (CBOW).
+class Word2Vec(Config):
+    """`architecture` the contexts of a word (skip-gram) or the word from their mean (CBOW).
 
-    `output` is how: against `negatives` other words, drawn in proportion to count^`power`, or down a tree. For a block
-    of `block` words `drawn` negatives are drawn once, each of which then counts for negatives / drawn. `subsample` is
+    `loss` is how: against `num_negatives` other words, drawn in proportion to count^`ns_exponent`, or down a tree. For a block
+    of `block_size` words `negatives_per_block` negatives are drawn once, each of which then counts for negatives / drawn. `subsample_threshold` is
     the frequency above which words are left out: one of frequency f stays with probability √(t/f) + t/f, as in the
     authors' code (the paper has the first term alone); 0 keeps all.
     """
 
-    predict: Literal["contexts", "word"] = "contexts"
-    output: Literal["negative", "tree"] = "negative"
+    architecture: Literal["skipgram", "cbow"] = "skipgram"
+    loss: Literal["negative_sampling", "hierarchical_softmax"] = "negative_sampling"
     window: int = 5
-    dynamic: bool = True
-    subsample: float = 1e-3
-    negatives: int = 5
-    power: float = 0.75
-    block: int = 16
-    drawn: int = 16
+    dynamic_window: bool = True
+    subsample_threshold: float = 1e-3
+    num_negatives: int = 5
+    ns_exponent: float = 0.75
+    block_size: int = 16
+    negatives_per_block: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("window", "block", "drawn", "negatives"):
-            in_range(name, getattr(self, name), 1, math.inf)
-        for name in ("subsample", "power"):
-            in_range(name, getattr(self, name), 0, math.inf)
-        if self.window > self.block:
-            raise UserError(f"window is {self.window}, wider than a block of {self.block} words")
+        for name in ("window", "block_size", "negatives_per_block", "num_negatives"):
+            check_in_range(name, getattr(self, name), 1, math.inf)
+        for name in ("subsample_threshold", "ns_exponent"):
+            check_in_range(name, getattr(self, name), 0, math.inf)
+        if self.window > self.block_size:
+            raise UserError(f"window is {self.window}, wider than a block of {self.block_size} words")
 
     @property
     def terms(self) -> tuple[str, ...]:
-        return (self.output,)
+        return (self.loss,)
 
-    def bind(self, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int = 0) -> _Windows:
-        return _Windows(self, corpus, vocabulary, max_len, seed)
+    def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> _Word2VecBatchBuilder:
+        return _Word2VecBatchBuilder(self, corpus, special_ids, max_len, seed)
 
 
-def count_tokens(corpus: Corpus, size: int) -> np.ndarray:
+def count_tokens(corpus: Corpus, vocab_size: int) -> np.ndarray:
     """How often each id occurs, int64 [size]."""
-    found = np.zeros(size, np.int64)
-    borders = np.asarray(corpus.sentences)[np.asarray(corpus.documents)]
-    groups = np.unique(np.searchsorted(borders, np.arange(0, borders[-1] + AT_ONCE, AT_ONCE)))
+    counts = np.zeros(vocab_size, np.int64)
+    borders = np.asarray(corpus.sentence_offsets)[np.asarray(corpus.document_offsets)]
+    groups = np.unique(np.searchsorted(borders, np.arange(0, borders[-1] + TOKENS_PER_CHUNK, TOKENS_PER_CHUNK)))
     for low, high in pairwise(groups.tolist()):
         starts, ends = borders[low:high], borders[low + 1 : high + 1]
-        found += np.bincount(corpus.gather(starts[: len(ends)], ends - starts[: len(ends)]), minlength=size)
-    return found
+        counts += np.bincount(
+            corpus.gather_tokens(starts[: len(ends)], ends - starts[: len(ends)]), minlength=vocab_size
+        )
+    return counts
 
 
-class _Windows(Bound):
-    def __init__(self, spec: Windows, corpus: Corpus, vocabulary: Vocabulary, max_len: int, seed: int):
-        super().__init__(cut_samples(corpus, max_len), max_len, 0)
-        self.spec, self.corpus, self.seed = spec, corpus, seed
-        self.counts = count_tokens(corpus, vocabulary.size)
-        known = np.where(vocabulary.ordinary, self.counts, 0).astype(np.float64)
-        if not known.any():
+class _Word2VecBatchBuilder(BatchBuilder):
+    def __init__(self, config: Word2Vec, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int):
+        super().__init__(build_samples(corpus, max_len), max_len, 0)
+        self.config, self.corpus, self.seed = config, corpus, seed
+        self.token_counts = count_tokens(corpus, special_ids.vocab_size)
+        known_counts = np.where(special_ids.non_special_mask, self.token_counts, 0).astype(np.float64)
+        if not known_counts.any():
             raise UserError("the corpus has no known word: all of its tokens are special ones")
-        frequency = np.maximum(known / known.sum(), 1e-300)
+        frequency = np.maximum(known_counts / known_counts.sum(), 1e-300)
         with np.errstate(over="ignore"):
-            kept = np.sqrt(spec.subsample / frequency) + spec.subsample / frequency if spec.subsample else 1.0
-        self.kept = np.where(known > 0, np.minimum(kept, 1.0), 0.0)
-        noise = np.where(known > 0, known**spec.power, 0.0)
-        self.noise = np.cumsum(noise) / noise.sum()
-        self.noise[np.flatnonzero(noise)[-1] :] = 1.0
+            keep_prob = (
+                np.sqrt(config.subsample_threshold / frequency) + config.subsample_threshold / frequency
+                if config.subsample_threshold
+                else 1.0
+            )
+        self.keep_prob = np.where(known_counts > 0, np.minimum(keep_prob, 1.0), 0.0)
+        noise_weights = np.where(known_counts > 0, known_counts**config.ns_exponent, 0.0)
+        self.noise_cdf = np.cumsum(noise_weights) / noise_weights.sum()
+        self.noise_cdf[np.flatnonzero(noise_weights)[-1] :] = 1.0
 
     def lengths(self, ids: np.ndarray, epoch: int) -> np.ndarray:
         return self.samples.lengths[ids]
 
-    def rows(self, num_tokens: int) -> int:
+    def max_predictions(self, num_tokens: int) -> int:
         return num_tokens
 
-    def batch(self, ids: np.ndarray, epoch: int, shape: Shape | None = None) -> Batch:
+    def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> Batch:
         """Unknown words leave no gap, as in the authors' code: those on their two sides are neighbours."""
-        spec, starts, sizes = self.spec, self.samples.starts[ids], self.samples.lengths[ids]
-        tokens = self.corpus.gather(starts, sizes)
+        config, starts, sizes = self.config, self.samples.starts[ids], self.samples.lengths[ids]
+        tokens = self.corpus.gather_tokens(starts, sizes)
         ends = np.cumsum(sizes)
         owner = np.repeat(np.arange(len(ids)), sizes)
-        places = np.arange(len(tokens)) - (ends - sizes)[owner]
-        token_keys = keys(self.seed, epoch, ids)[owner]
-        chosen = np.flatnonzero(uniform(draw(token_keys, places, KEPT)) < self.kept[tokens])
-        kept, owner, places, token_keys = tokens[chosen], owner[chosen], places[chosen], token_keys[chosen]
-        left_sizes = np.bincount(owner, minlength=len(ids))
-        before = np.arange(len(kept)) - (np.cumsum(left_sizes) - left_sizes)[owner]
-        behind = left_sizes[owner] - 1 - before
-        reach: int | np.ndarray = spec.window
-        if spec.dynamic:
-            reach = 1 + integers(draw(token_keys, places, REACH), spec.window)
-        left, right = (np.minimum(most, reach).astype(np.int16) for most in (before, behind))
-        away = np.arange(-spec.window, spec.window + 1, dtype=np.int16)
-        near = (away >= -left[:, None]) & (away <= right[:, None]) & (away != 0)
-        number = max(-(-len(kept) // spec.block), 1)
-        spare = number * spec.block - len(kept)
-        firsts = np.arange(0, max(len(kept), 1), spec.block)
-        count = int((left + right > 0).sum() if spec.predict == "word" else (left + right).sum())
-        stream = Stream(
-            torch.from_numpy(np.pad(kept, (spec.window, spec.window + spare))),
-            torch.from_numpy(np.pad(near, ((0, spare), (0, 0)))),
-            torch.from_numpy(self._negatives(token_keys[firsts], places[firsts]) if len(kept) else _none(number, spec)),
-            spec.block,
-            spec.window,
-            spec.negatives / spec.drawn,
-            spec.predict == "word",
+        positions = np.arange(len(tokens)) - (ends - sizes)[owner]
+        token_keys = derive_sample_keys(self.seed, epoch, ids)[owner]
+        chosen = np.flatnonzero(
+            uniform(random_bits(token_keys, positions, RandomStream.SUBSAMPLING)) < self.keep_prob[tokens]
         )
-        none = torch.zeros(0, dtype=torch.int64)
-        targets: dict[str, Targets] = {spec.output: Targets(none, none, count)}
-        return Batch(none, Layout.of([]), None, targets, len(tokens), near=stream)
+        kept_ids, owner, positions, token_keys = tokens[chosen], owner[chosen], positions[chosen], token_keys[chosen]
+        kept_lengths = np.bincount(owner, minlength=len(ids))
+        num_before = np.arange(len(kept_ids)) - (np.cumsum(kept_lengths) - kept_lengths)[owner]
+        num_after = kept_lengths[owner] - 1 - num_before
+        window: int | np.ndarray = config.window
+        if config.dynamic_window:
+            window = 1 + integers(random_bits(token_keys, positions, RandomStream.WINDOW_SIZE), config.window)
+        left_window, right_window = (
+            np.minimum(num_available, window).astype(np.int16) for num_available in (num_before, num_after)
+        )
+        distances = np.arange(-config.window, config.window + 1, dtype=np.int16)
+        context_mask = (distances >= -left_window[:, None]) & (distances <= right_window[:, None]) & (distances != 0)
+        num_blocks = max(-(-len(kept_ids) // config.block_size), 1)
+        num_filler = num_blocks * config.block_size - len(kept_ids)
+        block_starts = np.arange(0, max(len(kept_ids), 1), config.block_size)
+        count = int(
+            (left_window + right_window > 0).sum()
+            if config.architecture == "cbow"
+            else (left_window + right_window).sum()
+        )
+        window_batch = WindowBatch(
+            torch.from_numpy(np.pad(kept_ids, (config.window, config.window + num_filler))),
+            torch.from_numpy(np.pad(context_mask, ((0, num_filler), (0, 0)))),
+            torch.from_numpy(
+                self._draw_negatives(token_keys[block_starts], positions[block_starts])
+                if len(kept_ids)
+                else _no_negatives(num_blocks, config)
+            ),
+            config.block_size,
+            config.window,
+            config.num_negatives / config.negatives_per_block,
+            config.architecture == "cbow",
+        )
+        empty = torch.zeros(0, dtype=torch.int64)
+        targets: dict[str, Targets] = {config.loss: Targets(empty, empty, count)}
+        return Batch(empty, PackedLayout.from_lengths([]), None, targets, len(tokens), sparse=window_batch)
 
-    def _negatives(self, block_keys: np.ndarray, places: np.ndarray) -> np.ndarray:
+    def _draw_negatives(self, block_keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Those of each block, [blocks, drawn]; a tree needs none."""
-        drawn = 1 if self.spec.output == "tree" else self.spec.drawn
-        turns = places[:, None] * drawn + np.arange(drawn)
-        bits = draw(np.repeat(block_keys, drawn), turns.ravel(), NOISE)
-        return np.searchsorted(self.noise, uniform(bits), side="right").reshape(-1, drawn)
+        num_drawn = 1 if self.config.loss == "hierarchical_softmax" else self.config.negatives_per_block
+        draw_positions = positions[:, None] * num_drawn + np.arange(num_drawn)
+        bits = random_bits(np.repeat(block_keys, num_drawn), draw_positions.ravel(), RandomStream.NEGATIVE_SAMPLES)
+        return np.searchsorted(self.noise_cdf, uniform(bits), side="right").reshape(-1, num_drawn)
 
 
-def _none(number: int, spec: Windows) -> np.ndarray:
-    return np.zeros((number, spec.drawn), np.int64)
+def _no_negatives(num_blocks: int, config: Word2Vec) -> np.ndarray:
+    return np.zeros((num_blocks, config.negatives_per_block), np.int64)

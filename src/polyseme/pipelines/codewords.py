@@ -11,49 +11,49 @@ import re
 from collections.abc import Iterator
 
 from polyseme.corpus.clean.sentences import split_sentences
-from polyseme.corpus.sources.python_docs import documents
+from polyseme.corpus.sources.python_docs import read_documents
 from polyseme.tasks.examples import Example
 
-WORD = re.compile(r"[^\W_][\w.\-]*\w|\w|[^\w\s]")
-QUOTED = re.compile(r"(`+)([^`\n]+?)\1")
-MOST_WORDS = 40
+WORD_PATTERN = re.compile(r"[^\W_][\w.\-]*\w|\w|[^\w\s]")
+BACKTICK_PATTERN = re.compile(r"(`+)([^`\n]+?)\1")
+MAX_WORDS = 40
 
 
-def held_out(module: str) -> bool:
+def is_held_out(module: str) -> bool:
     """One module of ten, by its name: the test set, in neither pre-training nor tokenizer.
 
     The choices of docs/log.md were made on another tenth (the digest's first byte), so these modules are fresh.
     """
-    tuned_on, drawn = hashlib.sha256(module.encode()).digest()[:2]
-    return tuned_on >= 26 and drawn < 28
+    tuning_byte, test_byte = hashlib.sha256(module.encode()).digest()[:2]
+    return tuning_byte >= 26 and test_byte < 28
 
 
-def examples(test: bool) -> list[Example]:
+def load_examples(is_test: bool) -> list[Example]:
     """Sentences with at least one code word and one plain word, from the held-out modules or from the others."""
-    found = []
-    for module, text in documents(keep=lambda name: held_out(name) == test):
+    tagged_sentences = []
+    for module, text in read_documents(keep=lambda name: is_held_out(name) == is_test):
         for sentence in split_sentences(text):
-            words, tags = tagged(sentence)
-            if 4 <= len(words) <= MOST_WORDS and 0 < tags.count("code") <= len(tags) / 2:
-                found.append(Example(module, words=tuple(words), tags=tuple(tags)))
-    return found
+            words, tags = tag_code_words(sentence)
+            if 4 <= len(words) <= MAX_WORDS and 0 < tags.count("code") <= len(tags) / 2:
+                tagged_sentences.append(Example(module, words=tuple(words), tags=tuple(tags)))
+    return tagged_sentences
 
 
-def tagged(sentence: str) -> tuple[list[str], list[str]]:
+def tag_code_words(sentence: str) -> tuple[list[str], list[str]]:
     """Words and tags of a sentence, backticks removed."""
     words, tags = [], []
-    for text, inside in _pieces(sentence):
-        for word in WORD.findall(text):
+    for text, is_code in _split_at_backticks(sentence):
+        for word in WORD_PATTERN.findall(text):
             if word != "`":
                 words.append(word)
-                tags.append("code" if inside else "O")
+                tags.append("code" if is_code else "O")
     return words, tags
 
 
-def _pieces(sentence: str) -> Iterator[tuple[str, bool]]:
-    at = 0
-    for quoted in QUOTED.finditer(sentence):
-        yield sentence[at : quoted.start()], False
-        yield quoted[2], True
-        at = quoted.end()
-    yield sentence[at:], False
+def _split_at_backticks(sentence: str) -> Iterator[tuple[str, bool]]:
+    position = 0
+    for match in BACKTICK_PATTERN.finditer(sentence):
+        yield sentence[position : match.start()], False
+        yield match[2], True
+        position = match.end()
+    yield sentence[position:], False

@@ -16,48 +16,49 @@ from typing import Any, Literal
 
 import numpy as np
 
-from polyseme.config import Spec
+from polyseme.config import Config
 from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.sources.sources import open_sources
 from polyseme.corpus.store import Corpus
 from polyseme.errors import UserError
-from polyseme.evaluation.ensemble import joined
-from polyseme.families.ulmfit import to_config
-from polyseme.finetuning.finetune import FinetuneSpec, finetune
-from polyseme.io.files import read_json, write_json, write_text
+from polyseme.evaluation.ensemble import average_probabilities
+from polyseme.families.ulmfit import to_hf_config
+from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.io.atomic import write_text
+from polyseme.io.json import read_json, write_json
 from polyseme.recipes import ulmfit as recipes
 from polyseme.report import html as report
 from polyseme.tasks.examples import Example
-from polyseme.tasks.metrics.standard import PRIMARY, score
+from polyseme.tasks.metrics.standard import DEFAULT_METRIC, compute_metrics
 from polyseme.tasks.task import Prediction, Task
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
-from polyseme.train.warm_start import begin_from
-from polyseme.weights.folder import read_spec
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.warm_start import init_from_model
+from polyseme.weights.folder import read_model_config
 
 PRESETS = {"tiny": recipes.tiny, "lecture": recipes.lecture, "paper": recipes.paper}
-VOCABULARY = {"tiny": 4_000, "lecture": 60_003, "paper": 30_000}
-SCRATCH, SUPERVISED, UNLABELLED = "from scratch", "supervised", "with unlabelled text"  # rows of the low-shot curve
-ROWS = (SCRATCH, SUPERVISED, UNLABELLED)
+VOCAB_SIZES = {"tiny": 4_000, "lecture": 60_003, "paper": 30_000}
+SCRATCH, SUPERVISED, UNLABELED = "from scratch", "supervised", "with unlabeled text"  # rows of the low-shot curve
+CURVE_ROWS = (SCRATCH, SUPERVISED, UNLABELED)
 
 
-def _classifier() -> FinetuneSpec:
+def _default_classifier() -> FinetuneConfig:
     """§4.1: Adam at 0.01, rates by depth, a slanted triangle, an epoch between two unfreezings, chunks of 70."""
-    return FinetuneSpec(
+    return FinetuneConfig(
         epochs=12,
         batch_size=64,
-        optim=recipes.ADAM.replace(rate=0.01, layer_decay=1 / 2.6),
-        schedule=ScheduleSpec("slanted", 0.1),
-        unfreeze=1.0,
-        chunk=70,
-        learnt=1400,
+        optimizer=recipes.ADAM.replace(lr=0.01, layer_decay=1 / 2.6),
+        schedule=ScheduleConfig("slanted", 0.1),
+        unfreeze_every=1.0,
+        chunk_size=70,
+        grad_tokens=1400,
     )
 
 
 @dataclass(frozen=True)
-class Plan(Spec):
+class UlmfitConfig(Config):
     """What the three stages do. A `budget` or a vocabulary that is empty is that of the preset."""
 
     preset: Literal["tiny", "lecture", "paper"] = "paper"
@@ -65,31 +66,31 @@ class Plan(Spec):
     vocab_size: int = 0
     budget: str = ""  # of the general model, as `polyseme pretrain --budget` has it
     target_epochs: float = 10.0
-    target_rate: float = 4e-3
-    classifier: FinetuneSpec = field(default_factory=_classifier)
+    target_lr: float = 4e-3
+    classifier: FinetuneConfig = field(default_factory=_default_classifier)
 
     def __post_init__(self) -> None:
-        self.within(0, 1e6, "target_epochs")
-        self.within(0, 1e9, "vocab_size")
+        self.check_range(0, 1e6, "target_epochs")
+        self.check_range(0, 1e9, "vocab_size")
 
     @property
     def directions(self) -> tuple[str, ...]:
         return ("forward", "backward") if self.direction == "both" else (self.direction,)
 
-    def general(self, direction: str) -> Recipe:
+    def general_recipe(self, direction: str) -> Recipe:
         recipe = PRESETS[self.preset]()
         if self.budget:
-            recipe = recipe.replace(budget=BudgetSpec.parse(self.budget))
-        return recipes.backward(recipe) if direction == "backward" else recipe
+            recipe = recipe.replace(budget=BudgetConfig.parse(self.budget))
+        return recipes.to_backward(recipe) if direction == "backward" else recipe
 
-    def settings(self, num_examples: int) -> FinetuneSpec:
+    def classifier_settings(self, num_examples: int) -> FinetuneConfig:
         """Those of the classifier; few examples come in smaller batches, so that an epoch has steps."""
-        size = max(min(self.classifier.batch_size, num_examples // 8), 2)
-        return self.classifier.replace(batch_size=size)
+        batch_size = max(min(self.classifier.batch_size, num_examples // 8), 2)
+        return self.classifier.replace(batch_size=batch_size)
 
 
 @dataclass(frozen=True)
-class Begun:
+class PretrainedLMs:
     """The general language model of each direction: its folder, and the recipe that has its sizes."""
 
     folders: dict[str, Path]
@@ -100,106 +101,119 @@ class Begun:
         return Tokenizer.load(next(iter(self.folders.values())))
 
 
-def check(plan: Plan, text: Sequence[str], corpus: Path | None, general: Sequence[Path]) -> None:
+def validate_sources(
+    config: UlmfitConfig, text: Sequence[str], corpus: Path | None, general_models: Sequence[Path]
+) -> None:
     """A mistake in where the first stage begins is told before anything is written."""
-    if bool(text) + bool(corpus) + bool(general) != 1:
-        raise UserError("give one of --text (files), --corpus (a corpus folder) and --general (model folders)")
-    if general:
-        _given(plan, general)
+    if bool(text) + bool(corpus) + bool(general_models) != 1:
+        raise UserError("give one of text (files), corpus (a corpus folder) and general_models (model folders)")
+    if general_models:
+        _load_pretrained(config, general_models)
     elif corpus:
         Corpus.open(corpus)
     else:
         open_sources(text, "text", "file", False)
 
 
-def check_sizes(sizes: Sequence[int], train: Sequence[Example]) -> None:
+def check_train_sizes(sizes: Sequence[int], train: Sequence[Example]) -> None:
     for size in sizes:
         if not 2 <= size <= len(train):
             raise UserError(f"train sizes are from 2 to the {len(train)} examples there are, not {size}")
-        draw(train, size, seed=0)
+        stratified_sample(train, size, seed=0)
 
 
-def begin(plan: Plan, out: Path, text: Sequence[str], corpus: Path | None, general: Sequence[Path]) -> Begun:
+def pretrain_general_lm(
+    config: UlmfitConfig, out: Path, text: Sequence[str], corpus: Path | None, general_models: Sequence[Path]
+) -> PretrainedLMs:
     """The first stage: from text, from a corpus that is prepared, or from models that were trained before."""
-    check(plan, text, corpus, general)
-    if general:
-        return _given(plan, general)
+    validate_sources(config, text, corpus, general_models)
+    if general_models:
+        return _load_pretrained(config, general_models)
     if corpus is None:
         corpus = out / "corpus"
         if not (corpus / "manifest.json").exists():
             sources = open_sources(text, "text", "file", False)
-            size = plan.vocab_size or VOCABULARY[plan.preset]
-            prepare(text, Tokenizer.train("bpe", (d.text for d in sources), size), corpus)
+            vocab_size = config.vocab_size or VOCAB_SIZES[config.preset]
+            prepare(text, Tokenizer.train("bpe", (d.text for d in sources), vocab_size), corpus)
     folders = {}
-    for direction in plan.directions:
-        run = out / f"general-{direction}"
-        _stage(run, plan.general(direction), corpus)
-        folders[direction] = run / "model"
-    return Begun(folders, {direction: plan.general(direction) for direction in folders})
+    for direction in config.directions:
+        run_folder = out / f"general-{direction}"
+        _pretrain_stage(run_folder, config.general_recipe(direction), corpus)
+        folders[direction] = run_folder / "model"
+    return PretrainedLMs(folders, {direction: config.general_recipe(direction) for direction in folders})
 
 
-def _given(plan: Plan, folders: Sequence[Path]) -> Begun:
-    found, made = {}, {}
+def _load_pretrained(config: UlmfitConfig, folders: Sequence[Path]) -> PretrainedLMs:
+    folder_by_direction, recipe_by_direction = {}, {}
     for path in folders:
-        spec = read_spec(path)[0]
+        spec = read_model_config(path)[0]
         if spec.family != "ulmfit" or not {"next", "previous"} & spec.heads.keys():
             raise UserError(
                 f"{path} is no language model of ulmfit: {spec.family} with {', '.join(spec.heads) or 'no head'}"
             )
-        sizes = {n: value for n, value in to_config(spec).items() if n not in ("model_type", "vocab_size")}
-        direction = sizes["direction"]
-        found[direction], made[direction] = path, plan.general(direction).replace(model=sizes, size="")
-    if absent := [d for d in plan.directions if d not in found]:
-        raise UserError(f"none of the models in --general reads {absent[0]}: give one more, or another --direction")
-    return Begun({d: found[d] for d in plan.directions}, {d: made[d] for d in plan.directions})
+        model_settings = {n: value for n, value in to_hf_config(spec).items() if n not in ("model_type", "vocab_size")}
+        direction = model_settings["direction"]
+        folder_by_direction[direction], recipe_by_direction[direction] = (
+            path,
+            config.general_recipe(direction).replace(model=model_settings, size=""),
+        )
+    if missing := [d for d in config.directions if d not in folder_by_direction]:
+        raise UserError(f"none of general_models reads {missing[0]}: give one more, or another direction")
+    return PretrainedLMs(
+        {d: folder_by_direction[d] for d in config.directions}, {d: recipe_by_direction[d] for d in config.directions}
+    )
 
 
-def target(plan: Plan, out: Path, begun: Begun, texts: Iterable[str], general: bool = True) -> dict[str, Path]:
-    """The second stage: each general model, or without `general` a fresh one, goes on with these texts."""
-    corpus = target_corpus(out / "target-corpus", begun.tokenizer, texts)
-    tokens = Corpus.open(corpus).num_tokens
+def finetune_lm(
+    config: UlmfitConfig, out: Path, pretrained: PretrainedLMs, texts: Iterable[str], from_general: bool = True
+) -> dict[str, Path]:
+    """The second stage: each general model, or without `from_general` a fresh one, goes on with these texts."""
+    corpus = prepare_target_corpus(out / "target-corpus", pretrained.tokenizer, texts)
+    num_tokens = Corpus.open(corpus).num_tokens
     folders = {}
-    for direction, folder in begun.folders.items():
-        recipe = recipes.target(begun.recipes[direction], tokens, plan.target_epochs, plan.target_rate)
-        if not general:
-            recipe = recipe.replace(optim=recipe.optim.replace(layer_decay=1.0))
-        run = out / f"target-{direction}"
-        _stage(run, recipe, corpus, folder if general else None)
-        shutil.rmtree(run / "checkpoints", ignore_errors=True)  # it is done: they would be three times the model
-        folders[direction] = run / "model"
+    for direction, folder in pretrained.folders.items():
+        recipe = recipes.build_target_recipe(
+            pretrained.recipes[direction], num_tokens, config.target_epochs, config.target_lr
+        )
+        if not from_general:
+            recipe = recipe.replace(optimizer=recipe.optimizer.replace(layer_decay=1.0))
+        run_folder = out / f"target-{direction}"
+        _pretrain_stage(run_folder, recipe, corpus, folder if from_general else None)
+        shutil.rmtree(run_folder / "checkpoints", ignore_errors=True)  # it is done: they would be three times the model
+        folders[direction] = run_folder / "model"
     return folders
 
 
-def target_corpus(out: Path, tokenizer: Tokenizer, texts: Iterable[str]) -> Path:
+def prepare_target_corpus(out: Path, tokenizer: Tokenizer, texts: Iterable[str]) -> Path:
     """A corpus of these texts, each a document; one that is there already stays as it is."""
     if not (out / "manifest.json").exists():
-        source = out.with_name(f"{out.name}.jsonl")
-        write_text(source, "".join(json.dumps({"text": text}) + "\n" for text in texts))
-        prepare([source], tokenizer, out, clean="none", duplicates="none", workers=1)
-        source.unlink()
+        text_path = out.with_name(f"{out.name}.jsonl")
+        write_text(text_path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
+        prepare([text_path], tokenizer, out, clean="none", dedup="none", num_workers=1)
+        text_path.unlink()
     return out
 
 
-def _stage(run: Path, recipe: Recipe, corpus: Path, begin_at: Path | None = None) -> None:
-    if not (run / "results.json").exists():
-        lesson = begin_from(begin_at, recipe, corpus) if begin_at else None
-        pretrain(recipe, corpus, run, resume=(run / "recipe.json").exists(), lesson=lesson)
+def _pretrain_stage(run_folder: Path, recipe: Recipe, corpus: Path, init_from: Path | None = None) -> None:
+    if not (run_folder / "results.json").exists():
+        lesson = init_from_model(init_from, recipe, corpus) if init_from else None
+        pretrain(recipe, corpus, run_folder, resume=(run_folder / "recipe.json").exists(), initial_model=lesson)
 
 
-def classify(
+def finetune_classifier(
     folders: dict[str, Path],
     train: Sequence[Example],
     dev: Sequence[Example],
-    settings: FinetuneSpec,
+    settings: FinetuneConfig,
     out: Path | None = None,
     seeds: Sequence[int] = (0,),
     scratch: bool = False,
 ) -> dict[str, list[dict[str, float]]]:
     """The third stage: the metrics of every seed by direction, and of both averaged where there are two."""
-    said: dict[str, dict[int, list[Prediction]]] = {}
-    found: dict[str, list[dict[str, float]]] = {}
+    predictions: dict[str, dict[int, list[Prediction]]] = {}
+    metrics: dict[str, list[dict[str, float]]] = {}
     for direction, folder in folders.items():
-        own = said[direction] = {}
+        seed_predictions = predictions[direction] = {}
         results = finetune(
             folder,
             "classification",
@@ -209,129 +223,144 @@ def classify(
             settings,
             seeds=len(seeds),
             first_seed=seeds[0],
-            scratch=scratch,
-            tell=own.__setitem__,
+            from_scratch=scratch,
+            on_predictions=seed_predictions.__setitem__,
         )
-        found[direction] = results["seeds"]
+        metrics[direction] = results["seeds"]
     if len(folders) > 1:
-        task, gold = Task.of("classification", train), [e.answer for e in dev]
+        task, gold = Task.from_examples("classification", train), [e.gold for e in dev]
         for seed in seeds:
-            parts = [[np.array([[*(p.probabilities or {}).values()]]) for p in own[seed]] for own in said.values()]
-            answers = [p.answer for p in joined(task, parts, dev)]
-            both = {"seed": seed, **score("classification", gold, answers, task.labels)}
-            found.setdefault("both", []).append(both)
-    return found
+            probabilities = [
+                [np.array([[*(p.probabilities or {}).values()]]) for p in seed_predictions[seed]]
+                for seed_predictions in predictions.values()
+            ]
+            answers = [p.value for p in average_probabilities(task, probabilities, dev)]
+            averaged = {"seed": seed, **compute_metrics("classification", gold, answers, task.labels)}
+            metrics.setdefault("both", []).append(averaged)
+    return metrics
 
 
-def run(
-    plan: Plan,
+def run_ulmfit(
+    config: UlmfitConfig,
     out: Path,
-    begun: Begun,
+    pretrained: PretrainedLMs,
     train: Sequence[Example],
     dev: Sequence[Example],
-    unlabelled: Sequence[str] = (),
-    seeds: int = 1,
+    unlabeled: Sequence[str] = (),
+    num_seeds: int = 1,
 ) -> dict[str, Any]:
     """The second and the third stage on all examples; `out` gets the models, `results.json` and a page."""
-    settings = plan.settings(len(train))
-    folders = target(plan, out, begun, [*(e.text or "" for e in train), *unlabelled])
+    settings = config.classifier_settings(len(train))
+    folders = finetune_lm(config, out, pretrained, [*(e.text or "" for e in train), *unlabeled])
     for direction in folders:
         shutil.rmtree(out / f"classifier-{direction}", ignore_errors=True)
-    rows = classify(folders, train, dev, settings, out, range(seeds))
+    metrics = finetune_classifier(folders, train, dev, settings, out, range(num_seeds))
     results = {
-        "plan": plan.to_json(),
+        "config": config.to_json(),
         "train_examples": len(train),
         "dev_examples": len(dev),
-        "rows": {name: summary(found) for name, found in rows.items()},
-        "seeds": rows,
+        "rows": {name: summarize_seeds(seed_metrics) for name, seed_metrics in metrics.items()},
+        "seeds": metrics,
     }
     write_json(out / "results.json", results)
-    write_text(out / "report.html", page(results, []))
+    write_text(out / "report.html", build_page(results, []))
     return results
 
 
-def curve(
-    plan: Plan,
+def low_shot_curve(
+    config: UlmfitConfig,
     out: Path,
-    begun: Begun,
+    pretrained: PretrainedLMs,
     train: Sequence[Example],
     dev: Sequence[Example],
     sizes: Sequence[int],
-    unlabelled: Sequence[str] = (),
-    seeds: int = 1,
+    unlabeled: Sequence[str] = (),
+    num_seeds: int = 1,
 ) -> list[dict[str, Any]]:
     """The low-shot curve (§5, figure 3): for each number of examples and seed, three ways to learn from them.
 
     From fresh weights; by three stages of which the second sees the drawn examples alone; with a second stage on all
     texts there are. What is done is in `curve.json`; the same call goes on from there.
     """
-    check_sizes(sizes, train)
+    check_train_sizes(sizes, train)
     path = out / "curve.json"
-    done: list[dict[str, Any]] = read_json(path) if path.exists() else []
-    everything = target(plan, out, begun, [*(e.text or "" for e in train), *unlabelled])
+    points: list[dict[str, Any]] = read_json(path) if path.exists() else []
+    full_text_folders = finetune_lm(config, out, pretrained, [*(e.text or "" for e in train), *unlabeled])
     for size in sizes:
-        for seed in range(seeds):
-            drawn, place = draw(train, size, seed), out / f"few-{size}-{seed}"
-            for row in ROWS:
-                if any((d["size"], d["seed"], d["row"]) == (size, seed, row) for d in done):
+        for seed in range(num_seeds):
+            train_sample, point_folder = stratified_sample(train, size, seed), out / f"few-{size}-{seed}"
+            for row in CURVE_ROWS:
+                if any((d["size"], d["seed"], d["row"]) == (size, seed, row) for d in points):
                     continue
-                folders = everything
+                folders = full_text_folders
                 if row == SUPERVISED:
-                    folders = target(plan, place, begun, [e.text or "" for e in drawn])
-                found = classify(folders, drawn, dev, plan.settings(size), None, [seed], scratch=row == SCRATCH)
-                last = list(found)[-1]  # both directions, if there are two
-                done.append({"size": size, "seed": seed, "row": row, "direction": last, **found[last][0]})
-                write_json(path, done)
-            shutil.rmtree(place, ignore_errors=True)  # the models of a point are not kept
-    return done
+                    folders = finetune_lm(config, point_folder, pretrained, [e.text or "" for e in train_sample])
+                metrics = finetune_classifier(
+                    folders, train_sample, dev, config.classifier_settings(size), None, [seed], scratch=row == SCRATCH
+                )
+                direction = list(metrics)[-1]  # both directions, if there are two
+                points.append({"size": size, "seed": seed, "row": row, "direction": direction, **metrics[direction][0]})
+                write_json(path, points)
+            shutil.rmtree(point_folder, ignore_errors=True)  # the models of a point are not kept
+    return points
 
 
-def draw(examples: Sequence[Example], size: int, seed: int) -> list[Example]:
+def stratified_sample(examples: Sequence[Example], size: int, seed: int) -> list[Example]:
     """Some examples at random, of every label one at least: what is never seen could not be predicted."""
-    order = random.Random(seed).sample(list(examples), len(examples))
-    firsts: dict[str | None, Example] = {}
-    for example in order:
-        firsts.setdefault(example.label, example)
-    if len(firsts) > size:
-        raise UserError(f"{size} examples cannot have all of the {len(firsts)} labels: draw more")
-    held = set(map(id, firsts.values()))
-    return [*firsts.values(), *(e for e in order if id(e) not in held)][:size]
+    shuffled = random.Random(seed).sample(list(examples), len(examples))
+    first_by_label: dict[str | None, Example] = {}
+    for example in shuffled:
+        first_by_label.setdefault(example.label, example)
+    if len(first_by_label) > size:
+        raise UserError(f"{size} examples cannot have all of the {len(first_by_label)} labels: draw more")
+    used_ids = set(map(id, first_by_label.values()))
+    return [*first_by_label.values(), *(e for e in shuffled if id(e) not in used_ids)][:size]
 
 
-def summary(found: Sequence[dict[str, float]]) -> dict[str, tuple[float, float | None]]:
+def summarize_seeds(seed_metrics: Sequence[dict[str, float]]) -> dict[str, tuple[float, float | None]]:
     """Mean and sample deviation of each metric; of one seed the deviation is unknown."""
-    names = [name for name in found[0] if name != "seed"]
-    values = {name: [each[name] for each in found] for name in names}
+    names = [name for name in seed_metrics[0] if name != "seed"]
+    values = {name: [seed_metric[name] for seed_metric in seed_metrics] for name in names}
     return {n: (statistics.fmean(v), statistics.stdev(v) if len(v) > 1 else None) for n, v in values.items()}
 
 
-def lines(done: Sequence[dict[str, Any]], metric: str = PRIMARY["classification"]) -> dict[str, dict[int, Any]]:
+def error_curves(
+    points: Sequence[dict[str, Any]], metric: str = DEFAULT_METRIC["classification"]
+) -> dict[str, dict[int, Any]]:
     """The error of each row of the curve by size: mean and deviation."""
-    found: dict[str, dict[int, Any]] = {row: {} for row in ROWS if any(d["row"] == row for d in done)}
-    for row, line in found.items():
-        for size in sorted({d["size"] for d in done}):
-            errors = [1 - d[metric] for d in done if (d["row"], d["size"]) == (row, size)]
+    curves: dict[str, dict[int, Any]] = {row: {} for row in CURVE_ROWS if any(d["row"] == row for d in points)}
+    for row, curve_points in curves.items():
+        for size in sorted({d["size"] for d in points}):
+            errors = [1 - d[metric] for d in points if (d["row"], d["size"]) == (row, size)]
             if errors:
-                line[size] = statistics.fmean(errors), statistics.stdev(errors) if len(errors) > 1 else 0.0
-    return found
+                curve_points[size] = statistics.fmean(errors), statistics.stdev(errors) if len(errors) > 1 else 0.0
+    return curves
 
 
-def page(results: dict[str, Any] | None, done: Sequence[dict[str, Any]]) -> str:
+def build_page(results: dict[str, Any] | None, points: Sequence[dict[str, Any]]) -> str:
     """What came of it: the table of directions, the curve and its table."""
     sections = []
     if results:
         names = list(next(iter(results["rows"].values())))
-        cells = [[row, *(shown(found[n]) for n in names)] for row, found in results["rows"].items()]
-        sections += [("Results", report.table(["", *names], cells)), ("The plan", report.code(results["plan"]))]
-    if done:
-        found = lines(done)
-        sizes = sorted({d["size"] for d in done})
-        cells = [[row, *(shown(line[size]) if size in line else "" for size in sizes)] for row, line in found.items()]
-        picture = report.bands(found, "labelled examples", "error")
-        sections.append(("Error by number of examples", picture + report.table(["", *map(str, sizes)], cells)))
-    return report.page("ULMFiT", "a general language model, the same on the task's text, then a classifier", sections)
+        table_rows = [[row, *(format_mean_std(stats[n]) for n in names)] for row, stats in results["rows"].items()]
+        sections += [
+            ("Results", report.html_table(["", *names], table_rows)),
+            ("Config", report.code(results["config"])),
+        ]
+    if points:
+        stats = error_curves(points)
+        sizes = sorted({d["size"] for d in points})
+        table_rows = [
+            [row, *(format_mean_std(curve_points[size]) if size in curve_points else "" for size in sizes)]
+            for row, curve_points in stats.items()
+        ]
+        chart = report.mean_std_chart(stats, "labeled examples", "error")
+        sections.append(("Error by number of examples", chart + report.html_table(["", *map(str, sizes)], table_rows)))
+    return report.html_page(
+        "ULMFiT", "a general language model, the same on the task's text, then a classifier", sections
+    )
 
 
-def shown(pair: Sequence[float | None]) -> str:
-    mean, deviation = pair
-    return f"{mean:.4f}" + (f" ± {deviation:.4f}" if deviation else "")
+def format_mean_std(pair: Sequence[float | None]) -> str:
+    mean, std = pair
+    return f"{mean:.4f}" + (f" ± {std:.4f}" if std else "")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from polyseme.errors import UserError, nearest
-from polyseme.io.files import read_json
+from polyseme.errors import UserError, suggest
+from polyseme.io.json import read_json
 from polyseme.ngram.train import NgramRecipe
 from polyseme.recipes import (
     albert,
@@ -36,7 +36,7 @@ from polyseme.recipes import modernbert as modern
 from polyseme.recipes import word_vectors as vectors
 from polyseme.train.recipe import Recipe
 
-_MAKERS: tuple[Callable[[], Recipe], ...] = (
+_RECIPE_FUNCTIONS: tuple[Callable[[], Recipe], ...] = (
     *(demo.demo, bert.tiny, bert.small, bert.base, bert.large),
     *(roberta.tiny, roberta.base, roberta.large),
     *(albert.tiny, albert.base, albert.large, albert.xlarge, albert.xxlarge),
@@ -60,27 +60,27 @@ _MAKERS: tuple[Callable[[], Recipe], ...] = (
     *(elmo.tiny, elmo.small, elmo.original),
     *(flair.tiny, flair.small, flair.paper, taglm.tiny, taglm.paper),
 )
-RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _MAKERS}
+RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _RECIPE_FUNCTIONS}
 
-COUNTED: dict[str, Callable[[], NgramRecipe]] = {make().name: make for make in (ngram.ngram3, ngram.ngram5)}
+NGRAM_RECIPES: dict[str, Callable[[], NgramRecipe]] = {make().name: make for make in (ngram.ngram3, ngram.ngram5)}
 
 
-def find_recipe(name: str) -> Recipe:
+def get_training_recipe(name: str) -> Recipe:
     """A recipe of training by its name, or from a `recipe.json` (a run's too)."""
-    found = find_any(name)
-    if isinstance(found, NgramRecipe):
+    recipe = get_recipe(name)
+    if isinstance(recipe, NgramRecipe):
         raise UserError(f"the recipe {name!r} counts n-grams: there is nothing to train")
-    return found
+    return recipe
 
 
-def find_any(name: str) -> Recipe | NgramRecipe:
+def get_recipe(name: str) -> Recipe | NgramRecipe:
     """The same, or a recipe of counting."""
-    if name in RECIPES or name in COUNTED:
-        return RECIPES[name]() if name in RECIPES else COUNTED[name]()
+    if name in RECIPES or name in NGRAM_RECIPES:
+        return RECIPES[name]() if name in RECIPES else NGRAM_RECIPES[name]()
     path = Path(name)
     if path.suffix == ".json" or path.exists():
-        data = read_json(path)
-        data = data["recipe"] if isinstance(data, dict) and "recipe" in data else data
-        counted = isinstance(data, dict) and data.get("kind") == NgramRecipe.__name__
-        return NgramRecipe.from_json(data) if counted else Recipe.from_json(data)
-    raise UserError(f"there is no recipe {name!r}; {nearest(name, [*RECIPES, *COUNTED])}")
+        contents = read_json(path)
+        contents = contents["recipe"] if isinstance(contents, dict) and "recipe" in contents else contents
+        is_ngram = isinstance(contents, dict) and contents.get("kind") == NgramRecipe.__name__
+        return NgramRecipe.from_json(contents) if is_ngram else Recipe.from_json(contents)
+    raise UserError(f"there is no recipe {name!r}; {suggest(name, [*RECIPES, *NGRAM_RECIPES])}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from polyseme.objectives.specs import MaskedPairs
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.objectives.specs import MaskedLMWithSentencePairs
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
@@ -18,13 +18,13 @@ def base() -> Recipe:
         name="albert-base",
         family="albert",
         size="base",
-        objective=MaskedPairs(unit="ngram", question="order"),
+        objective=MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="sop"),
         max_len=512,
         batch_tokens=2_097_152,
-        bin_tokens=32768,
-        budget=BudgetSpec(steps=125_000),
-        optim=OptimSpec(rate=0.00176),
-        schedule=ScheduleSpec("linear", warmup=3125),
+        micro_batch_tokens=32768,
+        budget=BudgetConfig(steps=125_000),
+        optimizer=OptimizerConfig(lr=0.00176),
+        schedule=ScheduleConfig("linear", warmup=3125),
         compile=True,
         eval_every=5000,
         save_every=5000,
@@ -34,12 +34,12 @@ def base() -> Recipe:
 
 def large() -> Recipe:
     """ALBERT-large as in the paper."""
-    return base().replace(name="albert-large", size="large", bin_tokens=16384)
+    return base().replace(name="albert-large", size="large", micro_batch_tokens=16384)
 
 
 def xlarge() -> Recipe:
     """ALBERT-xlarge as in the paper."""
-    return base().replace(name="albert-xlarge", size="xlarge", bin_tokens=8192, recompute=True)
+    return base().replace(name="albert-xlarge", size="xlarge", micro_batch_tokens=8192, gradient_checkpointing=True)
 
 
 def xxlarge() -> Recipe:
@@ -48,8 +48,8 @@ def xxlarge() -> Recipe:
         name="albert-xxlarge",
         size="xxlarge",
         model={"dropout": 0.0, "attention_dropout": 0.0},
-        bin_tokens=8192,
-        recompute=True,
+        micro_batch_tokens=8192,
+        gradient_checkpointing=True,
     )
 
 
@@ -60,13 +60,13 @@ def tiny() -> Recipe:
         family="albert",
         size="tiny",
         model={"dropout": 0.0, "attention_dropout": 0.0, "max_len": 128, "init_std": 0.06},
-        objective=MaskedPairs(unit="ngram", question="order"),
+        objective=MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="sop"),
         max_len=64,
         batch_tokens=2048,
-        bin_tokens=2048,
-        budget=BudgetSpec(minutes=2.0),
-        optim=OptimSpec(rate=3e-3, beta2=0.98),
-        schedule=ScheduleSpec("linear", warmup=0.1),
+        micro_batch_tokens=2048,
+        budget=BudgetConfig(minutes=2.0),
+        optimizer=OptimizerConfig(lr=3e-3, beta2=0.98),
+        schedule=ScheduleConfig("linear", warmup=0.1),
         eval_every=500,
         eval_tokens=32768,
         save_every=1000,

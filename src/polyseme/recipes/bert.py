@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from polyseme.objectives.specs import MaskedLM, MaskedPairs
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.objectives.specs import MaskedLM, MaskedLMWithSentencePairs
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
@@ -18,13 +18,13 @@ def base() -> Recipe:
         name="bert-base",
         family="bert",
         size="base",
-        objective=MaskedPairs(repeats=10),
+        objective=MaskedLMWithSentencePairs(num_static_masks=10),
         max_len=512,
         batch_tokens=131072,
-        bin_tokens=32768,
-        budget=BudgetSpec(steps=1_000_000),
-        optim=OptimSpec(rate=1e-4),
-        schedule=ScheduleSpec("linear", warmup=10_000),
+        micro_batch_tokens=32768,
+        budget=BudgetConfig(steps=1_000_000),
+        optimizer=OptimizerConfig(lr=1e-4),
+        schedule=ScheduleConfig("linear", warmup=10_000),
         compile=True,
         eval_every=5000,
         save_every=5000,
@@ -34,7 +34,7 @@ def base() -> Recipe:
 
 def large() -> Recipe:
     """BERT-large as in the paper."""
-    return base().replace(name="bert-large", size="large", bin_tokens=16384)
+    return base().replace(name="bert-large", size="large", micro_batch_tokens=16384)
 
 
 def small() -> Recipe:
@@ -43,13 +43,13 @@ def small() -> Recipe:
         name="bert-small",
         family="bert",
         size="small",
-        objective=MaskedLM(unit="word"),
+        objective=MaskedLM(mask_unit="word"),
         max_len=128,
         batch_tokens=131072,
-        bin_tokens=65536,
-        budget=BudgetSpec(steps=20_000),
-        optim=OptimSpec(rate=1e-3, beta2=0.98),
-        schedule=ScheduleSpec("linear", warmup=1000),
+        micro_batch_tokens=65536,
+        budget=BudgetConfig(steps=20_000),
+        optimizer=OptimizerConfig(lr=1e-3, beta2=0.98),
+        schedule=ScheduleConfig("linear", warmup=1000),
     )
 
 
@@ -59,12 +59,12 @@ def tiny() -> Recipe:
         name="bert-tiny",
         family="bert",
         size="tiny",
-        objective=MaskedPairs(),
+        objective=MaskedLMWithSentencePairs(),
         max_len=128,
         batch_tokens=8192,
-        bin_tokens=8192,
-        budget=BudgetSpec(steps=2000),
-        optim=OptimSpec(rate=2e-3, beta2=0.98),
+        micro_batch_tokens=8192,
+        budget=BudgetConfig(steps=2000),
+        optimizer=OptimizerConfig(lr=2e-3, beta2=0.98),
         eval_every=250,
         save_every=250,
     )

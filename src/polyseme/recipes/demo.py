@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from polyseme.objectives.specs import MaskedLM
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def demo() -> Recipe:
@@ -20,13 +20,13 @@ def demo() -> Recipe:
         family="bert",
         size="tiny",
         model={"dropout": 0.0, "attention_dropout": 0.0, "max_len": 128, "init_std": 0.06},
-        objective=MaskedLM(rate=0.4, unit="word"),
+        objective=MaskedLM(mask_prob=0.4, mask_unit="word"),
         max_len=48,
         batch_tokens=2048,
-        bin_tokens=2048,
-        budget=BudgetSpec(minutes=4.0),
-        optim=OptimSpec(rate=3e-3, beta2=0.98),
-        schedule=ScheduleSpec("linear", warmup=0.1),
+        micro_batch_tokens=2048,
+        budget=BudgetConfig(minutes=4.0),
+        optimizer=OptimizerConfig(lr=3e-3, beta2=0.98),
+        schedule=ScheduleConfig("linear", warmup=0.1),
         eval_every=250,
         eval_tokens=32768,
         save_every=1000,

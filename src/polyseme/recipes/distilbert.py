@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from polyseme.objectives.distillation import Distilled
+from polyseme.objectives.distillation import Distillation
 from polyseme.objectives.specs import MaskedLM
 from polyseme.recipes import roberta
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
@@ -20,13 +20,13 @@ def base() -> Recipe:
         name="distilbert-base",
         family="distilbert",
         size="base",
-        objective=Distilled(MaskedLM()),
+        objective=Distillation(MaskedLM()),
         max_len=512,
         batch_tokens=4096 * 512,
-        bin_tokens=32768,
-        budget=BudgetSpec(tokens=13_000_000_000),
-        optim=OptimSpec(rate=5e-4, beta2=0.98, decay=0.0, clip=5.0),
-        schedule=ScheduleSpec("linear", warmup=0.05),
+        micro_batch_tokens=32768,
+        budget=BudgetConfig(tokens=13_000_000_000),
+        optimizer=OptimizerConfig(lr=5e-4, beta2=0.98, weight_decay=0.0, max_grad_norm=5.0),
+        schedule=ScheduleConfig("linear", warmup=0.05),
         compile=True,
         log_every=10,
     )
@@ -34,4 +34,4 @@ def base() -> Recipe:
 
 def tiny() -> Recipe:
     """DistilBERT at L2 H128: two minutes on two CPU cores, with a teacher (`distil`) or without (`pretrain`)."""
-    return roberta.tiny().replace(name="distilbert-tiny", family="distilbert", objective=MaskedLM(rate=0.4))
+    return roberta.tiny().replace(name="distilbert-tiny", family="distilbert", objective=MaskedLM(mask_prob=0.4))

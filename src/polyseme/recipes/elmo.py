@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from polyseme.objectives.specs import CausalLM
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def original() -> Recipe:
@@ -20,10 +20,10 @@ def original() -> Recipe:
         objective=CausalLM(direction="both"),
         max_len=128,
         batch_tokens=7680,
-        bin_tokens=7680,
-        budget=BudgetSpec(steps=1_000_000),
-        optim=OptimSpec(rate=5e-4, decay=0.0, clip=10.0),
-        schedule=ScheduleSpec("cosine", warmup=2000),
+        micro_batch_tokens=7680,
+        budget=BudgetConfig(steps=1_000_000),
+        optimizer=OptimizerConfig(lr=5e-4, weight_decay=0.0, max_grad_norm=10.0),
+        schedule=ScheduleConfig("cosine", warmup=2000),
         eval_every=5000,
         save_every=5000,
         log_every=100,
@@ -32,9 +32,9 @@ def original() -> Recipe:
 
 def small() -> Recipe:
     """13.6 M parameters; an hour of one GPU."""
-    return original().replace(name="elmo-small", size="small", batch_tokens=16384, bin_tokens=16384,
-                              budget=BudgetSpec(minutes=60), optim=OptimSpec(rate=2e-3, decay=0.0, clip=10.0),
-                              eval_every=1000, save_every=1000)  # fmt: skip
+    return original().replace(name="elmo-small", size="small", batch_tokens=16384, micro_batch_tokens=16384,
+                              budget=BudgetConfig(minutes=60), optimizer=OptimizerConfig(lr=2e-3, weight_decay=0.0,
+                              max_grad_norm=10.0), eval_every=1000, save_every=1000)  # fmt: skip
 
 
 def tiny() -> Recipe:
@@ -46,10 +46,10 @@ def tiny() -> Recipe:
         objective=CausalLM(direction="both"),
         max_len=64,
         batch_tokens=2048,
-        bin_tokens=2048,
-        budget=BudgetSpec(steps=900),
-        optim=OptimSpec(rate=5e-3, beta2=0.98),
-        schedule=ScheduleSpec("cosine", warmup=50, floor=0.1),
+        micro_batch_tokens=2048,
+        budget=BudgetConfig(steps=900),
+        optimizer=OptimizerConfig(lr=5e-3, beta2=0.98),
+        schedule=ScheduleConfig("cosine", warmup=50, min_lr_ratio=0.1),
         eval_every=250,
         save_every=250,
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from polyseme.objectives.specs import CausalLM
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def paper() -> Recipe:
@@ -20,10 +20,10 @@ def paper() -> Recipe:
         objective=CausalLM(direction="both"),
         max_len=250,
         batch_tokens=25_000,
-        bin_tokens=25_000,
-        budget=BudgetSpec(steps=220_000),
-        optim=OptimSpec(rate=1e-3, decay=0.0, clip=0.25),
-        schedule=ScheduleSpec("cosine", warmup=1000),
+        micro_batch_tokens=25_000,
+        budget=BudgetConfig(steps=220_000),
+        optimizer=OptimizerConfig(lr=1e-3, weight_decay=0.0, max_grad_norm=0.25),
+        schedule=ScheduleConfig("cosine", warmup=1000),
         eval_every=5000,
         save_every=5000,
         log_every=100,
@@ -32,9 +32,9 @@ def paper() -> Recipe:
 
 def small() -> Recipe:
     """LSTMs of 1024 units; an hour of one GPU."""
-    return paper().replace(name="flair-small", size="small", batch_tokens=50_000, bin_tokens=50_000,
-                           budget=BudgetSpec(minutes=60), optim=OptimSpec(rate=2e-3, decay=0.0, clip=0.25),
-                           eval_every=1000, save_every=1000)  # fmt: skip
+    return paper().replace(name="flair-small", size="small", batch_tokens=50_000, micro_batch_tokens=50_000,
+                           budget=BudgetConfig(minutes=60), optimizer=OptimizerConfig(lr=2e-3, weight_decay=0.0,
+                           max_grad_norm=0.25), eval_every=1000, save_every=1000)  # fmt: skip
 
 
 def tiny() -> Recipe:
@@ -46,10 +46,10 @@ def tiny() -> Recipe:
         objective=CausalLM(direction="both"),
         max_len=128,
         batch_tokens=4096,
-        bin_tokens=4096,
-        budget=BudgetSpec(steps=400),
-        optim=OptimSpec(rate=5e-3, beta2=0.98),
-        schedule=ScheduleSpec("cosine", warmup=50, floor=0.1),
+        micro_batch_tokens=4096,
+        budget=BudgetConfig(steps=400),
+        optimizer=OptimizerConfig(lr=5e-3, beta2=0.98),
+        schedule=ScheduleConfig("cosine", warmup=50, min_lr_ratio=0.1),
         eval_every=250,
         save_every=250,
     )

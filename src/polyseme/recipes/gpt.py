@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from polyseme.objectives.specs import CausalLM
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
@@ -19,13 +19,13 @@ def base() -> Recipe:
         name="gpt-base",
         family="gpt",
         size="base",
-        objective=CausalLM(marks=False),
+        objective=CausalLM(add_bos_eos=False),
         max_len=512,
         batch_tokens=32768,
-        bin_tokens=32768,
-        budget=BudgetSpec(tokens=100_000_000_000),
-        optim=OptimSpec(rate=2.5e-4, eps=1e-8),
-        schedule=ScheduleSpec("cosine", warmup=2000),
+        micro_batch_tokens=32768,
+        budget=BudgetConfig(tokens=100_000_000_000),
+        optimizer=OptimizerConfig(lr=2.5e-4, eps=1e-8),
+        schedule=ScheduleConfig("cosine", warmup=2000),
         compile=True,
         eval_every=5000,
         save_every=5000,
@@ -47,10 +47,10 @@ def tiny() -> Recipe:
         objective=CausalLM(),
         max_len=64,
         batch_tokens=2048,
-        bin_tokens=2048,
-        budget=BudgetSpec(steps=600),
-        optim=OptimSpec(rate=3e-3, beta2=0.98),
-        schedule=ScheduleSpec("cosine", warmup=0.1),
+        micro_batch_tokens=2048,
+        budget=BudgetConfig(steps=600),
+        optimizer=OptimizerConfig(lr=3e-3, beta2=0.98),
+        schedule=ScheduleConfig("cosine", warmup=0.1),
         eval_every=250,
         save_every=500,
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from polyseme.objectives.specs import CausalLM
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def small() -> Recipe:
@@ -21,10 +21,10 @@ def small() -> Recipe:
         objective=CausalLM(),
         max_len=1024,
         batch_tokens=524288,
-        bin_tokens=32768,
-        budget=BudgetSpec(tokens=10_000_000_000),
-        optim=OptimSpec(rate=6e-4, beta2=0.95, eps=1e-8, decay=0.1),
-        schedule=ScheduleSpec("cosine", warmup=700, floor=0.1),
+        micro_batch_tokens=32768,
+        budget=BudgetConfig(tokens=10_000_000_000),
+        optimizer=OptimizerConfig(lr=6e-4, beta2=0.95, eps=1e-8, weight_decay=0.1),
+        schedule=ScheduleConfig("cosine", warmup=700, min_lr_ratio=0.1),
         compile=True,
         eval_every=1000,
         save_every=1000,
@@ -42,10 +42,10 @@ def tiny() -> Recipe:
         objective=CausalLM(),
         max_len=64,
         batch_tokens=2048,
-        bin_tokens=2048,
-        budget=BudgetSpec(steps=600),
-        optim=OptimSpec(rate=3e-3, beta2=0.98),
-        schedule=ScheduleSpec("cosine", warmup=0.1),
+        micro_batch_tokens=2048,
+        budget=BudgetConfig(steps=600),
+        optimizer=OptimizerConfig(lr=3e-3, beta2=0.98),
+        schedule=ScheduleConfig("cosine", warmup=0.1),
         eval_every=250,
         save_every=250,
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from polyseme.objectives.specs import MaskedLM
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def small() -> Recipe:
@@ -15,16 +15,16 @@ def small() -> Recipe:
     that the two can be compared.
     """
     return Recipe(
-        name="modern-small",
-        family="modern",
+        name="modernbert-small",
+        family="modernbert",
         size="small",
-        objective=MaskedLM(rate=0.3),
+        objective=MaskedLM(mask_prob=0.3),
         max_len=128,
         batch_tokens=131072,
-        bin_tokens=65536,
-        budget=BudgetSpec(steps=20_000),
-        optim=OptimSpec(rate=1e-3, beta2=0.98),
-        schedule=ScheduleSpec("linear", warmup=1000),
+        micro_batch_tokens=65536,
+        budget=BudgetConfig(steps=20_000),
+        optimizer=OptimizerConfig(lr=1e-3, beta2=0.98),
+        schedule=ScheduleConfig("linear", warmup=1000),
         compile=True,
     )
 
@@ -32,15 +32,15 @@ def small() -> Recipe:
 def tiny() -> Recipe:
     """ModernBERT's layout at L2 H128: minutes on a CPU, to try things out."""
     return Recipe(
-        name="modern-tiny",
-        family="modern",
+        name="modernbert-tiny",
+        family="modernbert",
         size="tiny",
-        objective=MaskedLM(rate=0.3),
+        objective=MaskedLM(mask_prob=0.3),
         max_len=128,
         batch_tokens=8192,
-        bin_tokens=8192,
-        budget=BudgetSpec(steps=2000),
-        optim=OptimSpec(rate=2e-3, beta2=0.98),
+        micro_batch_tokens=8192,
+        budget=BudgetConfig(steps=2000),
+        optimizer=OptimizerConfig(lr=2e-3, beta2=0.98),
         eval_every=250,
         save_every=250,
     )

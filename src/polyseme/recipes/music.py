@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from polyseme.objectives.specs import CausalLM
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
@@ -20,10 +20,10 @@ def base() -> Recipe:
         objective=CausalLM(),
         max_len=2048,
         batch_tokens=65536,
-        bin_tokens=16384,
-        budget=BudgetSpec(steps=20_000),
-        optim=OptimSpec(rate=5e-4, beta2=0.98, eps=1e-8),
-        schedule=ScheduleSpec("cosine", warmup=1000, floor=0.1),
+        micro_batch_tokens=16384,
+        budget=BudgetConfig(steps=20_000),
+        optimizer=OptimizerConfig(lr=5e-4, beta2=0.98, eps=1e-8),
+        schedule=ScheduleConfig("cosine", warmup=1000, min_lr_ratio=0.1),
         eval_every=1000,
         save_every=1000,
         log_every=50,
@@ -40,10 +40,10 @@ def tiny() -> Recipe:
         objective=CausalLM(),
         max_len=256,
         batch_tokens=4096,
-        bin_tokens=4096,
-        budget=BudgetSpec(steps=400),
-        optim=OptimSpec(rate=3e-3, beta2=0.98),
-        schedule=ScheduleSpec("cosine", warmup=50, floor=0.1),
+        micro_batch_tokens=4096,
+        budget=BudgetConfig(steps=400),
+        optimizer=OptimizerConfig(lr=3e-3, beta2=0.98),
+        schedule=ScheduleConfig("cosine", warmup=50, min_lr_ratio=0.1),
         eval_every=250,
         save_every=250,
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from polyseme.objectives.specs import CausalLM
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def ap() -> Recipe:
@@ -21,10 +21,10 @@ def ap() -> Recipe:
         objective=CausalLM(),
         max_len=512,
         batch_tokens=4096,
-        bin_tokens=4096,
-        budget=BudgetSpec(tokens=70_000_000),
-        optim=OptimSpec(rate=2e-3, decay=1e-5),
-        schedule=ScheduleSpec("cosine", warmup=200, floor=0.05),
+        micro_batch_tokens=4096,
+        budget=BudgetConfig(tokens=70_000_000),
+        optimizer=OptimizerConfig(lr=2e-3, weight_decay=1e-5),
+        schedule=ScheduleConfig("cosine", warmup=200, min_lr_ratio=0.05),
         eval_every=1000,
         save_every=1000,
         log_every=50,
@@ -40,10 +40,10 @@ def tiny() -> Recipe:
         objective=CausalLM(),
         max_len=512,
         batch_tokens=2048,
-        bin_tokens=2048,
-        budget=BudgetSpec(steps=1000),
-        optim=OptimSpec(rate=5e-3, beta2=0.98),
-        schedule=ScheduleSpec("cosine", warmup=50, floor=0.1),
+        micro_batch_tokens=2048,
+        budget=BudgetConfig(steps=1000),
+        optimizer=OptimizerConfig(lr=5e-3, beta2=0.98),
+        schedule=ScheduleConfig("cosine", warmup=50, min_lr_ratio=0.1),
         eval_every=250,
         save_every=250,
     )

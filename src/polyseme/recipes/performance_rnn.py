@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from polyseme.objectives.streaming_lm import SegmentLM
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.objectives.streaming_lm import StreamingCausalLM
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
@@ -14,13 +14,13 @@ def base() -> Recipe:
         name="performance_rnn-base",
         family="performance_rnn",
         size="base",
-        objective=SegmentLM(),
+        objective=StreamingCausalLM(),
         max_len=512,
         batch_tokens=32768,
-        bin_tokens=32768,
-        budget=BudgetSpec(steps=20_000),
-        optim=OptimSpec(rate=1e-3, eps=1e-8, decay=0.0),
-        schedule=ScheduleSpec("cosine", warmup=500, floor=0.05),
+        micro_batch_tokens=32768,
+        budget=BudgetConfig(steps=20_000),
+        optimizer=OptimizerConfig(lr=1e-3, eps=1e-8, weight_decay=0.0),
+        schedule=ScheduleConfig("cosine", warmup=500, min_lr_ratio=0.05),
         eval_every=1000,
         save_every=1000,
         log_every=50,
@@ -34,13 +34,13 @@ def tiny() -> Recipe:
         family="performance_rnn",
         size="tiny",
         model={"dropout": 0.0},
-        objective=SegmentLM(),
+        objective=StreamingCausalLM(),
         max_len=128,
         batch_tokens=4096,
-        bin_tokens=4096,
-        budget=BudgetSpec(steps=400),
-        optim=OptimSpec(rate=5e-3, beta2=0.98),
-        schedule=ScheduleSpec("cosine", warmup=50, floor=0.1),
+        micro_batch_tokens=4096,
+        budget=BudgetConfig(steps=400),
+        optimizer=OptimizerConfig(lr=5e-3, beta2=0.98),
+        schedule=ScheduleConfig("cosine", warmup=50, min_lr_ratio=0.1),
         eval_every=250,
         save_every=250,
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from polyseme.objectives.streaming_lm import SegmentLM
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.objectives.streaming_lm import StreamingCausalLM
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def medium() -> Recipe:
@@ -17,13 +17,13 @@ def medium() -> Recipe:
         name="rnn_lm-medium",
         family="rnn_lm",
         size="medium",
-        objective=SegmentLM(),
+        objective=StreamingCausalLM(),
         max_len=35,
         batch_tokens=700,
-        bin_tokens=700,
-        budget=BudgetSpec(steps=50_000),
-        optim=OptimSpec(rate=1e-3, eps=1e-8, decay=0.0, clip=5.0),
-        schedule=ScheduleSpec("cosine", warmup=100),
+        micro_batch_tokens=700,
+        budget=BudgetConfig(steps=50_000),
+        optimizer=OptimizerConfig(lr=1e-3, eps=1e-8, weight_decay=0.0, max_grad_norm=5.0),
+        schedule=ScheduleConfig("cosine", warmup=100),
         eval_every=2000,
         save_every=2000,
         log_every=100,
@@ -36,13 +36,13 @@ def tiny() -> Recipe:
         name="rnn_lm-tiny",
         family="rnn_lm",
         size="tiny",
-        objective=SegmentLM(),
+        objective=StreamingCausalLM(),
         max_len=64,
         batch_tokens=2048,
-        bin_tokens=2048,
-        budget=BudgetSpec(steps=500),
-        optim=OptimSpec(rate=5e-3, beta2=0.98),
-        schedule=ScheduleSpec("cosine", warmup=50, floor=0.1),
+        micro_batch_tokens=2048,
+        budget=BudgetConfig(steps=500),
+        optimizer=OptimizerConfig(lr=5e-3, beta2=0.98),
+        schedule=ScheduleConfig("cosine", warmup=50, min_lr_ratio=0.1),
         eval_every=250,
         save_every=250,
     )

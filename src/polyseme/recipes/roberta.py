@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from polyseme.objectives.specs import MaskedLM
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
@@ -18,13 +18,13 @@ def base() -> Recipe:
         name="roberta-base",
         family="roberta",
         size="base",
-        objective=MaskedLM(across=True),
+        objective=MaskedLM(cross_documents=True),
         max_len=512,
         batch_tokens=8192 * 512,
-        bin_tokens=32768,
-        budget=BudgetSpec(steps=500_000),
-        optim=OptimSpec(rate=6e-4, beta2=0.98, clip=0.0),
-        schedule=ScheduleSpec("linear", warmup=24_000),
+        micro_batch_tokens=32768,
+        budget=BudgetConfig(steps=500_000),
+        optimizer=OptimizerConfig(lr=6e-4, beta2=0.98, max_grad_norm=0.0),
+        schedule=ScheduleConfig("linear", warmup=24_000),
         compile=True,
         eval_every=2000,
         save_every=1000,
@@ -37,9 +37,9 @@ def large() -> Recipe:
     return base().replace(
         name="roberta-large",
         size="large",
-        bin_tokens=16384,
-        optim=OptimSpec(rate=4e-4, beta2=0.98, clip=0.0),
-        schedule=ScheduleSpec("linear", warmup=30_000),
+        micro_batch_tokens=16384,
+        optimizer=OptimizerConfig(lr=4e-4, beta2=0.98, max_grad_norm=0.0),
+        schedule=ScheduleConfig("linear", warmup=30_000),
     )
 
 
@@ -54,12 +54,12 @@ def tiny() -> Recipe:
         family="roberta",
         size="tiny",
         model={"dropout": 0.0, "attention_dropout": 0.0, "init_std": 0.06},
-        objective=MaskedLM(rate=0.4, across=True),
+        objective=MaskedLM(mask_prob=0.4, cross_documents=True),
         max_len=64,
         batch_tokens=2048,
-        bin_tokens=2048,
-        budget=BudgetSpec(steps=700),
-        optim=OptimSpec(rate=3e-3, beta2=0.98),
+        micro_batch_tokens=2048,
+        budget=BudgetConfig(steps=700),
+        optimizer=OptimizerConfig(lr=3e-3, beta2=0.98),
         eval_every=250,
         eval_tokens=32768,
         save_every=500,

@@ -1,18 +1,19 @@
-"""Recurrent translation. `--set model.attention=additive --set model.order=inside`, and their like, choose its kind."""
+"""Recurrent translation. `--set model.attention=additive --set model.context_order=inside`, and their like, choose its
+kind."""
 
 from __future__ import annotations
 
 from polyseme.objectives.translation import Translation
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def multi30k() -> Recipe:
     """One LSTM layer of 512 on each side for 29,000 pairs of captions (Multi30k), ten checkpoints averaged.
 
     Attention is multiplicative, after the recurrence; `model.attention` is none, dot, cosine, multiplicative or
-    additive, `model.order` inside or after.
+    additive, `model.context_order` inside or after.
     """
     return Recipe(
         name="seq2seq-multi30k",
@@ -21,14 +22,14 @@ def multi30k() -> Recipe:
         objective=Translation(),
         max_len=128,
         batch_tokens=4096,
-        bin_tokens=4096,
-        budget=BudgetSpec(steps=4000),
-        optim=OptimSpec(rate=2e-3, beta2=0.98, decay=0.0),
-        schedule=ScheduleSpec("inverse_sqrt", warmup=400),
-        holdout=0.01,
+        micro_batch_tokens=4096,
+        budget=BudgetConfig(steps=4000),
+        optimizer=OptimizerConfig(lr=2e-3, beta2=0.98, weight_decay=0.0),
+        schedule=ScheduleConfig("inverse_sqrt", warmup=400),
+        valid_fraction=0.01,
         eval_every=400,
         save_every=200,
-        average=10,
+        num_averaged=10,
         log_every=50,
     )
 
@@ -42,11 +43,11 @@ def tiny() -> Recipe:
         objective=Translation(),
         max_len=128,
         batch_tokens=1024,
-        bin_tokens=1024,
-        budget=BudgetSpec(steps=600),
-        optim=OptimSpec(rate=5e-3, beta2=0.98, decay=0.0),
-        schedule=ScheduleSpec("inverse_sqrt", warmup=100),
+        micro_batch_tokens=1024,
+        budget=BudgetConfig(steps=600),
+        optimizer=OptimizerConfig(lr=5e-3, beta2=0.98, weight_decay=0.0),
+        schedule=ScheduleConfig("inverse_sqrt", warmup=100),
         eval_every=300,
         save_every=100,
-        average=5,
+        num_averaged=5,
     )

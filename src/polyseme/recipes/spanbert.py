@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from polyseme.objectives.specs import MaskedSpans
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.objectives.specs import SpanMaskedLM
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def large() -> Recipe:
@@ -18,13 +18,13 @@ def large() -> Recipe:
         name="spanbert-large",
         family="spanbert",
         size="large",
-        objective=MaskedSpans(),
+        objective=SpanMaskedLM(),
         max_len=512,
         batch_tokens=131072,
-        bin_tokens=16384,
-        budget=BudgetSpec(steps=2_400_000),
-        optim=OptimSpec(rate=1e-4, eps=1e-8, decay=0.1),
-        schedule=ScheduleSpec("linear", warmup=10_000),
+        micro_batch_tokens=16384,
+        budget=BudgetConfig(steps=2_400_000),
+        optimizer=OptimizerConfig(lr=1e-4, eps=1e-8, weight_decay=0.1),
+        schedule=ScheduleConfig("linear", warmup=10_000),
         compile=True,
         eval_every=5000,
         save_every=5000,
@@ -34,7 +34,7 @@ def large() -> Recipe:
 
 def base() -> Recipe:
     """SpanBERT at BERT-base's size, which was published with the same settings."""
-    return large().replace(name="spanbert-base", size="base", bin_tokens=32768)
+    return large().replace(name="spanbert-base", size="base", micro_batch_tokens=32768)
 
 
 def tiny() -> Recipe:
@@ -44,13 +44,13 @@ def tiny() -> Recipe:
         family="spanbert",
         size="tiny",
         model={"dropout": 0.0, "attention_dropout": 0.0, "max_len": 128, "init_std": 0.06},
-        objective=MaskedSpans(),
+        objective=SpanMaskedLM(),
         max_len=64,
         batch_tokens=2048,
-        bin_tokens=2048,
-        budget=BudgetSpec(minutes=2.0),
-        optim=OptimSpec(rate=3e-3, beta2=0.98),
-        schedule=ScheduleSpec("linear", warmup=0.1),
+        micro_batch_tokens=2048,
+        budget=BudgetConfig(minutes=2.0),
+        optimizer=OptimizerConfig(lr=3e-3, beta2=0.98),
+        schedule=ScheduleConfig("linear", warmup=0.1),
         eval_every=500,
         eval_tokens=32768,
         save_every=1000,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from polyseme.objectives.span_corruption import SpanCorruption
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
@@ -21,10 +21,10 @@ def base() -> Recipe:
         objective=SpanCorruption(),
         max_len=512,
         batch_tokens=65536,
-        bin_tokens=32768,
-        budget=BudgetSpec(steps=524_288),
-        optim=OptimSpec(rate=1e-3, beta2=0.98, decay=0.0),
-        schedule=ScheduleSpec("inverse_sqrt", warmup=10_000),
+        micro_batch_tokens=32768,
+        budget=BudgetConfig(steps=524_288),
+        optimizer=OptimizerConfig(lr=1e-3, beta2=0.98, weight_decay=0.0),
+        schedule=ScheduleConfig("inverse_sqrt", warmup=10_000),
         eval_every=5000,
         save_every=5000,
         log_every=100,
@@ -38,7 +38,7 @@ def small() -> Recipe:
 
 def large() -> Recipe:
     """T5-large as in the paper: the recipe of t5-base."""
-    return base().replace(name="t5-large", size="large", bin_tokens=16384)
+    return base().replace(name="t5-large", size="large", micro_batch_tokens=16384)
 
 
 def v11() -> Recipe:
@@ -56,10 +56,10 @@ def tiny() -> Recipe:
         objective=SpanCorruption(),
         max_len=128,
         batch_tokens=4096,
-        bin_tokens=4096,
-        budget=BudgetSpec(steps=1000),
-        optim=OptimSpec(rate=3e-3, beta2=0.98, decay=0.0),
-        schedule=ScheduleSpec("inverse_sqrt", warmup=100),
+        micro_batch_tokens=4096,
+        budget=BudgetConfig(steps=1000),
+        optimizer=OptimizerConfig(lr=3e-3, beta2=0.98, weight_decay=0.0),
+        schedule=ScheduleConfig("inverse_sqrt", warmup=100),
         eval_every=250,
         save_every=250,
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from polyseme.objectives.specs import CausalLM
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def paper() -> Recipe:
@@ -20,17 +20,17 @@ def paper() -> Recipe:
             "num_layers": 1,
             "dim": 512,
             "hidden_dim": 2048,
-            "projection": True,
+            "has_projection": True,
             "direction": "both",
             "dropout": 0.1,
         },
         objective=CausalLM(direction="both"),
         max_len=128,
         batch_tokens=16384,
-        bin_tokens=16384,
-        budget=BudgetSpec(minutes=60),
-        optim=OptimSpec(rate=2e-3, decay=0.0, clip=10.0),
-        schedule=ScheduleSpec("cosine", warmup=1000),
+        micro_batch_tokens=16384,
+        budget=BudgetConfig(minutes=60),
+        optimizer=OptimizerConfig(lr=2e-3, weight_decay=0.0, max_grad_norm=10.0),
+        schedule=ScheduleConfig("cosine", warmup=1000),
         eval_every=1000,
         save_every=1000,
         log_every=100,
@@ -47,10 +47,10 @@ def tiny() -> Recipe:
         objective=CausalLM(direction="both"),
         max_len=64,
         batch_tokens=2048,
-        bin_tokens=2048,
-        budget=BudgetSpec(steps=300),
-        optim=OptimSpec(rate=5e-3, beta2=0.98),
-        schedule=ScheduleSpec("cosine", warmup=50, floor=0.1),
+        micro_batch_tokens=2048,
+        budget=BudgetConfig(steps=300),
+        optimizer=OptimizerConfig(lr=5e-3, beta2=0.98),
+        schedule=ScheduleConfig("cosine", warmup=50, min_lr_ratio=0.1),
         eval_every=150,
         save_every=150,
     )

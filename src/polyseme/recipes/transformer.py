@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from polyseme.objectives.translation import Translation
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
@@ -20,13 +20,13 @@ def base() -> Recipe:
         objective=Translation(),
         max_len=256,
         batch_tokens=24576,
-        bin_tokens=24576,
-        budget=BudgetSpec(steps=100_000),
-        optim=OptimSpec(rate=7e-4, beta2=0.98, eps=1e-9, decay=0.0, clip=0.0),
-        schedule=ScheduleSpec("inverse_sqrt", warmup=4000),
+        micro_batch_tokens=24576,
+        budget=BudgetConfig(steps=100_000),
+        optimizer=OptimizerConfig(lr=7e-4, beta2=0.98, eps=1e-9, weight_decay=0.0, max_grad_norm=0.0),
+        schedule=ScheduleConfig("inverse_sqrt", warmup=4000),
         eval_every=2500,
         save_every=1500,
-        average=5,
+        num_averaged=5,
         log_every=100,
     )
 
@@ -43,14 +43,14 @@ def multi30k() -> Recipe:
         objective=Translation(),
         max_len=128,
         batch_tokens=4096,
-        bin_tokens=4096,
-        budget=BudgetSpec(steps=8000),
-        optim=OptimSpec(rate=5e-3, beta2=0.98, decay=0.0),
-        schedule=ScheduleSpec("inverse_sqrt", warmup=2000),
-        holdout=0.01,
+        micro_batch_tokens=4096,
+        budget=BudgetConfig(steps=8000),
+        optimizer=OptimizerConfig(lr=5e-3, beta2=0.98, weight_decay=0.0),
+        schedule=ScheduleConfig("inverse_sqrt", warmup=2000),
+        valid_fraction=0.01,
         eval_every=400,
         save_every=200,
-        average=10,
+        num_averaged=10,
         log_every=50,
     )
 
@@ -64,11 +64,11 @@ def tiny() -> Recipe:
         objective=Translation(),
         max_len=128,
         batch_tokens=2048,
-        bin_tokens=2048,
-        budget=BudgetSpec(steps=1000),
-        optim=OptimSpec(rate=2e-3, beta2=0.98, decay=0.0),
-        schedule=ScheduleSpec("inverse_sqrt", warmup=200),
+        micro_batch_tokens=2048,
+        budget=BudgetConfig(steps=1000),
+        optimizer=OptimizerConfig(lr=2e-3, beta2=0.98, weight_decay=0.0),
+        schedule=ScheduleConfig("inverse_sqrt", warmup=200),
         eval_every=250,
         save_every=100,
-        average=5,
+        num_averaged=5,
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from polyseme.objectives.streaming_lm import SegmentLM
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.objectives.streaming_lm import StreamingCausalLM
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
@@ -18,13 +18,13 @@ def base() -> Recipe:
         name="transformer_xl-base",
         family="transformer_xl",
         size="base",
-        objective=SegmentLM(),
+        objective=StreamingCausalLM(),
         max_len=150,
         batch_tokens=9000,
-        bin_tokens=9000,
-        budget=BudgetSpec(steps=200_000),
-        optim=OptimSpec(rate=2.5e-4, eps=1e-8, decay=0.0, clip=0.25),
-        schedule=ScheduleSpec("cosine", warmup=1),
+        micro_batch_tokens=9000,
+        budget=BudgetConfig(steps=200_000),
+        optimizer=OptimizerConfig(lr=2.5e-4, eps=1e-8, weight_decay=0.0, max_grad_norm=0.25),
+        schedule=ScheduleConfig("cosine", warmup=1),
         eval_every=4000,
         save_every=4000,
         log_every=100,
@@ -38,13 +38,13 @@ def tiny() -> Recipe:
         family="transformer_xl",
         size="tiny",
         model={"dropout": 0.0, "attention_dropout": 0.0, "memory_len": 64},
-        objective=SegmentLM(),
+        objective=StreamingCausalLM(),
         max_len=64,
         batch_tokens=2048,
-        bin_tokens=2048,
-        budget=BudgetSpec(steps=900),
-        optim=OptimSpec(rate=3e-3, beta2=0.98),
-        schedule=ScheduleSpec("cosine", warmup=100, floor=0.1),
+        micro_batch_tokens=2048,
+        budget=BudgetConfig(steps=900),
+        optimizer=OptimizerConfig(lr=3e-3, beta2=0.98),
+        schedule=ScheduleConfig("cosine", warmup=100, min_lr_ratio=0.1),
         eval_every=250,
         save_every=250,
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from polyseme.objectives.streaming_lm import SegmentLM
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.objectives.streaming_lm import StreamingCausalLM
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
-VARIED = SegmentLM(spread=5.0, activation=2.0, change=1.0)
-ADAM = OptimSpec(rate=4e-3, beta1=0.7, beta2=0.99, eps=1e-8, decay=0.0, clip=0.25)  # Howard and Ruder 2018, §4.1
+STREAMING_LM = StreamingCausalLM(bptt_std=5.0, activation_reg=2.0, temporal_activation_reg=1.0)
+ADAM = OptimizerConfig(
+    lr=4e-3, beta1=0.7, beta2=0.99, eps=1e-8, weight_decay=0.0, max_grad_norm=0.25
+)  # Howard and Ruder 2018, §4.1
 
 
 def awd() -> Recipe:
@@ -20,14 +22,14 @@ def awd() -> Recipe:
         name="ulmfit-awd",
         family="ulmfit",
         size="paper",
-        model={"word_dropout": 0.1, "input_dropout": 0.65, "hidden_dropout": 0.2},
-        objective=VARIED,
+        model={"embedding_row_dropout": 0.1, "input_dropout": 0.65, "hidden_dropout": 0.2},
+        objective=STREAMING_LM,
         max_len=70,
         batch_tokens=5600,
-        bin_tokens=5600,
-        budget=BudgetSpec(steps=750 * 373),
-        optim=OptimSpec(rate=30.0, decay=1.2e-6, clip=0.25, method="nt_asgd", patience=5),
-        schedule=ScheduleSpec("constant", warmup=1),
+        micro_batch_tokens=5600,
+        budget=BudgetConfig(steps=750 * 373),
+        optimizer=OptimizerConfig(lr=30.0, weight_decay=1.2e-6, max_grad_norm=0.25, name="nt_asgd", patience=5),
+        schedule=ScheduleConfig("constant", warmup=1),
         eval_every=373,  # an epoch of WikiText-2
         eval_tokens=1 << 20,
         save_every=373,
@@ -51,13 +53,13 @@ def paper() -> Recipe:
         family="ulmfit",
         size="paper",
         model={"dropout": 0.5},
-        objective=VARIED,
+        objective=STREAMING_LM,
         max_len=70,
         batch_tokens=17920,
-        bin_tokens=17920,
-        budget=BudgetSpec(steps=30_000),
-        optim=ADAM,
-        schedule=ScheduleSpec("slanted", 0.1),
+        micro_batch_tokens=17920,
+        budget=BudgetConfig(steps=30_000),
+        optimizer=ADAM,
+        schedule=ScheduleConfig("slanted", 0.1),
         eval_every=1000,
         save_every=1000,
         log_every=50,
@@ -72,18 +74,18 @@ def tiny() -> Recipe:
         model={"dropout": 0.2},
         max_len=32,
         batch_tokens=1024,
-        bin_tokens=1024,
-        budget=BudgetSpec(steps=900),
-        optim=ADAM.replace(clip=1.0),
+        micro_batch_tokens=1024,
+        budget=BudgetConfig(steps=900),
+        optimizer=ADAM.replace(max_grad_norm=1.0),
         eval_every=300,
         save_every=300,
         log_every=10,
     )
 
 
-def backward(recipe: Recipe) -> Recipe:
+def to_backward(recipe: Recipe) -> Recipe:
     """The same from the end of the text to its start."""
-    assert isinstance(recipe.objective, SegmentLM)
+    assert isinstance(recipe.objective, StreamingCausalLM)
     return recipe.replace(
         name=f"{recipe.name}-backward",
         model={**recipe.model, "direction": "backward"},
@@ -91,23 +93,25 @@ def backward(recipe: Recipe) -> Recipe:
     )
 
 
-def target(general: Recipe, tokens: int, epochs: float = 10.0, rate: float = 4e-3, lanes: int = 64) -> Recipe:
+def build_target_recipe(
+    general: Recipe, tokens: int, epochs: float = 10.0, lr: float = 4e-3, num_streams: int = 64
+) -> Recipe:
     """The second stage: the general model on the text of a task (§3.2).
 
     Discriminative rates, each layer's 2.6 times that of the layer below it, and a slanted triangle over the whole run.
     A short text is read in fewer lanes, so that an epoch has some steps.
     """
-    lanes = max(min(lanes, tokens // (20 * general.max_len)), 1)
-    batch = lanes * general.max_len
-    steps = max(int(epochs * tokens / (0.975 * batch)), 10)
+    num_streams = max(min(num_streams, tokens // (20 * general.max_len)), 1)
+    batch_tokens = num_streams * general.max_len
+    steps = max(int(epochs * tokens / (0.975 * batch_tokens)), 10)
     return general.replace(
         name=general.name.replace("ulmfit", "ulmfit-target"),
-        batch_tokens=batch,
-        bin_tokens=batch,
-        budget=BudgetSpec(steps=steps),
-        optim=ADAM.replace(rate=rate, layer_decay=1 / 2.6),
-        schedule=ScheduleSpec("slanted", 0.1),
-        holdout=0.1,
+        batch_tokens=batch_tokens,
+        micro_batch_tokens=batch_tokens,
+        budget=BudgetConfig(steps=steps),
+        optimizer=ADAM.replace(lr=lr, layer_decay=1 / 2.6),
+        schedule=ScheduleConfig("slanted", 0.1),
+        valid_fraction=0.1,
         eval_every=steps,
         save_every=steps,
         log_every=max(steps // 100, 1),

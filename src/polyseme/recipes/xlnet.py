@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from polyseme.objectives.permutation_lm import PermutationLM
-from polyseme.train.optimizer import OptimSpec
-from polyseme.train.recipe import BudgetSpec, Recipe
-from polyseme.train.schedule import ScheduleSpec
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
@@ -21,10 +21,10 @@ def base() -> Recipe:
         objective=PermutationLM(),
         max_len=512,
         batch_tokens=1_048_576,
-        bin_tokens=16384,
-        budget=BudgetSpec(steps=500_000),
-        optim=OptimSpec(rate=4e-4),
-        schedule=ScheduleSpec("linear", warmup=40_000),
+        micro_batch_tokens=16384,
+        budget=BudgetConfig(steps=500_000),
+        optimizer=OptimizerConfig(lr=4e-4),
+        schedule=ScheduleConfig("linear", warmup=40_000),
         eval_every=5000,
         save_every=5000,
         log_every=100,
@@ -41,9 +41,9 @@ def tiny() -> Recipe:
         objective=PermutationLM(),
         max_len=64,
         batch_tokens=4096,
-        bin_tokens=4096,
-        budget=BudgetSpec(steps=550),
-        optim=OptimSpec(rate=3e-3, beta2=0.98),
+        micro_batch_tokens=4096,
+        budget=BudgetConfig(steps=550),
+        optimizer=OptimizerConfig(lr=3e-3, beta2=0.98),
         eval_every=250,
         save_every=250,
     )

@@ -16,115 +16,118 @@ from itertools import groupby
 
 import numpy as np
 
-from polyseme.config import Spec
+from polyseme.config import Config
 from polyseme.errors import UserError
-from polyseme.tasks.encoded import Encoded, Target, Written, end_of
+from polyseme.tasks.encoded import EncodedExample, Target, TextTargets, separator_id
 from polyseme.tasks.examples import Example
-from polyseme.tasks.metrics.standard import question_scores
-from polyseme.tasks.readers.squad import sound_answers
+from polyseme.tasks.metrics.standard import squad_scores
+from polyseme.tasks.readers.squad import valid_answers
 from polyseme.text.tokenizer import Tokenizer
 
-CHUNK = 1 << 14  # characters that are tokenised at a time
-Around = Callable[[list[int], list[int]], tuple[list[int], list[int]]]  # question and context to ids and segments
+CHUNK_CHARS = 1 << 14  # characters that are tokenised at a time
+JoinFn = Callable[[list[int], list[int]], tuple[list[int], list[int]]]  # question and context to ids and segments
 
 
 @dataclass(frozen=True)
-class SpanSpec(Spec):
-    """A window begins at most `stride` tokens, and at most half a window, after the one before it. An answer has at
-    most `longest` tokens. Without a `threshold` every question has an answer; with one, those have none whose odds
-    against are above it.
+class ExtractiveQAConfig(Config):
+    """A window begins at most `doc_stride` tokens, and at most half a window, after the one before it. An answer has at
+    most `max_answer_tokens` tokens. Without a `null_score_diff_threshold` every question has an answer; with one, those
+    have none whose odds against are above it.
     """
 
-    stride: int = 128
-    longest: int = 30
-    threshold: float | None = None
+    doc_stride: int = 128
+    max_answer_tokens: int = 30
+    null_score_diff_threshold: float | None = None
 
     def __post_init__(self) -> None:
-        self.within(1, math.inf, "stride", "longest")
+        self.check_range(1, math.inf, "doc_stride", "max_answer_tokens")
 
 
 @dataclass(frozen=True)
 class SpanAnswer:
-    """A stretch of the context; an empty text is "no answer". `odds` is by how much that is worth more than the best
-    stretch. The probability is that of start and end in their window."""
+    """A stretch of the context; an empty text is "no answer". `null_score_diff` is by how much that is worth more than
+    the best stretch. The probability is that of start and end in their window.
+    """
 
     text: str
     start: int
     end: int
     probability: float
-    odds: float
+    null_score_diff: float
 
 
 @dataclass(frozen=True)
-class Best:
+class WindowAnswer:
     """The best stretch of a window, in characters of the context; and what "no answer" is worth there."""
 
-    value: float
+    score: float
     start: int
     end: int
     probability: float
-    null: float
+    null_score: float
 
 
-def windows(
+def sliding_windows(
     examples: Sequence[Example],
     tokenizer: Tokenizer,
     max_len: int,
-    spec: SpanSpec,
+    config: ExtractiveQAConfig,
     truncate: bool = False,
-    labelled: bool = True,
-    around: Around | None = None,
-    written: Written | None = None,
-) -> Iterator[Encoded]:
+    use_labels: bool = True,
+    join: JoinFn | None = None,
+    text_targets: TextTargets | None = None,
+) -> Iterator[EncodedExample]:
     """Every window of every example, one after the other, so that no document has to be held as tokens.
 
-    A question may take half of a window; a longer one is an error, or is cut if `truncate` is set. `around` puts
+    A question may take half of a window; a longer one is an error, or is cut if `truncate` is set. `join` puts
     question and context together, if not as a pair.
     """
-    around = around or partial(_wrap, tokenizer)
-    frame, marks = around([-1], [-2])[0], tokenizer.specials
+    join = join or partial(_wrap, tokenizer)
+    frame, specials = join([-1], [-2])[0], tokenizer.special_token_ids
     if max_len // 2 - len(frame) < 0:
         raise UserError(f"max_len {max_len} leaves no room for text beside the special tokens")
-    first = frame[0] == marks.cls and marks.cls is not None
-    last: tuple[str, list[tuple[np.ndarray, np.ndarray]]] = ("", [])
-    for number, example in enumerate(examples):
+    first = frame[0] == specials.cls and specials.cls is not None
+    cached_context: tuple[str, list[tuple[np.ndarray, np.ndarray]]] = ("", [])
+    for example_index, example in enumerate(examples):
         if example.pair is None or example.text is None:
-            raise UserError(f"{example.where}: there is no question, which this task reads")
+            raise UserError(f"{example.location}: there is no question, which this task reads")
         question = tokenizer.encode(example.pair)
         room = max_len // 2 - len(frame) + 2
         if len(question) > room and not truncate:
-            raise UserError(f"{example.where}: the question has {len(question)} tokens, and {room} are read: truncate")
-        cut = len(question) > room
+            raise UserError(
+                f"{example.location}: the question has {len(question)} tokens, and {room} are read: truncate"
+            )
+        is_truncated = len(question) > room
         question = question[:room]
-        size = max_len - len(around(question, [])[0])
-        lead = around(question, [-1])[0].index(-1)
-        if last[0] is not example.text:  # the questions of a paragraph come together
-            chunks = pieces(tokenizer, example.text)
-            last = (example.text, list(chunks)) if len(example.text) <= CHUNK else ("", [])
-        truth = truth_of(example) if labelled else None
-        given = last[1] or pieces(tokenizer, example.text)
-        step = min(spec.stride, max(size // 2, 1))
-        for place, ids, offsets in slide(given, size, step):
-            wrapped, segments = around(question, ids.tolist())
-            null = 0 if first else len(wrapped) - 1
-            yield Encoded(
+        max_context_tokens = max_len - len(join(question, [])[0])
+        context_start = join(question, [-1])[0].index(-1)
+        if cached_context[0] is not example.text:  # the questions of a paragraph come together
+            chunks = tokenize_in_chunks(tokenizer, example.text)
+            cached_context = (example.text, list(chunks)) if len(example.text) <= CHUNK_CHARS else ("", [])
+        gold_span = gold_char_span(example) if use_labels else None
+        context_chunks = cached_context[1] or tokenize_in_chunks(tokenizer, example.text)
+        step = min(config.doc_stride, max(max_context_tokens // 2, 1))
+        for place, ids, offsets in slide_window(context_chunks, max_context_tokens, step):
+            wrapped, segments = join(question, ids.tolist())
+            null_position = 0 if first else len(wrapped) - 1
+            yield EncodedExample(
                 np.array(wrapped, dtype=np.int64),
                 np.array(segments, dtype=np.int64),
-                np.arange(lead, lead + len(ids)),
-                target_of(truth, place, offsets, lead, null),
-                cut=cut,
-                of=number,
+                np.arange(context_start, context_start + len(ids)),
+                gold_token_span(gold_span, place, offsets, context_start, null_position),
+                is_truncated=is_truncated,
+                example_index=example_index,
                 offsets=offsets,
-                null=null,
-                written=written,
+                null_position=null_position,
+                text_targets=text_targets,
             )
 
 
-def pieces(tokenizer: Tokenizer, text: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def tokenize_in_chunks(tokenizer: Tokenizer, text: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Ids and the characters they cover, of stretches that end before a space."""
     begin = 0
     while begin < len(text):
-        end = begin + CHUNK
+        end = begin + CHUNK_CHARS
         if end < len(text):
             spaces = [m.start() for m in re.finditer(r"\s", text[end - 1000 : end])]
             end = end - 1000 + spaces[-1] if spaces else end
@@ -133,104 +136,113 @@ def pieces(tokenizer: Tokenizer, text: str) -> Iterator[tuple[np.ndarray, np.nda
         begin = end
 
 
-def slide(
-    chunks: Iterable[tuple[np.ndarray, np.ndarray]], size: int, step: int
+def slide_window(
+    chunks: Iterable[tuple[np.ndarray, np.ndarray]], window_size: int, step: int
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Windows of `size` tokens, each `step` after the one before it; and whether a window is first, last or both."""
+    """Windows of `window_size` tokens, each `step` after the one before it; and whether a window is first, last or
+    both.
+    """
     ids, offsets = np.empty(0, np.int32), np.empty((0, 2), np.int64)
     place = "first"
-    for more in chunks:
-        ids, offsets = np.concatenate([ids, more[0]]), np.concatenate([offsets, more[1]])
-        while len(ids) > size:  # at least one more window follows
-            yield place, ids[:size], offsets[:size]
+    for chunk in chunks:
+        ids, offsets = np.concatenate([ids, chunk[0]]), np.concatenate([offsets, chunk[1]])
+        while len(ids) > window_size:  # at least one more window follows
+            yield place, ids[:window_size], offsets[:window_size]
             ids, offsets, place = ids[step:], offsets[step:], ""
     yield place + "last", ids, offsets
 
 
-def truth_of(example: Example) -> tuple[int, int] | None:
+def gold_char_span(example: Example) -> tuple[int, int] | None:
     """The characters of the first answer that stands where it is said to; (0, 0) where there is none to find."""
     if example.answers == ():
         return (0, 0)
-    found = sound_answers(example)
-    return (found[0][1], found[0][1] + len(found[0][0])) if found else None
+    answers = valid_answers(example)
+    return (answers[0][1], answers[0][1] + len(answers[0][0])) if answers else None
 
 
-def target_of(truth: tuple[int, int] | None, place: str, offsets: np.ndarray, lead: int, null: int) -> Target:
+def gold_token_span(
+    gold_span: tuple[int, int] | None, place: str, offsets: np.ndarray, context_start: int, null_position: int
+) -> Target:
     """The rows of the answer's first and last token; those of "no answer" where this window does not hold all of it."""
-    if truth is None:
+    if gold_span is None:
         return None
-    begin, end = truth
+    begin, end = gold_span
     if end > begin and len(offsets):
-        held = ("first" in place or offsets[0, 0] <= begin) and ("last" in place or offsets[-1, 1] >= end)
+        contains_answer = ("first" in place or offsets[0, 0] <= begin) and ("last" in place or offsets[-1, 1] >= end)
         first = int(np.searchsorted(offsets[:, 1], begin, side="right"))
         last = int(np.searchsorted(offsets[:, 0], end, side="left")) - 1
-        if held and first <= last:
-            return np.array([lead + first, lead + last])
-    return np.array([null, null])
+        if contains_answer and first <= last:
+            return np.array([context_start + first, context_start + last])
+    return np.array([null_position, null_position])
 
 
-def best_spans(best: Iterable[tuple[int, Best]], examples: Sequence[Example], spec: SpanSpec) -> list[SpanAnswer]:
+def merge_window_answers(
+    window_answers: Iterable[tuple[int, WindowAnswer]], examples: Sequence[Example], config: ExtractiveQAConfig
+) -> list[SpanAnswer]:
     """The best stretch of each example, from those of its windows, each with the number of its example."""
-    found = []
-    for number, group in groupby(best, key=lambda pair: pair[0]):
-        top, null = Best(-np.inf, 0, 0, 0.0, 0.0), np.inf
-        for _, one in group:  # no list of them: a document may have any number of windows
-            top, null = (one if one.value > top.value else top), min(null, one.null)
-        odds = float(null - top.value)
-        text = examples[number].text or ""
+    answers = []
+    for example_index, group in groupby(window_answers, key=lambda pair: pair[0]):
+        top, null_score = WindowAnswer(-np.inf, 0, 0, 0.0, 0.0), np.inf
+        for _, window_answer in group:  # no list of them: a document may have any number of windows
+            top, null_score = (
+                (window_answer if window_answer.score > top.score else top),
+                min(null_score, window_answer.null_score),
+            )
+        null_score_diff = float(null_score - top.score)
+        text = examples[example_index].text or ""
         begin, end = top.start, top.end
         inner = text[begin:end]
         begin, end = begin + len(inner) - len(inner.lstrip()), end - len(inner) + len(inner.rstrip())
-        answer = SpanAnswer(text[begin:end], begin, max(begin, end), top.probability, odds)
-        found.append(decided(answer, text, spec.threshold))
-    return found
+        answer = SpanAnswer(text[begin:end], begin, max(begin, end), top.probability, null_score_diff)
+        answers.append(apply_threshold(answer, text, config.null_score_diff_threshold))
+    return answers
 
 
-def decided(answer: SpanAnswer, context: str, threshold: float | None) -> SpanAnswer:
+def apply_threshold(answer: SpanAnswer, context: str, threshold: float | None) -> SpanAnswer:
     """The stretch, or no text where the odds against it are above the threshold."""
-    none = threshold is not None and answer.odds > threshold
-    text = "" if none else context[answer.start : answer.end]
-    return SpanAnswer(text, answer.start, answer.end, answer.probability, answer.odds)
+    has_no_answer = threshold is not None and answer.null_score_diff > threshold
+    text = "" if has_no_answer else context[answer.start : answer.end]
+    return SpanAnswer(text, answer.start, answer.end, answer.probability, answer.null_score_diff)
 
 
-def best_threshold(examples: Sequence[Example], found: Sequence[SpanAnswer]) -> float:
+def find_best_threshold(examples: Sequence[Example], answers: Sequence[SpanAnswer]) -> float:
     """The threshold with the best F1 on these examples (as SQuAD 2.0's own script searches it)."""
-    golds = [e.answer or () for e in examples]
-    said = question_scores(golds, [e.text[a.start : a.end] if e.text else "" for e, a in zip(examples, found)])[1]
-    silent = question_scores(golds, [""] * len(golds))[1]
-    odds = np.array([a.odds for a in found])
-    order = np.argsort(odds, kind="stable")
-    odds = odds[order]
+    golds = [e.gold or () for e in examples]
+    answer_f1 = squad_scores(golds, [e.text[a.start : a.end] if e.text else "" for e, a in zip(examples, answers)])[1]
+    no_answer_f1 = squad_scores(golds, [""] * len(golds))[1]
+    score_diffs = np.array([a.null_score_diff for a in answers])
+    order = np.argsort(score_diffs, kind="stable")
+    score_diffs = score_diffs[order]
     # answering the first k questions and none of the others
-    totals = np.cumsum([silent.sum(), *(said - silent)[order]])
-    edges = np.array([odds[0] - 1, *(odds[:-1] + odds[1:]) / 2, odds[-1] + 1])
-    real = np.array([True, *(np.diff(odds) > 0), True])  # equal odds cannot be told apart
-    return float(edges[int(np.argmax(np.where(real, totals, -np.inf)))])
+    totals = np.cumsum([no_answer_f1.sum(), *(answer_f1 - no_answer_f1)[order]])
+    thresholds = np.array([score_diffs[0] - 1, *(score_diffs[:-1] + score_diffs[1:]) / 2, score_diffs[-1] + 1])
+    is_distinct = np.array([True, *(np.diff(score_diffs) > 0), True])  # equal odds cannot be told apart
+    return float(thresholds[int(np.argmax(np.where(is_distinct, totals, -np.inf)))])
 
 
-def best_stretch(window: Encoded, scores: np.ndarray, longest: int) -> Best:
+def best_span(window: EncodedExample, scores: np.ndarray, max_answer_tokens: int) -> WindowAnswer:
     """The best stretch of one window. All stretches up to the longest are compared, not those of the best starts."""
     assert window.offsets is not None
     scores = scores.astype(np.float64)
-    null = float(scores[window.null].sum())
-    n = len(window.rows)
+    null_score = float(scores[window.null_position].sum())
+    n = len(window.positions)
     if not n:
-        return Best(-1e9, 0, 0, 0.0, null)
-    starts, ends = scores[window.rows, 0], scores[window.rows, 1]
-    values = np.full((min(longest, n), n), -np.inf)
-    for more in range(len(values)):
-        values[more, : n - more] = starts[: n - more] + ends[more:]
-    longer, first = divmod(int(values.argmax()), n)
-    value = float(values[longer, first])
-    whole = np.logaddexp.reduce(scores[window.rivals], axis=0).sum()
-    begin, end = int(window.offsets[first, 0]), int(window.offsets[first + longer, 1])
-    return Best(value, begin, max(begin, end), float(np.exp(value - whole)), null)
+        return WindowAnswer(-1e9, 0, 0, 0.0, null_score)
+    starts, ends = scores[window.positions, 0], scores[window.positions, 1]
+    span_scores = np.full((min(max_answer_tokens, n), n), -np.inf)
+    for offset in range(len(span_scores)):
+        span_scores[offset, : n - offset] = starts[: n - offset] + ends[offset:]
+    best_offset, first = divmod(int(span_scores.argmax()), n)
+    score = float(span_scores[best_offset, first])
+    log_normalizer = np.logaddexp.reduce(scores[window.candidate_positions], axis=0).sum()
+    begin, end = int(window.offsets[first, 0]), int(window.offsets[first + best_offset, 1])
+    return WindowAnswer(score, begin, max(begin, end), float(np.exp(score - log_normalizer)), null_score)
 
 
 def _wrap(tokenizer: Tokenizer, question: list[int], context: list[int]) -> tuple[list[int], list[int]]:
     """Question and context with their special tokens; a causal model, which has none, ends on one that saw all."""
-    if tokenizer.num_added(pair=True):
-        return tokenizer.wrap(question, context)
-    end = end_of(tokenizer)
+    if tokenizer.num_special_tokens_to_add(pair=True):
+        return tokenizer.build_inputs_with_special_tokens(question, context)
+    end = separator_id(tokenizer)
     ids = [*question, end, *context, end]
     return ids, [0] * len(ids)

@@ -7,42 +7,42 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from polyseme.errors import UserError
-from polyseme.finetuning.feature_extraction import PIECE, Sentence
-from polyseme.tasks.encoded import Encoded
+from polyseme.finetuning.feature_extraction import WORD_PATTERN, Sentence
+from polyseme.tasks.encoded import EncodedExample
 from polyseme.tasks.examples import Example
-from polyseme.tasks.spans import SpanSpec, slide, target_of, truth_of
+from polyseme.tasks.spans import ExtractiveQAConfig, gold_char_span, gold_token_span, slide_window
 
-WORDS = 400  # of the context at a time: as many as Seo et al. 2017 learn from
+MAX_CONTEXT_WORDS = 400  # of the context at a time: as many as Seo et al. 2017 learn from
 
 
-def word_windows(
+def word_level_windows(
     example: Example,
     texts: Sequence[Sentence],
-    places: Mapping[Sentence, int],
-    number: int,
-    size: int,
-    spec: SpanSpec,
-    labelled: bool,
-) -> Iterator[Encoded]:
+    text_offsets: Mapping[Sentence, int],
+    example_index: int,
+    max_words: int,
+    config: ExtractiveQAConfig,
+    use_labels: bool,
+) -> Iterator[EncodedExample]:
     """Each window of an example: words of its context, then the question, the first word of which is "no answer".
 
-    `places` says where a text begins in the store, so that windows and questions share what is kept of a context.
+    `text_offsets` says where a text begins in the store, so that windows and questions share what is kept of a context.
     """
     context, question = texts
-    if labelled and example.answers is None:
-        raise UserError(f"{example.where}: there is no label")
-    asked = places[question] + np.arange(len(question))
-    covered = np.array([m.span() for m in PIECE.finditer(example.text or "")], dtype=np.int64)
-    truth = truth_of(example) if labelled else None
-    whole = [(places[context] + np.arange(len(context)), covered)]
-    for place, ids, offsets in slide(whole, size, min(spec.stride, max(size // 2, 1))):
-        yield Encoded(
-            np.concatenate([ids, asked]),
-            np.repeat([0, 1], [len(ids), len(asked)]),
+    if use_labels and example.answers is None:
+        raise UserError(f"{example.location}: there is no label")
+    question_ids = text_offsets[question] + np.arange(len(question))
+    word_offsets = np.array([m.span() for m in WORD_PATTERN.finditer(example.text or "")], dtype=np.int64)
+    gold_span = gold_char_span(example) if use_labels else None
+    chunks = [(text_offsets[context] + np.arange(len(context)), word_offsets)]
+    for place, ids, offsets in slide_window(chunks, max_words, min(config.doc_stride, max(max_words // 2, 1))):
+        yield EncodedExample(
+            np.concatenate([ids, question_ids]),
+            np.repeat([0, 1], [len(ids), len(question_ids)]),
             np.arange(len(ids)),
-            target_of(truth, place, offsets, 0, len(ids)),
-            of=number,
+            gold_token_span(gold_span, place, offsets, 0, len(ids)),
+            example_index=example_index,
             offsets=offsets,
-            null=len(ids),
-            apart=True,
+            null_position=len(ids),
+            restrict_to_context=True,
         )

@@ -19,299 +19,310 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
-BATCH = 1 << 18  # characters looked at together: the arrays stay in the processor's cache
-LONGEST = 48  # characters; a longer unit is not worth remembering
-_BASE = 0xD6E8FEB86659FD93  # odd, so it has an inverse modulo 2^64
-_OTHER, _SPACE, _ALONE, _LETTER, _MARK, _QUOTE = range(6)
+BATCH_CHARS = 1 << 18  # characters looked at together: the arrays stay in the processor's cache
+MAX_CACHED_CHARS = 48  # characters; a longer unit is not worth remembering
+_HASH_BASE = 0xD6E8FEB86659FD93  # odd, so it has an inverse modulo 2^64
+_OTHER, _SPACE, _ISOLATED, _LETTER, _PUNCTUATION, _QUOTE = range(6)
 
 
-class Run(NamedTuple):
+class EncodedTexts(NamedTuple):
     """Many texts encoded end to end, without special tokens."""
 
     ids: np.ndarray  # int32 [T]
     lengths: np.ndarray  # int64, one for each text
-    words: np.ndarray  # bool [T], True where a word starts; the first token of a text always does
+    word_starts: np.ndarray  # bool [T], True where a word starts; the first token of a text always does
 
 
-def encode_directly(backend: Backend, texts: Sequence[str], starts_word: np.ndarray | None) -> Run:
-    """What the tokenizer says. `starts_word` tells by the id whether a word starts; None asks the tokenizer."""
-    encode = backend.encode_batch if starts_word is None else backend.encode_batch_fast
-    found = encode(list(texts), add_special_tokens=False)
-    lengths = np.fromiter(map(len, found), np.int64, len(found))
+def encode_uncached(backend: Backend, texts: Sequence[str], is_word_start: np.ndarray | None) -> EncodedTexts:
+    """What the tokenizer says. `is_word_start` tells by the id whether a word starts; None asks the tokenizer."""
+    encode = backend.encode_batch if is_word_start is None else backend.encode_batch_fast
+    encodings = encode(list(texts), add_special_tokens=False)
+    lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
     total = int(lengths.sum())
     chain = itertools.chain.from_iterable
-    ids = np.fromiter(chain(encoding.ids for encoding in found), np.int32, total)
-    if starts_word is None:
-        of = np.fromiter(chain(encoding.word_ids for encoding in found), np.int32, total)
-        words = np.concatenate([np.ones(min(total, 1), bool), of[1:] != of[:-1]])
+    ids = np.fromiter(chain(encoding.ids for encoding in encodings), np.int32, total)
+    if is_word_start is None:
+        word_ids = np.fromiter(chain(encoding.word_ids for encoding in encodings), np.int32, total)
+        word_starts = np.concatenate([np.ones(min(total, 1), bool), word_ids[1:] != word_ids[:-1]])
     else:
-        words = starts_word[ids]
-    words[(np.cumsum(lengths) - lengths)[lengths > 0]] = True
-    return Run(ids, lengths, words)
+        word_starts = is_word_start[ids]
+    word_starts[(np.cumsum(lengths) - lengths)[lengths > 0]] = True
+    return EncodedTexts(ids, lengths, word_starts)
 
 
-def cuts_of(backend: Backend) -> str | None:
+def pretokenization_rule(backend: Backend) -> str | None:
     """Which rule of cutting holds for a tokenizer; None where none is known to."""
-    said = json.loads(backend.to_str())
-    if any(not token["special"] for token in said["added_tokens"]):
+    config = json.loads(backend.to_str())
+    if any(not token["special"] for token in config["added_tokens"]):
         return None  # such a token is found anywhere in a text
-    model, before, normal = said["model"], said["pre_tokenizer"] or {}, said["normalizer"] or {}
-    kinds = model["type"], normal.get("type"), before.get("type")
+    model, pre_tokenizer, normalizer = config["model"], config["pre_tokenizer"] or {}, config["normalizer"] or {}
+    types = model["type"], normalizer.get("type"), pre_tokenizer.get("type")
     if (
-        kinds[0] in ("WordPiece", "WordLevel")
-        and kinds[1:] == ("BertNormalizer", "BertPreTokenizer")
-        and normal["clean_text"]
+        types[0] in ("WordPiece", "WordLevel")
+        and types[1:] == ("BertNormalizer", "BertPreTokenizer")
+        and normalizer["clean_text"]
     ):
-        return "bert" if normal["handle_chinese_chars"] else "bert without Han"
-    if kinds in (("BPE", None, "ByteLevel"), ("BPE", "Lowercase", "ByteLevel")) and not model["dropout"]:
-        return "gpt2" if before["use_regex"] and not before["add_prefix_space"] else None
-    steps = [step["type"] for step in before.get("pretokenizers", [])]
-    if kinds[0] == "WordLevel" and kinds[1] in (None, "Lowercase") and steps == ["WhitespaceSplit", "Split"]:
+        return "bert" if normalizer["handle_chinese_chars"] else "bert-no-cjk"
+    if types in (("BPE", None, "ByteLevel"), ("BPE", "Lowercase", "ByteLevel")) and not model["dropout"]:
+        return "gpt2" if pre_tokenizer["use_regex"] and not pre_tokenizer["add_prefix_space"] else None
+    steps = [step["type"] for step in pre_tokenizer.get("pretokenizers", [])]
+    if types[0] == "WordLevel" and types[1] in (None, "Lowercase") and steps == ["WhitespaceSplit", "Split"]:
         return "spaces"
     return None
 
 
 @cache
-def _classes(rule: str) -> np.ndarray:
+def _char_classes(rule: str) -> np.ndarray:
     """The class of every code point, uint8."""
-    found = np.full(0x110000, _OTHER, np.uint8)
+    classes = np.full(0x110000, _OTHER, np.uint8)
     if rule in ("gpt2", "spaces"):  # white space as Unicode has it
-        found[
+        classes[
             [*range(9, 14), 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000]
         ] = _SPACE
         for code in range(33, 127) if rule == "gpt2" else ():
-            found[code] = _LETTER if chr(code).isalnum() else _QUOTE if chr(code) == "'" else _MARK
-        return found
+            classes[code] = _LETTER if chr(code).isalnum() else _QUOTE if chr(code) == "'" else _PUNCTUATION
+        return classes
     # BERT's cleaning takes control characters out without a gap, so they are no space.
-    found[[9, 10, 13, 32, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000]] = _SPACE
+    classes[[9, 10, 13, 32, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000]] = _SPACE
     spans = [(33, 48), (58, 65), (91, 97), (123, 127)]
     spans += [(0x2010, 0x2028), (0x2030, 0x205F), (0x3001, 0x3004), (0x3008, 0x3012), (0xFF01, 0xFF21)]
     for code in itertools.chain.from_iterable(itertools.starmap(range, spans)):
         if code < 128 or unicodedata.category(chr(code))[0] == "P":
-            found[code] = _ALONE
+            classes[code] = _ISOLATED
     if rule == "bert":
         for start, end in (
             *((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F)),
             *((0x2B920, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)),
         ):
-            found[start : end + 1] = _ALONE
-    return found
+            classes[start : end + 1] = _ISOLATED
+    return classes
 
 
-def _begins(classes: np.ndarray, rule: str) -> np.ndarray:
+def _unit_starts(classes: np.ndarray, rule: str) -> np.ndarray:
     """Where units begin, bool; the first place is for the caller to set."""
-    begins = np.empty(len(classes), bool)
+    is_start = np.empty(len(classes), bool)
     before, after = classes[:-1], classes[1:]
     if rule == "gpt2":
         # A word never reaches into the white space behind it; white space belongs to what follows. Letters and marks
         # are parted too, but for what follows an apostrophe: 's is one piece.
-        begins[1:] = (after == _SPACE) & (before != _SPACE)
-        begins[1:] |= (before == _LETTER) & (after >= _MARK)
-        begins[1:] |= (before == _MARK) & (after == _LETTER)
+        is_start[1:] = (after == _SPACE) & (before != _SPACE)
+        is_start[1:] |= (before == _LETTER) & (after >= _PUNCTUATION)
+        is_start[1:] |= (before == _PUNCTUATION) & (after == _LETTER)
     else:
-        begins[1:] = (before != after) | (after == _ALONE)
-    return begins
+        is_start[1:] = (before != after) | (after == _ISOLATED)
+    return is_start
 
 
 @lru_cache(maxsize=8)
-def powers(bits: int) -> tuple[np.ndarray, np.ndarray]:
+def hash_powers(bits: int) -> tuple[np.ndarray, np.ndarray]:
     """The first 2^bits powers of the base of our hashes, and of its inverse.
 
     A stretch's hash is its sum of code times power, divided by the power it starts with: sums of all places at once
     give the hashes of all stretches.
     """
 
-    def of(base: int) -> np.ndarray:
+    def powers_of(base: int) -> np.ndarray:
         factors = np.full(1 << bits, base, np.uint64)
         factors[0] = 1
         return np.multiply.accumulate(factors)
 
-    return of(_BASE), of(pow(_BASE, -1, 1 << 64))
+    return powers_of(_HASH_BASE), powers_of(pow(_HASH_BASE, -1, 1 << 64))
 
 
 @dataclass(eq=False)
-class _Known:
+class _UnitCache:
     """A table of units by hash, open addressing, and the ids of each end to end."""
 
     bits: int
     keys: np.ndarray
-    places: np.ndarray  # int32: which unit
-    starts: np.ndarray  # int64: of each unit, in ids
-    sizes: np.ndarray
+    unit_indices: np.ndarray  # int32: which unit
+    offsets: np.ndarray  # int64: of each unit, in ids
+    lengths: np.ndarray
     ids: np.ndarray
-    words: np.ndarray
-    count: int = 0
-    used: int = 0
+    word_starts: np.ndarray
+    num_units: int = 0
+    num_ids: int = 0
 
     @classmethod
-    def empty(cls, bits: int) -> _Known:
-        units, ids = 1 << bits - 1, 1 << bits
+    def allocate(cls, bits: int) -> _UnitCache:
+        max_units, max_ids = 1 << bits - 1, 1 << bits
         return cls(
             bits,
             np.zeros(1 << bits, np.uint64),
             np.zeros(1 << bits, np.int32),
-            np.zeros(units, np.int64),
-            np.zeros(units, np.int64),
-            np.zeros(ids, np.int32),
-            np.zeros(ids, bool),
+            np.zeros(max_units, np.int64),
+            np.zeros(max_units, np.int64),
+            np.zeros(max_ids, np.int32),
+            np.zeros(max_ids, bool),
         )
 
     def find(self, hashes: np.ndarray) -> np.ndarray:
         """The number of each unit, -1 where it is not known."""
         slots = (hashes >> np.uint64(64 - self.bits)).astype(np.int64)
-        seen = self.keys[slots]
-        found = np.where(seen == hashes, self.places[slots], -1)
-        left = np.flatnonzero((seen != hashes) & (seen != 0))
-        while left.size:
-            slots[left] = slots[left] + 1 & self.keys.size - 1
-            seen = self.keys[slots[left]]
-            hit = seen == hashes[left]
-            found[left[hit]] = self.places[slots[left[hit]]]
-            left = left[~hit & (seen != 0)]
-        return found
+        slot_keys = self.keys[slots]
+        unit_indices = np.where(slot_keys == hashes, self.unit_indices[slots], -1)
+        unresolved = np.flatnonzero((slot_keys != hashes) & (slot_keys != 0))
+        while unresolved.size:
+            slots[unresolved] = slots[unresolved] + 1 & self.keys.size - 1
+            slot_keys = self.keys[slots[unresolved]]
+            is_match = slot_keys == hashes[unresolved]
+            unit_indices[unresolved[is_match]] = self.unit_indices[slots[unresolved[is_match]]]
+            unresolved = unresolved[~is_match & (slot_keys != 0)]
+        return unit_indices
 
-    def fits(self, run: Run) -> bool:
-        return self.count + len(run.lengths) <= len(self.starts) and self.used + len(run.ids) <= len(self.ids)
+    def fits(self, encoded: EncodedTexts) -> bool:
+        return self.num_units + len(encoded.lengths) <= len(self.offsets) and self.num_ids + len(encoded.ids) <= len(
+            self.ids
+        )
 
-    def add(self, hashes: np.ndarray, run: Run) -> None:
+    def add(self, hashes: np.ndarray, encoded: EncodedTexts) -> None:
         """Hashes that differ from each other and from all that are known, with what they stand for."""
-        n, t = len(hashes), len(run.ids)
-        numbers = np.arange(self.count, self.count + n)
-        self.starts[numbers] = self.used + np.cumsum(run.lengths) - run.lengths
-        self.sizes[numbers] = run.lengths
-        self.ids[self.used : self.used + t] = run.ids
-        self.words[self.used : self.used + t] = run.words
-        self.count, self.used = self.count + n, self.used + t
+        num_new_units, num_new_ids = len(hashes), len(encoded.ids)
+        unit_indices = np.arange(self.num_units, self.num_units + num_new_units)
+        self.offsets[unit_indices] = self.num_ids + np.cumsum(encoded.lengths) - encoded.lengths
+        self.lengths[unit_indices] = encoded.lengths
+        self.ids[self.num_ids : self.num_ids + num_new_ids] = encoded.ids
+        self.word_starts[self.num_ids : self.num_ids + num_new_ids] = encoded.word_starts
+        self.num_units, self.num_ids = self.num_units + num_new_units, self.num_ids + num_new_ids
         slots = (hashes >> np.uint64(64 - self.bits)).astype(np.int64)
-        left = np.arange(n)
-        while left.size:
-            free = left[self.keys[slots[left]] == 0]
+        unplaced = np.arange(num_new_units)
+        while unplaced.size:
+            free = unplaced[self.keys[slots[unplaced]] == 0]
             self.keys[slots[free]] = hashes[free]  # of several for one slot the last stays
-            self.places[slots[free]] = numbers[free]
-            left = left[self.places[slots[left]] != numbers[left]]
-            slots[left] = slots[left] + 1 & self.keys.size - 1
+            self.unit_indices[slots[free]] = unit_indices[free]
+            unplaced = unplaced[self.unit_indices[slots[unplaced]] != unit_indices[unplaced]]
+            slots[unplaced] = slots[unplaced] + 1 & self.keys.size - 1
 
 
-class Units:
+class CachedEncoder:
     """Encodes texts unit by unit; what it remembers is bounded, and forgotten all at once when it is full."""
 
-    def __init__(self, backend: Backend, rule: str, starts_word: np.ndarray | None, bits: int = 20):
-        self.backend, self.rule, self.starts_word, self.bits = backend, rule, starts_word, bits
+    def __init__(self, backend: Backend, rule: str, is_word_start: np.ndarray | None, bits: int = 20):
+        self.backend, self.rule, self.is_word_start, self.bits = backend, rule, is_word_start, bits
         self.lowercase = bool(getattr(backend.normalizer, "lowercase", backend.normalizer is not None))
-        self.known = _Known.empty(bits)
+        self.cache = _UnitCache.allocate(bits)
         self.lock = threading.Lock()
 
-    def encode(self, texts: Sequence[str]) -> Run:
+    def encode(self, texts: Sequence[str]) -> EncodedTexts:
         with self.lock:
-            runs = [self._encode(batch) for batch in _batches(texts)]
-        if len(runs) == 1:
-            return runs[0]
-        if not runs:
-            return Run(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, bool))
-        return Run(*map(np.concatenate, zip(*runs)))
+            encoded_batches = [self._encode_batch(batch) for batch in _split_batches(texts)]
+        if len(encoded_batches) == 1:
+            return encoded_batches[0]
+        if not encoded_batches:
+            return EncodedTexts(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, bool))
+        return EncodedTexts(*map(np.concatenate, zip(*encoded_batches)))
 
-    def _encode(self, texts: Sequence[str]) -> Run:
-        joined = "".join(texts)
+    def _encode_batch(self, texts: Sequence[str]) -> EncodedTexts:
+        text = "".join(texts)
         ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
-        if not joined:
-            return Run(np.zeros(0, np.int32), np.zeros(len(texts), np.int64), np.zeros(0, bool))
-        codes = np.frombuffer(joined.encode("utf-32-le"), np.uint32)
-        classes = _classes(self.rule)[codes]
-        begins = _begins(classes, self.rule)
-        begins[0] = True
-        begins[ends[:-1][ends[:-1] < len(codes)]] = True
-        starts = np.flatnonzero(begins)
+        if not text:
+            return EncodedTexts(np.zeros(0, np.int32), np.zeros(len(texts), np.int64), np.zeros(0, bool))
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        classes = _char_classes(self.rule)[codes]
+        is_start = _unit_starts(classes, self.rule)
+        is_start[0] = True
+        is_start[ends[:-1][ends[:-1] < len(codes)]] = True
+        starts = np.flatnonzero(is_start)
         stops = np.append(starts[1:], len(codes))
         if self.rule != "gpt2":  # white space is no token
-            kept = classes[starts] != _SPACE
-            starts, stops = starts[kept], stops[kept]
-        hashes = _hashes(codes, starts, stops)
-        long = np.flatnonzero(stops - starts > LONGEST)
-        hashes[long] = 2 + 2 * long.astype(np.uint64)  # even, each its own: neither known nor taken for another
-        ids, words, sizes = self._look_up(joined, hashes, starts, stops)
-        totals = np.concatenate([[0], np.cumsum(sizes)])
-        borders = totals[np.searchsorted(starts, np.concatenate([[0], ends]))]
-        lengths = np.diff(borders)
-        words[borders[:-1][lengths > 0]] = True
-        return Run(ids, lengths, words)
+            is_token = classes[starts] != _SPACE
+            starts, stops = starts[is_token], stops[is_token]
+        hashes = _hash_units(codes, starts, stops)
+        long_units = np.flatnonzero(stops - starts > MAX_CACHED_CHARS)
+        hashes[long_units] = 2 + 2 * long_units.astype(
+            np.uint64
+        )  # even, each its own: neither known nor taken for another
+        ids, word_starts, ids_per_unit = self._look_up(text, hashes, starts, stops)
+        id_offsets = np.concatenate([[0], np.cumsum(ids_per_unit)])
+        text_offsets = id_offsets[np.searchsorted(starts, np.concatenate([[0], ends]))]
+        lengths = np.diff(text_offsets)
+        word_starts[text_offsets[:-1][lengths > 0]] = True
+        return EncodedTexts(ids, lengths, word_starts)
 
     def _look_up(
-        self, joined: str, hashes: np.ndarray, starts: np.ndarray, stops: np.ndarray
+        self, text: str, hashes: np.ndarray, starts: np.ndarray, stops: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The ids and word starts of all units end to end, and how many ids each unit has."""
-        known = self.known
-        found = known.find(hashes)
-        places, sizes = known.starts[found], known.sizes[found]
-        lost = np.flatnonzero(found < 0)
-        if not lost.size:
-            index = ranges(places, sizes)
-            return known.ids[index], known.words[index], sizes
-        fresh, firsts, which = np.unique(hashes[lost], return_index=True, return_inverse=True)
-        first, stop = starts[lost[firsts]], stops[lost[firsts]]
-        run = self._encode_units([joined[a:b] for a, b in zip(first.tolist(), stop.tolist())])
-        sizes[lost] = run.lengths[which]
-        places[lost] = known.used + (np.cumsum(run.lengths) - run.lengths)[which]
-        index = ranges(places, sizes)
-        ids = np.append(known.ids[: known.used], run.ids)[index]
-        words = np.append(known.words[: known.used], run.words)[index]
-        self._remember(fresh, run, stop - first)
-        return ids, words, sizes
+        cache = self.cache
+        unit_indices = cache.find(hashes)
+        offsets, ids_per_unit = cache.offsets[unit_indices], cache.lengths[unit_indices]
+        missing = np.flatnonzero(unit_indices < 0)
+        if not missing.size:
+            index = concat_ranges(offsets, ids_per_unit)
+            return cache.ids[index], cache.word_starts[index], ids_per_unit
+        new_hashes, first_missing, new_indices = np.unique(hashes[missing], return_index=True, return_inverse=True)
+        unit_starts, unit_stops = starts[missing[first_missing]], stops[missing[first_missing]]
+        encoded = self._encode_units([text[a:b] for a, b in zip(unit_starts.tolist(), unit_stops.tolist())])
+        ids_per_unit[missing] = encoded.lengths[new_indices]
+        offsets[missing] = cache.num_ids + (np.cumsum(encoded.lengths) - encoded.lengths)[new_indices]
+        index = concat_ranges(offsets, ids_per_unit)
+        ids = np.append(cache.ids[: cache.num_ids], encoded.ids)[index]
+        word_starts = np.append(cache.word_starts[: cache.num_ids], encoded.word_starts)[index]
+        self._cache_units(new_hashes, encoded, unit_stops - unit_starts)
+        return ids, word_starts, ids_per_unit
 
-    def _encode_units(self, texts: Sequence[str]) -> Run:
+    def _encode_units(self, texts: Sequence[str]) -> EncodedTexts:
         """Units not met before. Plain ASCII words are a matter of the model alone: no cleaning, nothing to cut."""
-        words = list(map(self._plain_word, texts))
+        plain_words = list(map(self._plain_word, texts))
         tokenize = self.backend.model.tokenize
-        found = [[] if word is None else [token.id for token in tokenize(word)] for word in words]
-        lengths = np.fromiter(map(len, found), np.int64, len(found))
-        ids = np.fromiter(itertools.chain.from_iterable(found), np.int32, int(lengths.sum()))
-        starts = np.zeros(len(ids), bool)
-        starts[(np.cumsum(lengths) - lengths)[lengths > 0]] = True
-        hard = np.fromiter((word is None for word in words), bool, len(words))
-        if not hard.any():
-            return Run(ids, lengths, starts)
-        rest = encode_directly(self.backend, [t for t, word in zip(texts, words) if word is None], self.starts_word)
-        places = np.cumsum(lengths) - lengths
-        places[hard] = len(ids) + np.cumsum(rest.lengths) - rest.lengths
-        lengths[hard] = rest.lengths
-        index = ranges(places, lengths)
-        return Run(np.append(ids, rest.ids)[index], lengths, np.append(starts, rest.words)[index])
+        ids_per_unit = [[] if word is None else [token.id for token in tokenize(word)] for word in plain_words]
+        lengths = np.fromiter(map(len, ids_per_unit), np.int64, len(ids_per_unit))
+        ids = np.fromiter(itertools.chain.from_iterable(ids_per_unit), np.int32, int(lengths.sum()))
+        word_starts = np.zeros(len(ids), bool)
+        word_starts[(np.cumsum(lengths) - lengths)[lengths > 0]] = True
+        needs_backend = np.fromiter((word is None for word in plain_words), bool, len(plain_words))
+        if not needs_backend.any():
+            return EncodedTexts(ids, lengths, word_starts)
+        encoded_rest = encode_uncached(
+            self.backend, [t for t, word in zip(texts, plain_words) if word is None], self.is_word_start
+        )
+        offsets = np.cumsum(lengths) - lengths
+        offsets[needs_backend] = len(ids) + np.cumsum(encoded_rest.lengths) - encoded_rest.lengths
+        lengths[needs_backend] = encoded_rest.lengths
+        index = concat_ranges(offsets, lengths)
+        return EncodedTexts(
+            np.append(ids, encoded_rest.ids)[index], lengths, np.append(word_starts, encoded_rest.word_starts)[index]
+        )
 
     def _plain_word(self, text: str) -> str | None:
         """The word that the model is given for an ASCII word or number; None where it takes more than that."""
-        body = text[1:] if self.rule == "gpt2" and text[0] == " " else text
-        if not (body.isascii() and (body.isalpha() or body.isdigit() or (self.rule != "gpt2" and body.isalnum()))):
+        word = text[1:] if self.rule == "gpt2" and text[0] == " " else text
+        if not (word.isascii() and (word.isalpha() or word.isdigit() or (self.rule != "gpt2" and word.isalnum()))):
             return None
-        body = body.lower() if self.lowercase else body
-        return "Ġ" + body if len(body) < len(text) else body
+        word = word.lower() if self.lowercase else word
+        return "Ġ" + word if len(word) < len(text) else word
 
-    def _remember(self, hashes: np.ndarray, run: Run, characters: np.ndarray) -> None:
-        short = characters <= LONGEST
-        if not short.all():
-            of = np.repeat(short, run.lengths)
-            hashes, run = hashes[short], Run(run.ids[of], run.lengths[short], run.words[of])
-        if not self.known.fits(run):
-            self.known = _Known.empty(self.bits)
-        if self.known.fits(run):
-            self.known.add(hashes, run)
+    def _cache_units(self, hashes: np.ndarray, encoded: EncodedTexts, unit_chars: np.ndarray) -> None:
+        is_short = unit_chars <= MAX_CACHED_CHARS
+        if not is_short.all():
+            id_mask = np.repeat(is_short, encoded.lengths)
+            hashes, encoded = (
+                hashes[is_short],
+                EncodedTexts(encoded.ids[id_mask], encoded.lengths[is_short], encoded.word_starts[id_mask]),
+            )
+        if not self.cache.fits(encoded):
+            self.cache = _UnitCache.allocate(self.bits)
+        if self.cache.fits(encoded):
+            self.cache.add(hashes, encoded)
 
 
-def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    first, size = 0, 0
-    for number, text in enumerate(texts):
-        size += len(text)
-        if size >= BATCH:
-            yield texts[first : number + 1]
-            first, size = number + 1, 0
+def _split_batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    first, num_chars = 0, 0
+    for text_index, text in enumerate(texts):
+        num_chars += len(text)
+        if num_chars >= BATCH_CHARS:
+            yield texts[first : text_index + 1]
+            first, num_chars = text_index + 1, 0
     if first < len(texts):
         yield texts[first:]
 
 
-def _hashes(codes: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+def _hash_units(codes: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """A hash of each unit: a polynomial of its code points, then mixed; never 0, which marks an empty slot."""
-    factors, inverses = powers(max(len(codes) - 1, BATCH - 1).bit_length())
-    sums = np.zeros(len(codes) + 1, np.uint64)
-    np.cumsum((codes + np.uint32(1)) * factors[: len(codes)], out=sums[1:])
-    state = (sums[stops] - sums[starts]) * inverses[starts]
+    factors, inverses = hash_powers(max(len(codes) - 1, BATCH_CHARS - 1).bit_length())
+    prefix_sums = np.zeros(len(codes) + 1, np.uint64)
+    np.cumsum((codes + np.uint32(1)) * factors[: len(codes)], out=prefix_sums[1:])
+    state = (prefix_sums[stops] - prefix_sums[starts]) * inverses[starts]
     state ^= state >> np.uint64(32)
     state *= np.uint64(0xD6E8FEB86659FD93)
     state ^= state >> np.uint64(32)
@@ -320,7 +331,7 @@ def _hashes(codes: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndar
     return state | np.uint64(1)
 
 
-def ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def concat_ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Every index of many ranges, end to end."""
     ends = np.cumsum(sizes)
     index = np.repeat(starts - (ends - sizes), sizes)

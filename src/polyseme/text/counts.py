@@ -18,25 +18,25 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer, models, trainers
 
-from polyseme.errors import UserError, nearest
-from polyseme.text.pipelines import KINDS, empty, sound
+from polyseme.errors import UserError, suggest
+from polyseme.text.pipelines import TOKENIZER_KINDS, build_untrained, replace_surrogates
 
-SAMPLE_CHARACTERS = 200_000_000  # looked at before documents are left out
+MAX_SAMPLE_CHARS = 200_000_000  # looked at before documents are left out
 SMOOTHING = 0.7  # multilingual BERT's exponent
 MAX_WORDS = 2_000_000  # in all tables together
-_MAX_CHARACTERS = 20  # of such a table, for each word it may hold
-_BATCH = 16_000_000  # characters that are counted together
-_MOST = 50_000_000  # what the counts add up to at most when they are given to a trainer
-_SAMPLES, _SAMPLE_LENGTH = 200, 2_000  # documents and characters of each that are kept for the contract check
+_MAX_CHARS_PER_WORD = 20  # of such a table, for each word it may hold
+_BATCH_CHARS = 16_000_000  # characters that are counted together
+_MAX_TOTAL_COUNT = 50_000_000  # what the counts add up to at most when they are given to a trainer
+_NUM_SAMPLES, _SAMPLE_CHARS = 200, 2_000  # documents and characters of each that are kept for the contract check
 
 # White space as Unicode has it. A unit is white space and what follows it up to the next.
-_GAPS = frozenset(map(chr, [*range(9, 14), 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029]))
-_GAPS |= frozenset("\u202f\u205f\u3000")
-_GAP = "".join(sorted(_GAPS))
-_UNITS = re.compile(f"[{_GAP}]*[^{_GAP}]+|[{_GAP}]+")
+_WHITESPACE = frozenset(map(chr, [*range(9, 14), 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029]))
+_WHITESPACE |= frozenset("\u202f\u205f\u3000")
+_WHITESPACE_CLASS = "".join(sorted(_WHITESPACE))
+_UNIT_PATTERN = re.compile(f"[{_WHITESPACE_CLASS}]*[^{_WHITESPACE_CLASS}]+|[{_WHITESPACE_CLASS}]+")
 
 
-class Stratum(NamedTuple):
+class TextGroup(NamedTuple):
     """Where a text belongs: words are counted for each stratum alone."""
 
     lang: str = ""
@@ -44,189 +44,208 @@ class Stratum(NamedTuple):
     weight: float = 1.0
 
 
-ONE = Stratum()
+DEFAULT_GROUP = TextGroup()
 
 
-class _Table:
+class _GroupCounts:
     """One stratum: its counts so far, and how much of its text they stand for."""
 
     def __init__(self) -> None:
-        self.words: dict[str, int] = {}
-        self.letters = 0  # of the words above
-        self.waiting: list[str] = []
-        self.waiting_size = 0
-        self.documents = self.characters = 0  # all that came
-        self.looked_at = 0  # characters at the present rate
-        self.halvings = 0  # one document of 2^halvings is looked at, and counts for as many
-        self.sampled = 0  # characters looked at
-        self.total = self.dropped = 0  # occurrences counted, and those that pruning took out again
+        self.word_counts: dict[str, int] = {}
+        self.num_letters = 0  # of the words above
+        self.pending: list[str] = []
+        self.pending_chars = 0
+        self.num_documents = self.num_chars = 0  # all that came
+        self.chars_at_rate = 0  # characters at the present rate
+        self.rate_halvings = 0  # one document of 2^halvings is looked at, and counts for as many
+        self.num_sampled_chars = 0  # characters looked at
+        self.num_words = self.num_dropped = 0  # occurrences counted, and those that pruning took out again
         self.samples: list[tuple[int, int, str]] = []
 
 
 class WordCounts:
-    """How often each word occurs, as the tokenizer to be trained cuts words; `add` texts, then `combined`."""
+    """How often each word occurs, as the tokenizer to be trained cuts words; `add` texts, then `smoothed_counts`."""
 
     def __init__(
         self,
         kind: str,
         lowercase: bool | None = None,
-        sample_characters: int = SAMPLE_CHARACTERS,
-        num_strata: int = 1,
+        max_sample_chars: int = MAX_SAMPLE_CHARS,
+        num_groups: int = 1,
         max_words: int = MAX_WORDS,
     ):
-        if kind not in KINDS:
-            raise UserError(f"no tokenizer kind {kind!r}: {nearest(kind, KINDS)}")
+        if kind not in TOKENIZER_KINDS:
+            raise UserError(f"no tokenizer kind {kind!r}: {suggest(kind, TOKENIZER_KINDS)}")
         self.kind = kind
         self.lowercase = kind == "wordpiece" if lowercase is None else lowercase
         self.max_words = max_words
-        self.budget = max(sample_characters // max(num_strata, 1), 1)
-        self.samples_each = max(_SAMPLES // max(num_strata, 1), 1)
-        self.tables: dict[Stratum, _Table] = {}
-        self._waiting = 0
-        frame = empty(kind, self.lowercase)
+        self.group_sample_chars = max(max_sample_chars // max(num_groups, 1), 1)
+        self.samples_per_group = max(_NUM_SAMPLES // max(num_groups, 1), 1)
+        self.groups: dict[TextGroup, _GroupCounts] = {}
+        self._pending_chars = 0
+        untrained_tokenizer = build_untrained(kind, self.lowercase)
         self._counter = Tokenizer(models.WordLevel({}, unk_token=""))
-        if frame.normalizer is not None:
-            self._counter.normalizer = frame.normalizer
-        self._counter.pre_tokenizer = frame.pre_tokenizer
-        self._units: Callable[[str], list[str]] = (
-            _words if kind in ("wordpiece", "unigram", "words") else _UNITS.findall
+        if untrained_tokenizer.normalizer is not None:
+            self._counter.normalizer = untrained_tokenizer.normalizer
+        self._counter.pre_tokenizer = untrained_tokenizer.pre_tokenizer
+        self._split_units: Callable[[str], list[str]] = (
+            _split_at_spaces if kind in ("wordpiece", "unigram", "words") else _UNIT_PATTERN.findall
         )
 
-    def add(self, text: str, stratum: Stratum = ONE) -> None:
+    def add(self, text: str, group: TextGroup = DEFAULT_GROUP) -> None:
         """One document. Its place among the documents of its stratum decides whether it is looked at."""
         if not text or text.isspace():
             return
-        table = self.tables.setdefault(stratum, _Table())
-        number = table.documents
-        table.documents += 1
-        table.characters += len(text)
-        while table.looked_at >= self.budget:
-            self._count(table)  # what waits was taken at the old rate
-            table.looked_at -= self.budget
-            table.halvings += 1
-        place = _mixed(number)
-        if place >> (64 - table.halvings):
+        group_counts = self.groups.setdefault(group, _GroupCounts())
+        document_index = group_counts.num_documents
+        group_counts.num_documents += 1
+        group_counts.num_chars += len(text)
+        while group_counts.chars_at_rate >= self.group_sample_chars:
+            self._count_pending(group_counts)  # what waits was taken at the old rate
+            group_counts.chars_at_rate -= self.group_sample_chars
+            group_counts.rate_halvings += 1
+        document_hash = _splitmix64(document_index)
+        if document_hash >> (64 - group_counts.rate_halvings):
             return
-        text = sound(text)
-        table.looked_at += len(text)
-        table.sampled += len(text)
-        table.waiting.append(text)
-        table.waiting_size += len(text)
-        self._waiting += len(text)
-        keep = heapq.heappush if len(table.samples) < self.samples_each else heapq.heappushpop
-        keep(table.samples, (-place, number, text[:_SAMPLE_LENGTH]))
-        if self._waiting >= _BATCH:
-            self._count(max(self.tables.values(), key=lambda table: table.waiting_size))
+        text = replace_surrogates(text)
+        group_counts.chars_at_rate += len(text)
+        group_counts.num_sampled_chars += len(text)
+        group_counts.pending.append(text)
+        group_counts.pending_chars += len(text)
+        self._pending_chars += len(text)
+        push_sample = heapq.heappush if len(group_counts.samples) < self.samples_per_group else heapq.heappushpop
+        push_sample(group_counts.samples, (-document_hash, document_index, text[:_SAMPLE_CHARS]))
+        if self._pending_chars >= _BATCH_CHARS:
+            self._count_pending(max(self.groups.values(), key=lambda group_counts: group_counts.pending_chars))
 
-    def sample(self) -> list[str]:
+    def sample_texts(self) -> list[str]:
         """Some of the documents of every stratum, the same each time."""
-        return [text for table in self.tables.values() for _, _, text in sorted(table.samples, key=lambda s: s[1])]
+        return [
+            text
+            for group_counts in self.groups.values()
+            for _, _, text in sorted(group_counts.samples, key=lambda s: s[1])
+        ]
 
     @property
-    def characters(self) -> int:
-        return sum(table.characters for table in self.tables.values())
+    def num_chars(self) -> int:
+        return sum(group_counts.num_chars for group_counts in self.groups.values())
 
     @property
-    def sampled(self) -> int:
+    def num_sampled_chars(self) -> int:
         """How many of the characters were looked at."""
-        return sum(table.sampled for table in self.tables.values())
+        return sum(group_counts.num_sampled_chars for group_counts in self.groups.values())
 
     @property
-    def dropped(self) -> float:
+    def dropped_fraction(self) -> float:
         """The share of all words that stood in the tables and was dropped because they were rare."""
-        total = sum(table.total for table in self.tables.values())
-        return sum(table.dropped for table in self.tables.values()) / max(total, 1)
+        total = sum(group_counts.num_words for group_counts in self.groups.values())
+        return sum(group_counts.num_dropped for group_counts in self.groups.values()) / max(total, 1)
 
-    def combined(self, smoothing: float = SMOOTHING, most: int = _MOST) -> dict[str, int]:
+    def smoothed_counts(self, smoothing: float = SMOOTHING, max_total: int = _MAX_TOTAL_COUNT) -> dict[str, int]:
         """One table, sorted. A language of n characters gets a share that goes with n^smoothing.
 
         Inside a language the sources keep their proportions, times their weights. The largest language at the
-        smallest weight keeps its counts; then, if all add up to more than `most`, all are scaled down.
+        smallest weight keeps its counts; then, if all add up to more than `max_total`, all are scaled down.
         """
-        for table in self.tables.values():
-            self._count(table)
-        sizes: dict[str, float] = {}
-        for stratum, table in self.tables.items():
-            sizes[stratum.lang] = sizes.get(stratum.lang, 0) + stratum.weight * table.characters
-        largest = max(sizes.values(), default=0)
-        lightest = min((stratum.weight for stratum in self.tables), default=1)
-        words: Counter[str] = Counter()
-        for stratum, table in self.tables.items():
-            if not table.words:
+        for group_counts in self.groups.values():
+            self._count_pending(group_counts)
+        chars_per_language: dict[str, float] = {}
+        for group, group_counts in self.groups.items():
+            chars_per_language[group.lang] = (
+                chars_per_language.get(group.lang, 0) + group.weight * group_counts.num_chars
+            )
+        max_chars = max(chars_per_language.values(), default=0)
+        min_weight = min((group.weight for group in self.groups), default=1)
+        counts: Counter[str] = Counter()
+        for group, group_counts in self.groups.items():
+            if not group_counts.word_counts:
                 continue
-            factor = (sizes[stratum.lang] / largest) ** (smoothing - 1) * stratum.weight / lightest
-            words.update(table.words if factor == 1 else {w: round(n * factor) for w, n in table.words.items()})
-        scale = min(most / max(words.total(), 1), 1)
-        kept = words if scale == 1 else {word: round(count * scale) for word, count in words.items()}
-        return {word: kept[word] for word in sorted(kept) if kept[word]}
+            factor = (chars_per_language[group.lang] / max_chars) ** (smoothing - 1) * group.weight / min_weight
+            counts.update(
+                group_counts.word_counts
+                if factor == 1
+                else {w: round(n * factor) for w, n in group_counts.word_counts.items()}
+            )
+        scale = min(max_total / max(counts.total(), 1), 1)
+        scaled_counts = counts if scale == 1 else {word: round(count * scale) for word, count in counts.items()}
+        return {word: scaled_counts[word] for word in sorted(scaled_counts) if scaled_counts[word]}
 
-    def _count(self, table: _Table) -> None:
+    def _count_pending(self, group_counts: _GroupCounts) -> None:
         """Count what waits.
 
         Text is cut here where the tokenizer surely cuts too. What is between the cuts is counted, and then goes
         through the tokenizer once for each bit of its count: a few times instead of thousands.
         """
         units: Counter[str] = Counter()
-        for text in table.waiting:
-            units.update(self._units(text))
-        self._waiting -= table.waiting_size
-        table.waiting, table.waiting_size = [], 0
+        for text in group_counts.pending:
+            units.update(self._split_units(text))
+        self._pending_chars -= group_counts.pending_chars
+        group_counts.pending, group_counts.pending_chars = [], 0
         bit = 1
         while units:
-            for word, count in self._split([unit for unit, count in units.items() if count & bit]).items():
-                count *= bit << table.halvings
-                before = table.words.get(word, 0)
-                table.words[word] = before + count
-                table.letters += 0 if before else len(word)
-                table.total += count
+            for word, count in self._count_words([unit for unit, count in units.items() if count & bit]).items():
+                count *= bit << group_counts.rate_halvings
+                previous_count = group_counts.word_counts.get(word, 0)
+                group_counts.word_counts[word] = previous_count + count
+                group_counts.num_letters += 0 if previous_count else len(word)
+                group_counts.num_words += count
             units = Counter({unit: count for unit, count in units.items() if count > bit * 2 - 1})
             bit *= 2
         self._prune()
 
-    def _split(self, texts: list[str]) -> dict[str, int]:
+    def _count_words(self, texts: list[str]) -> dict[str, int]:
         """How often each word occurs after cleaning and cutting.
 
         A trainer asked for no vocabulary does nothing but count, at the speed of its threads; the counts are
         part of the state it gives to pickle.
         """
         trainer = trainers.WordLevelTrainer(vocab_size=0, show_progress=False)
-        self._counter.train_from_iterator(self._lines(texts), trainer)
-        words: dict[str, int] = json.loads(trainer.__getstate__())["WordLevelTrainer"]["words"]
-        return words
+        self._counter.train_from_iterator(self._join_units(texts), trainer)
+        word_counts: dict[str, int] = json.loads(trainer.__getstate__())["WordLevelTrainer"]["words"]
+        return word_counts
 
-    def _lines(self, units: list[str]) -> Iterator[str]:
+    def _join_units(self, units: list[str]) -> Iterator[str]:
         """Units put together again, at borders like those they were cut at; one by one they would be slow."""
-        joint = " "
-        if self._units is not _words:
-            joint = ""
-            yield from (unit for unit in units if unit[0] not in _GAPS or unit[-1] in _GAPS)
-            units = [unit for unit in units if unit[0] in _GAPS and unit[-1] not in _GAPS]
+        separator = " "
+        if self._split_units is not _split_at_spaces:
+            separator = ""
+            yield from (unit for unit in units if unit[0] not in _WHITESPACE or unit[-1] in _WHITESPACE)
+            units = [unit for unit in units if unit[0] in _WHITESPACE and unit[-1] not in _WHITESPACE]
         for start in range(0, len(units), 1000):
-            yield joint.join(units[start : start + 1000])
+            yield separator.join(units[start : start + 1000])
 
     def _prune(self) -> None:
         """While the tables are too large together, the largest keeps the more frequent half of its words."""
-        while len(self.tables) and (
-            sum(len(table.words) for table in self.tables.values()) > self.max_words
-            or sum(table.letters for table in self.tables.values()) > self.max_words * _MAX_CHARACTERS
+        while len(self.groups) and (
+            sum(len(group_counts.word_counts) for group_counts in self.groups.values()) > self.max_words
+            or sum(group_counts.num_letters for group_counts in self.groups.values())
+            > self.max_words * _MAX_CHARS_PER_WORD
         ):
-            table = max(self.tables.values(), key=lambda table: table.letters + len(table.words))
-            before, half = sum(table.words.values()), len(table.words) // 2
-            counts = np.fromiter(table.words.values(), np.int64, len(table.words))
-            border = int(np.partition(counts, len(counts) - half)[len(counts) - half]) if half else 1 << 62
-            level = sorted((word for word, count in table.words.items() if count == border), key=_chance)
-            more = {word: count for word, count in table.words.items() if count > border}
-            table.words = more | dict.fromkeys(level[: half - len(more)], border)
-            table.letters = sum(map(len, table.words))
-            table.dropped += before - sum(table.words.values())
+            group_counts = max(
+                self.groups.values(), key=lambda group_counts: group_counts.num_letters + len(group_counts.word_counts)
+            )
+            previous_total, half = sum(group_counts.word_counts.values()), len(group_counts.word_counts) // 2
+            counts = np.fromiter(group_counts.word_counts.values(), np.int64, len(group_counts.word_counts))
+            count_threshold = int(np.partition(counts, len(counts) - half)[len(counts) - half]) if half else 1 << 62
+            tied_words = sorted(
+                (word for word, count in group_counts.word_counts.items() if count == count_threshold), key=_hash_order
+            )
+            frequent_words = {
+                word: count for word, count in group_counts.word_counts.items() if count > count_threshold
+            }
+            group_counts.word_counts = frequent_words | dict.fromkeys(
+                tied_words[: half - len(frequent_words)], count_threshold
+            )
+            group_counts.num_letters = sum(map(len, group_counts.word_counts))
+            group_counts.num_dropped += previous_total - sum(group_counts.word_counts.values())
 
 
-def _words(text: str) -> list[str]:
+def _split_at_spaces(text: str) -> list[str]:
     """A text cut at spaces and line ends, which no word of WordPiece, unigram or words reaches over."""
     return text.replace("\n", " ").split(" ")
 
 
-def _mixed(number: int) -> int:
+def _splitmix64(number: int) -> int:
     """A number of 64 bits that looks random (the finish of splitmix64)."""
     mask = (1 << 64) - 1
     number = (number + 1) * 0x9E3779B97F4A7C15 & mask
@@ -235,6 +254,6 @@ def _mixed(number: int) -> int:
     return number ^ number >> 31
 
 
-def _chance(word: str) -> tuple[int, str]:
+def _hash_order(word: str) -> tuple[int, str]:
     """An order of words that favours no letter."""
     return zlib.crc32(word.encode()), word

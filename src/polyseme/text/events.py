@@ -12,19 +12,19 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from polyseme.text.pipelines import add_specials, apart
+from polyseme.text.pipelines import add_special_tokens, split_special_tokens
 
-STEP = 0.01  # seconds: what a time shift of 1 lasts
-PITCHES, SHIFTS, BINS = 128, 100, 32
-WIDTH = 128 // BINS  # velocities in a bin
+SECONDS_PER_STEP = 0.01  # seconds: what a time shift of 1 lasts
+NUM_PITCHES, MAX_SHIFT_STEPS, NUM_VELOCITY_BINS = 128, 100, 32
+VELOCITY_BIN_WIDTH = 128 // NUM_VELOCITY_BINS  # velocities in a bin
 EVENTS = (
-    *(f"on{pitch}" for pitch in range(PITCHES)),
-    *(f"off{pitch}" for pitch in range(PITCHES)),
-    *(f"shift{steps}" for steps in range(1, SHIFTS + 1)),
-    *(f"vel{number}" for number in range(1, BINS + 1)),
+    *(f"on{pitch}" for pitch in range(NUM_PITCHES)),
+    *(f"off{pitch}" for pitch in range(NUM_PITCHES)),
+    *(f"shift{steps}" for steps in range(1, MAX_SHIFT_STEPS + 1)),
+    *(f"vel{number}" for number in range(1, NUM_VELOCITY_BINS + 1)),
 )
-SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
-_READ = {
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
+_PARSED_EVENTS = {
     event: (event.rstrip("0123456789"), int(event.lstrip("abcdefghijklmnopqrstuvwxyz"))) for event in EVENTS
 }  # what happens, and its number
 
@@ -38,46 +38,54 @@ class Note(NamedTuple):
     velocity: int
 
 
-def build_events() -> Tokenizer:
+def build_event_tokenizer() -> Tokenizer:
     """The tokenizer of performances: a word is an event, and nothing is learnt."""
-    vocab = {word: i for i, word in enumerate((*SPECIALS, *EVENTS))}
-    made = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), apart(SPECIALS)])
-    add_specials(made, SPECIALS)
-    return made
+    vocab = {word: i for i, word in enumerate((*SPECIAL_TOKENS, *EVENTS))}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), split_special_tokens(SPECIAL_TOKENS)]
+    )
+    add_special_tokens(tokenizer, SPECIAL_TOKENS)
+    return tokenizer
 
 
-def to_events(notes: Iterable[Note]) -> list[str]:
+def notes_to_events(notes: Iterable[Note]) -> list[str]:
     """The one way that a performance is written.
 
     Times are rounded to 10 ms, and a note lasts that long at least. A key that is struck again is let go first. At one
     moment keys are let go before others are struck, each from low to high; a velocity is said where it changes; silence
     behind the last note is not written.
     """
-    struck: dict[tuple[int, int], tuple[int, int]] = {}  # pitch and start to end and bin; the last of two stays
+    end_and_bin: dict[tuple[int, int], tuple[int, int]] = {}  # pitch and start to end and bin; the last of two stays
     for start, end, pitch, velocity in sorted(notes):
-        first = round(start / STEP)
-        struck[pitch, first] = max(round(end / STEP), first + 1), min(max(velocity, 0), 127) // WIDTH + 1
-    moments: list[tuple[int, bool, int, int]] = []  # when, struck or let go, pitch, bin
-    following = dict(zip(keys := sorted(struck), [*keys[1:], (PITCHES, 0)]))
-    for (pitch, first), (last, loud) in struck.items():
-        again, when = following[pitch, first]
-        moments += [(first, True, pitch, loud), (min(last, when) if again == pitch else last, False, pitch, 0)]
-    found: list[str] = []
-    now = loudness = 0
-    for when, group in groupby(sorted(moments), key=lambda moment: moment[0]):
-        whole, rest = divmod(when - now, SHIFTS)
-        found += [f"shift{SHIFTS}"] * whole + [f"shift{rest}"] * (rest > 0)
-        for _, strikes, pitch, loud in group:
-            if strikes and loud != loudness:
-                found.append(f"vel{loud}")
-                loudness = loud
-            found.append(f"{'on' if strikes else 'off'}{pitch}")
-        now = when
-    return found
+        start_step = round(start / SECONDS_PER_STEP)
+        end_and_bin[pitch, start_step] = (
+            max(round(end / SECONDS_PER_STEP), start_step + 1),
+            min(max(velocity, 0), 127) // VELOCITY_BIN_WIDTH + 1,
+        )
+    key_changes: list[tuple[int, bool, int, int]] = []  # when, struck or let go, pitch, bin
+    next_key = dict(zip(keys := sorted(end_and_bin), [*keys[1:], (NUM_PITCHES, 0)]))
+    for (pitch, start_step), (end_step, velocity_bin) in end_and_bin.items():
+        next_pitch, step = next_key[pitch, start_step]
+        key_changes += [
+            (start_step, True, pitch, velocity_bin),
+            (min(end_step, step) if next_pitch == pitch else end_step, False, pitch, 0),
+        ]
+    events: list[str] = []
+    now = current_bin = 0
+    for step, group in groupby(sorted(key_changes), key=lambda moment: moment[0]):
+        num_full_shifts, rest = divmod(step - now, MAX_SHIFT_STEPS)
+        events += [f"shift{MAX_SHIFT_STEPS}"] * num_full_shifts + [f"shift{rest}"] * (rest > 0)
+        for _, is_on, pitch, velocity_bin in group:
+            if is_on and velocity_bin != current_bin:
+                events.append(f"vel{velocity_bin}")
+                current_bin = velocity_bin
+            events.append(f"{'on' if is_on else 'off'}{pitch}")
+        now = step
+    return events
 
 
-def to_notes(events: Sequence[str]) -> list[Note]:
+def events_to_notes(events: Sequence[str]) -> list[Note]:
     """What is heard. Words that are no events are passed over, as are keys let go that were not struck.
 
     A key struck twice is let go between; what still sounds at the end ends there. Velocities are the middles of their
@@ -85,20 +93,23 @@ def to_notes(events: Sequence[str]) -> list[Note]:
     """
     notes: list[tuple[int, int, int, int]] = []
     sounding: dict[int, tuple[int, int]] = {}  # pitch to when and how hard
-    now, loud = 0, BINS // 2
-    for kind, number in (_READ[event] for event in events if event in _READ):
+    now, velocity_bin = 0, NUM_VELOCITY_BINS // 2
+    for kind, value in (_PARSED_EVENTS[event] for event in events if event in _PARSED_EVENTS):
         if kind == "shift":
-            now += number
+            now += value
         elif kind == "vel":
-            loud = number
+            velocity_bin = value
         else:
-            if number in sounding:
-                notes.append(_note(now, number, *sounding.pop(number)))
+            if value in sounding:
+                notes.append(_quantized_note(now, value, *sounding.pop(value)))
             if kind == "on":
-                sounding[number] = now, loud
-    notes += [_note(now, pitch, *struck) for pitch, struck in sounding.items()]
-    return [Note(start * STEP, end * STEP, pitch, velocity) for start, end, pitch, velocity in sorted(notes)]
+                sounding[value] = now, velocity_bin
+    notes += [_quantized_note(now, pitch, *start_and_bin) for pitch, start_and_bin in sounding.items()]
+    return [
+        Note(start * SECONDS_PER_STEP, end * SECONDS_PER_STEP, pitch, velocity)
+        for start, end, pitch, velocity in sorted(notes)
+    ]
 
 
-def _note(now: int, pitch: int, start: int, loud: int) -> tuple[int, int, int, int]:
-    return start, max(now, start + 1), pitch, (loud - 1) * WIDTH + WIDTH // 2
+def _quantized_note(now: int, pitch: int, start: int, velocity_bin: int) -> tuple[int, int, int, int]:
+    return start, max(now, start + 1), pitch, (velocity_bin - 1) * VELOCITY_BIN_WIDTH + VELOCITY_BIN_WIDTH // 2

@@ -13,51 +13,51 @@ from polyseme.text import sentencepiece_model as sentence_pieces
 from polyseme.text.pipelines import (
     BERT_SPECIALS,
     END_OF_TEXT,
-    END_OF_WORD,
+    END_OF_WORD_SUFFIX,
     ROBERTA_SPECIALS,
-    add_specials,
+    add_special_tokens,
     build_bpe,
     build_wordpiece,
 )
 
-_FORMS = "BERT's vocab.txt, vocab.json with merges.txt (GPT-2, GPT), sentencepiece's .model, tokenizer.json"
+_SUPPORTED_FORMATS = "BERT's vocab.txt, vocab.json with merges.txt (GPT-2, GPT), sentencepiece's .model, tokenizer.json"
 
 
-def read_published(files: Sequence[Path], lowercase: bool | None = None) -> tuple[Tokenizer, dict[str, str]]:
+def import_vocabulary(files: Sequence[Path], lowercase: bool | None = None) -> tuple[Tokenizer, dict[str, str]]:
     """A tokenizer from one file, or from a vocabulary and its merges in any order; and its special tokens' names.
 
     `lowercase` is a question for BERT and GPT-2 only; the others say it themselves.
     """
-    contents = {path: _read(path) for path in files}
-    by_form: dict[str, Path] = {}
+    contents = {path: _read_bytes(path) for path in files}
+    path_by_format: dict[str, Path] = {}
     for path, content in contents.items():
-        form = _form(content)
-        if form is None:
-            raise UserError(f"{path} is no vocabulary that is known here: {_FORMS}")
-        if form in by_form:
-            raise UserError(f"{by_form[form]} and {path} are both {form}: one is wanted")
-        by_form[form] = path
-    forms = set(by_form)
-    if forms == {"a vocabulary of BPE", "merges of BPE"}:
-        vocab = json.loads(contents[by_form["a vocabulary of BPE"]])
-        return _read_bpe(vocab, by_form["merges of BPE"], contents[by_form["merges of BPE"]], lowercase), {}
-    if forms in ({"a vocabulary of BPE"}, {"merges of BPE"}):
-        other = "its merges (merges.txt)" if "a vocabulary of BPE" in forms else "its vocabulary (vocab.json)"
-        raise UserError(f"{files[0]} is {next(iter(forms))}: {other} has to be given too")
-    if len(forms) != 1:
+        file_format = _detect_format(content)
+        if file_format is None:
+            raise UserError(f"{path} is no vocabulary that is known here: {_SUPPORTED_FORMATS}")
+        if file_format in path_by_format:
+            raise UserError(f"{path_by_format[file_format]} and {path} are both {file_format}: one is wanted")
+        path_by_format[file_format] = path
+    formats = set(path_by_format)
+    if formats == {"a vocabulary of BPE", "merges of BPE"}:
+        vocab = json.loads(contents[path_by_format["a vocabulary of BPE"]])
+        return _read_bpe(
+            vocab, path_by_format["merges of BPE"], contents[path_by_format["merges of BPE"]], lowercase
+        ), {}
+    if formats in ({"a vocabulary of BPE"}, {"merges of BPE"}):
+        missing_file = "its merges (merges.txt)" if "a vocabulary of BPE" in formats else "its vocabulary (vocab.json)"
+        raise UserError(f"{files[0]} is {next(iter(formats))}: {missing_file} has to be given too")
+    if len(formats) != 1:
         raise UserError(
             f"{', '.join(map(str, files))} do not belong together: one file, or a vocabulary and its merges"
         )
     (path,) = files
-    if forms == {"a BERT vocabulary"}:
-        return read_vocab(path, lowercase), {}
+    if formats == {"a BERT vocabulary"}:
+        return read_wordpiece_vocab(path, lowercase), {}
     if lowercase is not None:
-        raise UserError(
-            f"{path} says itself whether it lowers case: --lowercase is for BERT's and GPT-2's vocabularies"
-        )
-    if forms == {"a tokenizer.json"}:
+        raise UserError(f"{path} says itself whether it lowers case: lowercase is for BERT's and GPT-2's vocabularies")
+    if formats == {"a tokenizer.json"}:
         return read_tokenizer(path), {}
-    return sentence_pieces.build(sentence_pieces.parse(contents[path]), str(path))
+    return sentence_pieces.build_tokenizer(sentence_pieces.parse_model(contents[path]), str(path))
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
@@ -67,15 +67,15 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise UserError(f"{path} is not a tokenizer: {error}") from None
 
 
-def read_vocab(path: Path, lowercase: bool | None) -> Tokenizer:
+def read_wordpiece_vocab(path: Path, lowercase: bool | None) -> Tokenizer:
     """BERT's `vocab.txt`; lower case, if not told, unless some piece of it is not."""
     try:
-        pieces = _read(path).decode().removesuffix("\n").split("\n")
+        pieces = _read_bytes(path).decode().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text: byte {error.start}") from None
     vocab = {piece.rstrip("\r"): i for i, piece in enumerate(pieces)}
-    if lost := [token for token in BERT_SPECIALS if token not in vocab]:
-        raise UserError(f"{path} is not a BERT vocabulary: it has no {' '.join(lost)}")
+    if missing_tokens := [token for token in BERT_SPECIALS if token not in vocab]:
+        raise UserError(f"{path} is not a BERT vocabulary: it has no {' '.join(missing_tokens)}")
     if len(vocab) < len(pieces):
         raise UserError(f"{path} is not a BERT vocabulary: {len(pieces) - len(vocab)} of its lines occur twice")
     if lowercase is None:
@@ -86,23 +86,23 @@ def read_vocab(path: Path, lowercase: bool | None) -> Tokenizer:
 def _read_bpe(vocab: dict[str, int], merges_path: Path, content: bytes, lowercase: bool | None) -> Tokenizer:
     """GPT-2's BPE of bytes, or GPT's (2018) of characters, whose last piece of a word ends in `</w>`."""
     merges: list[tuple[str, str]] = []
-    for number, line in enumerate(content.decode().split("\n"), start=1):
-        if not line.strip() or (number == 1 and line.startswith("#version")):
+    for line_number, line in enumerate(content.decode().split("\n"), start=1):
+        if not line.strip() or (line_number == 1 and line.startswith("#version")):
             continue
         pair = line.rstrip("\r").split(" ")
         if len(pair) != 2:
-            raise UserError(f"{merges_path}, line {number}: {line!r} is not two pieces with a space between")
-        if lost := [piece for piece in (*pair, "".join(pair)) if piece not in vocab]:
-            raise UserError(f"{merges_path}, line {number}: {lost[0]!r} is not in the vocabulary")
+            raise UserError(f"{merges_path}, line {line_number}: {line!r} is not two pieces with a space between")
+        if missing_pieces := [piece for piece in (*pair, "".join(pair)) if piece not in vocab]:
+            raise UserError(f"{merges_path}, line {line_number}: {missing_pieces[0]!r} is not in the vocabulary")
         merges.append((pair[0], pair[1]))
     if sorted(vocab.values()) != list(range(len(vocab))):
         raise UserError(f"the vocabulary that goes with {merges_path} does not number its pieces from 0 to the last")
-    if any(piece.endswith(END_OF_WORD) for piece in vocab):
+    if any(piece.endswith(END_OF_WORD_SUFFIX) for piece in vocab):
         return _build_gpt(vocab, merges)
-    specials = [token for token in (END_OF_TEXT, *ROBERTA_SPECIALS) if token in vocab]
-    if not specials:
+    special_tokens = [token for token in (END_OF_TEXT, *ROBERTA_SPECIALS) if token in vocab]
+    if not special_tokens:
         raise UserError(f"the vocabulary that goes with {merges_path} has no {END_OF_TEXT}")
-    return build_bpe(vocab, merges, bool(lowercase), specials)
+    return build_bpe(vocab, merges, bool(lowercase), special_tokens)
 
 
 def _build_gpt(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
@@ -110,16 +110,16 @@ def _build_gpt(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenize
 
     The first release cut with spaCy after ftfy; without them it falls back to this.
     """
-    unknown = "<unk>" if "<unk>" in vocab else None
-    made = Tokenizer(models.BPE(vocab, merges, unk_token=unknown, end_of_word_suffix=END_OF_WORD))
-    made.normalizer = normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
-    add_specials(made, [unknown] if unknown else [])
-    return made
+    unk_token = "<unk>" if "<unk>" in vocab else None
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token=unk_token, end_of_word_suffix=END_OF_WORD_SUFFIX))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.BPEDecoder(suffix=END_OF_WORD_SUFFIX)
+    add_special_tokens(tokenizer, [unk_token] if unk_token else [])
+    return tokenizer
 
 
-def _form(content: bytes) -> str | None:
+def _detect_format(content: bytes) -> str | None:
     """What a file is, by its content."""
     if content.lstrip()[:1] == b"{":
         try:
@@ -128,7 +128,7 @@ def _form(content: bytes) -> str | None:
             return None
         if isinstance(value.get("model"), dict):
             return "a tokenizer.json"
-        return "a vocabulary of BPE" if value and all(type(number) is int for number in value.values()) else None
+        return "a vocabulary of BPE" if value and all(type(token_id) is int for token_id in value.values()) else None
     try:
         lines = content.decode().split("\n")
     except UnicodeDecodeError:
@@ -139,13 +139,13 @@ def _form(content: bytes) -> str | None:
     if pairs and all(len(pair.split(" ")) == 2 for pair in pairs):
         return "merges of BPE"
     try:
-        sentence_pieces.parse(content)
+        sentence_pieces.parse_model(content)
     except ValueError:
         return None
     return "a sentencepiece model"
 
 
-def _read(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:

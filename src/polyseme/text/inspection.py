@@ -9,97 +9,102 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.text.pipelines import END_OF_WORD, PREFIX, SPACE, sound
+from polyseme.text.pipelines import CONTINUATION_PREFIX, END_OF_WORD_SUFFIX, METASPACE, replace_surrogates
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.text.validation import bare
+from polyseme.text.validation import strip_markers
 
-_BATCH = 1_000_000  # characters that are encoded together
+_BATCH_CHARS = 1_000_000  # characters that are encoded together
 
 
-def describe(tokenizer: Tokenizer) -> dict[str, Any]:
+def describe_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     """Facts about the vocabulary alone. Pieces of bytes have a length in bytes, the others in characters."""
-    pieces = [piece for i, piece in enumerate(tokenizer.vocabulary) if i not in tokenizer.special_ids]
-    lengths = Counter(len(bare(tokenizer, piece).replace(SPACE, "")) for piece in pieces)
-    inner = _continues(tokenizer, pieces)
-    alphabet = {character for piece in pieces for character in bare(tokenizer, piece)}
+    pieces = [piece for i, piece in enumerate(tokenizer.vocabulary) if i not in tokenizer.all_special_ids]
+    lengths = Counter(len(strip_markers(tokenizer, piece).replace(METASPACE, "")) for piece in pieces)
+    num_continuations = _count_continuations(tokenizer, pieces)
+    alphabet = {character for piece in pieces for character in strip_markers(tokenizer, piece)}
     return {
         "kind": tokenizer.kind,
         "pieces": tokenizer.vocab_size,
         "lowercase": tokenizer.lowercase,
         "specials": {
-            role: [token, getattr(tokenizer.specials, role)] for role, token in tokenizer.special_tokens.items()
+            role: [token, getattr(tokenizer.special_token_ids, role)]
+            for role, token in tokenizer.special_tokens_map.items()
         },
-        "continuation pieces": None if inner is None else inner / max(len(pieces), 1),
-        "characters": None if tokenizer.byte_level else len(alphabet - {SPACE}),
+        "continuation pieces": None if num_continuations is None else num_continuations / max(len(pieces), 1),
+        "characters": None if tokenizer.is_byte_level else len(alphabet - {METASPACE}),
         "lengths": {str(length): count for length, count in sorted(lengths.items())},
         "mean length": sum(length * count for length, count in lengths.items()) / max(len(pieces), 1),
         "hash": tokenizer.hash,
     }
 
 
-def _continues(tokenizer: Tokenizer, pieces: list[str]) -> int | None:
+def _count_continuations(tokenizer: Tokenizer, pieces: list[str]) -> int | None:
     """How many pieces stand only behind others in a word; None for a kind whose pieces do not say."""
-    if tokenizer.kind in ("characters", "events", "words", "spaced"):
+    if tokenizer.kind in ("characters", "events", "words", "whitespace"):
         return None
     if tokenizer.kind == "wordpiece":
-        return sum(piece.startswith(PREFIX) for piece in pieces)
-    if any(piece.endswith(END_OF_WORD) for piece in pieces):
+        return sum(piece.startswith(CONTINUATION_PREFIX) for piece in pieces)
+    if any(piece.endswith(END_OF_WORD_SUFFIX) for piece in pieces):
         return None
-    return sum(not piece.startswith("Ġ" if tokenizer.byte_level else SPACE) for piece in pieces)
+    return sum(not piece.startswith("Ġ" if tokenizer.is_byte_level else METASPACE) for piece in pieces)
 
 
 @dataclass
-class Measured:
+class TokenizationStats:
     """Sums over the texts of one group."""
 
-    documents: int = 0
-    characters: int = 0
-    words: int = 0  # as white space parts them
-    tokens: int = 0
-    unknown: int = 0
-    units: int = 0  # words as the tokenizer parts them, at punctuation too
-    whole: int = 0  # of these, the ones that are one known token
+    num_documents: int = 0
+    num_chars: int = 0
+    num_words: int = 0  # as white space parts them
+    num_tokens: int = 0
+    num_unknown: int = 0
+    num_pretokens: int = 0  # words as the tokenizer parts them, at punctuation too
+    num_whole_words: int = 0  # of these, the ones that are one known token
 
-    def row(self) -> dict[str, float]:
-        tokens, words = max(self.tokens, 1), max(self.words, 1)
+    def to_row(self) -> dict[str, float]:
+        tokens, words = max(self.num_tokens, 1), max(self.num_words, 1)
         return {
-            "documents": self.documents,
-            "characters": self.characters,
-            "words": self.words,
-            "tokens": self.tokens,
-            "tokens per word": self.tokens / words,
-            "characters per token": self.characters / tokens,
-            "unknown": self.unknown / tokens,
-            "kept whole": self.whole / max(self.units, 1),
+            "documents": self.num_documents,
+            "characters": self.num_chars,
+            "words": self.num_words,
+            "tokens": self.num_tokens,
+            "tokens per word": self.num_tokens / words,
+            "characters per token": self.num_chars / tokens,
+            "unknown": self.num_unknown / tokens,
+            "whole words": self.num_whole_words / max(self.num_pretokens, 1),
         }
 
 
-def measure(tokenizer: Tokenizer, texts: Iterable[tuple[Hashable, str]]) -> dict[Hashable, Measured]:
+def measure_tokenization(
+    tokenizer: Tokenizer, texts: Iterable[tuple[Hashable, str]]
+) -> dict[Hashable, TokenizationStats]:
     """How the tokenizer does on the texts of each group, in bounded memory."""
-    found: dict[Hashable, Measured] = {}
-    waiting: dict[Hashable, list[str]] = {}
-    size = 0
+    stats_by_group: dict[Hashable, TokenizationStats] = {}
+    pending: dict[Hashable, list[str]] = {}
+    pending_chars = 0
     for group, text in texts:
-        waiting.setdefault(group, []).append(sound(text))
-        size += len(text)
-        if size >= _BATCH:
-            for each, some in waiting.items():
-                _add(tokenizer, found.setdefault(each, Measured()), some)
-            waiting, size = {}, 0
-    for each, some in waiting.items():
-        _add(tokenizer, found.setdefault(each, Measured()), some)
-    return found
+        pending.setdefault(group, []).append(replace_surrogates(text))
+        pending_chars += len(text)
+        if pending_chars >= _BATCH_CHARS:
+            for pending_group, pending_texts in pending.items():
+                _add_texts(tokenizer, stats_by_group.setdefault(pending_group, TokenizationStats()), pending_texts)
+            pending, pending_chars = {}, 0
+    for pending_group, pending_texts in pending.items():
+        _add_texts(tokenizer, stats_by_group.setdefault(pending_group, TokenizationStats()), pending_texts)
+    return stats_by_group
 
 
-def _add(tokenizer: Tokenizer, sums: Measured, texts: list[str]) -> None:
-    run = tokenizer.encode_run(texts)
-    sums.documents += len(texts)
-    sums.characters += sum(map(len, texts))
-    sums.words += sum(len(text.split()) for text in texts)
-    sums.tokens += len(run.ids)
-    unknown = run.ids == (-1 if tokenizer.byte_level or tokenizer.specials.unk is None else tokenizer.specials.unk)
-    sums.unknown += int(unknown.sum())
-    starts = np.flatnonzero(run.words)
-    sums.units += len(starts)
-    alone = np.diff(np.append(starts, len(run.ids))) == 1
-    sums.whole += int((alone & ~unknown[starts]).sum())
+def _add_texts(tokenizer: Tokenizer, stats: TokenizationStats, texts: list[str]) -> None:
+    encoded = tokenizer.encode_corpus(texts)
+    stats.num_documents += len(texts)
+    stats.num_chars += sum(map(len, texts))
+    stats.num_words += sum(len(text.split()) for text in texts)
+    stats.num_tokens += len(encoded.ids)
+    is_unknown = encoded.ids == (
+        -1 if tokenizer.is_byte_level or tokenizer.special_token_ids.unk is None else tokenizer.special_token_ids.unk
+    )
+    stats.num_unknown += int(is_unknown.sum())
+    starts = np.flatnonzero(encoded.word_starts)
+    stats.num_pretokens += len(starts)
+    is_single_token = np.diff(np.append(starts, len(encoded.ids))) == 1
+    stats.num_whole_words += int((is_single_token & ~is_unknown[starts]).sum())

@@ -18,25 +18,26 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.normalizers import BertNormalizer
 
 from polyseme.errors import UserError
-from polyseme.io.files import read_json, write_json, write_text
+from polyseme.io.atomic import write_text
+from polyseme.io.json import read_json, write_json
 from polyseme.text import validation as contract
-from polyseme.text.cached_encoder import Run, Units, cuts_of, encode_directly
+from polyseme.text.cached_encoder import CachedEncoder, EncodedTexts, encode_uncached, pretokenization_rule
 from polyseme.text.counts import SMOOTHING, WordCounts
-from polyseme.text.events import EVENTS, build_events
-from polyseme.text.importers import read_published, read_tokenizer, read_vocab
+from polyseme.text.events import EVENTS, build_event_tokenizer
+from polyseme.text.importers import import_vocabulary, read_tokenizer, read_wordpiece_vocab
 from polyseme.text.pipelines import (
-    SENTINEL,
-    SPACE,
+    METASPACE,
+    SENTINEL_TEMPLATE,
     add_sentinels,
-    set_end_template,
-    set_frame,
-    set_last_template,
-    sound,
+    replace_surrogates,
+    set_cls_last_template,
+    set_eos_template,
+    set_text_template,
 )
-from polyseme.text.trainers import MAX_ALPHABET, learn
+from polyseme.text.trainers import MAX_ALPHABET, train_vocabulary
 
 # What each special role is called when a folder does not say; the first name found in the vocabulary counts.
-_USUAL = {
+_DEFAULT_SPECIAL_TOKENS = {
     "pad": ("[PAD]", "<pad>", "<|endoftext|>"),
     "unk": ("[UNK]", "<unk>", "<|endoftext|>"),
     "cls": ("[CLS]", "<cls>", "<s>"),
@@ -46,16 +47,16 @@ _USUAL = {
     "eos": ("</s>", "<|endoftext|>"),
 }
 # What a folder may hold, the first that is there counts.
-_FILES = (
+_FILE_CANDIDATES = (
     *(("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt")),
     *(("spiece.model",), ("sentencepiece.bpe.model",), ("tokenizer.model",)),
 )
-Kind = Literal["wordpiece", "bpe", "bpe-masked", "unigram", "characters", "words", "spaced"]
-_FIRST, _SECOND = -1, -2  # the two texts' places in a template, where a special token has its id
+TokenizerKind = Literal["wordpiece", "bpe", "byte-bpe-roberta", "unigram", "characters", "words", "whitespace"]
+_FIRST_TEXT, _SECOND_TEXT = -1, -2  # the two texts' places in a template, where a special token has its id
 
 
 @dataclass(frozen=True)
-class Specials:
+class SpecialTokenIds:
     """The id of each special role, None where the vocabulary has none."""
 
     pad: int | None = None
@@ -72,7 +73,7 @@ class Tokenizer:
     """Wraps `tokenizers.Tokenizer`. It never truncates or pads: sequences are packed, and cut by their users.
 
     `encode` and its kin read a special token written in the text (`[MASK]`) as that token, as one who asks a
-    model wants it; `encode_run`, which reads corpora, takes the same characters as plain text.
+    model wants it; `encode_corpus`, which reads corpora, takes the same characters as plain text.
     """
 
     def __init__(self, backend: Backend, config: dict[str, Any] | None = None):
@@ -80,20 +81,25 @@ class Tokenizer:
         self.config = config or {}
         backend.no_truncation()
         backend.no_padding()
-        self.special_tokens = _special_tokens(backend, self.config)
-        self.specials = Specials(**{r: backend.token_to_id(t) for r, t in self.special_tokens.items()})
-        self._single, self._pair = _template(backend.encode("a")), _template(backend.encode("a", "a"))
+        self.special_tokens_map = _find_special_tokens(backend, self.config)
+        self.special_token_ids = SpecialTokenIds(
+            **{r: backend.token_to_id(t) for r, t in self.special_tokens_map.items()}
+        )
+        self._single_template, self._pair_template = (
+            _extract_template(backend.encode("a")),
+            _extract_template(backend.encode("a", "a")),
+        )
 
     @classmethod
     def train(
         cls,
-        kind: Kind,
+        kind: TokenizerKind,
         texts: Iterable[str],
         vocab_size: int,
         lowercase: bool | None = None,
         min_frequency: int = 2,
         max_alphabet: int = MAX_ALPHABET,
-        sentinels: int = 0,
+        num_sentinels: int = 0,
     ) -> Tokenizer:
         """Learn a vocabulary of at most `vocab_size` entries; the same texts give the same one.
 
@@ -102,27 +108,31 @@ class Tokenizer:
         counts = WordCounts(kind, lowercase)
         for text in texts:
             counts.add(text)
-        return cls.learn(counts, vocab_size, min_frequency, max_alphabet, sentinels=sentinels)
+        return cls.from_counts(counts, vocab_size, min_frequency, max_alphabet, num_sentinels=num_sentinels)
 
     @classmethod
-    def learn(
+    def from_counts(
         cls,
         counts: WordCounts,
         vocab_size: int,
         min_frequency: int = 2,
         max_alphabet: int = MAX_ALPHABET,
         smoothing: float = SMOOTHING,
-        sentinels: int = 0,
+        num_sentinels: int = 0,
     ) -> Tokenizer:
         """A tokenizer from counted words, checked on a sample of the text that was counted.
 
         `min_frequency` is of WordPiece, BPE and words; `smoothing` is the exponent on the sizes of languages. The last
-        `sentinels` entries stand for spans that are taken out of a text, which T5's objective needs.
+        `num_sentinels` entries stand for spans that are taken out of a text, which T5's objective needs.
         """
-        words = counts.combined(smoothing)
-        made = cls(learn(counts.kind, words, vocab_size, counts.lowercase, min_frequency, max_alphabet, sentinels))
-        made.check(counts.sample())
-        return made
+        word_counts = counts.smoothed_counts(smoothing)
+        tokenizer = cls(
+            train_vocabulary(
+                counts.kind, word_counts, vocab_size, counts.lowercase, min_frequency, max_alphabet, num_sentinels
+            )
+        )
+        tokenizer.validate(counts.sample_texts())
+        return tokenizer
 
     @classmethod
     def load(cls, path: Path | str) -> Tokenizer:
@@ -132,15 +142,17 @@ class Tokenizer:
         """
         path = Path(path)
         if str(path) == "events" and not path.exists():
-            return cls(build_events())
+            return cls(build_event_tokenizer())
         folder = path if path.is_dir() else path.parent
         files = [path]
         if path.is_dir():
-            there = ([folder / name for name in names] for names in _FILES)
-            files = next((names for names in there if all(map(Path.is_file, names))), [])
+            candidates = ([folder / name for name in names] for names in _FILE_CANDIDATES)
+            files = next((names for names in candidates if all(map(Path.is_file, names))), [])
             if not files:
-                rest = "vocab.json with merges.txt or a sentencepiece .model"
-                raise UserError(f"no tokenizer in {folder}: neither tokenizer.json nor vocab.txt, {rest} is there")
+                other_formats = "vocab.json with merges.txt or a sentencepiece .model"
+                raise UserError(
+                    f"no tokenizer in {folder}: neither tokenizer.json nor vocab.txt, {other_formats} is there"
+                )
         elif not path.is_file():
             raise UserError(f"no tokenizer at {path}: there is no such file or folder")
         config: dict[str, Any] = {}
@@ -148,32 +160,34 @@ class Tokenizer:
             if (folder / name).is_file():
                 config |= read_json(folder / name)
         if files[0].suffix == ".txt":
-            return cls(read_vocab(files[0], config.get("do_lower_case")), config)
+            return cls(read_wordpiece_vocab(files[0], config.get("do_lower_case")), config)
         if files[0].suffix == ".json" and len(files) == 1:
             return cls(read_tokenizer(files[0]), config)
-        backend, tokens = read_published(files)
-        if (sentinels := config.get("extra_ids")) and backend.token_to_id(SENTINEL.format(0)) is None:
-            add_sentinels(backend, sentinels)  # T5's file of pieces holds neither them nor what stands around a text
-            set_end_template(backend)
+        backend, tokens = import_vocabulary(files)
+        if (num_sentinels := config.get("extra_ids")) and backend.token_to_id(SENTINEL_TEMPLATE.format(0)) is None:
+            add_sentinels(
+                backend, num_sentinels
+            )  # T5's file of pieces holds neither them nor what stands around a text
+            set_eos_template(backend)
         return cls(backend, tokens | config)
 
     @classmethod
-    def read(cls, files: Sequence[Path], lowercase: bool | None = None) -> Tokenizer:
+    def import_files(cls, files: Sequence[Path], lowercase: bool | None = None) -> Tokenizer:
         """From a published vocabulary: one file, or a vocabulary and its merges; what they are, their content says."""
-        return cls(*read_published(files, lowercase))
+        return cls(*import_vocabulary(files, lowercase))
 
     def save(self, folder: Path) -> None:
-        """Write what `transformers.AutoTokenizer` opens, after `check`; `vocab.txt` too for WordPiece."""
-        self.check()
-        tokens = {f"{role}_token": token for role, token in self.special_tokens.items()}
+        """Write what `transformers.AutoTokenizer` opens, after `validate`; `vocab.txt` too for WordPiece."""
+        self.validate()
+        tokens = {f"{role}_token": token for role, token in self.special_tokens_map.items()}
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
         normalizer = self.backend.normalizer
-        if self.kind == "bpe" and self.byte_level and normalizer is None and not self.num_added():
+        if self.kind == "bpe" and self.is_byte_level and normalizer is None and not self.num_special_tokens_to_add():
             config["tokenizer_class"] = "GPT2Tokenizer"
         elif (
             self.kind == "wordpiece"
             and isinstance(normalizer, BertNormalizer)
-            and self.wrap([])[0] == [self.specials.cls, self.specials.sep]
+            and self.build_inputs_with_special_tokens([])[0] == [self.special_token_ids.cls, self.special_token_ids.sep]
         ):
             config["tokenizer_class"] = "BertTokenizer"
             config["do_lower_case"] = normalizer.lowercase
@@ -188,18 +202,18 @@ class Tokenizer:
     @cached_property
     def kind(self) -> str:
         """What it was trained as, or would be; characters is a BPE model without merges; else the model's name."""
-        name = type(self.backend.model).__name__.lower()
-        if name == "wordlevel" and self.vocabulary[-len(EVENTS) :] == list(EVENTS):
+        model_name = type(self.backend.model).__name__.lower()
+        if model_name == "wordlevel" and self.vocabulary[-len(EVENTS) :] == list(EVENTS):
             return "events"
-        if name == "wordlevel":
-            before = type(self.backend.pre_tokenizer).__name__
-            return {"BertPreTokenizer": "words", "Sequence": "spaced"}.get(before, name)
-        if name == "bpe" and self.byte_level and self.specials.mask is not None:
-            return "bpe-masked"
-        if name != "bpe" or self.byte_level:
-            return name
-        plain = (piece for i, piece in enumerate(self.vocabulary) if i not in self.special_ids)
-        return "characters" if all(len(piece) == 1 for piece in plain) else name
+        if model_name == "wordlevel":
+            pre_tokenizer_name = type(self.backend.pre_tokenizer).__name__
+            return {"BertPreTokenizer": "words", "Sequence": "whitespace"}.get(pre_tokenizer_name, model_name)
+        if model_name == "bpe" and self.is_byte_level and self.special_token_ids.mask is not None:
+            return "byte-bpe-roberta"
+        if model_name != "bpe" or self.is_byte_level:
+            return model_name
+        plain_pieces = (piece for i, piece in enumerate(self.vocabulary) if i not in self.all_special_ids)
+        return "characters" if all(len(piece) == 1 for piece in plain_pieces) else model_name
 
     @property
     def lowercase(self) -> bool:
@@ -213,49 +227,51 @@ class Tokenizer:
     @cached_property
     def vocabulary(self) -> list[str]:
         """Every entry, at the place of its id."""
-        return self.pieces(range(self.vocab_size))
+        return self.convert_ids_to_tokens(range(self.vocab_size))
 
     @cached_property
     def hash(self) -> str:
         """Equal for equal behaviour: file layout, key order and fields at null or false do not count."""
 
-        def bare(value: Any) -> Any:
+        def drop_unset(value: Any) -> Any:
             if isinstance(value, dict):
-                return {key: bare(item) for key, item in value.items() if item is not None and item is not False}
-            return [bare(item) for item in value] if isinstance(value, list) else value
+                return {
+                    key: drop_unset(entry) for key, entry in value.items() if entry is not None and entry is not False
+                }
+            return [drop_unset(entry) for entry in value] if isinstance(value, list) else value
 
-        canonical = json.dumps(bare(json.loads(self.backend.to_str())), sort_keys=True, ensure_ascii=False)
+        canonical = json.dumps(drop_unset(json.loads(self.backend.to_str())), sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     @property
     def mask_token(self) -> str | None:
-        return self.special_tokens.get("mask")
+        return self.special_tokens_map.get("mask")
 
     @cached_property
-    def special_ids(self) -> frozenset[int]:
-        added = self.backend.get_added_tokens_decoder()
-        roles = (i for i in asdict(self.specials).values() if i is not None)
-        return frozenset([*roles, *(i for i, token in added.items() if token.special)])
+    def all_special_ids(self) -> frozenset[int]:
+        added_tokens = self.backend.get_added_tokens_decoder()
+        role_ids = (i for i in asdict(self.special_token_ids).values() if i is not None)
+        return frozenset([*role_ids, *(i for i, token in added_tokens.items() if token.special)])
 
     @cached_property
-    def sentinels(self) -> tuple[int, ...]:
+    def sentinel_ids(self) -> tuple[int, ...]:
         """The ids that stand for the first, second, … span taken out of a text."""
         vocab = self.backend.get_vocab()
-        names = (SENTINEL.format(i) for i in itertools.count())
+        names = (SENTINEL_TEMPLATE.format(i) for i in itertools.count())
         return tuple(vocab[name] for name in itertools.takewhile(vocab.__contains__, names))
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special tokens around it. Here and below a lone surrogate reads as U+FFFD."""
-        ids: list[int] = self._encoded(text).ids
+        ids: list[int] = self._encode_text(text).ids
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         encode = partial(self.backend.encode_batch_fast, add_special_tokens=False)
         try:
-            found = encode(list(texts))
+            encodings = encode(list(texts))
         except TypeError:
-            found = encode(list(map(sound, texts)))
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in found]
+            encodings = encode(list(map(replace_surrogates, texts)))
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids, and for each the characters of the text it covers.
@@ -263,17 +279,17 @@ class Tokenizer:
         A space that is put before a text covers nothing. What was composed with the character before it, or a
         mark that was taken off it, is covered with that character.
         """
-        encoding = self._encoded(text)
+        encoding = self._encode_text(text)
         ids, offsets = encoding.ids, encoding.offsets
-        space = self.backend.token_to_id(SPACE)
-        if space is None and (text.isascii() or self.byte_level):
+        metaspace_id = self.backend.token_to_id(METASPACE)
+        if metaspace_id is None and (text.isascii() or self.is_byte_level):
             return ids, offsets
-        fixed = self.special_ids - {self.specials.unk}
+        special_ids = self.all_special_ids - {self.special_token_ids.unk}
         for i, (start, end) in enumerate(offsets):
-            after = offsets[i + 1][0] if i + 1 < len(ids) else len(text)
-            if ids[i] == space and after < end:
+            next_start = offsets[i + 1][0] if i + 1 < len(ids) else len(text)
+            if ids[i] == metaspace_id and next_start < end:
                 end = start
-            while end < after and ids[i] not in fixed and _joins(text[end]):
+            while end < next_start and ids[i] not in special_ids and _is_combined(text[end]):
                 end += 1
             offsets[i] = start, end
         return ids, offsets
@@ -285,100 +301,102 @@ class Tokenizer:
         first piece; where it is a token of its own (characters) it goes with the word before. A word that is
         nothing but control characters has no id.
         """
-        encoding = self._encoded(" ".join(words))
+        encoding = self._encode_text(" ".join(words))
         starts = np.cumsum([0, *(len(word) + 1 for word in words)])[:-1]
-        lasts = [max(start, end - 1) for start, end in encoding.offsets]
-        of = np.searchsorted(starts - (self.kind != "characters"), lasts, side="right") - 1
-        return encoding.ids, of.tolist()
+        last_chars = [max(start, end - 1) for start, end in encoding.offsets]
+        word_indices = np.searchsorted(starts - (self.kind != "characters"), last_chars, side="right") - 1
+        return encoding.ids, word_indices.tolist()
 
-    def encode_run(self, texts: Sequence[str]) -> Run:
+    def encode_corpus(self, texts: Sequence[str]) -> EncodedTexts:
         """Many texts at once, with no Python work per token: what a corpus is made of."""
-        if self._units is not None:
-            return self._units.encode(texts)
-        return encode_directly(self._plain, texts, self._starts_word)
+        if self._cached_encoder is not None:
+            return self._cached_encoder.encode(texts)
+        return encode_uncached(self._plain_backend, texts, self._is_word_start)
 
-    def words_of(self, text: str) -> np.ndarray:
+    def word_start_mask(self, text: str) -> np.ndarray:
         """True for each token of a text that starts a word."""
-        return self.encode_run([sound(text)]).words
+        return self.encode_corpus([replace_surrogates(text)]).word_starts
 
-    def wrap(self, first: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
+    def build_inputs_with_special_tokens(
+        self, first: Sequence[int], second: Sequence[int] | None = None
+    ) -> tuple[list[int], list[int]]:
         """Put the special tokens around one text or a pair; returns ids and segment ids."""
         ids: list[int] = []
         segments: list[int] = []
-        for what, segment in self._single if second is None else self._pair:
-            part = [what] if what >= 0 else list(first) if what == _FIRST else list(second or ())
-            ids += part
-            segments += [segment] * len(part)
+        for slot, segment in self._single_template if second is None else self._pair_template:
+            slot_ids = [slot] if slot >= 0 else list(first) if slot == _FIRST_TEXT else list(second or ())
+            ids += slot_ids
+            segments += [segment] * len(slot_ids)
         return ids, segments
 
-    def marked(self, place: Literal["first", "last"]) -> Tokenizer:
+    def with_cls_position(self, cls_position: Literal["first", "last"]) -> Tokenizer:
         """The tokenizer for a family whose token of the whole sequence stands there; `first` is how they are made."""
-        cls, sep = self.special_tokens.get("cls"), self.special_tokens.get("sep")
-        if place == "first" or cls is None or sep is None:
+        cls, sep = self.special_tokens_map.get("cls"), self.special_tokens_map.get("sep")
+        if cls_position == "first" or cls is None or sep is None:
             return self
         backend = copy.deepcopy(self.backend)
-        set_last_template(backend, cls, sep)
+        set_cls_last_template(backend, cls, sep)
         # other tools have to pad on the other side then, and to hand the segments on
-        names = ["input_ids", "token_type_ids", "attention_mask"]
-        return Tokenizer(backend, self.config | {"padding_side": "left", "model_input_names": names})
+        input_names = ["input_ids", "token_type_ids", "attention_mask"]
+        return Tokenizer(backend, self.config | {"padding_side": "left", "model_input_names": input_names})
 
-    def framed(self, start: str, between: str, end: str) -> Tokenizer:
+    def with_template(self, start: str, between: str, end: str) -> Tokenizer:
         """A copy that puts marks around a text and between two; what the vocabulary lacks of them gets new ids."""
         backend = copy.deepcopy(self.backend)
-        set_frame(backend, start, between, end)
+        set_text_template(backend, start, between, end)
         return Tokenizer(backend, {key: value for key, value in self.config.items() if key != "tokenizer_class"})
 
-    def closed(self) -> Tokenizer:
+    def with_eos(self) -> Tokenizer:
         """A copy that puts the end mark behind a text, where nothing is put around it yet."""
-        end = self.special_tokens.get("eos")
-        if self.num_added() or end is None:
+        eos_token = self.special_tokens_map.get("eos")
+        if self.num_special_tokens_to_add() or eos_token is None:
             return self
         backend = copy.deepcopy(self.backend)
-        set_end_template(backend, end)
+        set_eos_template(backend, eos_token)
         return Tokenizer(backend, self.config)
 
-    def num_added(self, pair: bool = False) -> int:
-        """How many special tokens `wrap` adds."""
-        return sum(what >= 0 for what, _ in (self._pair if pair else self._single))
+    def num_special_tokens_to_add(self, pair: bool = False) -> int:
+        """How many special tokens `build_inputs_with_special_tokens` adds."""
+        return sum(slot >= 0 for slot, _ in (self._pair_template if pair else self._single_template))
 
-    def decode(self, ids: Sequence[int], skip_specials: bool = True) -> str:
-        text: str = self.backend.decode(list(ids), skip_special_tokens=skip_specials)
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
         return [self.backend.id_to_token(int(i)) or "" for i in ids]
 
-    def check(self, sample: Sequence[str] | None = None) -> None:
+    def validate(self, sample: Sequence[str] | None = None) -> None:
         """The contract that every model rests on; a `UserError` names what does not hold.
 
         With a sample of the text it was trained on, too much that is unknown is an error too.
         """
-        contract.check(self, sample)
+        contract.validate_tokenizer(self, sample)
 
     @cached_property
-    def byte_level(self) -> bool:
+    def is_byte_level(self) -> bool:
         """Whether pieces are made of bytes, so that any text can be written."""
         return '"ByteLevel"' in json.dumps(json.loads(self.backend.to_str())["pre_tokenizer"])
 
-    def _encoded(self, text: str) -> Any:
+    def _encode_text(self, text: str) -> Any:
         try:
             return self.backend.encode(text, add_special_tokens=False)
         except TypeError:  # the library's word for a lone surrogate
-            return self.backend.encode(sound(text), add_special_tokens=False)
+            return self.backend.encode(replace_surrogates(text), add_special_tokens=False)
 
     @cached_property
-    def _plain(self) -> Backend:
-        plain = copy.deepcopy(self.backend)
-        plain.encode_special_tokens = True
-        return plain
+    def _plain_backend(self) -> Backend:
+        backend = copy.deepcopy(self.backend)
+        backend.encode_special_tokens = True
+        return backend
 
     @cached_property
-    def _units(self) -> Units | None:
-        rule = cuts_of(self._plain)
-        return None if rule is None else Units(self._plain, rule, self._starts_word)
+    def _cached_encoder(self) -> CachedEncoder | None:
+        rule = pretokenization_rule(self._plain_backend)
+        return None if rule is None else CachedEncoder(self._plain_backend, rule, self._is_word_start)
 
     @cached_property
-    def _starts_word(self) -> np.ndarray | None:
+    def _is_word_start(self) -> np.ndarray | None:
         """For each id whether it starts a word, where the id tells."""
         prefix = getattr(self.backend.model, "continuing_subword_prefix", "")
         if self.kind != "wordpiece" or not prefix:
@@ -386,31 +404,33 @@ class Tokenizer:
         return np.array([not piece.startswith(prefix) for piece in self.vocabulary])
 
 
-def _joins(character: str) -> bool:
+def _is_combined(character: str) -> bool:
     """Whether a character that no token covers went into the one before it, and was not just taken out."""
     return unicodedata.category(character)[0] not in "CZ" and character != "\ufffd"
 
 
-def _special_tokens(backend: Backend, config: dict[str, Any]) -> dict[str, str]:
+def _find_special_tokens(backend: Backend, config: dict[str, Any]) -> dict[str, str]:
     """Role to token: as the folder's files say, else by the usual names."""
-    found: dict[str, str] = {}
-    for role, usual in _USUAL.items():
-        named = config.get(f"{role}_token")
-        if isinstance(named, dict):  # an AddedToken written out
-            named = named.get("content")
-        token = next((t for t in ([named] if named else usual) if backend.token_to_id(t) is not None), None)
-        if named and not token:
-            raise UserError(f"the tokenizer's {role} token {named!r} is not in its vocabulary")
+    token_by_role: dict[str, str] = {}
+    for role, default_tokens in _DEFAULT_SPECIAL_TOKENS.items():
+        configured = config.get(f"{role}_token")
+        if isinstance(configured, dict):  # an AddedToken written out
+            configured = configured.get("content")
+        token = next(
+            (t for t in ([configured] if configured else default_tokens) if backend.token_to_id(t) is not None), None
+        )
+        if configured and not token:
+            raise UserError(f"the tokenizer's {role} token {configured!r} is not in its vocabulary")
         if token:
-            found[role] = token
-    return found
+            token_by_role[role] = token
+    return token_by_role
 
 
-def _template(encoding: Any) -> list[tuple[int, int]]:
+def _extract_template(encoding: Any) -> list[tuple[int, int]]:
     """The places of the special tokens and the texts in an encoded example, each with its segment."""
-    places: list[tuple[int, int]] = []
-    for i, text, segment in zip(encoding.ids, encoding.sequence_ids, encoding.type_ids):
-        place = (i if text is None else (_FIRST, _SECOND)[text], segment)
-        if text is None or place not in places:
-            places.append(place)
-    return places
+    slots: list[tuple[int, int]] = []
+    for token_id, sequence_id, segment in zip(encoding.ids, encoding.sequence_ids, encoding.type_ids):
+        slot = (token_id if sequence_id is None else (_FIRST_TEXT, _SECOND_TEXT)[sequence_id], segment)
+        if sequence_id is None or slot not in slots:
+            slots.append(slot)
+    return slots

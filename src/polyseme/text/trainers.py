@@ -13,89 +13,97 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from polyseme.errors import UserError
 from polyseme.text.pipelines import (
     BERT_SPECIALS,
+    CONTINUATION_PREFIX,
     END_OF_TEXT,
-    PREFIX,
+    METASPACE,
     ROBERTA_SPECIALS,
-    SPACE,
-    SPAN_SPECIALS,
+    T5_SPECIALS,
     UNIGRAM_SPECIALS,
     WORD_SPECIALS,
     add_sentinels,
     build_bpe,
     build_characters,
     build_unigram,
+    build_word_level,
     build_wordpiece,
-    build_words,
 )
-from polyseme.text.sentencepiece_model import parse
+from polyseme.text.sentencepiece_model import parse_model
 
 MAX_ALPHABET = 10_000
-BYTE_SPECIALS: dict[str, Sequence[str]] = {"bpe": (END_OF_TEXT,), "bpe-masked": ROBERTA_SPECIALS}
-_COVERED = 0.9999  # of the text, by the characters that get an entry
-_MOST_UNIGRAM_WORDS = 500_000  # that trainer holds an array of all their suffixes
+BYTE_BPE_SPECIALS: dict[str, Sequence[str]] = {"bpe": (END_OF_TEXT,), "byte-bpe-roberta": ROBERTA_SPECIALS}
+_CHARACTER_COVERAGE = 0.9999  # of the text, by the characters that get an entry
+_MAX_UNIGRAM_WORDS = 500_000  # that trainer holds an array of all their suffixes
 
 
-def learn(
+def train_vocabulary(
     kind: str,
-    words: Mapping[str, int],
+    word_counts: Mapping[str, int],
     vocab_size: int,
     lowercase: bool,
     min_frequency: int = 2,
     max_alphabet: int = MAX_ALPHABET,
-    sentinels: int = 0,
+    num_sentinels: int = 0,
 ) -> Tokenizer:
-    """A tokenizer of at most `vocab_size` entries from sorted counts, as `WordCounts.combined` gives them.
+    """A tokenizer of at most `vocab_size` entries from sorted counts, as `WordCounts.smoothed_counts` gives them.
 
-    The last of them are `sentinels`; a unigram vocabulary that has some has T5's other special tokens too.
+    The last of them are `num_sentinels`; a unigram vocabulary that has some has T5's other special tokens too.
     """
-    check_size(kind, vocab_size, sentinels)
-    if not words:
+    check_vocab_size(kind, vocab_size, num_sentinels)
+    if not word_counts:
         raise UserError("no text came to train the tokenizer on")
-    if sentinels:
-        made = _learn(kind, words, vocab_size - sentinels, lowercase, min_frequency, max_alphabet, SPAN_SPECIALS)
-        add_sentinels(made, sentinels)
-        return made
-    return _learn(kind, words, vocab_size, lowercase, min_frequency, max_alphabet, UNIGRAM_SPECIALS)
+    if num_sentinels:
+        tokenizer = _train_kind(
+            kind, word_counts, vocab_size - num_sentinels, lowercase, min_frequency, max_alphabet, T5_SPECIALS
+        )
+        add_sentinels(tokenizer, num_sentinels)
+        return tokenizer
+    return _train_kind(kind, word_counts, vocab_size, lowercase, min_frequency, max_alphabet, UNIGRAM_SPECIALS)
 
 
-def _learn(
+def _train_kind(
     kind: str,
-    words: Mapping[str, int],
+    word_counts: Mapping[str, int],
     vocab_size: int,
     lowercase: bool,
     min_frequency: int,
     max_alphabet: int,
-    specials: tuple[str, ...],
+    special_tokens: tuple[str, ...],
 ) -> Tokenizer:
     if kind == "wordpiece":
-        return _learn_wordpiece(words, vocab_size, lowercase, min_frequency, max_alphabet)
-    if kind in BYTE_SPECIALS:
-        return _learn_bpe(words, vocab_size, lowercase, min_frequency, BYTE_SPECIALS[kind])
+        return _train_wordpiece(word_counts, vocab_size, lowercase, min_frequency, max_alphabet)
+    if kind in BYTE_BPE_SPECIALS:
+        return _train_bpe(word_counts, vocab_size, lowercase, min_frequency, BYTE_BPE_SPECIALS[kind])
     if kind == "unigram":
-        return _learn_unigram(words, vocab_size, lowercase, max_alphabet, specials)
-    if kind in ("words", "spaced"):
-        often = (word for word, count in words.items() if count >= min_frequency and word not in WORD_SPECIALS)
-        kept = sorted(often, key=lambda word: (-words[word], word))[: vocab_size - len(WORD_SPECIALS)]
-        return build_words(kept, lowercase, kind)
-    alphabet = _alphabet(words, vocab_size, max_alphabet, forms=1)
+        return _train_unigram(word_counts, vocab_size, lowercase, max_alphabet, special_tokens)
+    if kind in ("words", "whitespace"):
+        frequent_words = (
+            word for word, count in word_counts.items() if count >= min_frequency and word not in WORD_SPECIALS
+        )
+        top_words = sorted(frequent_words, key=lambda word: (-word_counts[word], word))[
+            : vocab_size - len(WORD_SPECIALS)
+        ]
+        return build_word_level(top_words, lowercase, kind)
+    alphabet = _choose_alphabet(word_counts, vocab_size, max_alphabet, entries_per_char=1)
     return build_characters(alphabet, lowercase)
 
 
-def check_size(kind: str, vocab_size: int, sentinels: int = 0) -> None:
+def check_vocab_size(kind: str, vocab_size: int, num_sentinels: int = 0) -> None:
     """What can be said about a size before any text is read."""
-    if sentinels:
-        if vocab_size <= sentinels:
-            raise UserError(f"a vocabulary of {vocab_size} is too small: the sentinels alone are {sentinels}")
-        return check_size(kind, vocab_size - sentinels)
-    if kind in BYTE_SPECIALS and vocab_size < (least := 256 + len(BYTE_SPECIALS[kind])):
-        marks = " ".join(BYTE_SPECIALS[kind])
-        raise UserError(f"a vocabulary of {vocab_size} is too small for {kind}: 256 bytes and {marks} need {least}")
+    if num_sentinels:
+        if vocab_size <= num_sentinels:
+            raise UserError(f"a vocabulary of {vocab_size} is too small: the sentinels alone are {num_sentinels}")
+        return check_vocab_size(kind, vocab_size - num_sentinels)
+    if kind in BYTE_BPE_SPECIALS and vocab_size < (min_size := 256 + len(BYTE_BPE_SPECIALS[kind])):
+        special_tokens = " ".join(BYTE_BPE_SPECIALS[kind])
+        raise UserError(
+            f"a vocabulary of {vocab_size} is too small for {kind}: 256 bytes and {special_tokens} need {min_size}"
+        )
     if vocab_size <= len(BERT_SPECIALS):
         raise UserError(f"a vocabulary of {vocab_size} is too small: the special tokens alone are {len(BERT_SPECIALS)}")
 
 
-def _learn_wordpiece(
-    words: Mapping[str, int], vocab_size: int, lowercase: bool, min_frequency: int, max_alphabet: int
+def _train_wordpiece(
+    word_counts: Mapping[str, int], vocab_size: int, lowercase: bool, min_frequency: int, max_alphabet: int
 ) -> Tokenizer:
     """Learn pieces by merging, as the `tokenizers` trainer does, but with a fixed result.
 
@@ -104,44 +112,48 @@ def _learn_wordpiece(
     character in sorted order, which also makes sure that both exist. A word with a character outside the
     alphabet would become [UNK] whole, so it is left out.
     """
-    alphabet = _alphabet(words, vocab_size, max_alphabet, forms=4)  # both forms of all in at most half of it
-    inner = [PREFIX + character for character in alphabet]
+    alphabet = _choose_alphabet(
+        word_counts, vocab_size, max_alphabet, entries_per_char=4
+    )  # both forms of all in at most half of it
+    continuation_chars = [CONTINUATION_PREFIX + character for character in alphabet]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
-        special_tokens=[*BERT_SPECIALS, *inner],
+        special_tokens=[*BERT_SPECIALS, *continuation_chars],
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    learner.train_from_iterator(_repeated(_within(words, alphabet)), trainer)
-    learnt = sorted(learner.get_vocab().items(), key=lambda item: item[1])
-    fixed = dict.fromkeys([*BERT_SPECIALS, *alphabet, *inner])
-    pieces = [*fixed, *(piece for piece, _ in learnt if piece not in fixed)]
+    trained_tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    trained_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trained_tokenizer.train_from_iterator(_repeat_words(_filter_by_alphabet(word_counts, alphabet)), trainer)
+    vocab_items = sorted(trained_tokenizer.get_vocab().items(), key=lambda item: item[1])
+    initial_pieces = dict.fromkeys([*BERT_SPECIALS, *alphabet, *continuation_chars])
+    pieces = [*initial_pieces, *(piece for piece, _ in vocab_items if piece not in initial_pieces)]
     return build_wordpiece({piece: i for i, piece in enumerate(pieces)}, lowercase)
 
 
-def _learn_bpe(
-    words: Mapping[str, int], vocab_size: int, lowercase: bool, min_frequency: int, specials: Sequence[str]
+def _train_bpe(
+    word_counts: Mapping[str, int], vocab_size: int, lowercase: bool, min_frequency: int, special_tokens: Sequence[str]
 ) -> Tokenizer:
     """GPT-2's byte-level BPE. It can write any text, so nothing is unknown; its trainer breaks ties by id."""
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
-        special_tokens=list(specials),
+        special_tokens=list(special_tokens),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    learner = Tokenizer(models.BPE())
-    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # the counted words hold no white space, but signs for it
-    learner.train_from_iterator(_repeated(words), trainer)
-    model = json.loads(learner.to_str())["model"]
-    return build_bpe(model["vocab"], [(first, second) for first, second in model["merges"]], lowercase, specials)
+    trained_tokenizer = Tokenizer(models.BPE())
+    trained_tokenizer.pre_tokenizer = (
+        pre_tokenizers.WhitespaceSplit()
+    )  # the counted words hold no white space, but signs for it
+    trained_tokenizer.train_from_iterator(_repeat_words(word_counts), trainer)
+    model = json.loads(trained_tokenizer.to_str())["model"]
+    return build_bpe(model["vocab"], [(first, second) for first, second in model["merges"]], lowercase, special_tokens)
 
 
-def _learn_unigram(
-    words: Mapping[str, int], vocab_size: int, lowercase: bool, max_alphabet: int, specials: tuple[str, ...]
+def _train_unigram(
+    word_counts: Mapping[str, int], vocab_size: int, lowercase: bool, max_alphabet: int, special_tokens: tuple[str, ...]
 ) -> Tokenizer:
     """Kudo's unigram pieces (2018), by the sentencepiece library on one thread.
 
@@ -153,20 +165,24 @@ def _learn_unigram(
     except ImportError:
         raise UserError("training a unigram vocabulary needs sentencepiece: install polyseme[unigram]") from None
 
-    bare = {word.removeprefix(SPACE): count for word, count in words.items() if word.removeprefix(SPACE)}
-    alphabet = _alphabet(bare, vocab_size, max_alphabet, forms=2, specials=specials)
-    known = _within(bare, alphabet)
-    if len(known) > _MOST_UNIGRAM_WORDS:
-        kept = sorted(known, key=lambda word: (-known[word], word))[:_MOST_UNIGRAM_WORDS]
-        known = {word: known[word] for word in sorted(kept)}
-    written = io.BytesIO()
+    stripped_counts = {
+        word.removeprefix(METASPACE): count for word, count in word_counts.items() if word.removeprefix(METASPACE)
+    }
+    alphabet = _choose_alphabet(
+        stripped_counts, vocab_size, max_alphabet, entries_per_char=2, special_tokens=special_tokens
+    )
+    covered_counts = _filter_by_alphabet(stripped_counts, alphabet)
+    if len(covered_counts) > _MAX_UNIGRAM_WORDS:
+        top_words = sorted(covered_counts, key=lambda word: (-covered_counts[word], word))[:_MAX_UNIGRAM_WORDS]
+        covered_counts = {word: covered_counts[word] for word in sorted(top_words)}
+    model_buffer = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(f"{word}\t{count}" for word, count in known.items()),
+            sentence_iterator=(f"{word}\t{count}" for word, count in covered_counts.items()),
             input_format="tsv",
-            model_writer=written,
+            model_writer=model_buffer,
             model_type="unigram",
-            vocab_size=vocab_size - len(specials) + 1,
+            vocab_size=vocab_size - len(special_tokens) + 1,
             hard_vocab_limit=False,
             character_coverage=1.0,
             normalization_rule_name="identity",
@@ -179,44 +195,44 @@ def _learn_unigram(
         )
     except (RuntimeError, OSError) as error:
         raise UserError(f"no unigram vocabulary of {vocab_size} can be learnt from this text: {error}") from None
-    pieces = [(piece.text, piece.score) for piece in parse(written.getvalue()).pieces[1:]]
-    return build_unigram(pieces, lowercase, specials)
+    pieces = [(piece.text, piece.score) for piece in parse_model(model_buffer.getvalue()).pieces[1:]]
+    return build_unigram(pieces, lowercase, special_tokens)
 
 
-def _alphabet(
-    words: Mapping[str, int],
+def _choose_alphabet(
+    word_counts: Mapping[str, int],
     vocab_size: int,
-    largest: int,
-    forms: int,
-    specials: tuple[str, ...] = BERT_SPECIALS,
+    max_alphabet: int,
+    entries_per_char: int,
+    special_tokens: tuple[str, ...] = BERT_SPECIALS,
 ) -> list[str]:
     """The characters worth an entry, sorted: ASCII, then the most frequent, up to 99.99 % of the text.
 
-    At most `largest`, and so few that there is room for `forms` entries each.
+    At most `max_alphabet`, and so few that there is room for `entries_per_char` entries each.
     """
     counts: Counter[str] = Counter()
-    for word, count in words.items():
+    for word, count in word_counts.items():
         for character in word:
             counts[character] += count
-    ranked = sorted(counts, key=lambda character: (not character.isascii(), -counts[character], character))
-    covered = np.cumsum([counts[character] for character in ranked]) / counts.total()
-    wanted = min(int(np.searchsorted(covered, _COVERED)) + 1, len(ranked), largest)
-    kept = min(wanted, (vocab_size - len(specials)) // forms)
-    if kept < wanted and (kept < 1 or covered[kept - 1] < 0.99):
+    ranked_chars = sorted(counts, key=lambda character: (not character.isascii(), -counts[character], character))
+    coverage = np.cumsum([counts[character] for character in ranked_chars]) / counts.total()
+    num_needed = min(int(np.searchsorted(coverage, _CHARACTER_COVERAGE)) + 1, len(ranked_chars), max_alphabet)
+    num_chars = min(num_needed, (vocab_size - len(special_tokens)) // entries_per_char)
+    if num_chars < num_needed and (num_chars < 1 or coverage[num_chars - 1] < 0.99):
         raise UserError(
-            f"a vocabulary of {vocab_size} is too small for this text of {len(ranked)} different characters: "
-            f"at least {len(specials) + forms * wanted} is sound"
+            f"a vocabulary of {vocab_size} is too small for this text of {len(ranked_chars)} different characters: "
+            f"at least {len(special_tokens) + entries_per_char * num_needed} is sound"
         )
-    return sorted(ranked[:kept])
+    return sorted(ranked_chars[:num_chars])
 
 
-def _within(words: Mapping[str, int], alphabet: list[str]) -> dict[str, int]:
-    kept = set(alphabet)
-    return {word: count for word, count in words.items() if kept.issuperset(word)}
+def _filter_by_alphabet(word_counts: Mapping[str, int], alphabet: list[str]) -> dict[str, int]:
+    alphabet_set = set(alphabet)
+    return {word: count for word, count in word_counts.items() if alphabet_set.issuperset(word)}
 
 
-def _repeated(words: Mapping[str, int], at_once: int = 1000) -> Iterator[str]:
+def _repeat_words(word_counts: Mapping[str, int], words_per_line: int = 1000) -> Iterator[str]:
     """Each word as often as it was counted, in lines of bounded length."""
-    for word, count in words.items():
-        for start in range(0, count, at_once):
-            yield (word + " ") * min(at_once, count - start)
+    for word, count in word_counts.items():
+        for start in range(0, count, words_per_line):
+            yield (word + " ") * min(words_per_line, count - start)

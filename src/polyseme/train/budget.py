@@ -12,81 +12,99 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from polyseme.corpus.sampling import Cursor
-from polyseme.train.flops import num_parameters
-from polyseme.train.loop import Training, train
+from polyseme.corpus.sampling import DataPosition
+from polyseme.train.flops import count_parameters
+from polyseme.train.loop import TrainState, train
 
 if TYPE_CHECKING:
-    from polyseme.train.pretrain import Data
+    from polyseme.train.pretrain import BatchStream
     from polyseme.train.recipe import Recipe
 
-TIMED = 5  # steps timed together
-LOOKS = 20  # at the clock, over a run
-LATE, EARLY = 0.02, 0.05  # shares of a run by which it may miss its end
+STEPS_PER_TIMING = 5  # steps timed together
+CLOCK_CHECKS = 20  # at the clock, over a run
+MAX_LATE, MAX_EARLY = 0.02, 0.05  # shares of a run by which it may miss its end
 
 
-Cost = tuple[float, int]  # seconds, after every so many steps and once at the end
+Overhead = tuple[float, int]  # seconds, after every so many steps and once at the end
 
 
-def settle(
-    recipe: Recipe, run: Training, data: Data, measure: Callable[[Training], object], began: float
-) -> tuple[int, list[Cost]]:
+def plan_steps(
+    recipe: Recipe,
+    state: TrainState,
+    stream: BatchStream,
+    run_validation: Callable[[TrainState], object],
+    start_time: float,
+) -> tuple[int, list[Overhead]]:
     """The budget as a number of steps, for minutes by timing a few on a copy of the model; and what else takes time.
 
-    The minutes are those of the whole run since `began`: compiling and this calibration, measuring and saving too.
+    The minutes are those of the whole run since `start_time`: compiling and this calibration, measuring and saving too.
     """
     if recipe.budget.steps:
         return recipe.budget.steps, []
-    bins = data.order.bins_per_step
-    saved = sum(1 - data.order.bins_at(step, data.world) / bins for step in range(recipe.ramp))  # steps, by the ramp
+    micro_batches_per_step = stream.sampler.micro_batches_per_step
+    steps_saved = sum(
+        1 - stream.sampler.num_micro_batches(step, stream.world_size) / micro_batches_per_step
+        for step in range(recipe.batch_warmup_steps)
+    )  # steps, by the ramp
     if recipe.budget.tokens:
-        return math.ceil(recipe.budget.tokens / (recipe.batch_tokens * data.order.fill()) + saved), []
-    model = copy.deepcopy(run.model)
-    trial = dataclasses.replace(
-        run, model=model, optimiser=run.optim.build(model, model.trunk.groups()), total=6 * TIMED
+        return math.ceil(recipe.budget.tokens / (recipe.batch_tokens * stream.sampler.fill_ratio()) + steps_saved), []
+    model = copy.deepcopy(state.model)
+    trial_state = dataclasses.replace(
+        state,
+        model=model,
+        optimizer=state.optimizer_config.build(model, model.trunk.layer_groups()),
+        total_steps=6 * STEPS_PER_TIMING,
     )
     times = []
-    for report in train(trial, data.steps(Cursor(), recipe.ramp)):
-        if report.step % TIMED == 0 and report.numbers:  # on a GPU asking waits, which a run does rarely
+    for report in train(trial_state, stream.steps(DataPosition(), recipe.batch_warmup_steps)):
+        if report.step % STEPS_PER_TIMING == 0 and report.metrics:  # on a GPU asking waits, which a run does rarely
             times.append(time.perf_counter())
-    each = statistics.median(after - before for before, after in pairwise(times)) / TIMED
-    clock = time.perf_counter()
-    measure(trial)
+    seconds_per_step = statistics.median(after - before for before, after in pairwise(times)) / STEPS_PER_TIMING
+    validation_start = time.perf_counter()
+    run_validation(trial_state)
     now = time.perf_counter()
-    saving = 12 * num_parameters(model) / 5e8  # weights and two moments, at the pace of a plain disk
-    others = [(now - clock, recipe.eval_every), (saving, recipe.save_every)]
-    left = recipe.budget.minutes * 60 - (now - began)
-    return max(int(steps_in(left, each, others) + saved), 1), others
+    save_seconds = 12 * count_parameters(model) / 5e8  # weights and two moments, at the pace of a plain disk
+    overheads = [(now - validation_start, recipe.eval_every), (save_seconds, recipe.save_every)]
+    seconds_left = recipe.budget.minutes * 60 - (now - start_time)
+    return max(int(count_fitting_steps(seconds_left, seconds_per_step, overheads) + steps_saved), 1), overheads
 
 
-def steps_in(seconds: float, each: float, others: Sequence[Cost]) -> int:
+def count_fitting_steps(seconds: float, seconds_per_step: float, overheads: Sequence[Overhead]) -> int:
     """How many steps fit, each of so long."""
-    seconds -= sum(cost for cost, _ in others)
-    return max(int(seconds / (each + sum(cost / every for cost, every in others))), 0)
+    seconds -= sum(cost for cost, _ in overheads)
+    return max(int(seconds / (seconds_per_step + sum(cost / every for cost, every in overheads))), 0)
 
 
 class Deadline:
     """When the minutes end. A run whose pace has changed gets another number of steps, and with it another schedule."""
 
-    def __init__(self, end: float, start: int, total: int, others: Sequence[Cost] = ()):
-        self.end, self.others, self.every = end, others, max((total - start) // LOOKS, TIMED)
-        self.step, self.clock = start, time.perf_counter()
+    def __init__(self, end_time: float, start_step: int, total_steps: int, overheads: Sequence[Overhead] = ()):
+        self.end_time, self.overheads, self.check_every = (
+            end_time,
+            overheads,
+            max((total_steps - start_step) // CLOCK_CHECKS, STEPS_PER_TIMING),
+        )
+        self.last_step, self.last_time = start_step, time.perf_counter()
 
-    def due(self, step: int) -> bool:
+    def should_check(self, step: int) -> bool:
         """Whether it is time for a look."""
-        return self.end < math.inf and step - self.step >= self.every
+        return self.end_time < math.inf and step - self.last_step >= self.check_every
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """What is done in it is no part of the pace: `others` say how long it takes."""
-        began = time.perf_counter()
+    def pause(self) -> Iterator[None]:
+        """What is done in it is no part of the pace: `overheads` say how long it takes."""
+        start_time = time.perf_counter()
         yield
-        self.clock += time.perf_counter() - began
+        self.last_time += time.perf_counter() - start_time
 
-    def total(self, step: int, total: int) -> int:
+    def replan_steps(self, step: int, total_steps: int) -> int:
         """How many steps the run has, by the pace since the last look; the same number if it nearly fits."""
         now = time.perf_counter()
-        each = (now - self.clock) / (step - self.step)
-        self.step, self.clock = step, now
-        fits = step + steps_in(self.end - now, each, self.others)
-        return total if (1 - LATE) * total <= fits <= (1 + EARLY) * total else fits
+        seconds_per_step = (now - self.last_time) / (step - self.last_step)
+        self.last_step, self.last_time = step, now
+        fitting_steps = step + count_fitting_steps(self.end_time - now, seconds_per_step, self.overheads)
+        return (
+            total_steps
+            if (1 - MAX_LATE) * total_steps <= fitting_steps <= (1 + MAX_EARLY) * total_steps
+            else fitting_steps
+        )

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from polyseme.nn.layers.char_cnn import BEGIN, END, Characters
+from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN
 from polyseme.nn.model import Model
 from polyseme.text.tokenizer import Tokenizer
 
 
-def learn_spellings(model: Model, tokenizer: Tokenizer) -> None:
+def set_char_vocabulary(model: Model, tokenizer: Tokenizer) -> None:
     """Tell such a model how each token is written; the marks around a text are characters of their own."""
-    bottom = getattr(model.trunk, "embeddings", None)
-    if not isinstance(bottom, Characters):
+    embeddings = getattr(model.trunk, "embeddings", None)
+    if not isinstance(embeddings, CharCNN):
         return
-    specials, words = tokenizer.specials, list[str | int](tokenizer.vocabulary)
-    if tokenizer.byte_level:
-        words = [tokenizer.decode([i], skip_specials=False).strip() or word for i, word in enumerate(words)]
-    for place, mark in ((specials.cls, BEGIN), (specials.bos, BEGIN), (specials.sep, END), (specials.eos, END)):
-        if place is not None:
-            words[place] = mark
-    bottom.learn_spellings(words)
+    specials, words = tokenizer.special_token_ids, list[str | int](tokenizer.vocabulary)
+    if tokenizer.is_byte_level:
+        words = [tokenizer.decode([i], skip_special_tokens=False).strip() or word for i, word in enumerate(words)]
+    for token_id, boundary in (
+        (specials.cls, BOS_CHARACTER),
+        (specials.bos, BOS_CHARACTER),
+        (specials.sep, EOS_CHARACTER),
+        (specials.eos, EOS_CHARACTER),
+    ):
+        if token_id is not None:
+            words[token_id] = boundary
+    embeddings.set_spellings(words)

@@ -19,9 +19,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polyseme.errors import UserError
-from polyseme.io.files import read_json, sha256, whole_folder, write_json, write_tensors, write_text
+from polyseme.io.atomic import atomic_directory, sha256, write_tensors, write_text
+from polyseme.io.json import read_json, write_json
 
-STEP = re.compile(r"step-(\d+)")
+STEP_PATTERN = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True)
@@ -31,70 +32,70 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Write `step-N`; then, and only then, forget all but the newest `keep`."""
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep_checkpoints: int) -> Path:
+    """Write `step-N`; then, and only then, forget all but the newest `keep_checkpoints`."""
     target = folder / f"step-{checkpoint.step}"
-    with whole_folder(target) as temporary:
+    with atomic_directory(target) as temporary:
         hashes = {}
         for name, tensors in checkpoint.tensors.items():
             path = temporary / f"{name}.safetensors"
             write_tensors(path, tensors)
             hashes[path.name] = sha256(path)
-        about = {"step": checkpoint.step, "sha256": hashes, "state": checkpoint.state}
-        write_json(temporary / "state.json", about | {"hash": _hash(about)})
-    if not _whole(target):
+        manifest = {"step": checkpoint.step, "sha256": hashes, "state": checkpoint.state}
+        write_json(temporary / "state.json", manifest | {"hash": _hash(manifest)})
+    if not _is_valid(target):
         raise UserError(f"{target} was written but does not read back: is the disk failing?")
     write_text(folder / "LATEST", target.name + "\n")
-    older = [path for path in _steps(folder) if _number(path) < checkpoint.step]
-    for old in older[keep - 1 :]:
+    older_checkpoints = [path for path in _list_checkpoints(folder) if _step_number(path) < checkpoint.step]
+    for old in older_checkpoints[keep_checkpoints - 1 :]:
         shutil.rmtree(old)
     return target
 
 
 def load_checkpoint(folder: Path) -> Checkpoint | None:
     """The newest whole checkpoint, or None where there is none."""
-    for path in _steps(folder):
-        if _whole(path):
-            about = read_json(path / "state.json")
-            tensors = {Path(name).stem: load_file(path / name) for name in about["sha256"]}
-            return Checkpoint(about["step"], tensors, about["state"])
+    for path in _list_checkpoints(folder):
+        if _is_valid(path):
+            manifest = read_json(path / "state.json")
+            tensors = {Path(name).stem: load_file(path / name) for name in manifest["sha256"]}
+            return Checkpoint(manifest["step"], tensors, manifest["state"])
     return None
 
 
-def mean_weights(model: torch.nn.Module, folder: Path, number: int) -> list[int]:
+def average_checkpoints(model: torch.nn.Module, folder: Path, num_averaged: int) -> list[int]:
     """Give a model the mean of the weights of the newest checkpoints (Vaswani et al. 2017, §6.1); returns their steps.
 
     Nothing happens for a number below 2.
     """
-    whole = [path for path in _steps(folder) if _whole(path)][:number] if number > 1 else []
-    total: dict[str, Tensor] = {}
-    for path in whole:
+    paths = [path for path in _list_checkpoints(folder) if _is_valid(path)][:num_averaged] if num_averaged > 1 else []
+    sums: dict[str, Tensor] = {}
+    for path in paths:
         for name, tensor in load_file(path / "model.safetensors").items():
-            total[name] = total[name] + tensor.double() if name in total else tensor.double()
-    if total:
-        model.load_state_dict({name: t / len(whole) for name, t in total.items()})
-    return [_number(path) for path in whole]
+            sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
+    if sums:
+        model.load_state_dict({name: t / len(paths) for name, t in sums.items()})
+    return [_step_number(path) for path in paths]
 
 
-def _steps(folder: Path) -> list[Path]:
+def _list_checkpoints(folder: Path) -> list[Path]:
     """Checkpoint folders, newest first."""
-    found = [p for p in folder.glob("step-*") if STEP.fullmatch(p.name)]
-    return sorted(found, key=_number, reverse=True)
+    paths = [p for p in folder.glob("step-*") if STEP_PATTERN.fullmatch(p.name)]
+    return sorted(paths, key=_step_number, reverse=True)
 
 
-def _number(path: Path) -> int:
+def _step_number(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _hash(about: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+def _hash(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _whole(path: Path) -> bool:
+def _is_valid(path: Path) -> bool:
     try:
-        about = read_json(path / "state.json")
-        if about.pop("hash") != _hash(about):
+        manifest = read_json(path / "state.json")
+        if manifest.pop("hash") != _hash(manifest):
             return False
-        return all(sha256(path / name) == expected for name, expected in about["sha256"].items())
+        return all(sha256(path / name) == expected for name, expected in manifest["sha256"].items())
     except (UserError, OSError, KeyError, AttributeError):
         return False

@@ -12,51 +12,51 @@ from torch import nn
 
 from polyseme.errors import UserError
 
-Answer = TypeVar("Answer")
+ResultT = TypeVar("ResultT")
 
 
-def start() -> tuple[int, int]:
+def init_process_group() -> tuple[int, int]:
     """(rank, world size), joining the group `torchrun` described, if any."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world == 1:
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size == 1:
         return 0, 1
     if not dist.is_initialized():
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    return dist.get_rank(), world
+    return dist.get_rank(), world_size
 
 
-def several() -> bool:
+def is_distributed() -> bool:
     """Whether there are other processes."""
     return dist.is_initialized()
 
 
-def stop() -> None:
+def shutdown() -> None:
     """Wait for the others and leave the group."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
 
 
-def on_first(work: Callable[[], Answer]) -> Answer:
+def on_rank_zero(fn: Callable[[], ResultT]) -> ResultT:
     """Let rank 0 do what must be done once, and tell every rank the answer, or the user's mistake."""
     if not dist.is_initialized():
-        return work()
-    box: list[Any] = [None]
+        return fn()
+    payload: list[Any] = [None]
     if dist.get_rank() == 0:
         try:
-            box = [("answer", work())]
+            payload = [("answer", fn())]
         except UserError as error:
-            box = [("error", str(error))]
-    dist.broadcast_object_list(box)
-    kind, value = box[0]
+            payload = [("error", str(error))]
+    dist.broadcast_object_list(payload)
+    kind, value = payload[0]
     if kind == "error":
         raise UserError(value)
     return value
 
 
-def sum_counts(counts: dict[str, int], device: torch.device) -> dict[str, int]:
+def all_reduce_counts(counts: dict[str, int], device: torch.device) -> dict[str, int]:
     """Counts over every rank: one small all-reduce a step."""
     if not dist.is_initialized():
         return counts
@@ -66,40 +66,40 @@ def sum_counts(counts: dict[str, int], device: torch.device) -> dict[str, int]:
     return dict(zip(names, total.tolist()))
 
 
-def sum_gradients(model: nn.Module) -> None:
+def all_reduce_grads(model: nn.Module) -> None:
     """Add every rank's gradients: losses are already divided by the step's counts, so a sum is the mean."""
     if not dist.is_initialized():
         return
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]  # the same ones on every rank
-    flat = torch.cat([g.flatten() for g in gradients])
+    grads = [p.grad for p in model.parameters() if p.grad is not None]  # the same ones on every rank
+    flat = torch.cat([grad.flatten() for grad in grads])
     dist.all_reduce(flat)
-    for g, part in zip(gradients, flat.split([g.numel() for g in gradients])):
-        g.copy_(part.view_as(g))
+    for grad, part in zip(grads, flat.split([grad.numel() for grad in grads])):
+        grad.copy_(part.view_as(grad))
 
 
-def send_weights(model: nn.Module) -> None:
+def broadcast_weights(model: nn.Module) -> None:
     """Give every rank the weights of the first."""
     if dist.is_initialized():
         for p in model.parameters():
             dist.broadcast(p.data, 0)
 
 
-def sum_values(values: torch.Tensor) -> torch.Tensor:
+def all_reduce_sum(values: torch.Tensor) -> torch.Tensor:
     if dist.is_initialized():
         dist.all_reduce(values)
     return values
 
 
-def collect(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def all_gather_tensors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of every rank, which have names of their own."""
     if not dist.is_initialized():
         return tensors
-    boxes: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(boxes, tensors)
-    return {name: t for box in boxes for name, t in box.items()}
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, tensors)
+    return {name: t for rank_tensors in gathered for name, t in rank_tensors.items()}
 
 
-def agree(flag: bool, device: torch.device) -> bool:
+def any_rank(flag: bool, device: torch.device) -> bool:
     """True on every rank if it is on any: a signal that reached one process stops all at the same step."""
     if not dist.is_initialized():
         return flag

@@ -15,73 +15,75 @@ from torch import Tensor
 from polyseme.errors import UserError
 from polyseme.nn.model import Model
 from polyseme.objectives.batch import Batch
-from polyseme.objectives.losses import losses
+from polyseme.objectives.losses import compute_losses
 from polyseme.train import distributed
-from polyseme.train.flops import training_flops
-from polyseme.train.optimizer import OptimSpec, set_rate
+from polyseme.train.flops import count_training_flops
+from polyseme.train.optimizer import OptimizerConfig, set_lr
 from polyseme.train.prefetch import prefetch
-from polyseme.train.schedule import ScheduleSpec
-from polyseme.train.sparse_step import RowWork
-from polyseme.train.step import Work
+from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.sparse_step import SparseStepExecutor
+from polyseme.train.step import StepExecutor
 
-CHECKED = 64  # steps after which the host waits for the GPU
+SYNC_EVERY = 64  # steps after which the host waits for the GPU
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
-    """What one step did. `loss` has each term's mean over the step; `cursor` is where the next step reads.
+class StepReport:
+    """What one step did. `loss` has each term's mean over the step; `position` is where the next step reads.
 
     On a GPU the numbers stay there until somebody asks for them: asking waits for the step to end.
     """
 
     step: int  # steps done, this one included
-    names: tuple[str, ...]
-    values: Tensor  # the mean of each term, the norm of the gradient, and the first step that was not finite, or 0
-    rate: float
+    terms: tuple[str, ...]
+    raw_metrics: Tensor  # the mean of each term, the norm of the gradient, and the first step that was not finite, or 0
+    lr: float
     tokens: int
     flops: int
     seconds: float
-    cursor: Any
+    position: Any
 
     @cached_property
-    def numbers(self) -> list[float]:
-        *found, broken = self.values.tolist()
-        if broken:
-            shown = ", ".join(f"{n} {v:.4g}" for n, v in zip([*self.names, "gradient"], found))
-            raise UserError(f"step {int(broken)} is not finite ({shown}): what was saved is whole; try a lower rate")
-        return found
+    def metrics(self) -> list[float]:
+        *metrics, first_nonfinite_step = self.raw_metrics.tolist()
+        if first_nonfinite_step:
+            summary = ", ".join(f"{n} {v:.4g}" for n, v in zip([*self.terms, "grad_norm"], metrics))
+            raise UserError(
+                f"step {int(first_nonfinite_step)} is not finite ({summary}): what was saved is whole; try a lower rate"
+            )
+        return metrics
 
     @property
     def loss(self) -> dict[str, float]:
-        return dict(zip(self.names, self.numbers))
+        return dict(zip(self.terms, self.metrics))
 
     @property
-    def gradient(self) -> float:
-        return self.numbers[-1]
+    def grad_norm(self) -> float:
+        return self.metrics[-1]
 
 
 @dataclass
-class Training:
-    """Everything a step needs. `start` is the number of steps already done.
+class TrainState:
+    """Everything a step needs. `start_step` is the number of steps already done.
 
-    The schedule runs from step `origin` to step `total`.
+    The schedule runs from step `schedule_start` to step `total_steps`.
     """
 
     model: Model
-    optimiser: torch.optim.Optimizer
-    optim: OptimSpec
-    schedule: ScheduleSpec
-    total: int
+    optimizer: torch.optim.Optimizer
+    optimizer_config: OptimizerConfig
+    schedule: ScheduleConfig
+    total_steps: int
     device: torch.device
     precision: str = "float32"
     seed: int = 0
     rank: int = 0
-    start: int = 0
-    origin: int = 0
-    terms: Callable[[Model, Batch], dict[str, Tensor]] = losses
-    compiled: bool = False  # whether `terms` is
-    record: bool = False  # on a GPU, replay a step's kernels as one; micro-batches must be of one shape
-    flops: Callable[[Model, Batch], int] = training_flops
+    start_step: int = 0
+    schedule_start: int = 0
+    loss_fn: Callable[[Model, Batch], dict[str, Tensor]] = compute_losses
+    is_compiled: bool = False  # whether `terms` is
+    use_cuda_graphs: bool = False  # on a GPU, replay a step's kernels as one; micro-batches must be of one shape
+    flops_fn: Callable[[Model, Batch], int] = count_training_flops
 
     def autocast(self) -> AbstractContextManager:
         if self.precision == "float32":
@@ -89,7 +91,7 @@ class Training:
         return torch.autocast(self.device.type, torch.bfloat16)
 
 
-def choose_device() -> torch.device:
+def setup_device() -> torch.device:
     """The GPU if there is one. On a CPU every operation is deterministic, so that a run can be repeated bit for bit."""
     if torch.cuda.is_available():
         torch.backends.cudnn.allow_tf32 = False  # float32 means it; who wants speed takes bfloat16
@@ -100,47 +102,51 @@ def choose_device() -> torch.device:
     return torch.device("cpu")
 
 
-def train(run: Training, data: Iterable[tuple[list[Batch], Any]]) -> Iterator[Report]:
+def train(state: TrainState, batches: Iterable[tuple[list[Batch], Any]]) -> Iterator[StepReport]:
     """Run steps `start + 1 … total` over (micro-batches of one step, the cursor after it).
 
-    Whoever iterates may change `run.total` between steps.
+    Whoever iterates may change `state.total` between steps.
     """
-    run.model.train()
-    cuda = run.device.type == "cuda"
-    steps = zip(_numbers(run), prefetch(_pinned(data) if cuda else data))
-    with closing(RowWork(run) if run.optim.by_rows else Work(run)) as work:
-        for step, (batches, cursor) in steps:
-            began = time.perf_counter()
+    state.model.train()
+    is_cuda = state.device.type == "cuda"
+    steps = zip(_step_numbers(state), prefetch(_pin_batches(batches) if is_cuda else batches))
+    with closing(SparseStepExecutor(state) if state.optimizer_config.is_sparse else StepExecutor(state)) as executor:
+        for step, (micro_batches, position) in steps:
+            start_time = time.perf_counter()
             # dropout is drawn from (seed, step, rank) and nothing else, so a run goes on exactly where it stopped
-            _seed((run.seed << 40) + (step << 12) + run.rank, run.device)
-            names = tuple(batches[0].targets)
-            counts = {name: sum(b.targets[name].count for b in batches) for name in names}
-            counts |= {" tokens": sum(b.num_tokens for b in batches)}
-            counts = distributed.sum_counts(counts, run.device)
-            rate = run.optim.rate * run.schedule.scale(step - run.origin, run.total - run.origin) * batches[0].rate
-            set_rate(run.optimiser, rate)
-            divisors = torch.tensor([float(max(counts[name], 1)) for name in names])
-            for number, batch in enumerate(batches):
-                work.learn(batch, divisors, first=number == 0)
-            report = Report(
-                step + 1,
-                names,
-                work.measure(torch.tensor(step + 1.0)),
-                rate,
-                counts[" tokens"],
-                sum(run.flops(run.model, b) for b in batches),
-                time.perf_counter() - began,
-                cursor,
+            _seed((state.seed << 40) + (step << 12) + state.rank, state.device)
+            terms = tuple(micro_batches[0].targets)
+            counts = {name: sum(b.targets[name].count for b in micro_batches) for name in terms}
+            counts |= {" tokens": sum(b.num_tokens for b in micro_batches)}
+            counts = distributed.all_reduce_counts(counts, state.device)
+            lr = (
+                state.optimizer_config.lr
+                * state.schedule.lr_factor(step - state.schedule_start, state.total_steps - state.schedule_start)
+                * micro_batches[0].lr_scale
             )
-            if not cuda or step % CHECKED == CHECKED - 1:
-                report.numbers  # noqa: B018  # raises, and keeps the host from running far ahead of a GPU
-            work.change()
+            set_lr(state.optimizer, lr)
+            divisors = torch.tensor([float(max(counts[name], 1)) for name in terms])
+            for index, batch in enumerate(micro_batches):
+                executor.forward_backward(batch, divisors, is_first=index == 0)
+            report = StepReport(
+                step + 1,
+                terms,
+                executor.reduce_and_clip(torch.tensor(step + 1.0)),
+                lr,
+                counts[" tokens"],
+                sum(state.flops_fn(state.model, b) for b in micro_batches),
+                time.perf_counter() - start_time,
+                position,
+            )
+            if not is_cuda or step % SYNC_EVERY == SYNC_EVERY - 1:
+                report.metrics  # noqa: B018  # raises, and keeps the host from running far ahead of a GPU
+            executor.optimizer_step()
             yield report
 
 
-def _numbers(run: Training) -> Iterator[int]:
-    step = run.start
-    while step < run.total:
+def _step_numbers(state: TrainState) -> Iterator[int]:
+    step = state.start_step
+    while step < state.total_steps:
         yield step
         step += 1
 
@@ -152,6 +158,6 @@ def _seed(seed: int, device: torch.device) -> None:
         torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
 
 
-def _pinned(data: Iterable[tuple[list[Batch], Any]]) -> Iterator[tuple[list[Batch], Any]]:
-    for batches, cursor in data:
-        yield [batch.pinned() for batch in batches], cursor
+def _pin_batches(batches: Iterable[tuple[list[Batch], Any]]) -> Iterator[tuple[list[Batch], Any]]:
+    for micro_batches, position in batches:
+        yield [batch.pin_memory() for batch in micro_batches], position

@@ -14,39 +14,43 @@ from torch import Tensor
 from polyseme.nn.model import Model
 
 
-class Half:
-    """The copy, and the two crossings between it and the model. With `fixed`, gradients stay where they are in memory,
+class BF16WorkingCopy:
+    """The copy, and the two crossings between it and the model. With `has_static_grads`, gradients stay where they are in memory,
     as recordings need them: what a step does not touch has gradients of zero, and none otherwise."""
 
-    def __init__(self, model: Model, fixed: bool = True):
-        self.fixed = fixed
+    def __init__(self, model: Model, has_static_grads: bool = True):
+        self.has_static_grads = has_static_grads
         self.model = copy.deepcopy(model).to(torch.bfloat16)
-        for mine, copied in zip(model.modules(), self.model.modules()):
-            copied._buffers.update(mine._buffers)  # running figures are the model's own, whoever keeps them
+        for master_module, bf16_module in zip(model.modules(), self.model.modules()):
+            bf16_module._buffers.update(
+                master_module._buffers
+            )  # running figures are the model's own, whoever keeps them
         pairs = [(p, h) for p, h in zip(model.parameters(), self.model.parameters()) if p.requires_grad]
-        self.weights: list[Tensor] = [p for p, _ in pairs]
-        self.halves: list[Tensor] = [h for _, h in pairs]
+        self.master_params: list[Tensor] = [p for p, _ in pairs]
+        self.bf16_params: list[Tensor] = [h for _, h in pairs]
 
     @torch.no_grad()
-    def load(self) -> Model:
+    def copy_weights_from_master(self) -> Model:
         """The copy with the model's weights as they are now."""
-        torch._foreach_copy_(self.halves, self.weights)
+        torch._foreach_copy_(self.bf16_params, self.master_params)
         return self.model
 
     @torch.no_grad()
-    def give(self, fresh: bool) -> None:
+    def copy_grads_to_master(self, is_first: bool) -> None:
         """Put the copy's gradients in place of the model's, or add them, and forget them."""
-        mine, given = [], []
-        for p, h in zip(self.weights, self.halves):
+        master_grads, bf16_grads = [], []
+        for p, h in zip(self.master_params, self.bf16_params):
             if h.grad is not None:
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)
-                mine.append(p.grad)
-                given.append(h.grad)
+                master_grads.append(p.grad)
+                bf16_grads.append(h.grad)
                 h.grad = None
-            elif fresh and p.grad is not None:
-                p.grad = p.grad.zero_() if self.fixed else None  # no part of this micro-batch, but of one before
-        if fresh:
-            torch._foreach_copy_(mine, given)
+            elif is_first and p.grad is not None:
+                p.grad = (
+                    p.grad.zero_() if self.has_static_grads else None
+                )  # no part of this micro-batch, but of one before
+        if is_first:
+            torch._foreach_copy_(master_grads, bf16_grads)
         else:
-            torch._foreach_add_(mine, given)
+            torch._foreach_add_(master_grads, bf16_grads)

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-STEPS = ((3.4445, -4.7750, 2.0315),) * 5  # the authors' polynomial: singular values come to lie in about 0.7 to 1.2
+NS_COEFFICIENTS = (
+    (3.4445, -4.7750, 2.0315),
+) * 5  # the authors' polynomial: singular values come to lie in about 0.7 to 1.2
 
 
 class Muon(torch.optim.AdamW):
@@ -24,46 +26,46 @@ class Muon(torch.optim.AdamW):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         groups = self.param_groups
         for group in groups:
-            if group["stacked"]:
-                self._orthogonal(group)
-        self.param_groups = [group for group in groups if not group["stacked"]]
+            if group["fused_count"]:
+                self._muon_step(group)
+        self.param_groups = [group for group in groups if not group["fused_count"]]
         try:
             super().step(closure)
         finally:
             self.param_groups = groups
 
-    def _orthogonal(self, group: dict[str, Any]) -> None:
+    def _muon_step(self, group: dict[str, Any]) -> None:
         """All matrices of one shape at once."""
-        used = [p for p in group["params"] if p.grad is not None]
-        if not used:
+        params = [p for p in group["params"] if p.grad is not None]
+        if not params:
             return
-        for p in used:
+        for p in params:
             if not self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
-        momenta, gradients = [self.state[p]["momentum"] for p in used], [p.grad for p in used]
-        broken = getattr(
+        momenta, grads = [self.state[p]["momentum"] for p in params], [p.grad for p in params]
+        found_inf = getattr(
             self, "found_inf", None
         )  # as AdamW's kernel heeds it: a step that is not finite changes nothing
-        if broken is not None:
-            gradients = [torch.where(broken > 0, m, g) for m, g in zip(momenta, gradients)]
-        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
-        rows, columns = used[0].shape
-        stack = torch.stack(ahead).view(-1, rows // group["stacked"], columns)
-        update = orthogonal(stack).to(used[0].dtype).view(len(used), rows, columns)
-        rate = group["lr"] if broken is None else torch.where(broken > 0, 0.0, group["lr"])
-        size = 0.2 * max(stack.shape[1:]) ** 0.5
-        torch._foreach_mul_(used, 1 - rate * group["weight_decay"])
-        torch._foreach_sub_(used, list((update * (rate * size)).unbind()))
+        if found_inf is not None:
+            grads = [torch.where(found_inf > 0, m, g) for m, g in zip(momenta, grads)]
+        torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
+        nesterov = torch._foreach_lerp(grads, momenta, group["momentum"])
+        rows, columns = params[0].shape
+        stack = torch.stack(nesterov).view(-1, rows // group["fused_count"], columns)
+        update = newton_schulz(stack).to(params[0].dtype).view(len(params), rows, columns)
+        lr = group["lr"] if found_inf is None else torch.where(found_inf > 0, 0.0, group["lr"])
+        update_scale = 0.2 * max(stack.shape[1:]) ** 0.5
+        torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+        torch._foreach_sub_(params, list((update * (lr * update_scale)).unbind()))
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
+def newton_schulz(matrices: Tensor) -> Tensor:
     """The nearest orthogonal matrix of each, about, by Newton and Schulz: products alone, in bfloat16 on a GPU."""
     x = matrices.to(torch.bfloat16) if matrices.is_cuda else matrices
-    wide = x.shape[-2] <= x.shape[-1]
-    x = x if wide else x.mT
+    is_wide = x.shape[-2] <= x.shape[-1]
+    x = x if is_wide else x.mT
     x = x / (torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) + 1e-7)
-    for a, b, c in STEPS:
-        square = x @ x.mT
-        x = a * x + (b * square + c * square @ square) @ x
-    return x if wide else x.mT
+    for a, b, c in NS_COEFFICIENTS:
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x if is_wide else x.mT

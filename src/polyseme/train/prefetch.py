@@ -10,33 +10,33 @@ from typing import Any, TypeVar
 Item = TypeVar("Item")
 
 
-def prefetch(items: Iterable[Item], ahead: int = 2) -> Iterator[Item]:
+def prefetch(items: Iterable[Item], buffer_size: int = 2) -> Iterator[Item]:
     """The same items, made by one thread while the caller works: corrupting a batch is numpy, which frees the lock."""
-    ready: queue.Queue[tuple[str, Any]] = queue.Queue(ahead)
+    buffer: queue.Queue[tuple[str, Any]] = queue.Queue(buffer_size)
     stop = threading.Event()
 
-    def put(kind: str, value: Any) -> None:
+    def enqueue(kind: str, value: Any) -> None:
         while not stop.is_set():
             try:
-                return ready.put((kind, value), timeout=0.1)
+                return buffer.put((kind, value), timeout=0.1)
             except queue.Full:
                 continue
 
-    def work() -> None:
+    def produce() -> None:
         try:
             for item in items:
-                put("item", item)
+                enqueue("item", item)
                 if stop.is_set():
                     return
-            put("end", None)
+            enqueue("end", None)
         except BaseException as error:
-            put("error", error)
+            enqueue("error", error)
 
-    thread = threading.Thread(target=work, daemon=True)
+    thread = threading.Thread(target=produce, daemon=True)
     thread.start()
     try:
         while True:
-            kind, value = ready.get()
+            kind, value = buffer.get()
             if kind == "error":
                 raise value
             if kind == "end":

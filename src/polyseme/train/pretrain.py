@@ -20,82 +20,87 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.corpus.sampling import WINDOW, Bin, Cursor, Lanes, Order
-from polyseme.corpus.store import Corpus, verify
-from polyseme.errors import Stopped, UserError
+from polyseme.corpus.sampling import WINDOW_SAMPLES, DataPosition, SampleBin, ShuffledSampler, StreamSampler
+from polyseme.corpus.store import Corpus, verify_corpus
+from polyseme.errors import Interrupted, UserError
 from polyseme.families import FAMILIES
-from polyseme.io.files import read_json, taken, write_json
-from polyseme.nn.compile import step_out
+from polyseme.io.atomic import is_occupied
+from polyseme.io.json import read_json, write_json
+from polyseme.nn.compile import exclude_from_compile
 from polyseme.nn.memory import Memory
-from polyseme.nn.model import Model, ModelSpec
-from polyseme.objectives.batch import Batch, Carry
-from polyseme.objectives.distillation import Distilled
-from polyseme.objectives.losses import losses, scores
-from polyseme.objectives.packing import Bound, Shape, Streamed, Vocabulary
+from polyseme.nn.model import Model, ModelConfig
+from polyseme.objectives.batch import Batch, SegmentState
+from polyseme.objectives.distillation import Distillation
+from polyseme.objectives.losses import compute_losses, evaluate_batch
+from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape, StreamingBatchBuilder
 from polyseme.objectives.permutation_lm import PermutationLM
-from polyseme.objectives.streaming_lm import SegmentLM
+from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.progress import progress
 from polyseme.report.html import write_report
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
-from polyseme.train.asgd import TriggeredASGD, averaged
-from polyseme.train.budget import Cost, Deadline, settle
-from polyseme.train.char_vocabulary import learn_spellings
-from polyseme.train.checkpoint import Checkpoint, load_checkpoint, mean_weights, save_checkpoint
-from polyseme.train.flops import num_parameters, training_flops
-from polyseme.train.loop import Report, Training, choose_device, train
-from polyseme.train.optimizer import load_optimiser_state, optimiser_state
+from polyseme.train.asgd import NTASGD, swap_averaged_weights
+from polyseme.train.budget import Deadline, Overhead, plan_steps
+from polyseme.train.char_vocabulary import set_char_vocabulary
+from polyseme.train.checkpoint import Checkpoint, average_checkpoints, load_checkpoint, save_checkpoint
+from polyseme.train.flops import count_parameters, count_training_flops
+from polyseme.train.loop import StepReport, TrainState, setup_device, train
+from polyseme.train.optimizer import load_optimizer_state_dict, optimizer_state_dict
 from polyseme.train.recipe import Recipe
-from polyseme.train.run_logger import Log
-from polyseme.weights.folder import check_fit, save_model
+from polyseme.train.run_logger import RunLogger
+from polyseme.weights.folder import check_tokenizer_compatible, save_model
 
 
 @dataclass
-class Data:
+class BatchStream:
     """A corpus read by an objective in the order of a recipe, for one rank.
 
-    Where batches go on from step to step, `carries` holds what the model remembers, one for each bin of a step.
+    Where batches go on from step to step, `segment_states` holds what the model remembers, one for each bin of a step.
     """
 
-    bound: Bound
-    order: Order | Lanes
-    shape: Shape | None
+    builder: BatchBuilder
+    sampler: ShuffledSampler | StreamSampler
+    shape: StaticShape | None
     rank: int = 0
-    world: int = 1
-    carries: dict[int, Carry] = field(default_factory=dict)
+    world_size: int = 1
+    segment_states: dict[int, SegmentState] = field(default_factory=dict)
 
-    def steps(self, cursor: Cursor, done: int = 0) -> Iterator[tuple[list[Batch], Cursor]]:
-        for bins, after in self.order.steps(cursor, self.rank, self.world, done):
-            yield [self._batch(number, found) for number, found in enumerate(bins)], after
+    def steps(self, position: DataPosition, start_step: int = 0) -> Iterator[tuple[list[Batch], DataPosition]]:
+        for sample_bins, next_position in self.sampler.steps(position, self.rank, self.world_size, start_step):
+            yield [self._batch(index, sample_bin) for index, sample_bin in enumerate(sample_bins)], next_position
 
-    def _batch(self, number: int, found: Bin) -> Batch:
-        if not isinstance(self.bound, Streamed):
-            return self.bound.batch(found.ids, found.epoch, self.shape)
-        carry = self.carries.setdefault(self.rank + number * self.world, Carry())
-        batch = self.bound.stretch(found.ids, found.length)
-        return dataclasses.replace(batch, carry=carry, opens=found.opens)
+    def _batch(self, index: int, sample_bin: SampleBin) -> Batch:
+        if not isinstance(self.builder, StreamingBatchBuilder):
+            return self.builder.batch(sample_bin.sample_ids, sample_bin.epoch, self.shape)
+        segment_state = self.segment_states.setdefault(self.rank + index * self.world_size, SegmentState())
+        batch = self.builder.segment_batch(sample_bin.sample_ids, sample_bin.segment_length)
+        return dataclasses.replace(batch, segment_state=segment_state, starts_fresh=sample_bin.starts_epoch)
 
-    def remembered(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """What is carried from step to step, on every rank: every rank has to ask."""
-        carried = {number: carry.memory for number, carry in self.carries.items() if carry.memory is not None}
-        tensors = {f"{n}/{name}": t.cpu() for n, memory in carried.items() for name, t in memory.tensors().items()}
-        return distributed.collect(tensors) if isinstance(self.bound, Streamed) else {}
+        memories = {
+            number: segment_state.memory
+            for number, segment_state in self.segment_states.items()
+            if segment_state.memory is not None
+        }
+        tensors = {f"{n}/{name}": t.cpu() for n, memory in memories.items() for name, t in memory.to_tensors().items()}
+        return distributed.all_gather_tensors(tensors) if isinstance(self.builder, StreamingBatchBuilder) else {}
 
-    def recall(self, tensors: dict[str, Tensor], device: torch.device) -> None:
-        """The inverse of `remembered`."""
+    def load_state_dict(self, tensors: dict[str, Tensor], device: torch.device) -> None:
+        """The inverse of `state_dict`."""
         for number in {int(name.partition("/")[0]) for name in tensors}:
-            own = {name.partition("/")[2]: t for name, t in tensors.items() if name.startswith(f"{number}/")}
-            self.carries.setdefault(number, Carry()).memory = Memory.of(own, device)
+            memory_tensors = {name.partition("/")[2]: t for name, t in tensors.items() if name.startswith(f"{number}/")}
+            self.segment_states.setdefault(number, SegmentState()).memory = Memory.from_tensors(memory_tensors, device)
 
 
 @dataclass(frozen=True)
-class Lesson:
+class InitialModel:
     """What a run does not begin from nothing with: the model as it starts, of distillation the teacher, and what
     `recipe.json` says of them."""
 
-    student: Model
+    model: Model
     teacher: Model | None
-    about: dict[str, str]  # the path and the hash of a folder
+    provenance: dict[str, str]  # the path and the hash of a folder
 
 
 def pretrain(
@@ -103,333 +108,364 @@ def pretrain(
     corpus_path: Path,
     out: Path,
     resume: bool = False,
-    lesson: Lesson | None = None,
-    began: float | None = None,
+    initial_model: InitialModel | None = None,
+    start_time: float | None = None,
 ) -> dict[str, Any]:
-    """Run the recipe and return its results: losses, perplexity, cost. A budget in minutes counts since it `began`.
+    """Run the recipe and return its results: losses, perplexity, cost. A budget in minutes counts since it `start_time`.
 
     The run folder holds the recipe, the log, checkpoints, the model and a report. Under `torchrun` every rank calls
     this; only the first writes.
     """
-    if isinstance(recipe.objective, Distilled) and (lesson is None or lesson.teacher is None):
-        raise UserError(f"the objective of {recipe.name} has a teacher: name it with `polyseme distil TEACHER`")
-    began = time.perf_counter() if began is None else began
-    rank, world = distributed.start()
-    device = choose_device()
+    if isinstance(recipe.objective, Distillation) and (initial_model is None or initial_model.teacher is None):
+        raise UserError(f"the objective of {recipe.name} has a teacher: name it with `polyseme distill TEACHER`")
+    start_time = time.perf_counter() if start_time is None else start_time
+    rank, world_size = distributed.init_process_group()
+    device = setup_device()
     recipe = recipe.check()
-    distributed.on_first(lambda: verify(corpus_path))
+    distributed.on_rank_zero(lambda: verify_corpus(corpus_path))
     corpus, tokenizer = Corpus.open(corpus_path), Tokenizer.load(corpus_path / "tokenizer")
-    separate = corpus.manifest.get("pairs", {}).get("separate")
-    target = Tokenizer.load(corpus_path / "target") if separate else None
-    sizes = tokenizer.vocab_size, target.vocab_size if target else 0
-    spec = recipe.model_spec(*sizes) if lesson is None else lesson.student.spec
-    tokenizer = tokenizer.marked(FAMILIES[spec.family].marks)
-    check_fit(spec, tokenizer)
-    about = {} if lesson is None else lesson.about
-    begun = distributed.on_first(lambda: _open_run(out, recipe, corpus, resume, about))
-    data, valid = open_data(recipe, corpus, tokenizer, rank, world, target)
-    run = training(recipe, spec, device, rank, lesson)
-    run.model.know(tokenizer.vocabulary, tokenizer.special_ids, data.bound.counts)
-    learn_spellings(run.model, tokenizer)
-    environment = _environment(run, world)
-    if "total" not in begun:
-        settled = settle(recipe, run, data, lambda trial: valid and evaluate(trial, valid, recipe), began)
-        begun = distributed.on_first(partial(_store_total, out, begun, *settled))
-    run.total = begun["total"]
+    has_target_vocab = corpus.manifest.get("pairs", {}).get("separate")
+    target_tokenizer = Tokenizer.load(corpus_path / "target") if has_target_vocab else None
+    vocab_sizes = tokenizer.vocab_size, target_tokenizer.vocab_size if target_tokenizer else 0
+    config = recipe.model_config(*vocab_sizes) if initial_model is None else initial_model.model.config
+    tokenizer = tokenizer.with_cls_position(FAMILIES[config.family].cls_position)
+    check_tokenizer_compatible(config, tokenizer)
+    provenance = {} if initial_model is None else initial_model.provenance
+    run_record = distributed.on_rank_zero(lambda: _open_run(out, recipe, corpus, resume, provenance))
+    stream, valid = open_streams(recipe, corpus, tokenizer, rank, world_size, target_tokenizer)
+    state = build_train_state(recipe, config, device, rank, initial_model)
+    state.model.set_vocabulary(tokenizer.vocabulary, tokenizer.all_special_ids, stream.builder.token_counts)
+    set_char_vocabulary(state.model, tokenizer)
+    environment = _environment(state, world_size)
+    if "total_steps" not in run_record:
+        step_plan = plan_steps(
+            recipe, state, stream, lambda trial: valid and evaluate(trial, valid, recipe), start_time
+        )
+        run_record = distributed.on_rank_zero(partial(_store_total_steps, out, run_record, *step_plan))
+    state.total_steps = run_record["total_steps"]
     checkpoint = load_checkpoint(out / "checkpoints")
-    cursor, spent = Cursor(), {"tokens": 0, "flops": 0, "seconds": 0.0}
+    position, spent = DataPosition(), {"tokens": 0, "flops": 0, "seconds": 0.0}
     if checkpoint is not None:
-        cursor, spent = _restore(run, checkpoint, environment)
-        data.recall(checkpoint.tensors.get("memory", {}), device)
-    end = began + recipe.budget.minutes * 60 - spent["seconds"] if recipe.budget.timed else math.inf
-    deadline = Deadline(end, max(run.start, recipe.ramp), run.total, begun.get("others", ()))
-    found = _steps(recipe, out, run, data, valid, cursor, spent, environment, deadline)
-    joined = distributed.on_first(lambda: mean_weights(run.model, out / "checkpoints", recipe.average))
-    if joined:
-        distributed.send_weights(run.model)
-    if valid is not None and (joined or not found):  # or every step was done before this call
-        found = evaluate(run, valid, recipe)
+        position, spent = _restore(state, checkpoint, environment)
+        stream.load_state_dict(checkpoint.tensors.get("memory", {}), device)
+    end_time = start_time + recipe.budget.minutes * 60 - spent["seconds"] if recipe.budget.is_wall_clock else math.inf
+    deadline = Deadline(
+        end_time, max(state.start_step, recipe.batch_warmup_steps), state.total_steps, run_record.get("overheads", ())
+    )
+    valid_metrics = _run_steps(recipe, out, state, stream, valid, position, spent, environment, deadline)
+    averaged_steps = distributed.on_rank_zero(
+        lambda: average_checkpoints(state.model, out / "checkpoints", recipe.num_averaged)
+    )
+    if averaged_steps:
+        distributed.broadcast_weights(state.model)
+    if valid is not None and (averaged_steps or not valid_metrics):  # or every step was done before this call
+        valid_metrics = evaluate(state, valid, recipe)
     results = {
-        "valid": found,
-        "steps": run.total,
-        "parameters": num_parameters(run.model),
+        "valid": valid_metrics,
+        "steps": state.total_steps,
+        "parameters": count_parameters(state.model),
         "tokens": spent["tokens"],
         "flops": spent["flops"],
-        "device_hours": spent["seconds"] * world / 3600,
-        **({"averaged": joined} if joined else {}),
+        "device_hours": spent["seconds"] * world_size / 3600,
+        **({"averaged_steps": averaged_steps} if averaged_steps else {}),
         "environment": environment,
     }
     if rank == 0:
-        notes = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash, **about}
-        with averaged(run.optimiser):
-            save_model(out / "model", run.model.settled(), tokenizer, notes, target)
+        metadata = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash, **provenance}
+        with swap_averaged_weights(state.optimizer):
+            save_model(out / "model", state.model.finalize(), tokenizer, metadata, target_tokenizer)
         write_json(out / "results.json", results)
         write_report(out)
     return results
 
 
-def _steps(
+def _run_steps(
     recipe: Recipe,
     out: Path,
-    run: Training,
-    data: Data,
-    valid: Bound | None,
-    cursor: Cursor,
+    state: TrainState,
+    stream: BatchStream,
+    valid: BatchBuilder | None,
+    position: DataPosition,
     spent: dict[str, Any],
     environment: dict[str, Any],
     deadline: Deadline,
 ) -> dict[str, float]:
     """Take the steps behind the cursor, with measuring, logging and saving; what they cost is added to `spent`.
 
-    Returns what was measured last. A signal ends it with a checkpoint, and with `Stopped`.
+    Returns what was measured last. A signal ends it with a checkpoint, and with `Interrupted`.
     """
-    log = Log(out, run.start) if run.rank == 0 else None
-    found: dict[str, float] = {}
-    clock = time.perf_counter()
+    log = RunLogger(out, state.start_step) if state.rank == 0 else None
+    valid_metrics: dict[str, float] = {}
+    last_time = time.perf_counter()
     with (
-        _signals() as caught,
-        progress("pretrain", run.total * recipe.batch_tokens, "tokens", show=run.rank == 0) as bar,
+        _catch_signals() as caught,
+        progress("pretrain", state.total_steps * recipe.batch_tokens, "tokens", show=state.rank == 0) as bar,
     ):
-        bar.skip(run.start * recipe.batch_tokens)
-        for report in train(run, data.steps(cursor, run.start)):
+        bar.add_completed(state.start_step * recipe.batch_tokens)
+        for report in train(state, stream.steps(position, state.start_step)):
             now = time.perf_counter()
             spent["tokens"] += report.tokens
-            spent["flops"] += report.flops * data.world
-            spent["seconds"] += now - clock  # with the measuring and saving after the step before
-            clock = now
-            if deadline.due(report.step) and report.step < run.total:
-                _look(deadline, run, report, out)
-                bar.expect(run.total * recipe.batch_tokens)
-            done = report.step == run.total
+            spent["flops"] += report.flops * stream.world_size
+            spent["seconds"] += now - last_time  # with the measuring and saving after the step before
+            last_time = now
+            if deadline.should_check(report.step) and report.step < state.total_steps:
+                _adjust_total_steps(deadline, state, report, out)
+                bar.set_total(state.total_steps * recipe.batch_tokens)
+            done = report.step == state.total_steps
             if log is not None:
-                log.add(report, every=recipe.log_every, last=done)
-            shown = run.device.type == "cpu" or report.step % recipe.log_every == 0  # on a GPU asking costs a wait
-            bar.advance(recipe.batch_tokens, ", ".join(f"{n} {v:.3f}" for n, v in report.loss.items()) if shown else "")
-            if valid is not None and (done or report.step % recipe.eval_every == 0) and report.numbers:
-                with deadline.aside():
-                    found = evaluate(run, valid, recipe)
-                if isinstance(run.optimiser, TriggeredASGD):
-                    run.optimiser.observe(found[recipe.objective.terms[0]])
+                log.log_step(report, log_every=recipe.log_every, is_last=done)
+            shows_loss = (
+                state.device.type == "cpu" or report.step % recipe.log_every == 0
+            )  # on a GPU asking costs a wait
+            bar.advance(
+                recipe.batch_tokens, ", ".join(f"{n} {v:.3f}" for n, v in report.loss.items()) if shows_loss else ""
+            )
+            if valid is not None and (done or report.step % recipe.eval_every == 0) and report.metrics:
+                with deadline.pause():
+                    valid_metrics = evaluate(state, valid, recipe)
+                if isinstance(state.optimizer, NTASGD):
+                    state.optimizer.report_validation_loss(valid_metrics[recipe.objective.terms[0]])
                 if log is not None:
-                    log.write({"step": report.step, "valid": found})
-            stop = distributed.agree(bool(caught), run.device)
+                    log.write_row({"step": report.step, "valid": valid_metrics})
+            stop = distributed.any_rank(bool(caught), state.device)
             if done or stop or report.step % recipe.save_every == 0:
-                memory = data.remembered()
-                if run.rank == 0 and report.numbers:
-                    keep = max(recipe.keep, recipe.average)
-                    with deadline.aside():
-                        _save(out, run, report, spent, environment, keep, memory)
+                memory = stream.state_dict()
+                if state.rank == 0 and report.metrics:
+                    keep_checkpoints = max(recipe.keep_checkpoints, recipe.num_averaged)
+                    with deadline.pause():
+                        _save(out, state, report, spent, environment, keep_checkpoints, memory)
             if stop and not done:
-                raise Stopped(caught[0] if caught else signal.SIGTERM, report.step)
-    return found
+                raise Interrupted(caught[0] if caught else signal.SIGTERM, report.step)
+    return valid_metrics
 
 
-def training(
-    recipe: Recipe, spec: ModelSpec, device: torch.device, rank: int = 0, lesson: Lesson | None = None
-) -> Training:
+def build_train_state(
+    recipe: Recipe, config: ModelConfig, device: torch.device, rank: int = 0, initial_model: InitialModel | None = None
+) -> TrainState:
     """The model at its start, and all that a step needs but the number of steps."""
     precision = ("bf16" if device.type == "cuda" else "float32") if recipe.precision == "auto" else recipe.precision
-    model = (spec.build(recipe.seed) if lesson is None else lesson.student).to(device)
-    model.trunk.recompute = recipe.recompute
-    run = Training(
+    model = (config.build(recipe.seed) if initial_model is None else initial_model.model).to(device)
+    model.trunk.gradient_checkpointing = recipe.gradient_checkpointing
+    state = TrainState(
         model,
-        recipe.optim.build(model, model.trunk.groups()),
-        recipe.optim,
+        recipe.optimizer.build(model, model.trunk.layer_groups()),
+        recipe.optimizer,
         recipe.schedule,
-        total=0,
+        total_steps=0,
         device=device,
         precision=precision,
         seed=recipe.seed,
         rank=rank,
-        terms=losses,
-        record=_recordable(recipe, model),
+        loss_fn=compute_losses,
+        use_cuda_graphs=_can_use_cuda_graphs(recipe, model),
     )
-    if lesson is not None and lesson.teacher is not None and isinstance(recipe.objective, Distilled):
-        half = precision == "bf16" and device.type == "cuda"  # as the loop has the student
-        teacher = lesson.teacher.to(device, torch.bfloat16 if half else torch.float32)
-        run.terms = recipe.objective.losses(teacher)
-        run.flops = lambda model, batch: training_flops(model, batch) + training_flops(teacher, batch) // 3
-    plain = run.terms
+    if initial_model is not None and initial_model.teacher is not None and isinstance(recipe.objective, Distillation):
+        uses_bf16 = precision == "bf16" and device.type == "cuda"  # as the loop has the student
+        teacher = initial_model.teacher.to(device, torch.bfloat16 if uses_bf16 else torch.float32)
+        state.loss_fn = recipe.objective.build_loss_fn(teacher)
+        state.flops_fn = lambda model, batch: (
+            count_training_flops(model, batch) + count_training_flops(teacher, batch) // 3
+        )
+    eager_loss_fn = state.loss_fn
     if recipe.compile:
-        run.terms = compiled(plain, device)
-    run.compiled = run.terms is not plain
-    return run
+        state.loss_fn = try_compile(eager_loss_fn, device)
+    state.is_compiled = state.loss_fn is not eager_loss_fn
+    return state
 
 
-def _recordable(recipe: Recipe, model: Model) -> bool:
+def _can_use_cuda_graphs(recipe: Recipe, model: Model) -> bool:
     """Whether a GPU can replay steps: of one shape, as compiled ones are, by rows, or over sequences of one length."""
-    if recipe.optim.by_rows or isinstance(recipe.objective, SegmentLM | PermutationLM):
-        return not any(getattr(part, "asks", False) for part in model.modules())
-    return recipe.compile and not model.spec.trunk.by_lengths
+    if recipe.optimizer.is_sparse or isinstance(recipe.objective, StreamingCausalLM | PermutationLM):
+        return not any(getattr(module, "needs_host_sync", False) for module in model.modules())
+    return recipe.compile and not model.config.trunk.depends_on_lengths
 
 
-def _environment(run: Training, world: int) -> dict[str, Any]:
+def _environment(state: TrainState, world_size: int) -> dict[str, Any]:
     """What has to stay the same for a resumed run to give the same bits."""
     return {
         "torch": torch.__version__,
         "machine": platform.machine(),
-        "device": torch.cuda.get_device_name() if run.device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name() if state.device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
-        "world": world,
-        "compile": run.compiled,
-        "precision": run.precision,
+        "world": world_size,
+        "compile": state.is_compiled,
+        "precision": state.precision,
     }
 
 
-def vocabulary_of(tokenizer: Tokenizer, target: Tokenizer | None = None) -> Vocabulary:
-    ids = tokenizer.specials
-    marks = ids.cls, ids.sep, ids.mask, ids.bos, ids.eos, ids.pad
-    other = vocabulary_of(target) if target else None
-    return Vocabulary(tokenizer.vocab_size, tokenizer.special_ids, *marks, tokenizer.sentinels, other)
-
-
-def open_data(
-    recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, rank: int, world: int, target: Tokenizer | None = None
-) -> tuple[Data, Bound | None]:
-    """What is trained on, in the recipe's order, and what is held out."""
-    vocabulary = vocabulary_of(tokenizer, target)
-    kept, held = corpus.split(recipe.holdout)
-    kept = kept.weighted()  # after the split, so that what is read twice is never held out
-    bound = recipe.objective.bind(kept, vocabulary, recipe.max_len, recipe.seed)
-    shape = bound.shape(recipe.bin_tokens) if recipe.compile else None
-    bins = recipe.batch_tokens // recipe.bin_tokens
-    usual = recipe.bin_tokens / float(np.mean(bound.samples.lengths + bound.overhead))
-    order: Order | Lanes = Order(
-        bound,
-        recipe.bin_tokens,
-        bins,
-        recipe.seed,
-        window=max(WINDOW, 1 << int(32 * usual).bit_length()),  # the last bin of a window is half empty, as a rule
-        bin_sequences=shape.samples if shape else 0,
-        ramp=recipe.ramp,
+def get_special_ids(tokenizer: Tokenizer, target_tokenizer: Tokenizer | None = None) -> SpecialIds:
+    ids = tokenizer.special_token_ids
+    special_ids = ids.cls, ids.sep, ids.mask, ids.bos, ids.eos, ids.pad
+    target_special_ids = get_special_ids(target_tokenizer) if target_tokenizer else None
+    return SpecialIds(
+        tokenizer.vocab_size, tokenizer.all_special_ids, *special_ids, tokenizer.sentinel_ids, target_special_ids
     )
-    if isinstance(bound, Streamed):
-        order = Lanes(bound, recipe.bin_tokens, bins)
+
+
+def open_streams(
+    recipe: Recipe,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    rank: int,
+    world_size: int,
+    target_tokenizer: Tokenizer | None = None,
+) -> tuple[BatchStream, BatchBuilder | None]:
+    """What is trained on, in the recipe's order, and what is held out."""
+    special_ids = get_special_ids(tokenizer, target_tokenizer)
+    train_corpus, valid_corpus = corpus.split(recipe.valid_fraction)
+    train_corpus = train_corpus.resample_by_weight()  # after the split, so that what is read twice is never held out
+    builder = recipe.objective.bind(train_corpus, special_ids, recipe.max_len, recipe.seed)
+    shape = builder.static_shape(recipe.micro_batch_tokens) if recipe.compile else None
+    micro_batches_per_step = recipe.batch_tokens // recipe.micro_batch_tokens
+    samples_per_bin = recipe.micro_batch_tokens / float(np.mean(builder.samples.lengths + builder.num_special_tokens))
+    sampler: ShuffledSampler | StreamSampler = ShuffledSampler(
+        builder,
+        recipe.micro_batch_tokens,
+        micro_batches_per_step,
+        recipe.seed,
+        window_samples=max(
+            WINDOW_SAMPLES, 1 << int(32 * samples_per_bin).bit_length()
+        ),  # the last bin of a window is half empty, as a rule
+        max_samples=shape.max_samples if shape else 0,
+        batch_warmup_steps=recipe.batch_warmup_steps,
+    )
+    if isinstance(builder, StreamingBatchBuilder):
+        sampler = StreamSampler(builder, recipe.micro_batch_tokens, micro_batches_per_step)
     valid = None
-    if held is not None:
+    if valid_corpus is not None:
         try:
-            valid = recipe.objective.bind(held, vocabulary, recipe.max_len, recipe.seed)
+            valid = recipe.objective.bind(valid_corpus, special_ids, recipe.max_len, recipe.seed)
         except UserError as error:
             print(f"note: nothing is held out for validation: {error}", file=sys.stderr)
-            return open_data(recipe.replace(holdout=0.0), corpus, tokenizer, rank, world, target)
-    return Data(bound, order, shape, rank, world), valid
+            return open_streams(
+                recipe.replace(valid_fraction=0.0), corpus, tokenizer, rank, world_size, target_tokenizer
+            )
+    return BatchStream(builder, sampler, shape, rank, world_size), valid
 
 
 @torch.no_grad()
-def evaluate(run: Training, bound: Bound, recipe: Recipe) -> dict[str, float]:
+def evaluate(state: TrainState, builder: BatchBuilder, recipe: Recipe) -> dict[str, float]:
     """Mean loss and accuracy of each term on held-out text, always on the same damage; perplexity of the words."""
-    order = Lanes(bound, recipe.bin_tokens) if isinstance(bound, Streamed) else Order(bound, recipe.bin_tokens)
-    data = Data(bound, order, None)
+    sampler = (
+        StreamSampler(builder, recipe.micro_batch_tokens)
+        if isinstance(builder, StreamingBatchBuilder)
+        else ShuffledSampler(builder, recipe.micro_batch_tokens)
+    )
+    stream = BatchStream(builder, sampler, None)
     sums: dict[str, list[float]] = {}
     tokens = 0
-    run.model.eval()
-    with averaged(run.optimiser), nullcontext() if recipe.optim.by_rows else run.autocast():
-        for (first,), after in data.steps(Cursor()):
-            batch = first.to(run.device)
-            for name, parts in scores(run.model, batch).items():
-                sums[name] = [a + b for a, b in zip(sums.get(name, [0, 0, 0]), parts)]
+    state.model.eval()
+    with swap_averaged_weights(state.optimizer), nullcontext() if recipe.optimizer.is_sparse else state.autocast():
+        for (micro_batch,), next_position in stream.steps(DataPosition()):
+            batch = micro_batch.to(state.device)
+            for name, term_scores in evaluate_batch(state.model, batch).items():
+                sums[name] = [a + b for a, b in zip(sums.get(name, [0, 0, 0]), term_scores)]
             tokens += batch.num_tokens
-            if tokens >= recipe.eval_tokens or after.epoch > 0:
+            if tokens >= recipe.eval_tokens or next_position.epoch > 0:
                 break
-    run.model.train()
-    found = {}
-    for name, (loss, right, count) in sums.items():
-        found[name] = loss / max(count, 1)
-        if not recipe.optim.by_rows:
-            found[f"{name}_accuracy"] = right / max(count, 1)
-    words = [found[name] for name in ("masked", "next", "previous") if name in found]
-    if words:
-        found["perplexity"] = math.exp(min(statistics.fmean(words), 50.0))
-    return found
+    state.model.train()
+    metrics = {}
+    for name, (loss, num_correct, count) in sums.items():
+        metrics[name] = loss / max(count, 1)
+        if not recipe.optimizer.is_sparse:
+            metrics[f"{name}_accuracy"] = num_correct / max(count, 1)
+    token_losses = [metrics[name] for name in ("masked", "next", "previous") if name in metrics]
+    if token_losses:
+        metrics["perplexity"] = math.exp(min(statistics.fmean(token_losses), 50.0))
+    return metrics
 
 
-Terms = Callable[[Model, Batch], dict[str, Tensor]]
+LossFn = Callable[[Model, Batch], dict[str, Tensor]]
 
 
-def compiled(function: Terms, device: torch.device) -> Terms:
+def try_compile(loss_fn: LossFn, device: torch.device) -> LossFn:
     """The function compiled, or, on a machine without a compiler, one line and the function itself."""
-    step_out()
+    exclude_from_compile()
     try:
         torch.compile(lambda x: x * 2 + 1)(torch.ones(3, device=device))
     except Exception as error:
         reason = str(error).strip().split("\n")[0][:120]
         print(f"torch.compile does not work here ({reason}); going on without it", file=sys.stderr)
-        return function
-    return torch.compile(function)
+        return loss_fn
+    return torch.compile(loss_fn)
 
 
-def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool, about: dict[str, str]) -> dict[str, Any]:
+def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool, provenance: dict[str, str]) -> dict[str, Any]:
     """What `recipe.json` holds or will hold, once it is sure that a run may begin or go on in this folder."""
-    saved = {"recipe": recipe.to_json(), "corpus": str(corpus.path), "corpus_hash": corpus.manifest_hash, **about}
+    saved = {"recipe": recipe.to_json(), "corpus": str(corpus.path), "corpus_hash": corpus.manifest_hash, **provenance}
     path = out / "recipe.json"
     if not path.exists():
-        if taken(out):
+        if is_occupied(out):
             raise UserError(f"{out} is already there and holds no run: choose another --out")
         return saved
     if not resume:
         raise UserError(f"{out} already holds a run: give --resume to go on with it, or another --out")
-    before = read_json(path)
-    if not isinstance(before, dict) or not saved.keys() <= before.keys():
+    existing = read_json(path)
+    if not isinstance(existing, dict) or not saved.keys() <= existing.keys():
         raise UserError(f"{path} is not a run's recipe")
-    if before["corpus_hash"] != saved["corpus_hash"]:
-        raise UserError(f"{out} was begun on another corpus ({before['corpus']})")
-    was = Recipe.from_json(before["recipe"]).to_json()  # with the fields that it did not have yet
-    before = before | {"recipe": was}
-    if was != saved["recipe"]:
-        key = next(k for k in recipe.to_json() if before["recipe"].get(k) != recipe.to_json()[k])
-        old, new = before["recipe"].get(key), recipe.to_json()[key]
+    if existing["corpus_hash"] != saved["corpus_hash"]:
+        raise UserError(f"{out} was begun on another corpus ({existing['corpus']})")
+    saved_recipe = Recipe.from_json(existing["recipe"]).to_json()  # with the fields that it did not have yet
+    existing = existing | {"recipe": saved_recipe}
+    if saved_recipe != saved["recipe"]:
+        key = next(k for k in recipe.to_json() if existing["recipe"].get(k) != recipe.to_json()[k])
+        old, new = existing["recipe"].get(key), recipe.to_json()[key]
         raise UserError(f"{out} was begun with another recipe: {key} was {old!r}, now {new!r}")
-    for what, said in (("teacher", "with another teacher"), ("begun_from", "from another model")):
-        if before.get(f"{what}_hash") != saved.get(f"{what}_hash"):
-            raise UserError(f"{out} was begun {said} ({before.get(what)})")
-    return dict(before)
+    for key_prefix, difference in (("teacher", "with another teacher"), ("initialized_from", "from another model")):
+        if existing.get(f"{key_prefix}_hash") != saved.get(f"{key_prefix}_hash"):
+            raise UserError(f"{out} was begun {difference} ({existing.get(key_prefix)})")
+    return dict(existing)
 
 
-def _store_total(out: Path, begun: dict[str, Any], total: int, others: list[Cost]) -> dict[str, Any]:
+def _store_total_steps(
+    out: Path, run_record: dict[str, Any], total_steps: int, overheads: list[Overhead]
+) -> dict[str, Any]:
     """Begin the run folder with the length of the run, which a resumed one keeps, and what else takes its time."""
-    begun = begun | {"total": total} | ({"others": others} if others else {})
-    write_json(out / "recipe.json", begun)
-    return begun
+    run_record = run_record | {"total_steps": total_steps} | ({"overheads": overheads} if overheads else {})
+    write_json(out / "recipe.json", run_record)
+    return run_record
 
 
-def _look(deadline: Deadline, run: Training, report: Report, out: Path) -> None:
+def _adjust_total_steps(deadline: Deadline, state: TrainState, report: StepReport, out: Path) -> None:
     """At the clock: the run gets the number of steps that fit, by that of the first rank."""
-    report.numbers  # noqa: B018  # on a GPU the clock says nothing before the step has ended
-    total = deadline.total(report.step, run.total)
-    total = distributed.on_first(lambda: total)
-    if total != run.total and run.rank == 0:
-        write_json(out / "recipe.json", read_json(out / "recipe.json") | {"total": total})
-    run.total = total
+    report.metrics  # noqa: B018  # on a GPU the clock says nothing before the step has ended
+    total_steps = deadline.replan_steps(report.step, state.total_steps)
+    total_steps = distributed.on_rank_zero(lambda: total_steps)
+    if total_steps != state.total_steps and state.rank == 0:
+        write_json(out / "recipe.json", read_json(out / "recipe.json") | {"total_steps": total_steps})
+    state.total_steps = total_steps
 
 
 def _save(
     out: Path,
-    run: Training,
-    report: Report,
+    state: TrainState,
+    report: StepReport,
     spent: dict[str, Any],
     environment: dict[str, Any],
-    keep: int,
+    keep_checkpoints: int,
     memory: dict[str, Tensor],
 ) -> None:
-    tensors = {"model": run.model.state_dict(), "optimiser": optimiser_state(run.optimiser, run.model)}
+    tensors = {"model": state.model.state_dict(), "optimizer": optimizer_state_dict(state.optimizer, state.model)}
     tensors |= {"memory": memory} if memory else {}
-    state = {"cursor": dataclasses.asdict(report.cursor), "spent": spent, "environment": environment}
-    save_checkpoint(out / "checkpoints", Checkpoint(report.step, tensors, state), keep)
+    metadata = {"position": dataclasses.asdict(report.position), "spent": spent, "environment": environment}
+    save_checkpoint(out / "checkpoints", Checkpoint(report.step, tensors, metadata), keep_checkpoints)
 
 
-def _restore(run: Training, checkpoint: Checkpoint, environment: dict[str, Any]) -> tuple[Cursor, dict[str, Any]]:
-    state = checkpoint.state
-    for key, was in state["environment"].items():
-        if environment.get(key) != was and run.rank == 0:
-            print(f"note: {key} was {was}, now {environment.get(key)}: bits may differ", file=sys.stderr)
-    run.model.load_state_dict(checkpoint.tensors["model"])
-    load_optimiser_state(run.optimiser, run.model, checkpoint.tensors["optimiser"])
-    run.start = checkpoint.step
-    return Cursor(**state["cursor"]), state["spent"]
+def _restore(
+    state: TrainState, checkpoint: Checkpoint, environment: dict[str, Any]
+) -> tuple[DataPosition, dict[str, Any]]:
+    metadata = checkpoint.state
+    for key, saved_value in metadata["environment"].items():
+        if environment.get(key) != saved_value and state.rank == 0:
+            print(f"note: {key} was {saved_value}, now {environment.get(key)}: bits may differ", file=sys.stderr)
+    state.model.load_state_dict(checkpoint.tensors["model"])
+    load_optimizer_state_dict(state.optimizer, state.model, checkpoint.tensors["optimizer"])
+    state.start_step = checkpoint.step
+    return DataPosition(**metadata["position"]), metadata["spent"]
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
+def _catch_signals() -> Iterator[list[int]]:
     """Collects SIGINT and SIGTERM instead of dying; a second Ctrl-C interrupts at once."""
     caught: list[int] = []
 
@@ -439,12 +475,12 @@ def _signals() -> Iterator[list[int]]:
         caught.append(signum)
 
     try:
-        before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+        previous_handlers = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # not the main thread: signals stay with whoever runs it
         yield caught
         return
     try:
         yield caught
     finally:
-        for s, handler in before.items():
+        for s, handler in previous_handlers.items():
             signal.signal(s, handler)

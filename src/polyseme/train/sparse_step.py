@@ -14,96 +14,102 @@ import torch
 from torch import Tensor
 
 from polyseme.errors import UserError
-from polyseme.nn.model import Near
-from polyseme.nn.sparse import RowGradient
+from polyseme.nn.model import SparseBatch
+from polyseme.nn.sparse import SparseRowGrad
 from polyseme.objectives.batch import Batch
 from polyseme.train import distributed
-from polyseme.train.step import Recorded
+from polyseme.train.step import CudaGraphed
 
 if TYPE_CHECKING:
-    from polyseme.train.loop import Training
+    from polyseme.train.loop import TrainState
 
 
-class RowWork:
-    """`Work` for heads that give gradients of rows; the tables change in `learn`, after every `at_once` words."""
+class SparseStepExecutor:
+    """`Work` for heads that give gradients of rows; the tables change in `forward_backward`, after every `at_once` words."""
 
-    def __init__(self, run: Training):
-        if distributed.several():
-            raise UserError(f"the method {run.optim.method!r} changes tables in place, so it runs in one process only")
-        self.run = run
-        self.rate = torch.zeros((), device=run.device)  # stays where it is: recordings know it by its place
-        self.total = torch.zeros((), device=run.device)  # the mean loss
-        self.broken = torch.zeros((), device=run.device)  # the first step that was not finite; then nothing changes
-        self.numbers: dict[int, Tensor] = {}  # for each length of table as many zeros, to count in
-        self.threads = torch.get_num_threads()
+    def __init__(self, state: TrainState):
+        if distributed.is_distributed():
+            raise UserError(
+                f"the method {state.optimizer_config.name!r} changes tables in place, so it runs in one process only"
+            )
+        self.state = state
+        self.lr = torch.zeros((), device=state.device)  # stays where it is: recordings know it by its place
+        self.mean_loss = torch.zeros((), device=state.device)  # the mean loss
+        self.first_nonfinite_step = torch.zeros(
+            (), device=state.device
+        )  # the first step that was not finite; then nothing changes
+        self.count_buffers: dict[int, Tensor] = {}  # for each length of table as many zeros, to count in
+        self.num_threads = torch.get_num_threads()
         torch.set_num_threads(1)  # those of so small an operator wait for each other longer than they work
-        self._learn: Callable[[Near], None] = self._learn_some
-        self._tell: Callable[[Near], Tensor] = self._learn_and_tell
-        if run.record and run.device.type == "cuda":
-            self._learn, self._tell = Recorded(self._learn), Recorded(self._tell)
+        self._update: Callable[[SparseBatch], None] = self._update_rows
+        self._update_with_loss: Callable[[SparseBatch], Tensor] = self._update_rows_with_loss
+        if state.use_cuda_graphs and state.device.type == "cuda":
+            self._update, self._update_with_loss = CudaGraphed(self._update), CudaGraphed(self._update_with_loss)
 
     def close(self) -> None:
-        torch.set_num_threads(self.threads)
-        for part in (self._learn, self._tell):
-            if isinstance(part, Recorded):
-                part.recordings.clear()
+        torch.set_num_threads(self.num_threads)
+        for call in (self._update, self._update_with_loss):
+            if isinstance(call, CudaGraphed):
+                call.graphs.clear()
 
     @torch.no_grad()
-    def learn(self, batch: Batch, counts: Tensor, first: bool) -> None:
+    def forward_backward(self, batch: Batch, counts: Tensor, is_first: bool) -> None:
         """The loss is that of the first words alone, before they are learnt from: all of it would cost time."""
-        near = batch.to(self.run.device).near
-        assert near is not None
-        (self.name,) = batch.targets
-        self.rate.fill_(self.run.optimiser.param_groups[0]["lr"])
-        each = max(self.run.optim.at_once // near.block, 1)
-        for low in range(0, near.num_blocks, each):
-            part = near.part(low, min(low + each, near.num_blocks))
-            if first and low == 0:
-                self.total = self._tell(part)
-                if self.run.device.type == "cpu" and not self.total.isfinite():
-                    return  # told by `measure`
+        sparse = batch.to(self.state.device).sparse
+        assert sparse is not None
+        (self.term,) = batch.targets
+        self.lr.fill_(self.state.optimizer.param_groups[0]["lr"])
+        blocks_per_update = max(self.state.optimizer_config.words_per_update // sparse.block_size, 1)
+        for start in range(0, sparse.num_blocks, blocks_per_update):
+            chunk = sparse.slice_blocks(start, min(start + blocks_per_update, sparse.num_blocks))
+            if is_first and start == 0:
+                self.mean_loss = self._update_with_loss(chunk)
+                if self.state.device.type == "cpu" and not self.mean_loss.isfinite():
+                    return  # told by `reduce_and_clip`
             else:
-                self._learn(part)
+                self._update(chunk)
 
-    def _learn_some(self, part: Near) -> None:
-        for gradient in self.run.model.row_gradients(self.name, part)[1]:
-            self._add(gradient)
+    def _update_rows(self, chunk: SparseBatch) -> None:
+        for grad in self.state.model.compute_sparse_grads(self.term, chunk)[1]:
+            self._apply_grad(grad)
 
-    def _learn_and_tell(self, part: Near) -> Tensor:
+    def _update_rows_with_loss(self, chunk: SparseBatch) -> Tensor:
         """The mean loss."""
-        total, found = self.run.model.row_gradients(self.name, part, loss=True)
-        assert total is not None
-        mean = total / part.count().clamp(min=1)
-        if self.run.device.type == "cuda" or mean.isfinite():
-            for gradient in found:
-                self._add(gradient)
-        return mean
+        loss_sum, grads = self.state.model.compute_sparse_grads(self.term, chunk, with_loss=True)
+        assert loss_sum is not None
+        mean_loss = loss_sum / chunk.count().clamp(min=1)
+        if self.state.device.type == "cuda" or mean_loss.isfinite():
+            for grad in grads:
+                self._apply_grad(grad)
+        return mean_loss
 
-    def measure(self, step: Tensor) -> Tensor:
+    def reduce_and_clip(self, step: Tensor) -> Tensor:
         """The mean loss, no norm of a gradient, and the first step that was not finite, or 0."""
-        fresh = (self.broken == 0) & ~self.total.isfinite()
-        self.broken = torch.where(fresh, step.to(self.broken), self.broken)
-        return torch.stack([self.total, torch.zeros_like(self.total), self.broken])
+        is_first_failure = (self.first_nonfinite_step == 0) & ~self.mean_loss.isfinite()
+        self.first_nonfinite_step = torch.where(
+            is_first_failure, step.to(self.first_nonfinite_step), self.first_nonfinite_step
+        )
+        return torch.stack([self.mean_loss, torch.zeros_like(self.mean_loss), self.first_nonfinite_step])
 
-    def change(self) -> None:
+    def optimizer_step(self) -> None:
         """They have changed already."""
 
-    def _add(self, gradient: RowGradient) -> None:
-        table, ids, rows, terms = gradient
-        rate, damp = self.rate, self.run.optim.damp
-        if self.run.optim.method == "adagrad":
-            state = self.run.optimiser.state[table]
+    def _apply_grad(self, grad: SparseRowGrad) -> None:
+        table, ids, rows, counts = grad
+        lr, damping = self.lr, self.state.optimizer_config.count_damping
+        if self.state.optimizer_config.name == "sparse_adagrad":
+            state = self.state.optimizer.state[table]
             if "sum" not in state:
                 state["sum"] = torch.ones_like(table)
             state["sum"].index_add_(0, ids, rows.square())
-            rows = rows * state["sum"].index_select(0, ids).rsqrt_().mul_(-rate)
-        elif damp:
-            if len(table) not in self.numbers:
-                self.numbers[len(table)] = rows.new_zeros(len(table))
-            number = self.numbers[len(table)].index_add_(0, ids, terms.to(rows))
-            scale = number.index_select(0, ids).mul_(rate * damp).add_(1).reciprocal_().mul_(-rate)
-            number.index_fill_(0, ids, 0)  # of a large table few
+            rows = rows * state["sum"].index_select(0, ids).rsqrt_().mul_(-lr)
+        elif damping:
+            if len(table) not in self.count_buffers:
+                self.count_buffers[len(table)] = rows.new_zeros(len(table))
+            row_counts = self.count_buffers[len(table)].index_add_(0, ids, counts.to(rows))
+            scale = row_counts.index_select(0, ids).mul_(lr * damping).add_(1).reciprocal_().mul_(-lr)
+            row_counts.index_fill_(0, ids, 0)  # of a large table few
             rows = rows.mul_(scale.view(-1, *[1] * (rows.ndim - 1)))
         else:
-            rows = rows.mul_(-rate)
+            rows = rows.mul_(-lr)
         table.index_add_(0, ids, rows)

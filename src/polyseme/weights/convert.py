@@ -7,97 +7,122 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError, nearest
-from polyseme.families.family import Family, Rule
-from polyseme.nn.model import ModelSpec
+from polyseme.errors import UserError, suggest
+from polyseme.families.family import Family, WeightMap
+from polyseme.nn.model import ModelConfig
 
 
-def expand(family: Family, spec: ModelSpec) -> Iterator[Rule]:
+def expand_weight_maps(family: Family, config: ModelConfig) -> Iterator[WeightMap]:
     """The rules that hold for this spec, layer numbers filled in."""
-    num_blocks = spec.trunk.num_blocks
-    for rule in family.rules(spec) if callable(family.rules) else family.rules:
-        if "{}" not in rule.ours:
-            yield rule
+    num_blocks = config.trunk.num_blocks
+    for weight_map in family.weight_maps(config) if callable(family.weight_maps) else family.weight_maps:
+        if "{}" not in weight_map.name:
+            yield weight_map
             continue
         for i in range(num_blocks):
-            yield Rule(rule.ours.replace("{}", str(i)), tuple(t.replace("{}", str(i)) for t in rule.theirs), rule.how)
-    for head in spec.heads:
-        yield from family.head_rules.get(head, ())
+            yield WeightMap(
+                weight_map.name.replace("{}", str(i)),
+                tuple(t.replace("{}", str(i)) for t in weight_map.published_names),
+                weight_map.op,
+            )
+    for head in config.heads:
+        yield from family.head_weight_maps.get(head, ())
 
 
-def to_theirs(family: Family, spec: ModelSpec, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], set[str]]:
+def to_published(
+    family: Family, config: ModelConfig, state: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], set[str]]:
     """Tensors under their published names, and the names of ours that have none."""
-    found: dict[str, Tensor] = {}
-    left = set(state)
-    for rule in expand(family, spec):
-        if rule.ours not in state:
+    published: dict[str, Tensor] = {}
+    unpublished = set(state)
+    for weight_map in expand_weight_maps(family, config):
+        if weight_map.name not in state:
             continue
-        if any(name in found for name in rule.theirs):
+        if any(name in published for name in weight_map.published_names):
             continue  # two heads of ours share one published name: the first keeps it
-        left.discard(rule.ours)
-        tensor = state[rule.ours]
-        parts = tensor.chunk(len(rule.theirs))
-        found.update((name, _outwards(part, rule.how, spec)) for name, part in zip(rule.theirs, parts))
-    return {name: t.contiguous() for name, t in found.items()}, left
+        unpublished.discard(weight_map.name)
+        tensor = state[weight_map.name]
+        parts = tensor.chunk(len(weight_map.published_names))
+        published.update(
+            (name, _export_tensor(part, weight_map.op, config)) for name, part in zip(weight_map.published_names, parts)
+        )
+    return {name: t.contiguous() for name, t in published.items()}, unpublished
 
 
-def to_ours(
+def from_published(
     family: Family,
-    spec: ModelSpec,
+    config: ModelConfig,
     shapes: Mapping[str, torch.Size],
-    theirs: Mapping[str, Tensor],
-    where: str,
+    published: Mapping[str, Tensor],
+    source_name: str,
 ) -> dict[str, Tensor]:
     """Published tensors under our names. Strict: a missing, extra or misshapen tensor is an error that names it.
 
     `shapes` are the tensors of ours that are wanted. The base prefix may be there or not, tied tensors may be absent,
     and `optional` parts may be absent whole.
     """
-    present = {family.modern(name): t for name, t in theirs.items() if not name.endswith(family.ignored)}
-    if not any(name.startswith(family.prefix) for name in present):
-        heads = {name for rules in family.head_rules.values() for rule in rules for name in rule.theirs}
-        heads |= set(family.tied)
-        present = {name if name in heads else family.prefix + name: t for name, t in present.items()}
-    for name, source in family.tied.items():
+    present = {
+        family.upgrade_name(name): t for name, t in published.items() if not name.endswith(family.ignored_weights)
+    }
+    if not any(name.startswith(family.base_model_prefix) for name in present):
+        head_names = {
+            name
+            for weight_maps in family.head_weight_maps.values()
+            for weight_map in weight_maps
+            for name in weight_map.published_names
+        }
+        head_names |= set(family.tied_weights)
+        present = {name if name in head_names else family.base_model_prefix + name: t for name, t in present.items()}
+    for name, tied_to in family.tied_weights.items():
         if name in present:
-            present.setdefault(source, present[name])  # of two tied names a file may keep either
-    found: dict[str, Tensor] = {}
+            present.setdefault(tied_to, present[name])  # of two tied names a file may keep either
+    state: dict[str, Tensor] = {}
     used: set[str] = set()
-    for rule in (rule for rule in expand(family, spec) if rule.ours in shapes):
-        missing = [name for name in rule.theirs if name not in present]
-        if missing and rule.ours.startswith(family.optional):
+    for weight_map in (weight_map for weight_map in expand_weight_maps(family, config) if weight_map.name in shapes):
+        missing = [name for name in weight_map.published_names if name not in present]
+        if missing and weight_map.name.startswith(family.optional_weights):
             continue
         if missing:
-            raise UserError(f"{where} lacks the tensor {missing[0]!r}; {nearest(missing[0], set(present) - used)}")
-        ours = tuple(shapes[rule.ours])
-        each = torch.empty(ours[0] // len(rule.theirs), *ours[1:], device="meta") if ours else torch.empty(())
-        parts = [present[name] for name in rule.theirs]
-        for name, part in zip(rule.theirs, parts):
-            if part.shape != _outwards(each, rule.how, spec).shape:
-                raise UserError(f"{where}: {name!r} has shape {tuple(part.shape)}, which does not fit its config")
-        used.update(rule.theirs)
-        parts = [_inwards(part, rule.how) for part in parts]
-        found[rule.ours] = torch.cat(parts) if len(parts) > 1 else parts[0]
-    for name, source in family.tied.items():
-        if name in present and name not in used and source in present:
-            if not torch.equal(present[name], present[source]):
-                raise UserError(f"{where}: {name!r} differs from {source!r}, but the two are tied in {family.name}")
+            raise UserError(
+                f"{source_name} lacks the tensor {missing[0]!r}; {suggest(missing[0], set(present) - used)}"
+            )
+        shape = tuple(shapes[weight_map.name])
+        expected = (
+            torch.empty(shape[0] // len(weight_map.published_names), *shape[1:], device="meta")
+            if shape
+            else torch.empty(())
+        )
+        parts = [present[name] for name in weight_map.published_names]
+        for name, tensor in zip(weight_map.published_names, parts):
+            if tensor.shape != _export_tensor(expected, weight_map.op, config).shape:
+                raise UserError(
+                    f"{source_name}: {name!r} has shape {tuple(tensor.shape)}, which does not fit its config"
+                )
+        used.update(weight_map.published_names)
+        parts = [_import_tensor(tensor, weight_map.op) for tensor in parts]
+        state[weight_map.name] = torch.cat(parts) if len(parts) > 1 else parts[0]
+    for name, tied_to in family.tied_weights.items():
+        if name in present and name not in used and tied_to in present:
+            if not torch.equal(present[name], present[tied_to]):
+                raise UserError(
+                    f"{source_name}: {name!r} differs from {tied_to!r}, but the two are tied in {family.name}"
+                )
             used.add(name)
     if extra := sorted(set(present) - used):
-        raise UserError(f"{where} has a tensor {extra[0]!r} that {family.name} with these heads does not have")
-    return found
+        raise UserError(f"{source_name} has a tensor {extra[0]!r} that {family.name} with these heads does not have")
+    return state
 
 
-def _outwards(tensor: Tensor, how: str, spec: ModelSpec) -> Tensor:
+def _export_tensor(tensor: Tensor, op: str, config: ModelConfig) -> Tensor:
     """One of our tensors, or a part of a stack, in its published form."""
-    if how in ("transpose", "fold"):
+    if op in ("transpose", "merge_heads"):
         tensor = tensor.t()
-    if how not in ("fold", "flat"):
+    if op not in ("merge_heads", "flatten_heads"):
         return tensor
-    return tensor.reshape(len(tensor), spec.trunk.num_heads, -1)
+    return tensor.reshape(len(tensor), config.trunk.num_heads, -1)
 
 
-def _inwards(tensor: Tensor, how: str) -> Tensor:
-    """The inverse of `_outwards`."""
-    tensor = tensor.flatten(1) if how in ("fold", "flat") else tensor
-    return tensor.t() if how in ("transpose", "fold") else tensor
+def _import_tensor(tensor: Tensor, op: str) -> Tensor:
+    """The inverse of `_export_tensor`."""
+    tensor = tensor.flatten(1) if op in ("merge_heads", "flatten_heads") else tensor
+    return tensor.t() if op in ("transpose", "merge_heads") else tensor

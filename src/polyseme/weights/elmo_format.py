@@ -10,189 +10,196 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError, nearest
+from polyseme.errors import UserError, suggest
 from polyseme.families import FAMILIES
-from polyseme.io.files import read_json, whole_folder, write_json
-from polyseme.nn.layers.char_cnn import CHARACTERS, CharactersSpec
-from polyseme.nn.model import Model, ModelSpec
-from polyseme.nn.trunks.recurrent import RecurrentSpec
+from polyseme.io.atomic import atomic_directory
+from polyseme.io.json import read_json, write_json
+from polyseme.nn.layers.char_cnn import NUM_CHARACTERS, CharCNNConfig
+from polyseme.nn.model import Model, ModelConfig
+from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
-OPTIONS, WEIGHTS = "options.json", "weights.hdf5"
-WORDS = 1  # a file has no vocabulary, and tokens are spelled
+OPTIONS_FILE, WEIGHTS_FILE = "options.json", "weights.hdf5"
+VOCAB_SIZE = 1  # a file has no vocabulary, and tokens are spelled
 
 
-def is_published(folder: Path) -> bool:
-    return (folder / OPTIONS).is_file() and not (folder / "config.json").exists()
+def is_elmo_folder(folder: Path) -> bool:
+    return (folder / OPTIONS_FILE).is_file() and not (folder / "config.json").exists()
 
 
 def read_elmo(folder: Path | str) -> Model:
     """The model of a folder with an options file and one HDF5 file of weights. Strict, as every reading is."""
     folder = Path(folder)
-    trunk = _trunk(folder / OPTIONS)
+    trunk_config = _read_trunk_config(folder / OPTIONS_FILE)
     files = sorted([*folder.glob("*weights*.hdf5"), *folder.glob("*weights*.h5")])
     if len(files) != 1:
         raise UserError(f"{folder} holds {len(files)} files *weights*.hdf5, expected one")
-    stored = _read(files[0])
-    model = ModelSpec("elmo", trunk).build(0)
+    tensors = _read_tensors(files[0])
+    model = ModelConfig("elmo", trunk_config).build(0)
     state = model.state_dict()
-    for name, theirs, turned in _table(trunk):
-        if theirs not in stored:
-            raise UserError(f"{files[0]} lacks {theirs!r}, which {OPTIONS} asks for; {nearest(theirs, stored)}")
-        given = torch.from_numpy(stored.pop(theirs))
+    for names, published, op in _iter_weight_maps(trunk_config):
+        if published not in tensors:
+            raise UserError(
+                f"{files[0]} lacks {published!r}, which {OPTIONS_FILE} asks for; {suggest(published, tensors)}"
+            )
+        tensor = torch.from_numpy(tensors.pop(published))
         try:
-            found = _inwards(given, turned)
-            wanted = [tuple(state[each].shape) for each in name]
-            parts = found.split([shape[-1] for shape in wanted], dim=-1) if len(name) > 1 else [found]
-            fits = [tuple(part.shape) for part in parts] == wanted
+            imported = _import_tensor(tensor, op)
+            shapes = [tuple(state[name].shape) for name in names]
+            pieces = imported.split([shape[-1] for shape in shapes], dim=-1) if len(names) > 1 else [imported]
+            is_fitting = [tuple(piece.shape) for piece in pieces] == shapes
         except (RuntimeError, IndexError):
-            fits = False
-        if not fits:
-            raise UserError(f"{files[0]}: {theirs!r} has shape {tuple(given.shape)}, which does not fit {OPTIONS}")
-        for each, part in zip(name, parts):
-            state[each].copy_(part)
-    if stored:
-        raise UserError(f"{files[0]} holds {sorted(stored)[0]!r}, which {OPTIONS} does not ask for")
+            is_fitting = False
+        if not is_fitting:
+            raise UserError(
+                f"{files[0]}: {published!r} has shape {tuple(tensor.shape)}, which does not fit {OPTIONS_FILE}"
+            )
+        for name, piece in zip(names, pieces):
+            state[name].copy_(piece)
+    if tensors:
+        raise UserError(f"{files[0]} holds {sorted(tensors)[0]!r}, which {OPTIONS_FILE} does not ask for")
     return model.eval()
 
 
 def write_elmo(folder: Path | str, model: Model) -> None:
     """The folder that other programs read; heads and vocabulary have no place there."""
-    trunk = model.spec.trunk
-    if not isinstance(trunk, RecurrentSpec) or not isinstance(trunk.embeddings, CharactersSpec):
-        raise UserError(f"{model.spec.family} is not ELMo: it has no published form with {OPTIONS}")
-    h5py = _h5py()
-    state = {name: t.detach().cpu().float() for name, t in model.state_dict().items()}
-    with whole_folder(Path(folder)) as place:
-        write_json(place / OPTIONS, _options(trunk))
-        with h5py.File(place / WEIGHTS, "w") as file:
-            for name, theirs, turned in _table(trunk):
-                tensor = torch.cat([state[each] for each in name], dim=-1)
-                file.create_dataset(theirs, data=_outwards(tensor, turned).contiguous().numpy())
+    trunk_config = model.config.trunk
+    if not isinstance(trunk_config, RecurrentTrunkConfig) or not isinstance(trunk_config.embeddings, CharCNNConfig):
+        raise UserError(f"{model.config.family} is not ELMo: it has no published form with {OPTIONS_FILE}")
+    h5py = _import_h5py()
+    state = {names: t.detach().cpu().float() for names, t in model.state_dict().items()}
+    with atomic_directory(Path(folder)) as temporary:
+        write_json(temporary / OPTIONS_FILE, _build_options(trunk_config))
+        with h5py.File(temporary / WEIGHTS_FILE, "w") as file:
+            for names, published, op in _iter_weight_maps(trunk_config):
+                tensor = torch.cat([state[name] for name in names], dim=-1)
+                file.create_dataset(published, data=_export_tensor(tensor, op).contiguous().numpy())
 
 
-def _table(trunk: RecurrentSpec) -> Iterator[tuple[tuple[str, ...], str, str]]:
+def _iter_weight_maps(trunk_config: RecurrentTrunkConfig) -> Iterator[tuple[tuple[str, ...], str, str]]:
     """Our names, joined along the last axis; the published name; how the one becomes the other."""
-    assert isinstance(trunk.embeddings, CharactersSpec)
-    bottom = "trunk.embeddings"
-    yield (f"{bottom}.characters.weight",), "char_embed", "characters"
-    for i in range(len(trunk.embeddings.filters)):
-        yield (f"{bottom}.convolutions.{i}.weight",), f"CNN/W_cnn_{i}", "filter"
-        yield (f"{bottom}.convolutions.{i}.bias",), f"CNN/b_cnn_{i}", "same"
-    for i in range(trunk.embeddings.num_highway):
+    assert isinstance(trunk_config.embeddings, CharCNNConfig)
+    prefix = "trunk.embeddings"
+    yield (f"{prefix}.char_embeddings.weight",), "char_embed", "characters"
+    for i in range(len(trunk_config.embeddings.filters)):
+        yield (f"{prefix}.convolutions.{i}.weight",), f"CNN/W_cnn_{i}", "conv_filter"
+        yield (f"{prefix}.convolutions.{i}.bias",), f"CNN/b_cnn_{i}", "same"
+    for i in range(trunk_config.embeddings.num_highway):
         for part in ("carry", "transform"):
-            yield (f"{bottom}.highways.{i}.{part}.weight",), f"CNN_high_{i}/W_{part}", "turn"
-            yield (f"{bottom}.highways.{i}.{part}.bias",), f"CNN_high_{i}/b_{part}", "same"
-    yield (f"{bottom}.project.weight",), "CNN_proj/W_proj", "turn"
-    yield (f"{bottom}.project.bias",), "CNN_proj/b_proj", "same"
-    for way in range(2):
-        for layer in range(trunk.num_layers):
-            ours = f"trunk.stacks.{way}.{layer}.cells.0"
-            theirs = f"RNN_{way}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
-            yield (f"{ours}.weight_ih", f"{ours}.weight_hh"), f"{theirs}/W_0", "gates"
-            yield (f"{ours}.bias_ih",), f"{theirs}/B", "gates"
-            yield (f"{ours}.weight_hr",), f"{theirs}/W_P_0", "turn"
+            yield (f"{prefix}.highways.{i}.{part}.weight",), f"CNN_high_{i}/W_{part}", "transpose"
+            yield (f"{prefix}.highways.{i}.{part}.bias",), f"CNN_high_{i}/b_{part}", "same"
+    yield (f"{prefix}.projection.weight",), "CNN_proj/W_proj", "transpose"
+    yield (f"{prefix}.projection.bias",), "CNN_proj/b_proj", "same"
+    for direction in range(2):
+        for layer in range(trunk_config.num_layers):
+            cell = f"trunk.stacks.{direction}.{layer}.cells.0"
+            published = f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
+            yield (f"{cell}.weight_ih", f"{cell}.weight_hh"), f"{published}/W_0", "gates"
+            yield (f"{cell}.bias_ih",), f"{published}/B", "gates"
+            yield (f"{cell}.weight_hr",), f"{published}/W_P_0", "transpose"
 
 
-def _inwards(tensor: Tensor, how: str) -> Tensor:
+def _import_tensor(tensor: Tensor, op: str) -> Tensor:
     """A published tensor as ours. TensorFlow multiplies from the left, and its gates are input, new, forget, output."""
-    if how == "characters":
+    if op == "characters":
         return torch.cat([tensor.new_zeros(1, tensor.shape[1]), tensor])
-    if how == "filter":
+    if op == "conv_filter":
         return tensor.squeeze(0).permute(2, 1, 0)
-    if how == "gates":
-        return _swapped(tensor.t() if tensor.ndim > 1 else tensor)
-    return tensor.t() if how == "turn" else tensor
+    if op == "gates":
+        return _swap_gates(tensor.t() if tensor.ndim > 1 else tensor)
+    return tensor.t() if op == "transpose" else tensor
 
 
-def _outwards(tensor: Tensor, how: str) -> Tensor:
-    """The inverse of `_inwards`."""
-    if how == "characters":
+def _export_tensor(tensor: Tensor, op: str) -> Tensor:
+    """The inverse of `_import_tensor`."""
+    if op == "characters":
         return tensor[1:]
-    if how == "filter":
+    if op == "conv_filter":
         return tensor.permute(2, 1, 0)[None]
-    if how == "gates":
-        return _swapped(tensor).t() if tensor.ndim > 1 else _swapped(tensor)
-    return tensor.t() if how == "turn" else tensor
+    if op == "gates":
+        return _swap_gates(tensor).t() if tensor.ndim > 1 else _swap_gates(tensor)
+    return tensor.t() if op == "transpose" else tensor
 
 
-def _swapped(tensor: Tensor) -> Tensor:
-    enter, second, third, leave = tensor.chunk(4)
-    return torch.cat([enter, third, second, leave])
+def _swap_gates(tensor: Tensor) -> Tensor:
+    first, second, third, fourth = tensor.chunk(4)
+    return torch.cat([first, third, second, fourth])
 
 
-def _trunk(path: Path) -> RecurrentSpec:
+def _read_trunk_config(path: Path) -> RecurrentTrunkConfig:
     options = read_json(path)
 
     def at(*keys: str, default: Any = None) -> Any:
         value = options
         for key in keys:
             if not isinstance(value, dict) or (key not in value and default is None):
-                known = value if isinstance(value, dict) else ()
-                raise UserError(f"{path} has no {'.'.join(keys)}; {nearest(key, known)}")
+                known_keys = value if isinstance(value, dict) else ()
+                raise UserError(f"{path} has no {'.'.join(keys)}; {suggest(key, known_keys)}")
             value = value.get(key, default)
         return value
 
-    characters = at("char_cnn", "n_characters")
-    if characters not in (CHARACTERS, CHARACTERS - 1):
-        raise UserError(f"{path}: char_cnn.n_characters is {characters!r}, expected {CHARACTERS - 1} or {CHARACTERS}")
-    trunk = FAMILIES["elmo"].trunk(
+    num_characters = at("char_cnn", "n_characters")
+    if num_characters not in (NUM_CHARACTERS, NUM_CHARACTERS - 1):
+        raise UserError(
+            f"{path}: char_cnn.n_characters is {num_characters!r}, expected {NUM_CHARACTERS - 1} or {NUM_CHARACTERS}"
+        )
+    trunk_config = FAMILIES["elmo"].trunk_config(
         num_layers=at("lstm", "n_layers"),
         dim=2 * at("lstm", "projection_dim"),
         ffn_dim=at("lstm", "dim"),
-        vocab_size=WORDS,
-        filters=tuple(tuple(each) for each in at("char_cnn", "filters")),
+        vocab_size=VOCAB_SIZE,
+        filters=tuple(tuple(filter_spec) for filter_spec in at("char_cnn", "filters")),
         char_dim=at("char_cnn", "embedding", "dim"),
-        width=at("char_cnn", "max_characters_per_token"),
+        max_chars_per_word=at("char_cnn", "max_characters_per_token"),
         num_highway=at("char_cnn", "n_highway"),
         activation=at("char_cnn", "activation", default="relu"),
         cell_clip=at("lstm", "cell_clip", default=0),
         projection_clip=at("lstm", "proj_clip", default=0),
-        skip=at("lstm", "use_skip_connections", default=False),
+        use_skip_connections=at("lstm", "use_skip_connections", default=False),
     )
-    return RecurrentSpec.from_json(trunk.to_json(), str(path))  # every value is of its type
+    return RecurrentTrunkConfig.from_json(trunk_config.to_json(), str(path))  # every value is of its type
 
 
-def _options(trunk: RecurrentSpec) -> dict[str, Any]:
-    characters = trunk.embeddings
-    assert isinstance(characters, CharactersSpec)
+def _build_options(trunk_config: RecurrentTrunkConfig) -> dict[str, Any]:
+    char_cnn = trunk_config.embeddings
+    assert isinstance(char_cnn, CharCNNConfig)
     return {
         "lstm": {
-            "cell_clip": trunk.cell_clip,
-            "use_skip_connections": trunk.links == "residual",
-            "n_layers": trunk.num_layers,
-            "proj_clip": trunk.projection_clip,
-            "projection_dim": trunk.projection,
-            "dim": trunk.sizes[0],
+            "cell_clip": trunk_config.cell_clip,
+            "use_skip_connections": trunk_config.skip == "residual",
+            "n_layers": trunk_config.num_layers,
+            "proj_clip": trunk_config.projection_clip,
+            "projection_dim": trunk_config.projection_dim,
+            "dim": trunk_config.hidden_dims[0],
         },
         "char_cnn": {
-            "embedding": {"dim": characters.char_dim},
-            "filters": [list(each) for each in characters.filters],
-            "n_highway": characters.num_highway,
-            "n_characters": CHARACTERS,
-            "max_characters_per_token": characters.width,
-            "activation": characters.activation,
+            "embedding": {"dim": char_cnn.char_dim},
+            "filters": [list(filter_spec) for filter_spec in char_cnn.filters],
+            "n_highway": char_cnn.num_highway,
+            "n_characters": NUM_CHARACTERS,
+            "max_characters_per_token": char_cnn.max_chars_per_word,
+            "activation": char_cnn.activation,
         },
     }
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
+def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     """Every data set of the file by its full name."""
-    h5py = _h5py()
-    found: dict[str, np.ndarray] = {}
+    h5py = _import_h5py()
+    tensors: dict[str, np.ndarray] = {}
 
-    def visit(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            found[name] = np.asarray(item[()], dtype=np.float32)
+    def visit(name: str, node: Any) -> None:
+        if isinstance(node, h5py.Dataset):
+            tensors[name] = np.asarray(node[()], dtype=np.float32)
 
     try:
         with h5py.File(path, "r") as file:
             file.visititems(visit)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a whole HDF5 file ({str(error).splitlines()[0][:80]})") from None
-    return found
+    return tensors
 
 
-def _h5py() -> Any:
+def _import_h5py() -> Any:
     try:
         import h5py
     except ImportError:

@@ -17,17 +17,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyseme.errors import UserError, nearest
+from polyseme.errors import UserError, suggest
 from polyseme.families import FAMILIES, Family
 from polyseme.families.family import FIXED_LABELS
-from polyseme.io.files import read_json, sha256, whole_folder, write_json, write_tensors
-from polyseme.nn.heads.standard import HeadSpec, LabelHeadSpec
-from polyseme.nn.model import Model, ModelSpec, outline
+from polyseme.io.atomic import atomic_directory, sha256, write_tensors
+from polyseme.io.json import read_json, write_json
+from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
+from polyseme.nn.model import Model, ModelConfig, build_meta
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.weights.convert import to_ours, to_theirs
+from polyseme.weights.convert import from_published, to_published
 
-FORMAT = 1
-TARGET = "target"  # the folder of the target's own tokenizer
+FORMAT_VERSION = 1
+TARGET_TOKENIZER_DIR = "target"  # the folder of the target's own tokenizer
 
 
 @dataclass
@@ -37,43 +38,51 @@ class ModelFolder:
     path: Path
     model: Model
     tokenizer: Tokenizer
-    notes: dict[str, Any] = field(default_factory=dict)
-    fresh: list[str] = field(default_factory=list)
-    target: Tokenizer | None = None  # of what it writes, where that has a vocabulary of its own
+    metadata: dict[str, Any] = field(default_factory=dict)
+    newly_initialized: list[str] = field(default_factory=list)
+    target_tokenizer: Tokenizer | None = None  # of what it writes, where that has a vocabulary of its own
 
 
 def save_model(
     path: Path,
     model: Model,
     tokenizer: Tokenizer,
-    notes: dict[str, Any] | None = None,
-    target: Tokenizer | None = None,
+    metadata: dict[str, Any] | None = None,
+    target_tokenizer: Tokenizer | None = None,
 ) -> None:
-    """Write the folder whole or not at all. `notes` is kept as it is: recipe, provenance, results."""
-    check_fit(model.spec, tokenizer)
-    family = FAMILIES[model.spec.family]
-    state = {name: _stored(t) for name, t in model.state_dict().items()}
-    architecture = _architecture(family, model.spec)
-    first = family.architectures[architecture] if architecture else ()  # these heads have a published place
-    heads = {name: model.spec.heads[name] for name in (*first, *(h for h in model.spec.heads if h not in first))}
-    theirs, left = to_theirs(family, model.spec.replace(heads=heads), state)
+    """Write the folder whole or not at all. `metadata` is kept as it is: recipe, provenance, results."""
+    check_tokenizer_compatible(model.config, tokenizer)
+    family = FAMILIES[model.config.family]
+    state = {name: _to_storage(t) for name, t in model.state_dict().items()}
+    architecture = _select_architecture(family, model.config)
+    published_heads = family.architectures[architecture] if architecture else ()  # these heads have a published place
+    heads = {
+        name: model.config.heads[name]
+        for name in (*published_heads, *(h for h in model.config.heads if h not in published_heads))
+    }
+    published, unpublished = to_published(family, model.config.replace(heads=heads), state)
     if architecture is not None and not family.architectures[architecture]:
-        theirs = {name.removeprefix(family.prefix): t for name, t in theirs.items()}
-    with whole_folder(path) as folder:
-        write_tensors(folder / "model.safetensors", theirs)
-        if left:
-            write_tensors(folder / "polyseme.safetensors", {name: state[name] for name in sorted(left)})
-        write_json(folder / "config.json", _config(family, model.spec, architecture, tokenizer))
+        published = {name.removeprefix(family.base_model_prefix): t for name, t in published.items()}
+    with atomic_directory(path) as folder:
+        write_tensors(folder / "model.safetensors", published)
+        if unpublished:
+            write_tensors(folder / "polyseme.safetensors", {name: state[name] for name in sorted(unpublished)})
+        write_json(folder / "config.json", _build_hf_config(family, model.config, architecture, tokenizer))
         tokenizer.save(folder)
-        if target is not None:
-            (folder / TARGET).mkdir()
-            target.save(folder / TARGET)
+        if target_tokenizer is not None:
+            (folder / TARGET_TOKENIZER_DIR).mkdir()
+            target_tokenizer.save(folder / TARGET_TOKENIZER_DIR)
         hashes = {p.name: sha256(p) for p in sorted(folder.glob("*.safetensors"))}
-        about = {"format": FORMAT, "spec": model.spec.to_json(), "sha256": hashes, "notes": notes or {}}
-        write_json(folder / "polyseme.json", about)
+        record = {
+            "format": FORMAT_VERSION,
+            "config": model.config.to_json(),
+            "sha256": hashes,
+            "metadata": metadata or {},
+        }
+        write_json(folder / "polyseme.json", record)
 
 
-def load_model(path: str | Path, heads: dict[str, HeadSpec] | None = None, seed: int = 0) -> ModelFolder:
+def load_model(path: str | Path, heads: dict[str, AnyHeadConfig] | None = None, seed: int = 0) -> ModelFolder:
     """Open a folder written here or by `transformers`. Loading is strict; `heads` replaces the heads by new ones.
 
     One that the folder has exactly so is kept: a model goes on from one task to the next with the same answers.
@@ -81,136 +90,156 @@ def load_model(path: str | Path, heads: dict[str, HeadSpec] | None = None, seed:
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"there is no model folder at {folder}")
-    spec, notes = read_spec(folder)
-    family = FAMILIES[spec.family]
-    shapes = {name: t.shape for name, t in outline(spec).state_dict().items()}
+    config, metadata = read_model_config(folder)
+    family = FAMILIES[config.family]
+    shapes = {name: t.shape for name, t in build_meta(config).state_dict().items()}
     extra = folder / "polyseme.safetensors"
-    state = _load(extra) if extra.exists() else {}
+    state = _load_tensors(extra) if extra.exists() else {}
     for name, tensor in state.items():
         if shapes.get(name) != tensor.shape:
             raise UserError(f"{extra} has a tensor {name!r} of shape {tuple(tensor.shape)} that the spec does not have")
-    theirs = {name: t for file in weight_files(folder) for name, t in _load(file).items()}
-    state |= to_ours(family, spec, {n: s for n, s in shapes.items() if n not in state}, theirs, str(folder))
+    published = {name: t for file in list_weight_files(folder) for name, t in _load_tensors(file).items()}
+    state |= from_published(family, config, {n: s for n, s in shapes.items() if n not in state}, published, str(folder))
     if heads is not None:
-        kept = tuple(f"heads.{name}." for name, head in spec.heads.items() if heads.get(name) == head)
-        spec = spec.replace(heads=heads)
-        state = {name: t for name, t in state.items() if not name.startswith("heads.") or name.startswith(kept)}
-    model = outline(spec)
+        kept_prefixes = tuple(f"heads.{name}." for name, head in config.heads.items() if heads.get(name) == head)
+        config = config.replace(heads=heads)
+        state = {
+            name: t for name, t in state.items() if not name.startswith("heads.") or name.startswith(kept_prefixes)
+        }
+    model = build_meta(config)
     model.to_empty(device="cpu")
-    fresh = sorted(set(model.state_dict()) - set(state))
-    if fresh:
-        allowed = (*family.optional, *(f"heads.{name}." for name in heads or {}))
-        if lacking := [name for name in fresh if not name.startswith(allowed)]:
-            raise UserError(f"{folder} lacks the tensor {lacking[0]!r}; {nearest(lacking[0], state)}")
-        model.initialise(torch.Generator().manual_seed(seed))
+    newly_initialized = sorted(set(model.state_dict()) - set(state))
+    if newly_initialized:
+        allowed = (*family.optional_weights, *(f"heads.{name}." for name in heads or {}))
+        if missing := [name for name in newly_initialized if not name.startswith(allowed)]:
+            raise UserError(f"{folder} lacks the tensor {missing[0]!r}; {suggest(missing[0], state)}")
+        model.initialize(torch.Generator().manual_seed(seed))
     model.load_state_dict({n: t.float() for n, t in state.items()}, strict=False)
     for name in model.state_dict().keys() - dict(model.named_parameters()).keys() & state.keys():
         if not torch.equal(model.state_dict()[name].float(), state[name].float()):
             raise UserError(f"{folder}: {name!r} differs from the tensor that it shares")
     tokenizer = Tokenizer.load(folder)
-    _check_tokenizer(folder, tokenizer, spec.trunk.embeddings.vocab_size)
-    model.know(tokenizer.vocabulary, tokenizer.special_ids)
-    target = Tokenizer.load(folder / TARGET) if (folder / TARGET).is_dir() else None
-    return ModelFolder(folder, model.eval(), tokenizer, notes, fresh, target)
+    _check_tokenizer(folder, tokenizer, config.trunk.embeddings.vocab_size)
+    model.set_vocabulary(tokenizer.vocabulary, tokenizer.all_special_ids)
+    target_tokenizer = (
+        Tokenizer.load(folder / TARGET_TOKENIZER_DIR) if (folder / TARGET_TOKENIZER_DIR).is_dir() else None
+    )
+    return ModelFolder(folder, model.eval(), tokenizer, metadata, newly_initialized, target_tokenizer)
 
 
-def read_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
-    """What the model is: from `polyseme.json` if it is there, else worked out from `config.json`."""
-    config = _read_object(folder / "config.json")
-    kind = config.get("model_type", "")
+def read_model_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
+    """What the model is: from `polyseme.json` if it is there, else worked out from `hf_config.json`."""
+    hf_config = _read_json_object(folder / "config.json")
+    model_type = hf_config.get("model_type", "")
     if (folder / "polyseme.json").exists():
-        about = _read_object(folder / "polyseme.json")
-        spec = ModelSpec.from_json(about.get("spec"), "spec")
-        if spec.family not in FAMILIES:
-            raise UserError(f"{folder}: unknown family {spec.family!r}; {nearest(spec.family, FAMILIES)}")
-        return spec, about.get("notes", {})
-    kinds = {family.model_type or family.name: family for family in FAMILIES.values()}
-    if kind not in kinds:
-        raise UserError(f"{folder}/config.json: model_type {kind!r} is no family here; {nearest(str(kind), kinds)}")
-    family = kinds[kind]
-    name = (config.get("architectures") or [None])[0]
-    base = next(a for a, heads in family.architectures.items() if not heads)
-    if (name or base) not in family.architectures:
-        raise UserError(f"{folder}/config.json: architecture {name!r}; {nearest(str(name), family.architectures)}")
-    there = {family.modern(tensor) for file in weight_files(folder) for tensor in _names(file)}
-    given = family.from_config({**config, "tensors": sorted(there)})
-    trunk = type(given).from_json(given.to_json(), "config.json")  # every value is of its type
-    pretraining = family.heads(trunk)
-    chosen = {
-        head: pretraining[head] if head in pretraining else family.label_head(head, _labels(config, head), trunk)
-        for head in family.architectures[name or base]
+        record = _read_json_object(folder / "polyseme.json")
+        config = ModelConfig.from_json(record.get("config"), "config")
+        if config.family not in FAMILIES:
+            raise UserError(f"{folder}: unknown family {config.family!r}; {suggest(config.family, FAMILIES)}")
+        return config, record.get("metadata", {})
+    families_by_type = {family.model_type or family.name: family for family in FAMILIES.values()}
+    if model_type not in families_by_type:
+        raise UserError(
+            f"{folder}/config.json: model_type {model_type!r} is no family here; "
+            f"{suggest(str(model_type), families_by_type)}"
+        )
+    family = families_by_type[model_type]
+    architecture = (hf_config.get("architectures") or [None])[0]
+    base_architecture = next(a for a, heads in family.architectures.items() if not heads)
+    if (architecture or base_architecture) not in family.architectures:
+        raise UserError(
+            f"{folder}/config.json: architecture {architecture!r}; {suggest(str(architecture), family.architectures)}"
+        )
+    tensor_names = {family.upgrade_name(tensor) for file in list_weight_files(folder) for tensor in _tensor_names(file)}
+    parsed = family.from_hf_config({**hf_config, "tensors": sorted(tensor_names)})
+    trunk_config = type(parsed).from_json(parsed.to_json(), "config.json")  # every value is of its type
+    pretraining = family.pretraining_heads(trunk_config)
+    heads_config = {
+        head: pretraining[head]
+        if head in pretraining
+        else family.task_head(head, _read_labels(hf_config, head), trunk_config)
+        for head in family.architectures[architecture or base_architecture]
     }
     # published files may hold more heads than their architecture names: bert-base has both of pre-training's
-    for head, rules in family.head_rules.items():
-        needed = {tensor for rule in rules for tensor in rule.theirs}
-        if head in pretraining and needed and needed <= there:
-            chosen[head] = pretraining[head]
-    return ModelSpec(family.name, trunk, chosen), {}
+    for head, weight_maps in family.head_weight_maps.items():
+        needed_names = {tensor for weight_map in weight_maps for tensor in weight_map.published_names}
+        if head in pretraining and needed_names and needed_names <= tensor_names:
+            heads_config[head] = pretraining[head]
+    return ModelConfig(family.name, trunk_config, heads_config), {}
 
 
 def verify_model(folder: Path) -> None:
     """Open everything strictly, and compare the hashes that were written beside the weights."""
     load_model(folder)
-    about = read_json(folder / "polyseme.json") if (folder / "polyseme.json").exists() else {}
-    for name, expected in about.get("sha256", {}).items():
+    record = read_json(folder / "polyseme.json") if (folder / "polyseme.json").exists() else {}
+    for name, expected in record.get("sha256", {}).items():
         if sha256(folder / name) != expected:
             raise UserError(f"{folder / name} is not what was saved: its hash differs from the one in polyseme.json")
 
 
-def check_fit(spec: ModelSpec, tokenizer: Tokenizer) -> None:
+def check_tokenizer_compatible(config: ModelConfig, tokenizer: Tokenizer) -> None:
     """Where a family counts positions from the id of its pad token on (RoBERTa), that id is part of the model."""
-    wanted, found = FAMILIES[spec.family].to_config(spec).get("pad_token_id"), tokenizer.specials.pad
-    if wanted is not None and found is not None and wanted != found:
+    expected_pad_id, pad_id = (
+        FAMILIES[config.family].to_hf_config(config).get("pad_token_id"),
+        tokenizer.special_token_ids.pad,
+    )
+    if expected_pad_id is not None and pad_id is not None and expected_pad_id != pad_id:
         raise UserError(
-            f"the tokenizer's pad token has the id {found}, but {spec.family} needs {wanted}: "
-            f"train one with --kind {FAMILIES[spec.family].tokenizer}"
+            f"the tokenizer's pad token has the id {pad_id}, but {config.family} needs {expected_pad_id}: "
+            f"train one with --kind {FAMILIES[config.family].tokenizer}"
         )
 
 
-def _stored(tensor: Tensor) -> Tensor:
+def _to_storage(tensor: Tensor) -> Tensor:
     tensor = tensor.detach().cpu()
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
-def _architecture(family: Family, spec: ModelSpec) -> str | None:
+def _select_architecture(family: Family, config: ModelConfig) -> str | None:
     """The class whose heads are most of ours; of two, the one with a task's head."""
-    known = set(family.heads(spec.trunk))
-    fitting = [
-        (len(heads), not known.issuperset(heads), name)
+    pretraining_heads = set(family.pretraining_heads(config.trunk))
+    candidates = [
+        (len(heads), not pretraining_heads.issuperset(heads), name)
         for name, heads in family.architectures.items()
-        if set(heads) <= set(spec.heads)
+        if set(heads) <= set(config.heads)
     ]
-    return max(fitting)[2] if fitting else None
+    return max(candidates)[2] if candidates else None
 
 
-def _config(family: Family, spec: ModelSpec, architecture: str | None, tokenizer: Tokenizer) -> dict[str, Any]:
-    config = {"architectures": [architecture], **family.to_config(spec), "dtype": "float32"}
-    specials = tokenizer.specials
+def _build_hf_config(
+    family: Family, model_config: ModelConfig, architecture: str | None, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    hf_config = {"architectures": [architecture], **family.to_hf_config(model_config), "dtype": "float32"}
+    special_ids = tokenizer.special_token_ids
     for role in ("pad", "bos", "eos", "cls", "sep"):
-        key, value = f"{role}_token_id", getattr(specials, role)
-        if value is not None and (role in ("pad", "bos", "eos") or key in config):
-            config[key] = value
-    if config.get("is_encoder_decoder") and specials.pad is not None:
-        config["decoder_start_token_id"] = specials.pad
+        key, value = f"{role}_token_id", getattr(special_ids, role)
+        if value is not None and (role in ("pad", "bos", "eos") or key in hf_config):
+            hf_config[key] = value
+    if hf_config.get("is_encoder_decoder") and special_ids.pad is not None:
+        hf_config["decoder_start_token_id"] = special_ids.pad
     for name in family.architectures[architecture] if architecture else ():
-        head = spec.heads[name]
-        if name not in FIXED_LABELS and name not in family.heads(spec.trunk) and isinstance(head, LabelHeadSpec):
+        head = model_config.heads[name]
+        if (
+            name not in FIXED_LABELS
+            and name not in family.pretraining_heads(model_config.trunk)
+            and isinstance(head, ClassificationHeadConfig)
+        ):
             labels = head.labels or ("LABEL_0",)
-            config["id2label"] = {str(i): label for i, label in enumerate(labels)}
-            config["label2id"] = {label: i for i, label in enumerate(labels)}
+            hf_config["id2label"] = {str(i): label for i, label in enumerate(labels)}
+            hf_config["label2id"] = {label: i for i, label in enumerate(labels)}
             if not head.labels:
-                config["problem_type"] = "regression"
-    return config
+                hf_config["problem_type"] = "regression"
+    return hf_config
 
 
-def _labels(config: dict[str, Any], head: str) -> tuple[str, ...]:
+def _read_labels(hf_config: dict[str, Any], head: str) -> tuple[str, ...]:
     """The labels a published config gives a head. A class of texts with one output predicts a number: no labels."""
     if head in FIXED_LABELS:
         return FIXED_LABELS[head]
-    numbered = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    labels = tuple(numbered[i] for i in sorted(numbered, key=int))
-    problem = config.get("problem_type") or ("regression" if len(labels) == 1 else "")
-    if head == "tag" or problem != "regression":
+    id2label = hf_config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    labels = tuple(id2label[i] for i in sorted(id2label, key=int))
+    problem_type = hf_config.get("problem_type") or ("regression" if len(labels) == 1 else "")
+    if head == "tag" or problem_type != "regression":
         return labels
     if len(labels) > 1:
         raise UserError(f"config.json: a regression with {len(labels)} outputs is not supported, only one number")
@@ -221,29 +250,31 @@ def _check_tokenizer(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Non
     """The tokenizer is the model's: no piece the model lacks, and the special ids that the config names."""
     if tokenizer.vocab_size > vocab_size:
         raise UserError(f"{folder}: the tokenizer has {tokenizer.vocab_size} pieces, but the model knows {vocab_size}")
-    config = read_json(folder / "config.json")
+    hf_config = read_json(folder / "config.json")
     for role in ("pad", "bos", "eos", "cls", "sep"):
-        named, found = config.get(f"{role}_token_id"), getattr(tokenizer.specials, role)
-        if named is not None and found is not None and named != found:
-            raise UserError(f"{folder}: config.json has {role}_token_id {named}, but the tokenizer's is {found}")
+        config_id, tokenizer_id = hf_config.get(f"{role}_token_id"), getattr(tokenizer.special_token_ids, role)
+        if config_id is not None and tokenizer_id is not None and config_id != tokenizer_id:
+            raise UserError(
+                f"{folder}: config.json has {role}_token_id {config_id}, but the tokenizer's is {tokenizer_id}"
+            )
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_json_object(path: Path) -> dict[str, Any]:
     value = read_json(path)
     if not isinstance(value, dict):
         raise UserError(f"{path} holds no JSON object")
     return value
 
 
-def weight_files(folder: Path) -> list[Path]:
+def list_weight_files(folder: Path) -> list[Path]:
     """The safetensors files with the published names: one, or the shards that an index lists."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
         return [single]
     if index.exists():
-        names = sorted(set(_read_object(index).get("weight_map", {}).values()))
-        if outside := [name for name in names if Path(name).name != name]:
-            raise UserError(f"{index} names a file outside its folder: {outside[0]!r}")
+        names = sorted(set(_read_json_object(index).get("weight_map", {}).values()))
+        if escaping := [name for name in names if Path(name).name != name]:
+            raise UserError(f"{index} names a file outside its folder: {escaping[0]!r}")
         return [folder / name for name in names]
     pickles = [p.name for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl")]
     if pickles:
@@ -251,18 +282,18 @@ def weight_files(folder: Path) -> list[Path]:
     raise UserError(f"{folder} holds no model.safetensors")
 
 
-def _names(path: Path) -> list[str]:
-    with _whole_tensors(path), safe_open(path, "pt") as file:
+def _tensor_names(path: Path) -> list[str]:
+    with _tensor_errors(path), safe_open(path, "pt") as file:
         return list(file.keys())
 
 
-def _load(path: Path) -> dict[str, Tensor]:
-    with _whole_tensors(path):
+def _load_tensors(path: Path) -> dict[str, Tensor]:
+    with _tensor_errors(path):
         return load_file(path)
 
 
 @contextmanager
-def _whole_tensors(path: Path) -> Iterator[None]:
+def _tensor_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:

@@ -15,94 +15,94 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from polyseme.errors import UserError, nearest
+from polyseme.errors import UserError, suggest
 from polyseme.families import FAMILIES
-from polyseme.io.files import write_whole
+from polyseme.io.atomic import atomic_write
 from polyseme.nn.layers.subwords import SubwordEmbeddings
 from polyseme.nn.model import Model
-from polyseme.nn.trunks.lookup import LookupSpec
-from polyseme.text.pipelines import build_words
+from polyseme.nn.trunks.lookup import StaticEmbeddingTrunkConfig
+from polyseme.text.pipelines import build_word_level
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import load_model
 
-Format = Literal["text", "binary", "glove"]
-FORMATS: tuple[Format, ...] = ("text", "binary", "glove")
-_AT_ONCE = 4096  # lines that are parsed or written together
+VectorFormat = Literal["text", "binary", "glove"]
+VECTOR_FORMATS: tuple[VectorFormat, ...] = ("text", "binary", "glove")
+_LINES_PER_CHUNK = 4096  # lines that are parsed or written together
 
 
-def write_vectors(path: Path, words: Sequence[str], vectors: np.ndarray, form: Format = "text") -> None:
+def write_vectors(path: Path, words: Sequence[str], vectors: np.ndarray, file_format: VectorFormat = "text") -> None:
     """A word with white space in it cannot be written: where it ends, nobody could tell."""
-    if form not in FORMATS:
-        raise UserError(f"no format {form!r}; {nearest(form, FORMATS)}")
-    broken = next((word for word in words if word.split() != [word]), None)
-    if broken is not None:
+    if file_format not in VECTOR_FORMATS:
+        raise UserError(f"no format {file_format!r}; {suggest(file_format, VECTOR_FORMATS)}")
+    bad_word = next((word for word in words if word.split() != [word]), None)
+    if bad_word is not None:
         raise UserError(
-            f"the word {broken!r} cannot stand in a file of vectors: there is white space in it, or nothing"
+            f"the word {bad_word!r} cannot stand in a file of vectors: there is white space in it, or nothing"
         )
-    numbers = np.ascontiguousarray(vectors, dtype="<f4")
-    line = " ".join(["%.9g"] * numbers.shape[1])  # nine digits give every float32 back
+    matrix = np.ascontiguousarray(vectors, dtype="<f4")
+    line_format = " ".join(["%.9g"] * matrix.shape[1])  # nine digits give every float32 back
 
     def write(target: Path) -> None:
         with open(target, "wb") as f:
-            if form != "glove":
-                f.write(f"{len(words)} {numbers.shape[1]}\n".encode())
-            for low in range(0, len(words), _AT_ONCE):
-                rows = zip(words[low : low + _AT_ONCE], numbers[low : low + _AT_ONCE])
-                if form == "binary":
+            if file_format != "glove":
+                f.write(f"{len(words)} {matrix.shape[1]}\n".encode())
+            for start in range(0, len(words), _LINES_PER_CHUNK):
+                rows = zip(words[start : start + _LINES_PER_CHUNK], matrix[start : start + _LINES_PER_CHUNK])
+                if file_format == "binary":
                     f.write(b"".join(word.encode() + b" " + row.tobytes() + b"\n" for word, row in rows))
                 else:
-                    f.write("".join(f"{word} {line % tuple(row.tolist())}\n" for word, row in rows).encode())
+                    f.write("".join(f"{word} {line_format % tuple(row.tolist())}\n" for word, row in rows).encode())
 
-    write_whole(path, write)
+    atomic_write(path, write)
 
 
 @dataclass(frozen=True, eq=False)
-class Vectors:
-    """Words, the most frequent first, and their vectors as they are; `unseen` makes one for a word that is not there.
+class WordVectorTable:
+    """Words, the most frequent first, and their vectors as they are; `oov_fn` makes one for a word that is not there.
 
-    With `lowercase` no word has a capital, and none is looked for.
+    With `is_lowercase` no word has a capital, and none is looked for.
     """
 
     words: list[str]
-    table: np.ndarray  # [words, dim]
-    unseen: Callable[[str], np.ndarray] | None = None
-    lowercase: bool = False
-    places: dict[str, int] = field(init=False, repr=False)
+    vectors: np.ndarray  # [words, dim]
+    oov_fn: Callable[[str], np.ndarray] | None = None
+    is_lowercase: bool = False
+    index: dict[str, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "places", {word: i for i, word in enumerate(self.words)})
+        object.__setattr__(self, "index", {word: i for i, word in enumerate(self.words)})
 
-    def find(self, word: str) -> np.ndarray | None:
+    def get_vector(self, word: str) -> np.ndarray | None:
         """The vector of a word as it is written, if it has one."""
-        word = word.lower() if self.lowercase else word
-        place = self.places.get(word)
-        if place is not None:
-            vector: np.ndarray = self.table[place]
+        word = word.lower() if self.is_lowercase else word
+        row = self.index.get(word)
+        if row is not None:
+            vector: np.ndarray = self.vectors[row]
             return vector
-        made = self.unseen(word) if self.unseen is not None else None
-        return made if made is not None and made.any() else None
+        oov_vector = self.oov_fn(word) if self.oov_fn is not None else None
+        return oov_vector if oov_vector is not None and oov_vector.any() else None
 
 
-def open_vectors(path: Path) -> Vectors:
+def open_vectors(path: Path) -> WordVectorTable:
     """From a model folder of word vectors or a file of them. A model's other tokens, the special ones, are left out."""
     if path.is_file():
-        return Vectors(*read_vectors(path))
+        return WordVectorTable(*read_vectors(path))
     if not path.exists():
         raise UserError(f"there are no vectors at {path}: neither a file nor a model folder")
     folder = load_model(path)
-    if not isinstance(folder.model.spec.trunk, LookupSpec):
+    if not isinstance(folder.model.config.trunk, StaticEmbeddingTrunkConfig):
         raise UserError(
-            f"{path} is a {folder.model.spec.family}: its vectors depend on the context; `embed` gives them"
+            f"{path} is a {folder.model.config.family}: its vectors depend on the context; `embed` gives them"
         )
     tokenizer = folder.tokenizer
     embeddings: Any = folder.model.trunk.embeddings
-    kept = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids]
-    unseen = None
+    token_ids = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.all_special_ids]
+    oov_fn = None
     if isinstance(embeddings, SubwordEmbeddings):
-        unseen = lambda word: embeddings.vector(word).detach().numpy()  # noqa: E731
-    pieces = tokenizer.vocabulary
-    table = embeddings.look_up(torch.tensor(kept)).detach().numpy()
-    return Vectors([pieces[i] for i in kept], table, unseen, tokenizer.lowercase)
+        oov_fn = lambda word: embeddings.word_vector(word).detach().numpy()  # noqa: E731
+    vocabulary = tokenizer.vocabulary
+    vectors = embeddings.look_up(torch.tensor(token_ids)).detach().numpy()
+    return WordVectorTable([vocabulary[i] for i in token_ids], vectors, oov_fn, tokenizer.lowercase)
 
 
 def read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
@@ -111,26 +111,28 @@ def read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
         raise UserError(f"there is no file of vectors {path}")
     if not path.stat().st_size:
         raise UserError(f"{path} is empty")
-    with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        first = data[: max(data.find(b"\n"), 0) or min(len(data), 1 << 16)]
-        header = first.split()
-        counted = len(header) == 2 and all(part.isdigit() for part in header)
-        size, dim = map(int, header) if counted else (0, len(header) - 1)
+    with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
+        first_line = buffer[: max(buffer.find(b"\n"), 0) or min(len(buffer), 1 << 16)]
+        header = first_line.split()
+        has_header = len(header) == 2 and all(part.isdigit() for part in header)
+        num_words, dim = map(int, header) if has_header else (0, len(header) - 1)
         if dim < 1:
-            raise UserError(f"{path} line 1 has no vector: {_shown(first)}")
-        if counted and _is_binary(data, len(first) + 1, dim):
-            words, vectors = _read_binary(path, data, len(first) + 1, size, dim)
+            raise UserError(f"{path} line 1 has no vector: {_format_excerpt(first_line)}")
+        if has_header and _is_binary(buffer, len(first_line) + 1, dim):
+            words, vectors = _read_binary(path, buffer, len(first_line) + 1, num_words, dim)
         else:
-            words, vectors = _read_text(path, data, size if counted else None, dim, len(first) + 1 if counted else 0)
-    places = {word: i for i, word in reversed(list(enumerate(words)))}
-    kept = sorted(places.values())
-    return [words[i] for i in kept], vectors if len(kept) == len(words) else vectors[kept]
+            words, vectors = _read_text(
+                path, buffer, num_words if has_header else None, dim, len(first_line) + 1 if has_header else 0
+            )
+    first_index = {word: i for i, word in reversed(list(enumerate(words)))}
+    rows = sorted(first_index.values())
+    return [words[i] for i in rows], vectors if len(rows) == len(words) else vectors[rows]
 
 
-def _is_binary(data: mmap.mmap, at: int, dim: int) -> bool:
+def _is_binary(buffer: mmap.mmap, offset: int, dim: int) -> bool:
     """Text has a line of dim numbers behind its first word."""
-    end = data.find(b"\n", at)
-    line = data[at : end if end >= 0 else len(data)]
+    end = buffer.find(b"\n", offset)
+    line = buffer[offset : end if end >= 0 else len(buffer)]
     try:
         np.array(line.split()[1:], dtype=np.float64)
     except ValueError:
@@ -138,74 +140,80 @@ def _is_binary(data: mmap.mmap, at: int, dim: int) -> bool:
     return b"\0" in line
 
 
-def _read_binary(path: Path, data: mmap.mmap, at: int, size: int, dim: int) -> tuple[list[str], np.ndarray]:
-    words, vectors, width = [], np.empty((min(size, len(data) // (4 * dim) + 1), dim), np.float32), 4 * dim
-    for number in range(size):
-        end = data.find(b" ", at, at + 4096)
-        if end < 0 or end + 1 + width > len(data):
-            what = f"is cut off at word {number + 1:,} of {size:,}"
-            raise UserError(f"{path} {what}: it has {len(data):,} bytes, and {dim} numbers a word need more")
-        words.append(_decoded(path, data[at:end].lstrip(b"\n"), f"word {number + 1:,}"))
-        vectors[number] = np.frombuffer(data[end + 1 : end + 1 + width], "<f4")
-        at = end + 1 + width
-    if rest := data[at : at + 100].strip():
-        raise UserError(f"{path} goes on behind its {size:,} words: {_shown(rest)}")
+def _read_binary(path: Path, buffer: mmap.mmap, offset: int, num_words: int, dim: int) -> tuple[list[str], np.ndarray]:
+    words, vectors, row_bytes = [], np.empty((min(num_words, len(buffer) // (4 * dim) + 1), dim), np.float32), 4 * dim
+    for index in range(num_words):
+        end = buffer.find(b" ", offset, offset + 4096)
+        if end < 0 or end + 1 + row_bytes > len(buffer):
+            problem = f"is cut off at word {index + 1:,} of {num_words:,}"
+            raise UserError(f"{path} {problem}: it has {len(buffer):,} bytes, and {dim} numbers a word need more")
+        words.append(_decode_word(path, buffer[offset:end].lstrip(b"\n"), f"word {index + 1:,}"))
+        vectors[index] = np.frombuffer(buffer[end + 1 : end + 1 + row_bytes], "<f4")
+        offset = end + 1 + row_bytes
+    if trailing := buffer[offset : offset + 100].strip():
+        raise UserError(f"{path} goes on behind its {num_words:,} words: {_format_excerpt(trailing)}")
     return words, vectors
 
 
-def _read_text(path: Path, data: mmap.mmap, size: int | None, dim: int, at: int) -> tuple[list[str], np.ndarray]:
+def _read_text(
+    path: Path, buffer: mmap.mmap, num_words: int | None, dim: int, offset: int
+) -> tuple[list[str], np.ndarray]:
     words: list[str] = []
-    parts: list[np.ndarray] = []
-    number, fields = 1 if size is None else 2, []
-    data.seek(at)
-    while line := data.readline():
+    chunks: list[np.ndarray] = []
+    line_number, fields = 1 if num_words is None else 2, []
+    buffer.seek(offset)
+    while line := buffer.readline():
         pieces = line.rstrip().rsplit(b" ", dim)
         if len(pieces) != dim + 1 or len(pieces[0].split()) != 1:
-            found = max(len(line.split()) - 1, 0)
-            raise UserError(f"{path} line {number}: {found} numbers behind the word where {dim} are expected")
-        words.append(_decoded(path, pieces[0], f"line {number}"))
+            num_fields = max(len(line.split()) - 1, 0)
+            raise UserError(f"{path} line {line_number}: {num_fields} numbers behind the word where {dim} are expected")
+        words.append(_decode_word(path, pieces[0], f"line {line_number}"))
         fields.append(pieces[1:])
-        if len(fields) == _AT_ONCE:
-            parts.append(_numbers(path, fields, number))
+        if len(fields) == _LINES_PER_CHUNK:
+            chunks.append(_parse_numbers(path, fields, line_number))
             fields = []
-        number += 1
-    parts.append(_numbers(path, fields, number - 1))
-    if size is not None and size != len(words):
-        raise UserError(f"{path}: its first line promises {size:,} words, but {len(words):,} follow")
-    return words, np.concatenate([part.reshape(-1, dim) for part in parts])
+        line_number += 1
+    chunks.append(_parse_numbers(path, fields, line_number - 1))
+    if num_words is not None and num_words != len(words):
+        raise UserError(f"{path}: its first line promises {num_words:,} words, but {len(words):,} follow")
+    return words, np.concatenate([chunk.reshape(-1, dim) for chunk in chunks])
 
 
-def _numbers(path: Path, fields: list[list[bytes]], last: int) -> np.ndarray:
+def _parse_numbers(path: Path, fields: list[list[bytes]], last_line: int) -> np.ndarray:
     try:
         return np.array(fields, dtype=np.float32)
     except ValueError:
-        for number, row in enumerate(fields, last - len(fields) + 1):
+        for line_number, row in enumerate(fields, last_line - len(fields) + 1):
             for field in row:
                 try:
                     float(field)
                 except ValueError:
-                    raise UserError(f"{path} line {number}: {_shown(field)} is no number") from None
+                    raise UserError(f"{path} line {line_number}: {_format_excerpt(field)} is no number") from None
         raise
 
 
-def _decoded(path: Path, word: bytes, where: str) -> str:
+def _decode_word(path: Path, word: bytes, where: str) -> str:
     try:
         return word.decode()
     except UnicodeDecodeError:
-        raise UserError(f"{path} {where}: the word {_shown(word)} is not UTF-8") from None
+        raise UserError(f"{path} {where}: the word {_format_excerpt(word)} is not UTF-8") from None
 
 
-def _shown(data: bytes) -> str:
-    return repr(data[:40].decode(errors="replace"))
+def _format_excerpt(excerpt: bytes) -> str:
+    return repr(excerpt[:40].decode(errors="replace"))
 
 
-def model_of(words: Sequence[str], vectors: np.ndarray, lowercase: bool | None = None) -> tuple[Model, Tokenizer]:
+def to_model(words: Sequence[str], vectors: np.ndarray, lowercase: bool | None = None) -> tuple[Model, Tokenizer]:
     """A model folder's two halves: the table, and a tokenizer that knows these words; an unknown one reads as zeros."""
-    lower = all(word == word.lower() for word in words) if lowercase is None else lowercase
-    tokenizer = Tokenizer(build_words(words, lower))
-    model = FAMILIES["word2vec"].spec(heads=False, dim=vectors.shape[1], vocab_size=tokenizer.vocab_size).build(0)
-    assert model.trunk.table is not None
-    table = model.trunk.table.data.zero_()
-    places = [tokenizer.backend.token_to_id(word) for word in words]
-    table[places] = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
+    is_lowercase = all(word == word.lower() for word in words) if lowercase is None else lowercase
+    tokenizer = Tokenizer(build_word_level(words, is_lowercase))
+    model = (
+        FAMILIES["word2vec"]
+        .model_config(with_heads=False, dim=vectors.shape[1], vocab_size=tokenizer.vocab_size)
+        .build(0)
+    )
+    assert model.trunk.token_embeddings is not None
+    table = model.trunk.token_embeddings.data.zero_()
+    token_ids = [tokenizer.backend.token_to_id(word) for word in words]
+    table[token_ids] = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
     return model, tokenizer

@@ -8,91 +8,96 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.corpus.sources.sources import Place, Sources
+from polyseme.corpus.sources.sources import ReadPosition, SourceReader
 from polyseme.errors import UserError
 
-BLOCK = 2_000_000  # characters: enough to be worth sending, little enough for memory
-MANY, MOST = 20_000, 200_000  # documents of a block and of a shard at most, however short they are
-SHOWN = 100  # how many bad rows are kept with their message; all are counted
+BLOCK_CHARS = 2_000_000  # characters: enough to be worth sending, little enough for memory
+MAX_BLOCK_DOCUMENTS, MAX_SHARD_DOCUMENTS = (
+    20_000,
+    200_000,
+)  # documents of a block and of a shard at most, however short they are
+MAX_REPORTED_ROWS = 100  # how many bad rows are kept with their message; all are counted
 
 
 @dataclass
-class Passed:
+class SkippedInput:
     """What was passed over: blank documents, those of which no token is left, and rows that could not be read."""
 
-    blank: int = 0
-    empty: int = 0
-    empty_places: list[str] = field(default_factory=list)
-    bad: int = 0
-    bad_rows: list[str] = field(default_factory=list)
+    num_blank: int = 0
+    num_empty: int = 0
+    empty_locations: list[str] = field(default_factory=list)
+    num_bad: int = 0
+    bad_row_messages: list[str] = field(default_factory=list)
 
-    def add(self, other: dict[str, Any] | Passed) -> None:
-        other = other if isinstance(other, Passed) else Passed(**other)
-        self.blank += other.blank
-        self.empty += other.empty
-        self.empty_places = [*self.empty_places, *other.empty_places][:SHOWN]
-        self.bad += other.bad
-        self.bad_rows = [*self.bad_rows, *other.bad_rows][:SHOWN]
+    def add(self, other: dict[str, Any] | SkippedInput) -> None:
+        other = other if isinstance(other, SkippedInput) else SkippedInput(**other)
+        self.num_blank += other.num_blank
+        self.num_empty += other.num_empty
+        self.empty_locations = [*self.empty_locations, *other.empty_locations][:MAX_REPORTED_ROWS]
+        self.num_bad += other.num_bad
+        self.bad_row_messages = [*self.bad_row_messages, *other.bad_row_messages][:MAX_REPORTED_ROWS]
 
 
 @dataclass
-class Block:
+class DocumentBlock:
     """Some documents of one language of one origin, and what lay between them."""
 
-    origin: int
+    source_index: int
     lang: str
-    first: int  # the number of its first document
-    count: int = 0  # how many documents
+    first_document: int  # the number of its first document
+    num_documents: int = 0  # how many documents
     texts: list[str] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)  # where each was found, in words
-    characters: int = 0
-    passed: Passed = field(default_factory=Passed)
-    after: Place = field(default_factory=Place)  # where the next block begins
-    closes: bool = False  # whether a shard ends here
+    locations: list[str] = field(default_factory=list)  # where each was found, in words
+    num_characters: int = 0
+    skipped: SkippedInput = field(default_factory=SkippedInput)
+    next_position: ReadPosition = field(default_factory=ReadPosition)  # where the next block begins
+    ends_shard: bool = False  # whether a shard ends here
 
-    def only(self, kept: np.ndarray) -> Block:
+    def filter(self, mask: np.ndarray) -> DocumentBlock:
         """The same stretch of input with the text of some of its documents."""
-        chosen = np.flatnonzero(kept).tolist()
-        return replace(self, texts=[self.texts[i] for i in chosen], places=[self.places[i] for i in chosen])
+        indices = np.flatnonzero(mask).tolist()
+        return replace(self, texts=[self.texts[i] for i in indices], locations=[self.locations[i] for i in indices])
 
 
-def read_blocks(sources: Sources, start: Place, first: int, shard_characters: int) -> Iterator[Block]:
-    """Every block from a place on; document `first` is the next. A shard ends with the block that fills it."""
-    characters = documents = 0
-    for block in _blocks(sources, start, first):
-        characters, documents = characters + block.characters, documents + block.count
-        block.closes = characters >= shard_characters or documents >= MOST
-        if block.closes:
-            characters = documents = 0
+def read_blocks(
+    reader: SourceReader, start: ReadPosition, first_document: int, shard_characters: int
+) -> Iterator[DocumentBlock]:
+    """Every block from a place on; document `first_document` is the next. A shard ends with the block that fills it."""
+    num_characters = num_documents = 0
+    for block in _split_blocks(reader, start, first_document):
+        num_characters, num_documents = num_characters + block.num_characters, num_documents + block.num_documents
+        block.ends_shard = num_characters >= shard_characters or num_documents >= MAX_SHARD_DOCUMENTS
+        if block.ends_shard:
+            num_characters = num_documents = 0
         yield block
 
 
-def _blocks(sources: Sources, start: Place, first: int) -> Iterator[Block]:
-    block: Block | None = None
-    for number in range(start.input, len(sources.inputs)):
-        read = sources.inputs[number]
-        if block and (block.origin, block.lang) != (read.origin, read.lang):
+def _split_blocks(reader: SourceReader, start: ReadPosition, first_document: int) -> Iterator[DocumentBlock]:
+    block: DocumentBlock | None = None
+    for file_index in range(start.file_index, len(reader.files)):
+        source_file = reader.files[file_index]
+        if block and (block.source_index, block.lang) != (source_file.source_index, source_file.lang):
             yield block
             block = None
-        for item, found in enumerate(read.read()):
-            if number == start.input and item < start.item:
+        for item_index, document in enumerate(source_file.read()):
+            if file_index == start.file_index and item_index < start.item_index:
                 continue
             if block is None:
-                block = Block(read.origin, read.lang, first)
-            block.after = Place(number, item + 1)
-            if isinstance(found, UserError):
-                if not sources.skip_bad:
-                    raise found
-                block.passed.add(Passed(bad=1, bad_rows=[str(found)]))
-            elif not found.text or found.text.isspace():
-                block.passed.blank += 1
+                block = DocumentBlock(source_file.source_index, source_file.lang, first_document)
+            block.next_position = ReadPosition(file_index, item_index + 1)
+            if isinstance(document, UserError):
+                if not reader.skip_bad:
+                    raise document
+                block.skipped.add(SkippedInput(num_bad=1, bad_row_messages=[str(document)]))
+            elif not document.text or document.text.isspace():
+                block.skipped.num_blank += 1
             else:
-                first += 1
-                block.count += 1
-                block.texts.append(found.text)
-                block.places.append(f"{found.source} {found.where}".rstrip())
-                block.characters += len(found.text)
-                if block.characters >= BLOCK or block.count >= MANY:
+                first_document += 1
+                block.num_documents += 1
+                block.texts.append(document.text)
+                block.locations.append(f"{document.source} {document.location}".rstrip())
+                block.num_characters += len(document.text)
+                if block.num_characters >= BLOCK_CHARS or block.num_documents >= MAX_BLOCK_DOCUMENTS:
                     yield block
                     block = None
     if block:

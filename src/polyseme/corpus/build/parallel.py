@@ -18,92 +18,97 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.corpus.sources.gettext_catalogs import catalogues, messages
-from polyseme.corpus.sources.lines import lines
+from polyseme.corpus.sources.gettext_catalogs import find_catalogs, read_messages
+from polyseme.corpus.sources.lines import read_lines
 from polyseme.corpus.sources.po import read_po
-from polyseme.corpus.store import FORMAT, manifest_hash, shard_file, token_type
-from polyseme.errors import UserError, nearest
-from polyseme.io.files import new_folder, parse_json, sha256, whole_folder, write_array, write_json
+from polyseme.corpus.store import FORMAT, manifest_hash, shard_filename, token_dtype
+from polyseme.errors import UserError, suggest
+from polyseme.io.atomic import atomic_directory, ensure_new_directory, sha256, write_array
+from polyseme.io.json import parse_json, write_json
 from polyseme.progress import progress
 from polyseme.text.tokenizer import Tokenizer
 
-TARGET = "target"  # the folder of the target's own tokenizer
-SHARD = 1 << 20  # pairs
-_ENDINGS = {".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".po": "po", ".mo": "mo"}
-_PACKED = (".gz", ".xz", ".bz2", ".zst")
+TARGET_TOKENIZER_DIR = "target"  # the folder of the target's own tokenizer
+SHARD_PAIRS = 1 << 20  # pairs
+_SUFFIX_FORMATS = {".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".po": "po", ".mo": "mo"}
+_COMPRESSED_SUFFIXES = (".gz", ".xz", ".bz2", ".zst")
 
 
 @dataclass(frozen=True)
-class Pair:
+class TextPair:
     source: str
     target: str
-    where: str
+    location: str
 
 
-def read_pairs(sources: Sequence[str], keys: tuple[str, str] | None = None) -> Iterator[Pair]:
+def read_pairs(sources: Sequence[str], keys: tuple[str, str] | None = None) -> Iterator[TextPair]:
     """The pairs of all sources. Files of lines come in twos, the n-th line of one with the n-th of the other.
 
     `keys` are the columns of a TSV file whose first line names them, or the keys of JSON lines; without them a TSV file
     has two columns and no names, and JSON lines have `source` and `target`. `gettext::lang=de` is every catalogue of
     messages on this machine in that language; the messages themselves are the source.
     """
-    waiting: Path | None = None
-    for given in sources:
-        if given.partition("::")[0] == "gettext":
-            lang = given.partition("lang=")[2]
+    unpaired_path: Path | None = None
+    for source in sources:
+        if source.partition("::")[0] == "gettext":
+            lang = source.partition("lang=")[2]
             if not lang:
-                raise UserError(f"{given!r} does not say which language: gettext::lang=de")
-            for _, path in catalogues(lang):
-                yield from (Pair(a, b, str(path)) for a, b in messages(path))
+                raise UserError(f"{source!r} does not say which language: gettext::lang=de")
+            for _, path in find_catalogs(lang):
+                yield from (TextPair(a, b, str(path)) for a, b in read_messages(path))
             continue
-        path = Path(given)
+        path = Path(source)
         if not path.is_file():
             raise UserError(f"there is no file {path}")
-        kind = _kind(path)
-        if waiting is not None and kind != "lines":
-            raise UserError(f"{waiting} is a file of lines, and {path} is not its other side")
-        if kind == "lines":
-            if waiting is None:
-                waiting = path
+        format = _detect_format(path)
+        if unpaired_path is not None and format != "lines":
+            raise UserError(f"{unpaired_path} is a file of lines, and {path} is not its other side")
+        if format == "lines":
+            if unpaired_path is None:
+                unpaired_path = path
                 continue
-            yield from _side_by_side(waiting, path)
-            waiting = None
-        elif kind == "tsv":
-            yield from _tsv(path, keys)
-        elif kind == "jsonl":
-            yield from _json(path, keys or ("source", "target"))
+            yield from _read_aligned_lines(unpaired_path, path)
+            unpaired_path = None
+        elif format == "tsv":
+            yield from _read_tsv_pairs(path, keys)
+        elif format == "jsonl":
+            yield from _read_json_pairs(path, keys or ("source", "target"))
         else:
-            found = messages(path) if kind == "mo" else read_po(path)
-            yield from (Pair(a, b, str(path)) for a, b in found)
-    if waiting is not None:
-        raise UserError(f"{waiting} has lines of one side, and no file of the other follows it")
+            translations = read_messages(path) if format == "mo" else read_po(path)
+            yield from (TextPair(a, b, str(path)) for a, b in translations)
+    if unpaired_path is not None:
+        raise UserError(f"{unpaired_path} has lines of one side, and no file of the other follows it")
 
 
-def _kind(path: Path) -> str:
-    endings = [ending.lower() for ending in path.suffixes if ending.lower() not in _PACKED]
-    return _ENDINGS.get(endings[-1] if endings else "", "lines")
+def _detect_format(path: Path) -> str:
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in _COMPRESSED_SUFFIXES]
+    return _SUFFIX_FORMATS.get(suffixes[-1] if suffixes else "", "lines")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    for found in lines(path, str(path)):
-        if isinstance(found, UserError):
-            raise found
-        yield found
+def _read_lines_strict(path: Path) -> Iterator[tuple[int, str]]:
+    for numbered_line in read_lines(path, str(path)):
+        if isinstance(numbered_line, UserError):
+            raise numbered_line
+        yield numbered_line
 
 
-def _side_by_side(first: Path, second: Path) -> Iterator[Pair]:
-    for number, (a, b) in enumerate(itertools.zip_longest(_lines(first), _lines(second)), 1):
+def _read_aligned_lines(source_path: Path, target_path: Path) -> Iterator[TextPair]:
+    for number, (a, b) in enumerate(
+        itertools.zip_longest(_read_lines_strict(source_path), _read_lines_strict(target_path)), 1
+    ):
         if a is None or b is None:
-            short, long = (first, second) if a is None else (second, first)
+            shorter_path, longer_path = (source_path, target_path) if a is None else (target_path, source_path)
             if (a or b or (0, ""))[1] == "":  # an empty line at the end
                 continue
-            raise UserError(f"{short} ends before line {number}, but {long} goes on: their lines are no pairs")
-        yield Pair(a[1], b[1], f"{first} line {number}")
+            raise UserError(
+                f"{shorter_path} ends before line {number}, but {longer_path} goes on: their lines are no pairs"
+            )
+        yield TextPair(a[1], b[1], f"{source_path} line {number}")
 
 
-def _tsv(path: Path, keys: tuple[str, str] | None) -> Iterator[Pair]:
-    places, width = (0, 1), 0
-    for number, line in _lines(path):
+def _read_tsv_pairs(path: Path, keys: tuple[str, str] | None) -> Iterator[TextPair]:
+    columns, width = (0, 1), 0
+    for number, line in _read_lines_strict(path):
         if not line:
             continue
         cells = line.split("\t")
@@ -112,168 +117,189 @@ def _tsv(path: Path, keys: tuple[str, str] | None) -> Iterator[Pair]:
             if keys is not None:
                 for key in keys:
                     if key not in cells:
-                        raise UserError(f"{path} line 1: no column {key!r}; {nearest(key, cells)}")
-                places = cells.index(keys[0]), cells.index(keys[1])
+                        raise UserError(f"{path} line 1: no column {key!r}; {suggest(key, cells)}")
+                columns = cells.index(keys[0]), cells.index(keys[1])
                 continue
             if width != 2:
-                raise UserError(f"{path} line {number}: {width} columns, expected 2: or name them with --keys")
+                raise UserError(f"{path} line {number}: {width} columns, expected 2: or name them with keys")
         if len(cells) != width:
             raise UserError(f"{path} line {number}: {len(cells)} columns, but the first line has {width}")
-        yield Pair(cells[places[0]], cells[places[1]], f"{path} line {number}")
+        yield TextPair(cells[columns[0]], cells[columns[1]], f"{path} line {number}")
 
 
-def _json(path: Path, keys: tuple[str, str]) -> Iterator[Pair]:
-    for number, line in _lines(path):
+def _read_json_pairs(path: Path, keys: tuple[str, str]) -> Iterator[TextPair]:
+    for number, line in _read_lines_strict(path):
         if not line.strip():
             continue
-        where = f"{path} line {number}"
-        row = parse_json(line, where)
+        location = f"{path} line {number}"
+        row = parse_json(line, location)
         row = row.get("translation", row) if isinstance(row, dict) else row
         if not isinstance(row, dict):
-            raise UserError(f"{where}: {type(row).__name__} where an object must be")
+            raise UserError(f"{location}: {type(row).__name__} where an object must be")
         for key in keys:
             if key not in row:
-                raise UserError(f"{where}: no key {key!r}; {nearest(key, row)}")
+                raise UserError(f"{location}: no key {key!r}; {suggest(key, row)}")
             if not isinstance(row[key], str):
-                raise UserError(f"{where}: {key!r} is no text")
-        yield Pair(row[keys[0]], row[keys[1]], where)
+                raise UserError(f"{location}: {key!r} is no text")
+        yield TextPair(row[keys[0]], row[keys[1]], location)
 
 
-def prepare_pairs(
+def prepare_parallel(
     sources: Sequence[str],
     tokenizer: Tokenizer,
     out: Path,
-    target: Tokenizer | None = None,
+    target_tokenizer: Tokenizer | None = None,
     keys: tuple[str, str] | None = None,
-    longest: int = 250,
-    ratio: float = 0.0,
+    max_tokens: int = 250,
+    max_length_ratio: float = 0.0,
 ) -> dict[str, Any]:
     """Write a corpus of pairs, whole or not at all, and return its manifest.
 
-    Left out and counted are pairs with an empty side, pairs that were there already, with a side of more than `longest`
-    tokens, and, if there is a `ratio`, with sides of which one has so many times the tokens of the other. `target` is
-    the tokenizer of the target side, if that is another.
+    Left out and counted are pairs with an empty side, pairs that were there already, with a side of more than
+    `max_tokens` tokens, and, if there is a `max_length_ratio`, with sides of which one has so many times the tokens of
+    the other. `target_tokenizer` is the tokenizer of the target side, if that is another.
     """
     out = Path(out)
-    new_folder(out)
-    if longest < 1 or (ratio and ratio < 1):
-        raise UserError(f"longest is {longest} and ratio {ratio:g}: both have to be 1 or more, or the ratio 0 for none")
-    other = target or tokenizer
+    ensure_new_directory(out)
+    if max_tokens < 1 or (max_length_ratio and max_length_ratio < 1):
+        raise UserError(
+            f"max_tokens is {max_tokens} and max_length_ratio is {max_length_ratio:g}: both have to be 1 or more, "
+            "or the ratio 0 for none"
+        )
+    effective_target = target_tokenizer or tokenizer
     counts: Counter[str] = Counter()
     examples: dict[str, str] = {}
     shards: list[dict[str, Any]] = []
-    with whole_folder(out) as folder, progress("pairs", None, "pairs") as bar:
-        seen: set[bytes] = set()
-        for some in _groups(read_pairs(sources, keys), SHARD):
-            bar.advance(len(some))
-            sides = tokenizer.encode_run([p.source for p in some]), other.encode_run([p.target for p in some])
-            kept = _kept(some, sides[0].lengths, sides[1].lengths, longest, ratio, seen, counts, examples)
-            if len(kept):
-                size = max(tokenizer.vocab_size, other.vocab_size)
-                shards.append(_write_shard(folder, len(shards), sides, kept, size))
+    with atomic_directory(out) as folder, progress("pairs", None, "pairs") as bar:
+        seen_hashes: set[bytes] = set()
+        for pairs in _batch_pairs(read_pairs(sources, keys), SHARD_PAIRS):
+            bar.advance(len(pairs))
+            encoded_sides = (
+                tokenizer.encode_corpus([p.source for p in pairs]),
+                effective_target.encode_corpus([p.target for p in pairs]),
+            )
+            kept_indices = _filter_pairs(
+                pairs,
+                encoded_sides[0].lengths,
+                encoded_sides[1].lengths,
+                max_tokens,
+                max_length_ratio,
+                seen_hashes,
+                counts,
+                examples,
+            )
+            if len(kept_indices):
+                vocab_size = max(tokenizer.vocab_size, effective_target.vocab_size)
+                shards.append(_write_shard(folder, len(shards), encoded_sides, kept_indices, vocab_size))
         if not shards:
             raise UserError(f"there are no pairs in {', '.join(map(str, sources))}" + (
                 f": {sum(counts.values())} were left out, such as {next(iter(examples.values()))}" if examples else ""
             ))  # fmt: skip
-        tokenizers = {"tokenizer": tokenizer} | ({TARGET: target} if target else {})
+        tokenizers = {"tokenizer": tokenizer} | ({TARGET_TOKENIZER_DIR: target_tokenizer} if target_tokenizer else {})
         names = []
-        for name, each in tokenizers.items():
+        for name, side_tokenizer in tokenizers.items():
             (folder / name).mkdir()
-            each.save(folder / name)
+            side_tokenizer.save(folder / name)
             names += sorted(f"{name}/{path.name}" for path in (folder / name).glob("[!.]*"))
-        total = dict(sum((Counter(shard["counts"]) for shard in shards), Counter()))
+        total_counts = dict(sum((Counter(shard["counts"]) for shard in shards), Counter()))
         manifest: dict[str, Any] = {
             "format": FORMAT,
-            "pairs": {"keys": list(keys or ()), "separate": target is not None},
-            "settings": {"longest": longest, "ratio": ratio},
+            "pairs": {"keys": list(keys or ()), "has_target_tokenizer": target_tokenizer is not None},
+            "settings": {"max_tokens": max_tokens, "max_length_ratio": max_length_ratio},
             "tokenizer_hash": tokenizer.hash,
             "vocab_size": tokenizer.vocab_size,
-            "origins": [{"path": ", ".join(map(str, sources)), "weight": 1.0, "lang": "", "counts": total}],
-            "sources": [{"path": str(s), "sha256": sha256(Path(s))} for s in sources if Path(s).is_file()],
+            "sources": [{"path": ", ".join(map(str, sources)), "weight": 1.0, "lang": "", "counts": total_counts}],
+            "source_files": [{"path": str(s), "sha256": sha256(Path(s))} for s in sources if Path(s).is_file()],
             "languages": {},
             "removed": {"pairs": dict(counts), "examples": examples},
             "shards": shards,
-            "counts": total,
-            "tokenizer_files": _facts(folder, names),
+            "counts": total_counts,
+            "tokenizer_files": _file_facts(folder, names),
         }
         manifest["hash"] = manifest_hash(manifest)
         write_json(folder / "manifest.json", manifest)
     return manifest
 
 
-def _groups(pairs: Iterable[Pair], size: int) -> Iterator[list[Pair]]:
-    each = iter(_cleaned(pairs))
-    while some := list(itertools.islice(each, size)):
-        yield some
+def _batch_pairs(pairs: Iterable[TextPair], size: int) -> Iterator[list[TextPair]]:
+    clean_pairs = iter(_clean_pairs(pairs))
+    while batch := list(itertools.islice(clean_pairs, size)):
+        yield batch
 
 
-def _cleaned(pairs: Iterable[Pair]) -> Iterator[Pair]:
+def _clean_pairs(pairs: Iterable[TextPair]) -> Iterator[TextPair]:
     for pair in pairs:
-        yield Pair(clean(pair.source), clean(pair.target), pair.where)
+        yield TextPair(normalize_text(pair.source), normalize_text(pair.target), pair.location)
 
 
-def clean(text: str) -> str:
+def normalize_text(text: str) -> str:
     """Composed characters, and one space wherever there is space."""
     return unicodedata.normalize("NFC", " ".join(text.split()))
 
 
-def _kept(
-    some: list[Pair],
-    sources: np.ndarray,
-    targets: np.ndarray,
-    longest: int,
-    ratio: float,
-    seen: set[bytes],
+def _filter_pairs(
+    pairs: list[TextPair],
+    source_lengths: np.ndarray,
+    target_lengths: np.ndarray,
+    max_tokens: int,
+    max_length_ratio: float,
+    seen_hashes: set[bytes],
     counts: Counter[str],
     examples: dict[str, str],
 ) -> np.ndarray:
-    kept = []
-    for i, (pair, a, b) in enumerate(zip(some, sources.tolist(), targets.tolist())):
-        content = blake2b(f"{pair.source}\0{pair.target}".encode("utf-8", "replace"), digest_size=8).digest()
+    kept_indices = []
+    for i, (pair, a, b) in enumerate(zip(pairs, source_lengths.tolist(), target_lengths.tolist())):
+        digest = blake2b(f"{pair.source}\0{pair.target}".encode("utf-8", "replace"), digest_size=8).digest()
         reason = ""
         if not a or not b:
             reason = "empty"
-        elif max(a, b) > longest:
-            reason = "long"
-        elif ratio and max(a, b) > ratio * min(a, b):
-            reason = "uneven"
-        elif content in seen:
-            reason = "repeated"
+        elif max(a, b) > max_tokens:
+            reason = "too_long"
+        elif max_length_ratio and max(a, b) > max_length_ratio * min(a, b):
+            reason = "length_ratio"
+        elif digest in seen_hashes:
+            reason = "duplicate"
         if reason:
             counts[reason] += 1
-            examples.setdefault(reason, pair.where)
+            examples.setdefault(reason, pair.location)
         else:
-            seen.add(content)
-            kept.append(i)
-    return np.array(kept, dtype=np.int64)
+            seen_hashes.add(digest)
+            kept_indices.append(i)
+    return np.array(kept_indices, dtype=np.int64)
 
 
 def _write_shard(
-    folder: Path, number: int, sides: tuple[Any, Any], kept: np.ndarray, vocab_size: int
+    folder: Path, number: int, sides: tuple[Any, Any], kept_indices: np.ndarray, vocab_size: int
 ) -> dict[str, Any]:
     """One shard: of each pair that is kept the source, then the target."""
-    lengths = np.stack([side.lengths[kept] for side in sides], axis=1).astype(np.int64)
+    lengths = np.stack([side.lengths[kept_indices] for side in sides], axis=1).astype(np.int64)
     total = int(lengths.sum())
-    tokens, words = np.empty(total, dtype=token_type(vocab_size)), np.empty(total, dtype=bool)
-    begins = (np.cumsum(lengths.ravel()) - lengths.ravel()).reshape(lengths.shape)
-    for run, at, size in zip(sides, begins.T, lengths.T):
-        starts = (np.cumsum(run.lengths) - run.lengths)[kept]
-        steps = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
-        here, there = np.repeat(at, size) + steps, np.repeat(starts, size) + steps
-        tokens[here], words[here] = np.asarray(run.ids)[there], np.asarray(run.words)[there]
+    tokens, word_starts = np.empty(total, dtype=token_dtype(vocab_size)), np.empty(total, dtype=bool)
+    side_starts = (np.cumsum(lengths.ravel()) - lengths.ravel()).reshape(lengths.shape)
+    for encoded, destination_starts, size in zip(sides, side_starts.T, lengths.T):
+        encoded_starts = (np.cumsum(encoded.lengths) - encoded.lengths)[kept_indices]
+        positions = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
+        destination, origin = (
+            np.repeat(destination_starts, size) + positions,
+            np.repeat(encoded_starts, size) + positions,
+        )
+        tokens[destination], word_starts[destination] = (
+            np.asarray(encoded.ids)[origin],
+            np.asarray(encoded.word_starts)[origin],
+        )
     parts: dict[str, tuple[np.ndarray, type]] = {
         "tokens": (tokens, tokens.dtype.type),
-        "sentences": (begins.ravel(), np.uint64),
-        "documents": (np.arange(len(kept)) * 2, np.uint64),
-        "words": (np.packbits(words, bitorder="little"), np.uint8),
+        "sentences": (side_starts.ravel(), np.uint64),
+        "documents": (np.arange(len(kept_indices)) * 2, np.uint64),
+        "words": (np.packbits(word_starts, bitorder="little"), np.uint8),
     }
     names = []
-    for part, (array, dtype) in parts.items():
-        names.append(shard_file(number, part))
+    for part_name, (array, dtype) in parts.items():
+        names.append(shard_filename(number, part_name))
         write_array(folder / names[-1], [array], dtype)
-    counts = {"tokens": total, "sentences": 2 * len(kept), "documents": len(kept), "characters": 0}
-    return {"counts": counts, "files": _facts(folder, names)}
+    counts = {"tokens": total, "sentences": 2 * len(kept_indices), "documents": len(kept_indices), "characters": 0}
+    return {"counts": counts, "files": _file_facts(folder, names)}
 
 
-def _facts(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _file_facts(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in names}

@@ -20,34 +20,50 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.corpus.build.blocks import Block, Passed, read_blocks
-from polyseme.corpus.build.state import EXAMPLES, already, at_work, begin, forget, joined, tidy, total
-from polyseme.corpus.build.tasks import Work, count_lines, scan, tokenise
-from polyseme.corpus.build.workers import Pool, Task, in_order, num_cores, open_pool
-from polyseme.corpus.clean.clean import DEFAULT, Steps, Tally, parse_steps, repeated_lines
-from polyseme.corpus.clean.language import Identifier
+from polyseme.corpus.build.blocks import DocumentBlock, SkippedInput, read_blocks
+from polyseme.corpus.build.state import (
+    MAX_EXAMPLES,
+    exclusive_workdir,
+    is_up_to_date,
+    merge_cleaning_stats,
+    merge_manifests,
+    remove_temporary,
+    rollback,
+    write_or_check_plan,
+)
+from polyseme.corpus.build.tasks import WorkerConfig, hash_block_lines, scan_block, tokenize_block
+from polyseme.corpus.build.workers import TaskFn, WorkerPool, map_ordered, num_cores, open_pool
+from polyseme.corpus.clean.clean import (
+    DEFAULT_STEPS,
+    CleaningConfig,
+    CleaningStats,
+    find_repeated_lines,
+    parse_cleaning_steps,
+)
+from polyseme.corpus.clean.language import LanguageDetector
 from polyseme.corpus.dedup.lsh import find_duplicates
-from polyseme.corpus.sources.sources import Origin, Place, Sources, open_sources
+from polyseme.corpus.sources.sources import CorpusSource, ReadPosition, SourceReader, open_sources
 from polyseme.corpus.store import (
     FORMAT,
-    UNFINISHED_WORK,
+    WORK_DIR,
     check_hashes,
     manifest_hash,
-    map_array,
+    memmap_array,
     read_manifest,
-    shard_file,
+    shard_filename,
 )
-from polyseme.errors import UserError, nearest
-from polyseme.io.files import read_json, sha256, write_array, write_json
+from polyseme.errors import UserError, suggest
+from polyseme.io.atomic import sha256, write_array
+from polyseme.io.json import read_json, write_json
 from polyseme.progress import progress
 from polyseme.text.tokenizer import Tokenizer
 
-DUPLICATES = ("near", "exact", "none")
-_COUNTS = ("tokens", "sentences", "documents", "characters")
+DEDUP_MODES = ("near", "exact", "none")
+_UNITS = ("tokens", "sentences", "documents", "characters")
 
 
 def prepare(
-    paths: Sequence[str | Path | Origin],
+    paths: Sequence[str | Path | CorpusSource],
     tokenizer: Tokenizer,
     out: Path,
     *,
@@ -55,13 +71,13 @@ def prepare(
     split: str = "file",
     lang: str = "en",
     format: str = "",
-    clean: str = DEFAULT,
-    duplicates: str = "near",
-    threshold: float = 0.8,
+    clean: str = DEFAULT_STEPS,
+    dedup: str = "near",
+    dedup_threshold: float = 0.8,
     skip_bad: bool = False,
     append: bool = False,
-    workers: int | None = None,
-    cluster: str = "",
+    num_workers: int | None = None,
+    dask_address: str = "",
     shard_characters: int = 200_000_000,
     on_progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
@@ -72,342 +88,406 @@ def prepare(
     told the number of characters of each block that became tokens.
     """
     out = Path(out)
-    steps = parse_steps(clean)
-    if duplicates not in DUPLICATES:
-        raise UserError(f"duplicates is {duplicates!r}: {nearest(duplicates, DUPLICATES)}")
-    if not 0 < threshold <= 1:
-        raise UserError(f"threshold is {threshold}: it has to be above 0 and at most 1")
+    cleaning = parse_cleaning_steps(clean)
+    if dedup not in DEDUP_MODES:
+        raise UserError(f"dedup is {dedup!r}: {suggest(dedup, DEDUP_MODES)}")
+    if not 0 < dedup_threshold <= 1:
+        raise UserError(f"dedup_threshold is {dedup_threshold}: it has to be above 0 and at most 1")
     if append and not (out / "manifest.json").is_file():
         raise UserError(f"there is no finished corpus in {out} to append to")
-    with at_work(out) as work:
-        base = read_manifest(out) if (out / "manifest.json").is_file() else None
-        sources = open_sources(paths, key, split, skip_bad, lang=lang, format=format, spool=work, leave_out=out)
-        first = next(iter(sources), None)
-        if first is None:  # before anything is written: most bad input shows here
+    with exclusive_workdir(out) as work_dir:
+        base_manifest = read_manifest(out) if (out / "manifest.json").is_file() else None
+        reader = open_sources(
+            paths, key, split, skip_bad, lang=lang, format=format, spool_dir=work_dir, exclude_dir=out
+        )
+        first_document = next(iter(reader), None)
+        if first_document is None:  # before anything is written: most bad input shows here
             raise UserError(f"there is no text in {', '.join(map(str, paths))}")
-        if tokenizer.kind == "events" and set(first.text[:100].split()[:-1]).isdisjoint(tokenizer.vocabulary):
-            raise UserError(f"{first.source} is text, and the tokenizer knows the events of MIDI files alone")
+        if tokenizer.kind == "events" and set(first_document.text[:100].split()[:-1]).isdisjoint(tokenizer.vocabulary):
+            raise UserError(f"{first_document.source} is text, and the tokenizer knows the events of MIDI files alone")
         plan = {
             "format": FORMAT,
             "settings": {
-                "clean": str(steps),
-                "duplicates": duplicates,
-                "threshold": threshold,
+                "clean": str(cleaning),
+                "dedup": dedup,
+                "dedup_threshold": dedup_threshold,
                 "shard_characters": shard_characters,
             },
             "tokenizer_hash": tokenizer.hash,
             "vocab_size": tokenizer.vocab_size,
-            "origins": _origins(sources),
-            "sources": sources.fingerprint,
+            "sources": _describe_sources(reader),
+            "source_files": reader.file_facts,
         }
-        if base and already(out, base, plan, append):
+        if base_manifest and is_up_to_date(out, base_manifest, plan, append):
             print(f"{out} is already prepared from the same sources", file=sys.stderr)
-            forget(out, False)
-            return base
-        begin(out, plan, base, tokenizer)
-        if base:
-            check_hashes(out, base)
-        _note(sources, steps)
-        whole = Work(steps, near=duplicates == "near")
-        with open_pool(workers or num_cores(), cluster) as pool:
-            run = _Run(out, sources, plan, base, pool, on_progress or (lambda _: None))
-            if steps.counts_lines:
-                whole = replace(whole, boilerplate=run.boilerplate(whole).tobytes())
-            repeats = run.duplicates(whole, threshold) if duplicates != "none" else None
-            run.tokens(replace(whole, tokenizer=tokenizer.backend.to_str(), cleaned=repeats is not None), repeats)
-        manifest = run.manifest(repeats)
+            rollback(out, False)
+            return base_manifest
+        write_or_check_plan(out, plan, base_manifest, tokenizer)
+        if base_manifest:
+            check_hashes(out, base_manifest)
+        _warn_about_sources(reader, cleaning)
+        config = WorkerConfig(cleaning, needs_signatures=dedup == "near")
+        with open_pool(num_workers or num_cores(), dask_address) as pool:
+            run = _PreparationRun(out, reader, plan, base_manifest, pool, on_progress or (lambda _: None))
+            if cleaning.needs_line_counts:
+                config = replace(config, boilerplate_hashes=run.find_boilerplate(config).tobytes())
+            duplicate_map = run.find_duplicate_documents(config, dedup_threshold) if dedup != "none" else None
+            run.write_shards(
+                replace(config, tokenizer=tokenizer.backend.to_str(), is_filtered=duplicate_map is not None),
+                duplicate_map,
+            )
+        manifest = run.build_manifest(duplicate_map)
         if not manifest["shards"]:
-            forget(out, False)
+            rollback(out, False)
             raise UserError("nothing is left of this text: every document was removed, or leaves no token")
         write_json(out / "manifest.json", manifest)
-        tidy(out, manifest)
+        remove_temporary(out, manifest)
     return manifest
 
 
-def _note(sources: Sources, steps: Steps) -> None:
+def _warn_about_sources(reader: SourceReader, cleaning: CleaningConfig) -> None:
     """What the user may not expect, on standard error."""
-    if sources.passed_over:
-        shown = f"{len(sources.passed_over):,} files of other kinds were passed over, such as {sources.passed_over[0]}"
-        print(f"note: {shown}", file=sys.stderr)
-    if steps.language:
-        lost = sorted({each.lang for each in sources.inputs if each.lang and not Identifier().knows(each.lang)})
-        if lost:
-            print(f"note: the language step cannot judge {', '.join(lost)}", file=sys.stderr)
+    if reader.skipped_files:
+        message = (
+            f"{len(reader.skipped_files):,} files of other kinds were passed over, such as {reader.skipped_files[0]}"
+        )
+        print(f"note: {message}", file=sys.stderr)
+    if cleaning.language:
+        unsupported = sorted(
+            {
+                source_file.lang
+                for source_file in reader.files
+                if source_file.lang and not LanguageDetector().supports(source_file.lang)
+            }
+        )
+        if unsupported:
+            print(f"note: the language step cannot judge {', '.join(unsupported)}", file=sys.stderr)
 
 
 @dataclass
-class _Repeats:
+class _DuplicateMap:
     """Which of the documents are removed before they become tokens."""
 
-    alive: np.ndarray  # bool: not removed by cleaning
-    of: np.ndarray  # int64: the document that it repeats, -1 if none; counted from the first of the whole corpus
-    copies: np.ndarray  # bool: an exact copy
-    before: int  # documents that were in the corpus already
-    exact: list[np.ndarray]  # of each stretch
+    passed_cleaning: np.ndarray  # bool: not removed by cleaning
+    duplicate_of: (
+        np.ndarray
+    )  # int64: the document that it repeats, -1 if none; counted from the first of the whole corpus
+    is_exact: np.ndarray  # bool: an exact copy
+    num_previous: int  # documents that were in the corpus already
+    exact_hashes: list[np.ndarray]  # of each stretch
     signatures: list[np.ndarray]
 
     def __post_init__(self) -> None:
-        self.kept = self.alive & (self.of < 0)
-        shown = np.flatnonzero(self.of >= 0)[:EXAMPLES]
-        self.shown = {int(number): int(self.of[number]) - self.before for number in shown}
-        self.wanted = sorted({*self.shown, *self.shown.values()})
+        self.keep_mask = self.passed_cleaning & (self.duplicate_of < 0)
+        indices = np.flatnonzero(self.duplicate_of >= 0)[:MAX_EXAMPLES]
+        self.examples = {int(number): int(self.duplicate_of[number]) - self.num_previous for number in indices}
+        self.example_documents = sorted({*self.examples, *self.examples.values()})
 
 
 @dataclass(eq=False)
-class _Run:
+class _PreparationRun:
     """One preparation: three readings over the same blocks."""
 
     out: Path
-    sources: Sources
+    reader: SourceReader
     plan: dict[str, Any]
-    base: dict[str, Any] | None
-    pool: Pool
+    base_manifest: dict[str, Any] | None
+    pool: WorkerPool
     on_progress: Callable[[int], None]
 
     @property
-    def work(self) -> Path:
-        return self.out / UNFINISHED_WORK
+    def work_dir(self) -> Path:
+        return self.out / WORK_DIR
 
-    def boilerplate(self, work: Work) -> np.ndarray:
+    def find_boilerplate(self, config: WorkerConfig) -> np.ndarray:
         """First reading: the hashes of the lines that occur in many documents."""
-        path = self.work / "boilerplate.npy"
+        path = self.work_dir / "boilerplate.npy"
         if not path.exists():
-            for name, group in self._read("lines", "count lines", count_lines, work):
-                for part in ("lines", "sizes", "exact"):
-                    arrays = [getattr(answer, part) for _, answer in group]
-                    write_array(self.work / f"{name}.{part}.npy", arrays, arrays[0].dtype)
-                self._mark(name, group, {})
-            parts = self._first_lines([name for name, _ in self._markers("lines")])
-            write_array(path, [repeated_lines(parts, work.steps.boilerplate, self.work)], np.uint64)
-        return map_array(path)
+            for name, group in self._run_stage("lines", "count lines", hash_block_lines, config):
+                for field_name in ("line_hashes", "num_lines", "exact_hashes"):
+                    arrays = [getattr(result, field_name) for _, result in group]
+                    write_array(self.work_dir / f"{name}.{field_name}.npy", arrays, arrays[0].dtype)
+                self._write_marker(name, group, {})
+            hash_arrays = self._lines_of_distinct_documents([name for name, _ in self._read_markers("lines")])
+            write_array(path, [find_repeated_lines(hash_arrays, config.cleaning.boilerplate, self.work_dir)], np.uint64)
+        return memmap_array(path)
 
-    def _first_lines(self, names: list[str]) -> Iterator[np.ndarray]:
+    def _lines_of_distinct_documents(self, names: list[str]) -> Iterator[np.ndarray]:
         """The lines of each stretch, without those of exact copies: a document that is repeated counts once."""
-        exact = [map_array(self.work / f"{name}.exact.npy") for name in names]
-        alive = np.ones(sum(map(len, exact)), bool)
-        _, copies = find_duplicates(exact, None, alive, 1.0, self.work)
-        first = 0
-        for name, part in zip(names, exact):
-            sizes = map_array(self.work / f"{name}.sizes.npy")
-            yield map_array(self.work / f"{name}.lines.npy")[np.repeat(~copies[first : first + len(part)], sizes)]
-            first += len(part)
+        exact_hashes = [memmap_array(self.work_dir / f"{name}.exact_hashes.npy") for name in names]
+        include = np.ones(sum(map(len, exact_hashes)), bool)
+        _, is_exact = find_duplicates(exact_hashes, None, include, 1.0, self.work_dir)
+        first_document = 0
+        for name, hashes in zip(names, exact_hashes):
+            num_lines = memmap_array(self.work_dir / f"{name}.num_lines.npy")
+            yield memmap_array(self.work_dir / f"{name}.line_hashes.npy")[
+                np.repeat(~is_exact[first_document : first_document + len(hashes)], num_lines)
+            ]
+            first_document += len(hashes)
 
-    def duplicates(self, work: Work, threshold: float) -> _Repeats:
+    def find_duplicate_documents(self, config: WorkerConfig, threshold: float) -> _DuplicateMap:
         """Second reading: clean, and find what repeats an earlier document."""
-        for name, group in self._read("scan", "clean and compare", scan, work):
-            for part in ("alive", "exact", "signatures"):
-                arrays = [getattr(answer, part) for _, answer in group]
-                write_array(self.work / f"{name}.{part}.npy", arrays, arrays[0].dtype)
-            self._mark(name, group, {"tally": total(answer.tally for _, answer in group)})
-        names = [name for name, _ in self._markers("scan")]
+        for name, group in self._run_stage("scan", "clean and compare", scan_block, config):
+            for field_name in ("passed_cleaning", "exact_hashes", "signatures"):
+                arrays = [getattr(result, field_name) for _, result in group]
+                write_array(self.work_dir / f"{name}.{field_name}.npy", arrays, arrays[0].dtype)
+            self._write_marker(
+                name, group, {"cleaning_stats": merge_cleaning_stats(result.cleaning_stats for _, result in group)}
+            )
+        names = [name for name, _ in self._read_markers("scan")]
 
-        def parts(part: str) -> list[np.ndarray]:
-            return [map_array(self.work / f"{name}.{part}.npy") for name in names]
+        def parts(field_name: str) -> list[np.ndarray]:
+            return [memmap_array(self.work_dir / f"{name}.{field_name}.npy") for name in names]
 
-        alive, exact, signatures = np.concatenate(parts("alive")), parts("exact"), parts("signatures")
-        shards = range(len(self.base["shards"]) if self.base else 0)
-        before = [[map_array(self.out / shard_file(i, part)) for i in shards] for part in ("exact", "signatures")]
-        count = sum(map(len, before[0]))
-        found = self.work / "repeats.npy"
-        if not found.exists():
-            everything = [*before[0], *exact], [*before[1], *signatures] if work.near else None
-            alive_all = np.concatenate([np.ones(count, bool), alive])
-            with progress("find duplicates", len(alive_all), "documents") as bar:
-                of, copies = find_duplicates(*everything, alive_all, threshold, self.work, advance=bar.advance)
-            write_array(found, [np.stack([of[count:], copies[count:]])], np.int64)
-        of, copies = map_array(found)
-        return _Repeats(alive, of, copies.astype(bool), count, exact, signatures)
+        passed_cleaning, exact_hashes, signatures = (
+            np.concatenate(parts("passed_cleaning")),
+            parts("exact_hashes"),
+            parts("signatures"),
+        )
+        shards = range(len(self.base_manifest["shards"]) if self.base_manifest else 0)
+        previous = [
+            [memmap_array(self.out / shard_filename(i, field_name)) for i in shards]
+            for field_name in ("exact_hashes", "signatures")
+        ]
+        num_previous = sum(map(len, previous[0]))
+        path = self.work_dir / "repeats.npy"
+        if not path.exists():
+            all_parts = [*previous[0], *exact_hashes], [*previous[1], *signatures] if config.needs_signatures else None
+            include = np.concatenate([np.ones(num_previous, bool), passed_cleaning])
+            with progress("find duplicates", len(include), "documents") as bar:
+                duplicate_of, is_exact = find_duplicates(
+                    *all_parts, include, threshold, self.work_dir, advance=bar.advance
+                )
+            write_array(path, [np.stack([duplicate_of[num_previous:], is_exact[num_previous:]])], np.int64)
+        duplicate_of, is_exact = memmap_array(path)
+        return _DuplicateMap(
+            passed_cleaning, duplicate_of, is_exact.astype(bool), num_previous, exact_hashes, signatures
+        )
 
-    def tokens(self, work: Work, repeats: _Repeats | None) -> None:
+    def write_shards(self, config: WorkerConfig, duplicate_map: _DuplicateMap | None) -> None:
         """Last reading: what is left becomes shards."""
-        removed, seen = Counter[int](), dict[int, dict[str, str]]()
+        removed_characters, examples = Counter[int](), dict[int, dict[str, str]]()
 
-        def choose(block: Block) -> Block:
-            if repeats is None:
+        def choose(block: DocumentBlock) -> DocumentBlock:
+            if duplicate_map is None:
                 return block
-            for number in repeats.wanted:
-                if 0 <= (at := number - block.first) < block.count:
-                    seen[number] = {"where": block.places[at], "text": " ".join(block.texts[at][:200].split())}
-            here = slice(block.first, block.first + block.count)
-            repeated = np.flatnonzero(repeats.of[here] >= 0).tolist()
-            if block.count:
-                removed[block.first] = sum(len(block.texts[i]) for i in repeated)
-            return block.only(repeats.kept[here])
+            for number in duplicate_map.example_documents:
+                if 0 <= (index := number - block.first_document) < block.num_documents:
+                    examples[number] = {
+                        "location": block.locations[index],
+                        "text": " ".join(block.texts[index][:200].split()),
+                    }
+            document_range = slice(block.first_document, block.first_document + block.num_documents)
+            duplicate_indices = np.flatnonzero(duplicate_map.duplicate_of[document_range] >= 0).tolist()
+            if block.num_documents:
+                removed_characters[block.first_document] = sum(len(block.texts[i]) for i in duplicate_indices)
+            return block.filter(duplicate_map.keep_mask[document_range])
 
-        for name, group in self._read("shard", "tokenise", tokenise, work, choose):
-            answers = [answer for _, answer in group]
-            for block, answer in group:
-                block.passed.add(Passed(empty=len(answer.empty), empty_places=answer.empty))
+        for name, group in self._run_stage("shard", "tokenize", tokenize_block, config, choose):
+            results = [result for _, result in group]
+            for block, result in group:
+                block.skipped.add(
+                    SkippedInput(num_empty=len(result.empty_locations), empty_locations=result.empty_locations)
+                )
             files = {}
-            first, last = group[0][0].first, group[-1][0].first + group[-1][0].count
-            if sum(len(answer.ids) for answer in answers):
+            first_document, end_document = (
+                group[0][0].first_document,
+                group[-1][0].first_document + group[-1][0].num_documents,
+            )
+            if sum(len(result.ids) for result in results):
                 number = self._num_shards()
-                pieces = {
-                    "tokens": [answer.ids for answer in answers],
-                    "sentences": [_starts(np.concatenate([answer.sentences for answer in answers]))],
-                    "documents": [_starts(np.concatenate([answer.documents for answer in answers]))],
-                    "words": [np.packbits(np.concatenate([answer.words for answer in answers]), bitorder="little")],
+                shard_arrays = {
+                    "tokens": [result.ids for result in results],
+                    "sentences": [
+                        _starts_from_lengths(np.concatenate([result.sentence_lengths for result in results]))
+                    ],
+                    "documents": [
+                        _starts_from_lengths(np.concatenate([result.document_lengths for result in results]))
+                    ],
+                    "words": [
+                        np.packbits(np.concatenate([result.word_starts for result in results]), bitorder="little")
+                    ],
                 }
-                if repeats is not None:
-                    chosen = first + np.flatnonzero(repeats.kept[first:last])
-                    chosen = chosen[np.concatenate([answer.stored for answer in answers])]
-                    pieces["exact"] = [_rows(repeats.exact, chosen)]
-                    pieces["signatures"] = [_rows(repeats.signatures, chosen)]
-                for part, arrays in pieces.items():
-                    write_array(self.out / shard_file(number, part), arrays, arrays[0].dtype)
-                files = _facts(self.out, [shard_file(number, part) for part in pieces])
-            by_origin, by_language = dict[str, Counter[str]](), dict[str, Counter[str]]()
-            for block, answer in group:
-                counts = {"documents": len(answer.documents), "characters": answer.characters}
-                counts |= {"tokens": len(answer.ids), "sentences": len(answer.sentences)}
-                by_origin.setdefault(str(block.origin), Counter()).update(counts)
+                if duplicate_map is not None:
+                    rows = first_document + np.flatnonzero(duplicate_map.keep_mask[first_document:end_document])
+                    rows = rows[np.concatenate([result.is_stored for result in results])]
+                    shard_arrays["exact_hashes"] = [_take_rows(duplicate_map.exact_hashes, rows)]
+                    shard_arrays["signatures"] = [_take_rows(duplicate_map.signatures, rows)]
+                for part, arrays in shard_arrays.items():
+                    write_array(self.out / shard_filename(number, part), arrays, arrays[0].dtype)
+                files = _file_facts(self.out, [shard_filename(number, part) for part in shard_arrays])
+            by_source, by_language = dict[str, Counter[str]](), dict[str, Counter[str]]()
+            for block, result in group:
+                counts = {"documents": len(result.document_lengths), "characters": result.num_characters}
+                counts |= {"tokens": len(result.ids), "sentences": len(result.sentence_lengths)}
+                by_source.setdefault(str(block.source_index), Counter()).update(counts)
                 by_language.setdefault(block.lang, Counter()).update(counts)
-            self._mark(
+            self._write_marker(
                 name,
                 group,
                 {
-                    "counts": _sums(by_origin.values()),
-                    "origins": by_origin,
+                    "counts": _sum_counts(by_source.values()),
+                    "sources": by_source,
                     "languages": by_language,
-                    "tally": total(answer.tally for answer in answers),
-                    "repeated": sum(removed.pop(block.first, 0) for block, _ in group if block.count),
-                    "seen": {str(n): seen.pop(n) for n in sorted(seen) if first <= n < last},
+                    "cleaning_stats": merge_cleaning_stats(result.cleaning_stats for result in results),
+                    "duplicate_characters": sum(
+                        removed_characters.pop(block.first_document, 0) for block, _ in group if block.num_documents
+                    ),
+                    "example_texts": {
+                        str(n): examples.pop(n) for n in sorted(examples) if first_document <= n < end_document
+                    },
                     "files": files,
                 },
             )
 
-    def manifest(self, repeats: _Repeats | None) -> dict[str, Any]:
+    def build_manifest(self, duplicate_map: _DuplicateMap | None) -> dict[str, Any]:
         """All of it, in one page."""
-        markers = [marker for _, marker in self._markers("shard")]
-        passed, seen = Passed(), dict[str, dict[str, str]]()
+        markers = [marker for _, marker in self._read_markers("shard")]
+        skipped, example_texts = SkippedInput(), dict[str, dict[str, str]]()
         for marker in markers:
-            passed.add(marker["passed"])
-            seen |= marker["seen"]
-        scanned = [marker for _, marker in self._markers("scan")] if repeats else markers
-        removed = asdict(passed) | {"cleaning": total(Tally.from_json(marker["tally"]) for marker in scanned)}
-        if repeats:
+            skipped.add(marker["skipped"])
+            example_texts |= marker["example_texts"]
+        cleaning_markers = [marker for _, marker in self._read_markers("scan")] if duplicate_map else markers
+        removed = asdict(skipped) | {
+            "cleaning": merge_cleaning_stats(
+                CleaningStats.from_json(marker["cleaning_stats"]) for marker in cleaning_markers
+            )
+        }
+        if duplicate_map:
             examples = [
-                seen[str(number)] | {"of": seen.get(str(of), {}).get("where", "what was in the corpus before")}
-                for number, of in repeats.shown.items()
+                example_texts[str(number)]
+                | {
+                    "duplicate_of": example_texts.get(str(original), {}).get(
+                        "location", "what was in the corpus before"
+                    )
+                }
+                for number, original in duplicate_map.examples.items()
             ]
             removed["duplicates"] = {
-                "exact": int((repeats.copies & (repeats.of >= 0)).sum()),
-                "near": int((~repeats.copies & (repeats.of >= 0)).sum()),
-                "characters": sum(marker["repeated"] for marker in markers),
+                "exact": int((duplicate_map.is_exact & (duplicate_map.duplicate_of >= 0)).sum()),
+                "near": int((~duplicate_map.is_exact & (duplicate_map.duplicate_of >= 0)).sum()),
+                "characters": sum(marker["duplicate_characters"] for marker in markers),
                 "examples": examples,
             }
-        origins = [
-            origin | {"counts": _sums(marker["origins"].get(str(i), {}) for marker in markers)}
-            for i, origin in enumerate(self.plan["origins"])
+        sources = [
+            source | {"counts": _sum_counts(marker["sources"].get(str(i), {}) for marker in markers)}
+            for i, source in enumerate(self.plan["sources"])
         ]
         langs = sorted({lang for marker in markers for lang in marker["languages"]})
-        languages = {lang: _sums(marker["languages"].get(lang, {}) for marker in markers) for lang in langs}
+        languages = {lang: _sum_counts(marker["languages"].get(lang, {}) for marker in markers) for lang in langs}
         shards = [{"counts": m["counts"], "files": m["files"]} for m in markers if m["files"]]
-        manifest = self.plan | {"origins": origins, "languages": languages, "removed": removed, "shards": shards}
-        if self.base:
-            manifest = joined(self.base, manifest)
-        manifest["counts"] = _sums(shard["counts"] for shard in manifest["shards"])
+        manifest = self.plan | {"sources": sources, "languages": languages, "removed": removed, "shards": shards}
+        if self.base_manifest:
+            manifest = merge_manifests(self.base_manifest, manifest)
+        manifest["counts"] = _sum_counts(shard["counts"] for shard in manifest["shards"])
         names = sorted(f"tokenizer/{path.name}" for path in (self.out / "tokenizer").glob("[!.]*"))
-        manifest["tokenizer_files"] = _facts(self.out, names)
+        manifest["tokenizer_files"] = _file_facts(self.out, names)
         manifest["hash"] = manifest_hash(manifest)
         return manifest
 
-    def _read(
-        self, stage: str, title: str, task: Task[Block, Any], work: Work, choose: Callable[[Block], Block] = lambda b: b
-    ) -> Iterator[tuple[str, list[tuple[Block, Any]]]]:
+    def _run_stage(
+        self,
+        stage: str,
+        title: str,
+        task: TaskFn[DocumentBlock, Any],
+        config: WorkerConfig,
+        transform: Callable[[DocumentBlock], DocumentBlock] = lambda b: b,
+    ) -> Iterator[tuple[str, list[tuple[DocumentBlock, Any]]]]:
         """The name and the answers of each stretch that has no marker yet; the blocks come without their text."""
-        markers = [marker for _, marker in self._markers(stage)]
-        start = Place(*markers[-1]["after"]) if markers else Place()
-        done = sum(marker["read"] for marker in markers)
-        blocks = read_blocks(self.sources, start, done, self.plan["settings"]["shard_characters"])
-        self.sources.check_unchanged()
-        tell = self.on_progress if stage == "shard" else lambda _: None
-        numbers = itertools.count(len(markers))
-        group: list[tuple[Block, Any]] = []
-        with progress(title, self._size(), "characters") as bar:
-            if before := sum(marker["characters"] for marker in markers):
-                bar.skip(before)
-                tell(before)
-            for block, answer in in_order(self.pool, task, work, map(choose, blocks)):
-                group.append((replace(block, texts=[], places=[]), answer))
-                bar.advance(block.characters)
-                tell(block.characters)
-                if block.closes:
-                    yield f"{stage}-{next(numbers):05d}", group
+        markers = [marker for _, marker in self._read_markers(stage)]
+        start = ReadPosition(*markers[-1]["next_position"]) if markers else ReadPosition()
+        num_documents = sum(marker["num_documents"] for marker in markers)
+        blocks = read_blocks(self.reader, start, num_documents, self.plan["settings"]["shard_characters"])
+        self.reader.check_unchanged()
+        report_progress = self.on_progress if stage == "shard" else lambda _: None
+        stage_numbers = itertools.count(len(markers))
+        group: list[tuple[DocumentBlock, Any]] = []
+        with progress(title, self._num_characters(), "characters") as bar:
+            if num_done := sum(marker["num_characters"] for marker in markers):
+                bar.add_completed(num_done)
+                report_progress(num_done)
+            for block, result in map_ordered(self.pool, task, config, map(transform, blocks)):
+                group.append((replace(block, texts=[], locations=[]), result))
+                bar.advance(block.num_characters)
+                report_progress(block.num_characters)
+                if block.ends_shard:
+                    yield f"{stage}-{next(stage_numbers):05d}", group
                     group = []
-            self.sources.check_unchanged()
+            self.reader.check_unchanged()
             if group:
-                yield f"{stage}-{next(numbers):05d}", group
+                yield f"{stage}-{next(stage_numbers):05d}", group
 
-    def _size(self) -> int | None:
+    def _num_characters(self) -> int | None:
         """Characters to read: as an earlier reading counted them, or an estimate."""
         for stage in ("scan", "lines"):
-            if (self.work / ("repeats.npy" if stage == "scan" else "boilerplate.npy")).exists():
-                return sum(marker["characters"] for _, marker in self._markers(stage))
-        return self.sources.size
+            if (self.work_dir / ("repeats.npy" if stage == "scan" else "boilerplate.npy")).exists():
+                return sum(marker["num_characters"] for _, marker in self._read_markers(stage))
+        return self.reader.estimated_characters
 
-    def _mark(self, name: str, group: list[tuple[Block, Any]], facts: dict[str, Any]) -> None:
+    def _write_marker(self, name: str, group: list[tuple[DocumentBlock, Any]], stage_fields: dict[str, Any]) -> None:
         """A stretch is done: this comes after its files."""
         blocks = [block for block, _ in group]
-        passed = Passed()
+        skipped = SkippedInput()
         for block in blocks:
-            passed.add(block.passed)
-        said = {
-            "after": [blocks[-1].after.input, blocks[-1].after.item],
-            "read": sum(block.count for block in blocks),
-            "characters": sum(block.characters for block in blocks),
-            "passed": asdict(passed),
+            skipped.add(block.skipped)
+        marker_fields = {
+            "next_position": [blocks[-1].next_position.file_index, blocks[-1].next_position.item_index],
+            "num_documents": sum(block.num_documents for block in blocks),
+            "num_characters": sum(block.num_characters for block in blocks),
+            "skipped": asdict(skipped),
         }
-        write_json(self.work / f"{name}.json", {"plan": self.key} | said | facts)
+        write_json(self.work_dir / f"{name}.json", {"plan": self.plan_hash} | marker_fields | stage_fields)
 
-    def _markers(self, stage: str) -> list[tuple[str, dict[str, Any]]]:
+    def _read_markers(self, stage: str) -> list[tuple[str, dict[str, Any]]]:
         """The stretches of a reading that are done, in order."""
-        found: list[tuple[str, dict[str, Any]]] = []
-        while (path := self.work / f"{stage}-{len(found):05d}.json").is_file():
+        markers: list[tuple[str, dict[str, Any]]] = []
+        while (path := self.work_dir / f"{stage}-{len(markers):05d}.json").is_file():
             marker = read_json(path)
-            if marker["plan"] != self.key:
+            if marker["plan"] != self.plan_hash:
                 break
-            found.append((path.stem, marker))
-        return found
+            markers.append((path.stem, marker))
+        return markers
 
     @cached_property
-    def key(self) -> str:
+    def plan_hash(self) -> str:
         """Names this run in its markers."""
-        return manifest_hash(self.plan | {"base": self.base["hash"] if self.base else ""})
+        return manifest_hash(self.plan | {"base": self.base_manifest["hash"] if self.base_manifest else ""})
 
     def _num_shards(self) -> int:
-        before = len(self.base["shards"]) if self.base else 0
-        return before + sum(bool(marker["files"]) for _, marker in self._markers("shard"))
+        num_base_shards = len(self.base_manifest["shards"]) if self.base_manifest else 0
+        return num_base_shards + sum(bool(marker["files"]) for _, marker in self._read_markers("shard"))
 
 
-def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def _sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     total = Counter[str]()
-    for each in counts:
-        total.update(each)
-    return {kind: total[kind] for kind in _COUNTS}
+    for unit_counts in counts:
+        total.update(unit_counts)
+    return {unit: total[unit] for unit in _UNITS}
 
 
-def _origins(sources: Sources) -> list[dict[str, Any]]:
+def _describe_sources(reader: SourceReader) -> list[dict[str, Any]]:
     """The sources as they were given, each with its language, if it has one."""
-    found = []
-    for number, origin in enumerate(sources.origins):
-        langs = {each.lang for each in sources.inputs if each.origin == number}
-        found.append(asdict(origin) | {"lang": langs.pop() if len(langs) == 1 else ""})
-    return found
+    rows = []
+    for source_index, source in enumerate(reader.sources):
+        langs = {source_file.lang for source_file in reader.files if source_file.source_index == source_index}
+        rows.append(asdict(source) | {"lang": langs.pop() if len(langs) == 1 else ""})
+    return rows
 
 
-def _rows(parts: list[np.ndarray], rows: np.ndarray) -> np.ndarray:
+def _take_rows(parts: list[np.ndarray], rows: np.ndarray) -> np.ndarray:
     """Some rows of arrays that stand one behind the other."""
     ends = np.cumsum([len(part) for part in parts])
-    found = [part[rows[(rows >= end - len(part)) & (rows < end)] - (end - len(part))] for part, end in zip(parts, ends)]
-    return np.concatenate(found)
+    selected_rows = [
+        part[rows[(rows >= end - len(part)) & (rows < end)] - (end - len(part))] for part, end in zip(parts, ends)
+    ]
+    return np.concatenate(selected_rows)
 
 
-def _starts(lengths: np.ndarray) -> np.ndarray:
+def _starts_from_lengths(lengths: np.ndarray) -> np.ndarray:
     ends = np.cumsum(lengths, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
     return (ends - lengths).astype(np.uint32 if total < 1 << 32 else np.uint64)
 
 
-def _facts(out: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+def _file_facts(out: Path, names: list[str]) -> dict[str, dict[str, Any]]:
     return {name: {"bytes": (out / name).stat().st_size, "sha256": sha256(out / name)} for name in names}

@@ -11,19 +11,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from polyseme.corpus.build.blocks import Passed
-from polyseme.corpus.clean.clean import Tally
-from polyseme.corpus.store import UNFINISHED_WORK
+from polyseme.corpus.build.blocks import SkippedInput
+from polyseme.corpus.clean.clean import CleaningStats
+from polyseme.corpus.store import WORK_DIR
 from polyseme.errors import UserError
-from polyseme.io.files import read_json, told, write_json
+from polyseme.io.atomic import as_user_error
+from polyseme.io.json import read_json, write_json
 from polyseme.text.tokenizer import Tokenizer
 
-EXAMPLES = 5  # of what was removed, for each reason
-_GONE = ".work.gone"
+MAX_EXAMPLES = 5  # of what was removed, for each reason
+_TRASH_DIR = ".work.gone"
 
 
 @contextmanager
-def at_work(out: Path) -> Iterator[Path]:
+def exclusive_workdir(out: Path) -> Iterator[Path]:
     """The folder's `.work`, which is there from now on, and nobody else's while this lasts.
 
     What an earlier run was about to throw away goes first. If the block fails before anything of worth is in it, all
@@ -31,149 +32,167 @@ def at_work(out: Path) -> Iterator[Path]:
     """
     if out.is_file():
         raise UserError(f"{out} is a file: choose another folder")
-    new, work = not out.exists(), out / UNFINISHED_WORK
-    with told(out):
-        shutil.rmtree(out / _GONE, ignore_errors=True)
-        if out.is_dir() and not work.exists() and not (out / "manifest.json").is_file() and any(out.glob("[!.]*")):
+    is_new, work_dir = not out.exists(), out / WORK_DIR
+    with as_user_error(out):
+        shutil.rmtree(out / _TRASH_DIR, ignore_errors=True)
+        if out.is_dir() and not work_dir.exists() and not (out / "manifest.json").is_file() and any(out.glob("[!.]*")):
             raise UserError(f"{out} is not empty and not a corpus: choose another folder")
-        work.mkdir(parents=True, exist_ok=True)
-        lock = open(work / "lock", "w")  # noqa: SIM115  # held as long as the block runs
+        work_dir.mkdir(parents=True, exist_ok=True)
+        lock = open(work_dir / "lock", "w")  # noqa: SIM115  # held as long as the block runs
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(lock.fileno()).st_ino != (work / "lock").stat().st_ino:  # moved away by one who has just finished
+        if (
+            os.fstat(lock.fileno()).st_ino != (work_dir / "lock").stat().st_ino
+        ):  # moved away by one who has just finished
             raise OSError
     except OSError:
         lock.close()
         raise UserError(f"another prepare is at work in {out}") from None
     try:
-        yield work
+        yield work_dir
     except BaseException:
-        if not any(work.glob("*-00000.json")):
-            forget(out, new)
+        if not any(work_dir.glob("*-00000.json")):
+            rollback(out, is_new)
         raise
     finally:
         lock.close()
 
 
-def forget(out: Path, new: bool) -> None:
+def rollback(out: Path, is_new: bool) -> None:
     """Take back what was made and is in no manifest, and the folder if it was not there before."""
     if (out / "manifest.json").is_file():
-        tidy(out, read_json(out / "manifest.json"))
+        remove_temporary(out, read_json(out / "manifest.json"))
         return
-    tidy(out, {"shards": []})
+    remove_temporary(out, {"shards": []})
     shutil.rmtree(out / "tokenizer", ignore_errors=True)
-    if new and not any(out.iterdir()):
+    if is_new and not any(out.iterdir()):
         out.rmdir()
 
 
-def tidy(out: Path, manifest: dict[str, Any]) -> None:
+def remove_temporary(out: Path, manifest: dict[str, Any]) -> None:
     """Leave nothing but what the manifest names. `.work` goes in one move, so that no half of it is ever read."""
-    named = {name for shard in manifest["shards"] for name in shard["files"]}
+    manifest_files = {name for shard in manifest["shards"] for name in shard["files"]}
     for path in (*out.glob("shard-*.npy"), *out.rglob(".*.part")):
-        if path.name not in named:
+        if path.name not in manifest_files:
             path.unlink(missing_ok=True)
-    if (out / UNFINISHED_WORK).exists():
-        os.replace(out / UNFINISHED_WORK, out / _GONE)
-        shutil.rmtree(out / _GONE, ignore_errors=True)
+    if (out / WORK_DIR).exists():
+        os.replace(out / WORK_DIR, out / _TRASH_DIR)
+        shutil.rmtree(out / _TRASH_DIR, ignore_errors=True)
 
 
-def already(out: Path, base: dict[str, Any], plan: dict[str, Any], append: bool) -> bool:
+def is_up_to_date(out: Path, base: dict[str, Any], plan: dict[str, Any], append: bool) -> bool:
     """Whether a finished corpus holds these sources; a `UserError` if it does not and cannot take them."""
     if not append:
-        count = len(plan["sources"]), len(plan["origins"])
-        begun = base | {"sources": base["sources"][: count[0]], "origins": base["origins"][: count[1]]}
-        if other := difference(begun, plan):
-            raise UserError(f"{out} holds a corpus with {other}: choose another folder, or remove it")
+        num_entries = len(plan["source_files"]), len(plan["sources"])
+        comparable = base | {
+            "source_files": base["source_files"][: num_entries[0]],
+            "sources": base["sources"][: num_entries[1]],
+        }
+        if mismatch := describe_difference(comparable, plan):
+            raise UserError(f"{out} holds a corpus with {mismatch}: choose another folder, or remove it")
         return True
-    if other := difference(base | {key: plan[key] for key in ("sources", "origins")}, plan):
-        raise UserError(f"{out} holds a corpus with {other}: what is appended has to be made in the same way")
-    there = {_content(base, source): base["origins"][source["origin"]] for source in base["sources"]}
-    known = [source for source in plan["sources"] if _content(plan, source) in there]
-    for source in known:
-        old, new = there[_content(plan, source)]["weight"], plan["origins"][source["origin"]]["weight"]
-        if old != new:
-            raise UserError(f"{source['path']} is in {out} already, with weight {old}, not {new}")
-    if known and len(known) < len(plan["sources"]):
-        raise UserError(f"{known[0]['path']} is in {out} already: leave it out")
-    return bool(known)
+    if mismatch := describe_difference(base | {key: plan[key] for key in ("source_files", "sources")}, plan):
+        raise UserError(f"{out} holds a corpus with {mismatch}: what is appended has to be made in the same way")
+    existing_sources = {
+        _source_content(base, source): base["sources"][source["source_index"]] for source in base["source_files"]
+    }
+    already_present = [source for source in plan["source_files"] if _source_content(plan, source) in existing_sources]
+    for source in already_present:
+        old_weight, new_weight = (
+            existing_sources[_source_content(plan, source)]["weight"],
+            plan["sources"][source["source_index"]]["weight"],
+        )
+        if old_weight != new_weight:
+            raise UserError(f"{source['path']} is in {out} already, with weight {old_weight}, not {new_weight}")
+    if already_present and len(already_present) < len(plan["source_files"]):
+        raise UserError(f"{already_present[0]['path']} is in {out} already: leave it out")
+    return bool(already_present)
 
 
-def _content(plan: dict[str, Any], source: dict[str, Any]) -> tuple[str, ...]:
+def _source_content(plan: dict[str, Any], source: dict[str, Any]) -> tuple[str, ...]:
     """What is read from a source, wherever it lies."""
-    origin = plan["origins"][source["origin"]]
-    return source.get("sha256") or source["version"], source["format"], origin["key"], origin["split"]
+    corpus_source = plan["sources"][source["source_index"]]
+    return source.get("sha256") or source["version"], source["format"], corpus_source["key"], corpus_source["split"]
 
 
-def begin(out: Path, plan: dict[str, Any], base: dict[str, Any] | None, tokenizer: Tokenizer) -> None:
+def write_or_check_plan(out: Path, plan: dict[str, Any], base: dict[str, Any] | None, tokenizer: Tokenizer) -> None:
     """Write down what is to be done, or find it written; a `UserError` if something else was begun here."""
-    work = out / UNFINISHED_WORK
-    said = plan | {"base": base["hash"] if base else ""}
-    if (work / "plan.json").is_file():
-        found = read_json(work / "plan.json")
-        other = "other sources" if found.get("base") != said["base"] else difference(found, plan)
-        if not other:
+    work_dir = out / WORK_DIR
+    full_plan = plan | {"base": base["hash"] if base else ""}
+    if (work_dir / "plan.json").is_file():
+        earlier_plan = read_json(work_dir / "plan.json")
+        mismatch = (
+            "other sources"
+            if earlier_plan.get("base") != full_plan["base"]
+            else describe_difference(earlier_plan, plan)
+        )
+        if not mismatch:
             return
-        over = base is not None and found.get("base") != base["hash"]  # it was finished, or can never be
-        if any(work.glob("*-00000.json")) and not over:
-            way = f"remove {work} to drop it" if base else "choose another folder, or remove it"
-            raise UserError(f"{out} holds an unfinished run with {other}: run that again to finish it, or {way}")
-        for path in work.iterdir():
+        is_obsolete = base is not None and earlier_plan.get("base") != base["hash"]  # it was finished, or can never be
+        if any(work_dir.glob("*-00000.json")) and not is_obsolete:
+            advice = f"remove {work_dir} to drop it" if base else "choose another folder, or remove it"
+            raise UserError(f"{out} holds an unfinished run with {mismatch}: run that again to finish it, or {advice}")
+        for path in work_dir.iterdir():
             if path.name not in ("lock", "stdin"):
                 path.unlink()
     if not base:
         tokenizer.save(out / "tokenizer")
-    write_json(work / "plan.json", said)
+    write_json(work_dir / "plan.json", full_plan)
 
 
-def difference(found: dict[str, Any], plan: dict[str, Any]) -> str:
+def describe_difference(existing: dict[str, Any], plan: dict[str, Any]) -> str:
     """What another corpus was made with, in words; empty if it is the same, wherever its files lay."""
-    if found.get("format") != plan["format"]:
-        return f"format {found.get('format')}, not {plan['format']}"
-    if found["tokenizer_hash"] != plan["tokenizer_hash"]:
+    if existing.get("format") != plan["format"]:
+        return f"format {existing.get('format')}, not {plan['format']}"
+    if existing["tokenizer_hash"] != plan["tokenizer_hash"]:
         return "another tokenizer"
-    pairs = [(found["settings"], plan["settings"])]
-    if len(found["origins"]) == len(plan["origins"]):
-        pairs += zip(found["origins"], plan["origins"])
-    for there, here in pairs:
-        for name, value in here.items():
-            if name != "path" and there.get(name) != value:
-                return f"{name} {there.get(name)!r}, not {value!r}"
+    pairs = [(existing["settings"], plan["settings"])]
+    if len(existing["sources"]) == len(plan["sources"]):
+        pairs += zip(existing["sources"], plan["sources"])
+    for existing_settings, plan_settings in pairs:
+        for name, value in plan_settings.items():
+            if name != "path" and existing_settings.get(name) != value:
+                return f"{name} {existing_settings.get(name)!r}, not {value!r}"
 
     def content(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-        return [{k: v for k, v in source.items() if k != "path"} for source in manifest["sources"]]
+        return [{k: v for k, v in source.items() if k != "path"} for source in manifest["source_files"]]
 
-    return "" if content(found) == content(plan) else "other sources, or they have changed since"
+    return "" if content(existing) == content(plan) else "other sources, or they have changed since"
 
 
-def joined(base: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+def merge_manifests(base: dict[str, Any], addition: dict[str, Any]) -> dict[str, Any]:
     """The manifest of a corpus and of what is appended to it."""
-    count = len(base["origins"])
-    sources = [source | {"origin": source["origin"] + count} for source in new["sources"]]
-    passed = Passed()
-    for part in (base, new):
-        passed.add({name: part["removed"][name] for name in asdict(passed)})
-    tallies = (Tally.from_json(part["removed"]["cleaning"]) for part in (base, new))
-    removed = asdict(passed) | {"cleaning": total(tallies)}
-    if "duplicates" in new["removed"]:
-        old, more = base["removed"]["duplicates"], new["removed"]["duplicates"]
-        removed["duplicates"] = {name: old[name] + more[name] for name in ("exact", "near", "characters")}
-        removed["duplicates"]["examples"] = [*old["examples"], *more["examples"]][:EXAMPLES]
+    num_base_sources = len(base["sources"])
+    source_files = [
+        source | {"source_index": source["source_index"] + num_base_sources} for source in addition["source_files"]
+    ]
+    skipped = SkippedInput()
+    for part in (base, addition):
+        skipped.add({name: part["removed"][name] for name in asdict(skipped)})
+    cleaning_stats = (CleaningStats.from_json(part["removed"]["cleaning"]) for part in (base, addition))
+    removed = asdict(skipped) | {"cleaning": merge_cleaning_stats(cleaning_stats)}
+    if "duplicates" in addition["removed"]:
+        base_duplicates, new_duplicates = base["removed"]["duplicates"], addition["removed"]["duplicates"]
+        removed["duplicates"] = {
+            name: base_duplicates[name] + new_duplicates[name] for name in ("exact", "near", "characters")
+        }
+        removed["duplicates"]["examples"] = [*base_duplicates["examples"], *new_duplicates["examples"]][:MAX_EXAMPLES]
     languages = {lang: dict(counts) for lang, counts in base["languages"].items()}
-    for lang, counts in new["languages"].items():
-        there = languages.setdefault(lang, dict.fromkeys(counts, 0))
-        languages[lang] = {kind: there[kind] + counts[kind] for kind in counts}
+    for lang, counts in addition["languages"].items():
+        base_counts = languages.setdefault(lang, dict.fromkeys(counts, 0))
+        languages[lang] = {unit: base_counts[unit] + counts[unit] for unit in counts}
     return base | {
         "languages": dict(sorted(languages.items())),
-        "origins": base["origins"] + new["origins"],
-        "sources": base["sources"] + sources,
-        "shards": base["shards"] + new["shards"],
+        "sources": base["sources"] + addition["sources"],
+        "source_files": base["source_files"] + source_files,
+        "shards": base["shards"] + addition["shards"],
         "removed": removed,
     }
 
 
-def total(parts: Iterable[Tally]) -> dict[str, Any]:
+def merge_cleaning_stats(cleaning_stats: Iterable[CleaningStats]) -> dict[str, Any]:
     """All that cleaning did."""
-    whole = Tally()
-    for part in parts:
-        whole.add(part)
-    return whole.to_json()
+    merged_stats = CleaningStats()
+    for stats in cleaning_stats:
+        merged_stats.add(stats)
+    return merged_stats.to_json()

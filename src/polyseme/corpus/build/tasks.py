@@ -10,117 +10,121 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
-from polyseme.corpus.build.blocks import Block
-from polyseme.corpus.clean.clean import Cleaner, Steps, Tally, line_hashes
+from polyseme.corpus.build.blocks import DocumentBlock
+from polyseme.corpus.clean.clean import Cleaner, CleaningConfig, CleaningStats, hash_distinct_lines
 from polyseme.corpus.clean.sentences import split_sentences
-from polyseme.corpus.dedup.minhash import exact_hashes, fingerprints
-from polyseme.corpus.store import token_type
+from polyseme.corpus.dedup.minhash import hash_texts, minhash_signatures
+from polyseme.corpus.store import token_dtype
 from polyseme.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkerConfig:
     """What all blocks share: the steps of cleaning, the lines that repeat, the tokenizer."""
 
-    steps: Steps
+    cleaning: CleaningConfig
     tokenizer: str = ""  # as JSON
-    boilerplate: bytes = b""  # sorted hashes of lines, uint64
-    near: bool = True  # whether to sign documents for near duplicates
-    cleaned: bool = False  # whether blocks come with the removed documents left out already
+    boilerplate_hashes: bytes = b""  # sorted hashes of lines, uint64
+    needs_signatures: bool = True  # whether to sign documents for near duplicates
+    is_filtered: bool = False  # whether blocks come with the removed documents left out already
 
     @cached_property
     def key(self) -> str:
-        said = (str(self.steps), self.tokenizer, str(self.near), str(self.cleaned))
-        return hashlib.sha256("\0".join(said).encode() + self.boilerplate).hexdigest()
+        parts = (str(self.cleaning), self.tokenizer, str(self.needs_signatures), str(self.is_filtered))
+        return hashlib.sha256("\0".join(parts).encode() + self.boilerplate_hashes).hexdigest()
 
-    def open(self) -> Opened:
-        lines = np.frombuffer(self.boilerplate, np.uint64) if self.boilerplate else None
+    def open(self) -> WorkerState:
+        hashes = np.frombuffer(self.boilerplate_hashes, np.uint64) if self.boilerplate_hashes else None
         backend = Backend.from_str(self.tokenizer) if self.tokenizer else None
-        return Opened(self, Cleaner(self.steps, lines), None if backend is None else Tokenizer(backend))
+        return WorkerState(self, Cleaner(self.cleaning, hashes), None if backend is None else Tokenizer(backend))
 
 
-class Opened(NamedTuple):
-    work: Work
+class WorkerState(NamedTuple):
+    config: WorkerConfig
     cleaner: Cleaner
     tokenizer: Tokenizer | None
 
 
-class Lines(NamedTuple):
+class LineHashes(NamedTuple):
     """The lines of a block's documents."""
 
-    lines: np.ndarray  # uint64: a hash of each, once a document
-    sizes: np.ndarray  # int64: how many a document has
-    exact: np.ndarray  # uint64 [n, 2]: a hash of the document
+    line_hashes: np.ndarray  # uint64: a hash of each, once a document
+    num_lines: np.ndarray  # int64: how many a document has
+    exact_hashes: np.ndarray  # uint64 [n, 2]: a hash of the document
 
 
-class Scanned(NamedTuple):
+class ScanResult(NamedTuple):
     """What is known of a block's documents before they become tokens."""
 
-    alive: np.ndarray  # bool [n]: not removed by cleaning
-    exact: np.ndarray  # uint64 [n, 2]
+    passed_cleaning: np.ndarray  # bool [n]: not removed by cleaning
+    exact_hashes: np.ndarray  # uint64 [n, 2]
     signatures: np.ndarray  # uint16 [n, …]; no columns where near duplicates are let be
-    tally: Tally
+    cleaning_stats: CleaningStats
 
 
-class Tokens(NamedTuple):
+class TokenizedBlock(NamedTuple):
     """A block as it is stored; a sentence or a document without a token leaves no trace."""
 
     ids: np.ndarray
-    words: np.ndarray  # bool
-    sentences: np.ndarray  # int32: tokens of each
-    documents: np.ndarray  # int32: sentences of each
-    stored: np.ndarray  # bool, for each document that came: whether it is there
-    characters: int
-    tally: Tally
-    empty: list[str]  # where documents were that leave no token
+    word_starts: np.ndarray  # bool
+    sentence_lengths: np.ndarray  # int32: tokens of each
+    document_lengths: np.ndarray  # int32: sentences of each
+    is_stored: np.ndarray  # bool, for each document that came: whether it is there
+    num_characters: int
+    cleaning_stats: CleaningStats
+    empty_locations: list[str]  # where documents were that leave no token
 
 
-def count_lines(opened: Opened, block: Block) -> Lines:
+def hash_block_lines(state: WorkerState, block: DocumentBlock) -> LineHashes:
     """The lines of each document, as the steps before leave them."""
-    texts = [opened.cleaner.rewrite(text) for text in block.texts]
-    found = [line_hashes(text) for text in texts]
-    sizes = np.fromiter(map(len, found), np.int64, len(found))
-    return Lines(np.concatenate([np.zeros(0, np.uint64), *found]), sizes, exact_hashes(texts))
+    texts = [state.cleaner.transform(text) for text in block.texts]
+    text_hashes = [hash_distinct_lines(text) for text in texts]
+    num_lines = np.fromiter(map(len, text_hashes), np.int64, len(text_hashes))
+    return LineHashes(np.concatenate([np.zeros(0, np.uint64), *text_hashes]), num_lines, hash_texts(texts))
 
 
-def scan(opened: Opened, block: Block) -> Scanned:
+def scan_block(state: WorkerState, block: DocumentBlock) -> ScanResult:
     """Clean, and say which documents are left and what they look like."""
-    tally = Tally()
-    found = [opened.cleaner.clean(t, block.lang, p, tally) for t, p in zip(block.texts, block.places)]
-    alive = np.array([text is not None for text in found], bool)
-    texts = [text or "" for text in found]
-    if opened.work.near:
-        return Scanned(alive, *fingerprints(texts), tally)
-    return Scanned(alive, exact_hashes(texts), np.zeros((len(texts), 0), np.uint16), tally)
+    stats = CleaningStats()
+    cleaned_texts = [state.cleaner.clean(t, block.lang, p, stats) for t, p in zip(block.texts, block.locations)]
+    passed_cleaning = np.array([text is not None for text in cleaned_texts], bool)
+    texts = [text or "" for text in cleaned_texts]
+    if state.config.needs_signatures:
+        return ScanResult(passed_cleaning, *minhash_signatures(texts), stats)
+    return ScanResult(passed_cleaning, hash_texts(texts), np.zeros((len(texts), 0), np.uint16), stats)
 
 
-def tokenise(opened: Opened, block: Block) -> Tokens:
+def tokenize_block(state: WorkerState, block: DocumentBlock) -> TokenizedBlock:
     """Clean, split into sentences, encode."""
-    assert opened.tokenizer is not None
-    tally = Tally()
+    assert state.tokenizer is not None
+    stats = CleaningStats()
     sentences: list[str] = []
-    sizes: list[int] = []
+    num_sentences: list[int] = []
     characters: list[int] = []
-    for text, place in zip(block.texts, block.places):
-        if opened.work.cleaned:
-            left: str | None = opened.cleaner.rewrite(text)
+    for text, location in zip(block.texts, block.locations):
+        if state.config.is_filtered:
+            cleaned_text: str | None = state.cleaner.transform(text)
         else:
-            left = opened.cleaner.clean(text, block.lang, place, tally)
-        found = [] if left is None else split_sentences(left, block.lang or "en")
-        sentences += found
-        sizes.append(len(found))
-        characters.append(len(left or ""))
-    run = opened.tokenizer.encode_run(sentences)
-    full = run.lengths > 0
-    document = np.repeat(np.arange(len(sizes)), sizes)[full]
-    kept = np.bincount(document, minlength=len(sizes))
-    return Tokens(
-        run.ids.astype(token_type(opened.tokenizer.vocab_size)),
-        run.words,
-        run.lengths[full].astype(np.int32),
-        kept[kept > 0].astype(np.int32),
-        kept > 0,
-        int(np.array(characters, np.int64)[kept > 0].sum()),
-        tally,
-        [place for place, size, there in zip(block.places, characters, kept) if size and not there],
+            cleaned_text = state.cleaner.clean(text, block.lang, location, stats)
+        text_sentences = [] if cleaned_text is None else split_sentences(cleaned_text, block.lang or "en")
+        sentences += text_sentences
+        num_sentences.append(len(text_sentences))
+        characters.append(len(cleaned_text or ""))
+    encoded = state.tokenizer.encode_corpus(sentences)
+    is_nonempty = encoded.lengths > 0
+    document_ids = np.repeat(np.arange(len(num_sentences)), num_sentences)[is_nonempty]
+    sentence_counts = np.bincount(document_ids, minlength=len(num_sentences))
+    return TokenizedBlock(
+        encoded.ids.astype(token_dtype(state.tokenizer.vocab_size)),
+        encoded.word_starts,
+        encoded.lengths[is_nonempty].astype(np.int32),
+        sentence_counts[sentence_counts > 0].astype(np.int32),
+        sentence_counts > 0,
+        int(np.array(characters, np.int64)[sentence_counts > 0].sum()),
+        stats,
+        [
+            location
+            for location, size, stored_sentences in zip(block.locations, characters, sentence_counts)
+            if size and not stored_sentences
+        ],
     )

@@ -23,12 +23,12 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 from polyseme.errors import UserError
 
 Item = TypeVar("Item")
-Answer = TypeVar("Answer")
-Task = Callable[[Any, Item], Answer]  # given what the job opened, and an item
+Result = TypeVar("Result")
+TaskFn = Callable[[Any, Item], Result]  # given what the job opened, and an item
 _local = threading.local()
 
 
-class Job(Protocol):
+class TaskContext(Protocol):
     """What all items of a run share; small, and sent once to each worker."""
 
     @property
@@ -41,71 +41,73 @@ class Job(Protocol):
         ...
 
 
-def perform(task: Task[Item, Answer], job: Job, item: Item) -> Answer:
+def run_task(task: TaskFn[Item, Result], context: TaskContext, item: Item) -> Result:
     """Do one item here; the job is opened once a thread."""
-    if getattr(_local, "key", None) != job.key:
-        _local.opened, _local.key = job.open(), job.key
-    return task(_local.opened, item)
+    if getattr(_local, "key", None) != context.key:
+        _local.state, _local.key = context.open(), context.key
+    return task(_local.state, item)
 
 
 def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Pool(Protocol):
+class WorkerPool(Protocol):
     """Somewhere to do work: `size` items at a time."""
 
     size: int
 
-    def submit(self, task: Task[Item, Answer], job: Job, item: Item) -> Future[Answer]: ...
+    def submit(self, task: TaskFn[Item, Result], context: TaskContext, item: Item) -> Future[Result]: ...
 
 
 @contextmanager
-def open_pool(workers: int, cluster: str = "") -> Iterator[Pool]:
+def open_pool(num_workers: int, dask_address: str = "") -> Iterator[WorkerPool]:
     """The workers of one run. Processes are started when there is more than one item for them."""
-    if cluster:
-        with _cluster(cluster) as client:
-            yield _Cluster(client)
+    if dask_address:
+        with _connect_cluster(dask_address) as client:
+            yield _DaskPool(client)
     else:
-        crew = _Crew(workers)
+        pool = _ProcessPool(num_workers)
         try:
-            yield crew
+            yield pool
         finally:
-            crew.close()
+            pool.close()
 
 
-def in_order(pool: Pool, task: Task[Item, Answer], job: Job, items: Iterable[Item]) -> Iterator[tuple[Item, Answer]]:
+def map_ordered(
+    pool: WorkerPool, task: TaskFn[Item, Result], context: TaskContext, items: Iterable[Item]
+) -> Iterator[tuple[Item, Result]]:
     """Every item with its answer, in order; a few items are under way at a time, so memory is bounded."""
-    waiting: deque[tuple[Item, Future[Answer]]] = deque()
-    ahead = iter(items)
-    first = list(itertools.islice(ahead, 2))
-    if len(first) < 2 or pool.size == 1:  # one item alone, or one worker: here
-        for item in itertools.chain(first, ahead):
-            yield item, perform(task, job, item)
+    pending: deque[tuple[Item, Future[Result]]] = deque()
+    remaining = iter(items)
+    first_items = list(itertools.islice(remaining, 2))
+    if len(first_items) < 2 or pool.size == 1:  # one item alone, or one worker: here
+        for item in itertools.chain(first_items, remaining):
+            yield item, run_task(task, context, item)
         return
-    for item in itertools.chain(first, ahead):
-        waiting.append((item, pool.submit(task, job, item)))
-        if len(waiting) > pool.size + 1:
-            done, future = waiting.popleft()
-            yield done, future.result()
-    for done, future in waiting:
-        yield done, future.result()
+    for item in itertools.chain(first_items, remaining):
+        pending.append((item, pool.submit(task, context, item)))
+        if len(pending) > pool.size + 1:
+            done_item, future = pending.popleft()
+            yield done_item, future.result()
+    for done_item, future in pending:
+        yield done_item, future.result()
 
 
-class _Cluster:
+class _DaskPool:
     """The workers of a dask cluster. The job is sent to each of them once."""
 
     def __init__(self, client: Any):
         self.client, self.size = client, 2 * max(sum(client.nthreads().values()), 1)
-        self.sent: tuple[str, Any] = ("", None)
+        self._scattered: tuple[str, Any] = ("", None)
 
-    def submit(self, task: Task[Item, Answer], job: Job, item: Item) -> Future[Answer]:
-        if self.sent[0] != job.key:
-            self.sent = job.key, self.client.scatter(job, broadcast=True)
-        return _Sent(self.client.submit(perform, task, self.sent[1], item, pure=False))  # type: ignore[return-value]
+    def submit(self, task: TaskFn[Item, Result], context: TaskContext, item: Item) -> Future[Result]:
+        if self._scattered[0] != context.key:
+            self._scattered = context.key, self.client.scatter(context, broadcast=True)
+        return _ClusterFuture(self.client.submit(run_task, task, self._scattered[1], item, pure=False))  # type: ignore[return-value]
 
 
-class _Sent:
+class _ClusterFuture:
     """An answer that a cluster owes; when it breaks down, one line says so."""
 
     def __init__(self, future: Any):
@@ -123,12 +125,12 @@ class _Sent:
 
 
 @contextmanager
-def _cluster(address: str) -> Iterator[Any]:
+def _connect_cluster(address: str) -> Iterator[Any]:
     try:
         from distributed import Client
     except ImportError:
         raise UserError("a cluster is reached by dask, which is not installed: pip install distributed") from None
-    _check_answers(address)
+    _check_reachable(address)
     try:
         client = Client(address, timeout=20, set_as_default=False)
     except (OSError, ValueError) as error:
@@ -143,7 +145,7 @@ def _cluster(address: str) -> Iterator[Any]:
         client.close()
 
 
-def _check_answers(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Whether something listens there: dask itself would try for long, and leave noise."""
     host, _, port = address.removeprefix("tcp://").removeprefix("tls://").rpartition(":")
     if not host or "/" in host or not port.isdigit() or int(port) > 65535:
@@ -154,7 +156,7 @@ def _check_answers(address: str) -> None:
         raise UserError(f"no dask scheduler answers at {address!r}: {error}") from None
 
 
-class _Crew:
+class _ProcessPool:
     """Worker processes, each served by one thread that sends an item and waits for the answer."""
 
     def __init__(self, size: int):
@@ -162,35 +164,35 @@ class _Crew:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.threads: Executor | None = None
 
-    def submit(self, task: Task[Item, Answer], job: Job, item: Item) -> Future[Answer]:
+    def submit(self, task: TaskFn[Item, Result], context: TaskContext, item: Item) -> Future[Result]:
         if self.threads is None:
-            self.threads = ThreadPoolExecutor(self.size, initializer=self._start)
-        return self.threads.submit(self._ask, task, job, item)
+            self.threads = ThreadPoolExecutor(self.size, initializer=self._start_worker)
+        return self.threads.submit(self._call_worker, task, context, item)
 
-    def _start(self) -> None:
+    def _start_worker(self) -> None:
         """A process for this thread."""
         environment = os.environ | {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        command = [sys.executable, "-c", "from polyseme.corpus.build.workers import serve; serve()"]
+        command = [sys.executable, "-c", "from polyseme.corpus.build.workers import worker_main; worker_main()"]
         _local.key = ""
         _local.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
         )  # in a session of its own: Ctrl-C is the parent's to handle
         self.processes.append(_local.process)
 
-    def _ask(self, task: Task[Item, Answer], job: Job, item: Item) -> Answer:
+    def _call_worker(self, task: TaskFn[Item, Result], context: TaskContext, item: Item) -> Result:
         process = _local.process
         try:
-            _send(process.stdin, (task, None if _local.key == job.key else job, item))
-            _local.key = job.key
-            good, answer = _receive(process.stdout)
+            _send(process.stdin, (task, None if _local.key == context.key else context, item))
+            _local.key = context.key
+            succeeded, result = _receive(process.stdout)
         except (EOFError, OSError):
             status = process.wait()
-            why = "it was killed, as when memory runs out" if status < 0 else f"it ended with status {status}"
-            raise UserError(f"a worker is gone ({why}); run the command again") from None
-        if not good:
-            raise answer
-        return answer
+            reason = "it was killed, as when memory runs out" if status < 0 else f"it ended with status {status}"
+            raise UserError(f"a worker is gone ({reason}); run the command again") from None
+        if not succeeded:
+            raise result
+        return result
 
     def close(self) -> None:
         for process in self.processes:
@@ -201,40 +203,40 @@ class _Crew:
             process.communicate()
 
 
-def serve() -> None:
+def worker_main() -> None:
     """A worker's life: items until the pipe closes. What tasks print goes to standard error."""
-    given, said = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     try:
         os.dup2(2, 1)
     except OSError:  # nobody listens there
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    job: Any = None
+    context: Any = None
     while True:
         try:
-            task, new, item = _receive(given)
+            task, new_context, item = _receive(requests)
         except EOFError:
             return
-        job = new or job
+        context = new_context or context
         try:
-            answer = (True, perform(task, job, item))
+            reply = (True, run_task(task, context, item))
         except Exception as error:
-            answer = (False, error)
+            reply = (False, error)
         try:
-            _send(said, answer)
+            _send(replies, reply)
         except BrokenPipeError:  # nobody waits for it any more
             os._exit(0)
 
 
 def _send(pipe: BinaryIO | Any, message: Any) -> None:
-    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    pipe.write(struct.pack("<Q", len(data)))
-    pipe.write(data)
+    payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    pipe.write(struct.pack("<Q", len(payload)))
+    pipe.write(payload)
     pipe.flush()
 
 
 def _receive(pipe: BinaryIO | Any) -> Any:
-    head = pipe.read(8)
-    data = pipe.read(struct.unpack("<Q", head)[0]) if len(head) == 8 else b""
-    if len(head) < 8 or len(data) < struct.unpack("<Q", head)[0]:
+    header = pipe.read(8)
+    payload = pipe.read(struct.unpack("<Q", header)[0]) if len(header) == 8 else b""
+    if len(header) < 8 or len(payload) < struct.unpack("<Q", header)[0]:
         raise EOFError
-    return pickle.loads(data)
+    return pickle.loads(payload)

@@ -5,7 +5,8 @@
                   Byte order marks and soft hyphens go too: they say how to read or break a text, not what it
                   says. Joiners, non-joiners and marks of direction stay: words and emoji need them.
     boilerplate   lines that stand in so many documents: cookie notices, footers
-    short, long   documents with fewer, with more characters than that
+    min_chars     documents with fewer characters than that
+    max_chars     documents with more
     language      documents in another language than their source's, with at least that probability
 
 They run in this order, and each sees what those before it left.
@@ -24,80 +25,90 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.corpus.clean.language import Identifier
-from polyseme.corpus.dedup.external_sort import Runs
-from polyseme.errors import UserError, nearest
+from polyseme.corpus.clean.language import LanguageDetector
+from polyseme.corpus.dedup.external_sort import ExternalSorter
+from polyseme.errors import UserError, suggest
 
-DEFAULT = "nfc,control"
-EXAMPLES, EXCERPT = 5, 120
-_VALUES: dict[str, Any] = {
-    "nfc": True, "control": True, "boilerplate": 10, "short": 200, "long": 1_000_000, "language": 0.5,
+DEFAULT_STEPS = "nfc,control"
+MAX_EXAMPLES, EXCERPT_CHARS = 5, 120
+_DEFAULT_VALUES: dict[str, Any] = {
+    "nfc": True, "control": True, "boilerplate": 10, "min_chars": 200, "max_chars": 1_000_000, "language": 0.5,
 }  # fmt: skip
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\ufeff]")
-_BREAK = re.compile("\r\n|[\r\x0b\x0c\x85]")
-_WORD = re.compile(r"[^\W_]")
+_LINE_BREAK = re.compile("\r\n|[\r\x0b\x0c\x85]")
+_WORD_CHAR = re.compile(r"[^\W_]")
 
 
 @dataclass(frozen=True)
-class Steps:
+class CleaningConfig:
     """Which steps run; 0 and False are off."""
 
     nfc: bool = False
     control: bool = False
     boilerplate: int = 0
-    short: int = 0
-    long: int = 0
+    min_chars: int = 0
+    max_chars: int = 0
     language: float = 0.0
 
     @property
-    def counts_lines(self) -> bool:
+    def needs_line_counts(self) -> bool:
         """Whether the lines of all documents must be counted before the first is cleaned."""
         return self.boilerplate > 0
 
     def to_json(self) -> dict[str, Any]:
-        return {name: value for name in _VALUES if (value := getattr(self, name))}
+        return {name: value for name in _DEFAULT_VALUES if (value := getattr(self, name))}
 
     def __str__(self) -> str:
-        """What `parse_steps` reads."""
-        found = self.to_json()
-        return ",".join(name if value is True else f"{name}={value}" for name, value in found.items()) or "none"
+        """What `parse_cleaning_steps` reads."""
+        settings = self.to_json()
+        return ",".join(name if value is True else f"{name}={value}" for name, value in settings.items()) or "none"
 
 
-def parse_steps(text: str) -> Steps:
-    """Steps from their names and limits, such as `nfc,control,short=200`; `none` for none."""
+def parse_cleaning_steps(text: str) -> CleaningConfig:
+    """Steps from their names and limits, such as `nfc,control,min_chars=200`; `none` for none."""
     if text.strip() == "none":
-        return Steps()
-    given: dict[str, Any] = {}
-    for item in text.split(","):
-        name, equals, value = (part.strip() for part in item.partition("="))
+        return CleaningConfig()
+    settings: dict[str, Any] = {}
+    for step_text in text.split(","):
+        name, equals, value = (part.strip() for part in step_text.partition("="))
         if name == "none":
             raise UserError(f"none stands alone, not among other steps as in {text!r}")
-        if name not in _VALUES:
-            raise UserError(f"there is no cleaning step {name!r} in {text!r}: {nearest(name, [*_VALUES, 'none'])}")
-        if name in given:
+        if name not in _DEFAULT_VALUES:
+            raise UserError(
+                f"there is no cleaning step {name!r} in {text!r}: {suggest(name, [*_DEFAULT_VALUES, 'none'])}"
+            )
+        if name in settings:
             raise UserError(f"the cleaning step {name!r} is given twice in {text!r}")
-        given[name] = _value(name, value) if equals else _VALUES[name]
-    steps = Steps(**given)
-    if steps.long and steps.short > steps.long:
-        raise UserError(f"no document has at least {steps.short} and at most {steps.long} characters: {text!r}")
-    return steps
+        settings[name] = _parse_value(name, value) if equals else _DEFAULT_VALUES[name]
+    config = CleaningConfig(**settings)
+    if config.max_chars and config.min_chars > config.max_chars:
+        raise UserError(
+            f"no document has at least {config.min_chars} and at most {config.max_chars} characters: {text!r}"
+        )
+    return config
 
 
-def _value(name: str, value: str) -> Any:
-    if isinstance(_VALUES[name], bool):
+def _parse_value(name: str, value: str) -> Any:
+    if isinstance(_DEFAULT_VALUES[name], bool):
         raise UserError(f"the cleaning step {name!r} takes no value, not {value!r}")
-    kind, least, most = (float, 0.0, 1.0) if name == "language" else (int, 2 if name == "boilerplate" else 1, 1 << 60)
+    number_type, min_value, max_value = (
+        (float, 0.0, 1.0) if name == "language" else (int, 2 if name == "boilerplate" else 1, 1 << 60)
+    )
     try:
-        number = kind(value)
+        number = number_type(value)
     except ValueError:
         number = -1
-    if not least <= number <= most or not number:
-        fitting = "a probability above 0 and at most 1" if kind is float else f"a whole number, {least} or more"
-        raise UserError(f"{name}={value}: the cleaning step {name!r} takes {fitting}, such as {name}={_VALUES[name]}")
+    if not min_value <= number <= max_value or not number:
+        expected = (
+            "a probability above 0 and at most 1" if number_type is float else f"a whole number, {min_value} or more"
+        )
+        raise UserError(
+            f"{name}={value}: the cleaning step {name!r} takes {expected}, such as {name}={_DEFAULT_VALUES[name]}"
+        )
     return number
 
 
-class Tally:
+class CleaningStats:
     """What each step did: documents changed and removed, characters fewer, and the first examples.
 
     Over all steps the characters are those that came in less those that went out; `nfc` may add some. Tallies
@@ -105,152 +116,171 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self.steps: dict[str, dict[str, Any]] = {
-            field.name: {"changed": 0, "removed": 0, "characters": 0, "examples": []} for field in fields(Steps)
+        self.by_step: dict[str, dict[str, Any]] = {
+            field.name: {"changed": 0, "removed": 0, "characters": 0, "examples": []}
+            for field in fields(CleaningConfig)
         }
 
-    def note(self, step: str, characters: int, removed: bool, where: str, example: Callable[[], str]) -> None:
+    def record(
+        self, step: str, num_characters: int, is_removed: bool, location: str, example: Callable[[], str]
+    ) -> None:
         """One document that a step changed or removed; `example` is asked only while examples are wanted."""
-        row = self.steps[step]
-        row["removed" if removed else "changed"] += 1
-        row["characters"] += characters
-        if len(row["examples"]) < EXAMPLES:
-            text = example()[:EXCERPT].encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be written
-            row["examples"].append({"where": where, "text": text})
+        row = self.by_step[step]
+        row["removed" if is_removed else "changed"] += 1
+        row["characters"] += num_characters
+        if len(row["examples"]) < MAX_EXAMPLES:
+            text = (
+                example()[:EXCERPT_CHARS].encode("utf-8", "replace").decode("utf-8")
+            )  # lone surrogates cannot be written
+            row["examples"].append({"location": location, "text": text})
 
-    def add(self, other: Tally) -> None:
-        for name, row in self.steps.items():
-            more = other.steps[name]
-            for count in ("changed", "removed", "characters"):
-                row[count] += more[count]
-            row["examples"] = [*row["examples"], *more["examples"]][:EXAMPLES]
+    def add(self, other: CleaningStats) -> None:
+        for name, row in self.by_step.items():
+            other_row = other.by_step[name]
+            for counter in ("changed", "removed", "characters"):
+                row[counter] += other_row[counter]
+            row["examples"] = [*row["examples"], *other_row["examples"]][:MAX_EXAMPLES]
 
     def to_json(self) -> dict[str, Any]:
-        return self.steps
+        return self.by_step
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Tally:
-        tally = cls()
+    def from_json(cls, value: dict[str, Any]) -> CleaningStats:
+        stats = cls()
         for name, row in value.items():
-            tally.steps[name] = {**row, "examples": list(row["examples"])}
-        return tally
+            stats.by_step[name] = {**row, "examples": list(row["examples"])}
+        return stats
 
 
 class Cleaner:
-    """Cleans documents one by one. `boilerplate` is what `repeated_lines` found, None while it is not known.
+    """Cleans documents one by one. `boilerplate` is what `find_repeated_lines` found, None while it is not known.
 
-    The lines to be counted are those of `rewrite` without it.
+    The lines to be counted are those of `transform` without it.
     """
 
-    def __init__(self, steps: Steps, boilerplate: np.ndarray | None = None):
-        self.steps = steps
-        self._lines = np.empty(0, dtype=np.uint64) if boilerplate is None else boilerplate
-        changes: dict[str, Callable[[str], str]] = {}
-        if steps.nfc:
-            changes["nfc"] = _compose
-        if steps.control:
-            changes["control"] = _strip_control_composed if steps.nfc else _strip_control
-        if steps.boilerplate and len(self._lines):
-            changes["boilerplate"] = self._strip_lines
-        self._changes = changes
-        self._identifier = Identifier() if steps.language else None
+    def __init__(self, config: CleaningConfig, boilerplate_hashes: np.ndarray | None = None):
+        self.config = config
+        self._boilerplate_hashes = np.empty(0, dtype=np.uint64) if boilerplate_hashes is None else boilerplate_hashes
+        transforms: dict[str, Callable[[str], str]] = {}
+        if config.nfc:
+            transforms["nfc"] = _normalize_nfc
+        if config.control:
+            transforms["control"] = _strip_control_and_normalize if config.nfc else _strip_control
+        if config.boilerplate and len(self._boilerplate_hashes):
+            transforms["boilerplate"] = self._strip_boilerplate
+        self._transforms = transforms
+        self._identifier = LanguageDetector() if config.language else None
 
-    def clean(self, text: str, lang: str, where: str, tally: Tally) -> str | None:
-        """The text as it is kept, or None; both are counted. `where` names the document in examples."""
-        for name, change in self._changes.items():
-            after = change(text)
-            if after == text:
+    def clean(self, text: str, lang: str, location: str, stats: CleaningStats) -> str | None:
+        """The text as it is kept, or None; both are counted. `location` names the document in examples."""
+        for name, apply_step in self._transforms.items():
+            new_text = apply_step(text)
+            if new_text == text:
                 continue
-            gone = not after or after.isspace()
-            tally.note(name, len(text) - (0 if gone else len(after)), gone, where, partial(_shown, text, after))
-            if gone:
+            is_removed = not new_text or new_text.isspace()
+            stats.record(
+                name,
+                len(text) - (0 if is_removed else len(new_text)),
+                is_removed,
+                location,
+                partial(_excerpt_change, text, new_text),
+            )
+            if is_removed:
                 return None
-            text = after
-        steps, size = self.steps, len(text)
-        if size < steps.short:
-            tally.note("short", size, True, where, lambda: text)
-        elif steps.long and size > steps.long:
-            tally.note("long", size, True, where, lambda: text)
-        elif self._identifier and (found := self._identifier.wrong(text, lang, steps.language)):
-            tally.note("language", size, True, where, lambda: f"{found[0]} {found[1]:.2f}: {text[:EXCERPT]}")
+            text = new_text
+        config, num_characters = self.config, len(text)
+        if num_characters < config.min_chars:
+            stats.record("min_chars", num_characters, True, location, lambda: text)
+        elif config.max_chars and num_characters > config.max_chars:
+            stats.record("max_chars", num_characters, True, location, lambda: text)
+        elif self._identifier and (detection := self._identifier.detect_mismatch(text, lang, config.language)):
+            stats.record(
+                "language",
+                num_characters,
+                True,
+                location,
+                lambda: f"{detection[0]} {detection[1]:.2f}: {text[:EXCERPT_CHARS]}",
+            )
         else:
             return text
         return None
 
-    def rewrite(self, text: str) -> str:
+    def transform(self, text: str) -> str:
         """A document that `clean` keeps, as it returns it."""
-        for change in self._changes.values():
-            text = change(text)
+        for apply_step in self._transforms.values():
+            text = apply_step(text)
         return text
 
-    def _strip_lines(self, text: str) -> str:
+    def _strip_boilerplate(self, text: str) -> str:
         lines = text.split("\n")
-        places, hashes = _hash_lines(lines)
-        found = np.minimum(np.searchsorted(self._lines, hashes), len(self._lines) - 1)
-        hits = np.flatnonzero(self._lines[found] == hashes)
+        line_numbers, hashes = _hash_lines(lines)
+        candidates = np.minimum(np.searchsorted(self._boilerplate_hashes, hashes), len(self._boilerplate_hashes) - 1)
+        hits = np.flatnonzero(self._boilerplate_hashes[candidates] == hashes)
         if not len(hits):
             return text
-        gone = {places[hit] for hit in hits.tolist()}
-        return "\n".join(line for place, line in enumerate(lines) if place not in gone)
+        boilerplate_lines = {line_numbers[hit] for hit in hits.tolist()}
+        return "\n".join(line for number, line in enumerate(lines) if number not in boilerplate_lines)
 
 
-def _shown(before: str, after: str) -> str:
+def _excerpt_change(before: str, after: str) -> str:
     """The line of a text that a step changed first, from a little before the change."""
-    place = next((i for i, (a, b) in enumerate(zip(before, after)) if a != b), min(len(before), len(after)))
-    if place == len(after) and before[place : place + 1] == "\n":  # the line behind it went
-        place += 1
-    start, end = before.rfind("\n", 0, place) + 1, before.find("\n", place)
-    return before[max(start, place - EXCERPT // 4) : None if end < 0 else end]
+    position = next((i for i, (a, b) in enumerate(zip(before, after)) if a != b), min(len(before), len(after)))
+    if position == len(after) and before[position : position + 1] == "\n":  # the line behind it went
+        position += 1
+    start, end = before.rfind("\n", 0, position) + 1, before.find("\n", position)
+    return before[max(start, position - EXCERPT_CHARS // 4) : None if end < 0 else end]
 
 
-def _compose(text: str) -> str:
+def _normalize_nfc(text: str) -> str:
     return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
 
 
 def _strip_control(text: str) -> str:
-    return _CONTROL.sub("", _BREAK.sub("\n", text)) if _CONTROL.search(text) else text
+    return _CONTROL.sub("", _LINE_BREAK.sub("\n", text)) if _CONTROL.search(text) else text
 
 
-def _strip_control_composed(text: str) -> str:
+def _strip_control_and_normalize(text: str) -> str:
     """What stood apart may compose now, so that `nfc` would not hold without another look."""
-    after = _strip_control(text)
-    return text if after is text else _compose(after)
+    new_text = _strip_control(text)
+    return text if new_text is text else _normalize_nfc(new_text)
 
 
 def _hash_lines(lines: list[str]) -> tuple[list[int], np.ndarray]:
     """The places of lines with a word, and a hash of each without the white space around it."""
-    places, digests = [], []
-    for place, line in enumerate(lines):
+    line_numbers, digests = [], []
+    for number, line in enumerate(lines):
         line = line.strip()
-        if line and (line[0].isalnum() or _WORD.search(line)):
-            places.append(place)
+        if line and (line[0].isalnum() or _WORD_CHAR.search(line)):
+            line_numbers.append(number)
             digests.append(blake2b(line.encode("utf-8", "surrogatepass"), digest_size=8).digest())
-    return places, np.frombuffer(b"".join(digests), dtype="<u8")
+    return line_numbers, np.frombuffer(b"".join(digests), dtype="<u8")
 
 
-def line_hashes(text: str) -> np.ndarray:
+def hash_distinct_lines(text: str) -> np.ndarray:
     """The distinct lines of a document as sorted uint64 hashes; lines without a word have none."""
     return np.unique(_hash_lines(text.split("\n"))[1])
 
 
-def repeated_lines(parts: Iterable[np.ndarray], at_least: int, work: Path, memory: int = 64 << 20) -> np.ndarray:
-    """The hashes that the parts hold at least so often together, sorted; about `memory` bytes at once."""
-    found = [np.empty(0, dtype=np.uint64)]
-    last, count = np.uint64(0), 0  # of the greatest hash so far: more of it may follow
-    with Runs(work / "lines.runs", memory) as runs:
-        for part in parts:
-            runs.add(part)
-        for piece in runs.merged():
-            if not len(piece):
+def find_repeated_lines(
+    hash_arrays: Iterable[np.ndarray], min_count: int, work_dir: Path, memory_bytes: int = 64 << 20
+) -> np.ndarray:
+    """The hashes that the parts hold at least so often together, sorted; about `memory_bytes` bytes at once."""
+    repeated_hashes = [np.empty(0, dtype=np.uint64)]
+    last_hash, last_count = np.uint64(0), 0  # of the greatest hash so far: more of it may follow
+    with ExternalSorter(work_dir / "lines.runs", memory_bytes) as sorter:
+        for hashes in hash_arrays:
+            sorter.add(hashes)
+        for chunk in sorter.sorted_chunks():
+            if not len(chunk):
                 continue
-            starts = np.flatnonzero(np.append(True, piece[1:] != piece[:-1]))
-            values, counts = piece[starts], np.diff(np.append(starts, len(piece)))
-            if values[0] == last:
-                counts[0] += count
-            elif count >= at_least:
-                found.append(np.array([last], dtype=np.uint64))
-            last, count = values[-1], int(counts[-1])
-            found.append(values[:-1][counts[:-1] >= at_least])
-        if count >= at_least:
-            found.append(np.array([last], dtype=np.uint64))
-    return np.concatenate(found)
+            starts = np.flatnonzero(np.append(True, chunk[1:] != chunk[:-1]))
+            values, counts = chunk[starts], np.diff(np.append(starts, len(chunk)))
+            if values[0] == last_hash:
+                counts[0] += last_count
+            elif last_count >= min_count:
+                repeated_hashes.append(np.array([last_hash], dtype=np.uint64))
+            last_hash, last_count = values[-1], int(counts[-1])
+            repeated_hashes.append(values[:-1][counts[:-1] >= min_count])
+        if last_count >= min_count:
+            repeated_hashes.append(np.array([last_hash], dtype=np.uint64))
+    return np.concatenate(repeated_hashes)

@@ -8,13 +8,13 @@ from typing import Any
 
 from polyseme.errors import UserError
 
-SAMPLE = 300  # characters looked at; of 600 English passages none is taken for another language with this many
-_PLACES = 3
-_LEAST = 20  # letters below which nothing is said
+SAMPLE_CHARS = 300  # characters looked at; of 600 English passages none is taken for another language with this many
+_NUM_SAMPLES = 3
+_MIN_LETTERS = 20  # letters below which nothing is said
 _NO_LETTERS = re.compile(r"[\d_\s!-/:-@\[-`{-~]+")
-_NONE = "zxx"  # what the model calls text without language: lists of numbers, code
+_NO_LANGUAGE = "zxx"  # what the model calls text without language: lists of numbers, code
 # Codes that are told apart by region, writing or age more than by what stands in a text, under one name each.
-_SAME = {
+_LANGUAGE_ALIASES = {
     **dict.fromkeys(("nb", "nn"), "no"),
     **dict.fromkeys(("hr", "sr", "bs", "srl"), "sh"),
     **dict.fromkeys(("arz", "ary", "arb"), "ar"),
@@ -24,51 +24,57 @@ _SAME = {
 }
 
 
-class Identifier:
+class LanguageDetector:
     """Says the language of a text and how probable it is; ("", 0.0) where there is too little to say."""
 
     def __init__(self) -> None:
-        self._model = _model()
-        self._known = {language(label) for label in self._model.labels if label != _NONE}
+        self._model = _load_model()
+        self._supported = {normalize_language(label) for label in self._model.labels if label != _NO_LANGUAGE}
 
     def __call__(self, text: str) -> tuple[str, float]:
-        shown = _NO_LETTERS.sub(" ", sample(text))
-        if len(shown) < _LEAST:
+        letters = _NO_LETTERS.sub(" ", sample_text(text))
+        if len(letters) < _MIN_LETTERS:
             return "", 0.0
-        found, probability = self._model.classify(shown)
-        return ("", 0.0) if found == _NONE else (str(found), float(probability))
+        detected_lang, probability = self._model.classify(letters)
+        return ("", 0.0) if detected_lang == _NO_LANGUAGE else (str(detected_lang), float(probability))
 
-    def knows(self, lang: str) -> bool:
-        return language(lang) in self._known
+    def supports(self, lang: str) -> bool:
+        return normalize_language(lang) in self._supported
 
-    def wrong(self, text: str, lang: str, least: float) -> tuple[str, float] | None:
+    def detect_mismatch(self, text: str, lang: str, min_probability: float) -> tuple[str, float] | None:
         """The language a text has instead of `lang`, if that is at least so probable.
 
         Nothing can be said against a language the model does not know, or one that was not told.
         """
-        if not self.knows(lang):
+        if not self.supports(lang):
             return None
-        found, probability = self(text)
-        return (found, probability) if found and language(found) != language(lang) and probability >= least else None
+        detected_lang, probability = self(text)
+        return (
+            (detected_lang, probability)
+            if detected_lang
+            and normalize_language(detected_lang) != normalize_language(lang)
+            and probability >= min_probability
+            else None
+        )
 
 
-def language(code: str) -> str:
+def normalize_language(code: str) -> str:
     """The language of a code with or without a region or a script: `pt_BR`, `zh-Hans`."""
-    bare = re.split("[-_.@]", code.strip().lower())[0]
-    return _SAME.get(bare, bare)
+    base_code = re.split("[-_.@]", code.strip().lower())[0]
+    return _LANGUAGE_ALIASES.get(base_code, base_code)
 
 
-def sample(text: str) -> str:
+def sample_text(text: str) -> str:
     """The beginning, the middle and the end of a long text."""
-    if len(text) <= SAMPLE:
+    if len(text) <= SAMPLE_CHARS:
         return text
-    length = SAMPLE // _PLACES
-    starts = [(len(text) - length) * place // (_PLACES - 1) for place in range(_PLACES)]
+    length = SAMPLE_CHARS // _NUM_SAMPLES
+    starts = [(len(text) - length) * index // (_NUM_SAMPLES - 1) for index in range(_NUM_SAMPLES)]
     return " ".join(text[start : start + length] for start in starts)
 
 
 @cache
-def _model() -> Any:
+def _load_model() -> Any:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:

@@ -9,93 +9,95 @@ from typing import BinaryIO
 
 import numpy as np
 
-from polyseme.io.files import told
+from polyseme.io.atomic import as_user_error
 
-_TOP = np.uint64(2**64 - 1)
+_MAX_UINT64 = np.uint64(2**64 - 1)
 
 
-class Runs:
+class ExternalSorter:
     """Takes uint64 in any order, gives all of them back in pieces that ascend; about `memory` bytes at once.
 
     What does not fit is written to `path`, which a killed job may leave behind and the next one writes over;
     leaving the block removes it. With `unique`, what is equal comes back once.
     """
 
-    def __init__(self, path: Path, memory: int, unique: bool = False):
+    def __init__(self, path: Path, memory_bytes: int, unique: bool = False):
         self.path, self.unique = path, unique
-        self.total = 0  # numbers added
-        self._waiting = np.empty(max(memory // 64, 256), dtype=np.uint64)  # merging needs a few times that
-        self._count = 0
-        self._lengths: list[int] = []
+        self.num_added = 0  # numbers added
+        self._buffer = np.empty(max(memory_bytes // 64, 256), dtype=np.uint64)  # merging needs a few times that
+        self._num_buffered = 0
+        self._run_lengths: list[int] = []
 
-    def __enter__(self) -> Runs:
+    def __enter__(self) -> ExternalSorter:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.path.unlink(missing_ok=True)
 
     def add(self, values: np.ndarray) -> None:
-        self.total += len(values)
+        self.num_added += len(values)
         while len(values):
-            if self._count == len(self._waiting):
-                self._spill()
-            part = values[: len(self._waiting) - self._count]
-            self._waiting[self._count : self._count + len(part)] = part
-            self._count += len(part)
+            if self._num_buffered == len(self._buffer):
+                self._write_run()
+            part = values[: len(self._buffer) - self._num_buffered]
+            self._buffer[self._num_buffered : self._num_buffered + len(part)] = part
+            self._num_buffered += len(part)
             values = values[len(part) :]
 
-    def merged(self) -> Iterator[np.ndarray]:
+    def sorted_chunks(self) -> Iterator[np.ndarray]:
         """Everything added, ascending within a piece and from piece to piece.
 
         Without `unique`, equal numbers may be on both sides of a border; with it, each run has them once, and
         all that are equal come together.
         """
-        if not self._lengths:
-            yield self._run()
+        if not self._run_lengths:
+            yield self._sort_buffer()
             return
-        self._spill()
+        self._write_run()
         with open(self.path, "rb") as file:
-            for piece in self._pieces(file):
-                yield _distinct(piece) if self.unique else piece
+            for chunk in self._merge_runs(file):
+                yield _drop_repeats(chunk) if self.unique else chunk
 
-    def _pieces(self, file: BinaryIO) -> Iterator[np.ndarray]:
-        ends = np.cumsum(self._lengths).tolist()
-        places = [end - length for end, length in zip(ends, self._lengths)]
-        block = max(len(self._waiting) // len(ends), 16)
+    def _merge_runs(self, file: BinaryIO) -> Iterator[np.ndarray]:
+        ends = np.cumsum(self._run_lengths).tolist()
+        offsets = [end - length for end, length in zip(ends, self._run_lengths)]
+        block_size = max(len(self._buffer) // len(ends), 16)
         heads = [np.empty(0, dtype=np.uint64) for _ in ends]  # what is read of each run and not given out
         while True:
-            bound = _TOP
-            for number, (place, end) in enumerate(zip(places, ends)):
-                count = min(block - len(heads[number]), end - place)
+            bound = _MAX_UINT64
+            for number, (offset, end) in enumerate(zip(offsets, ends)):
+                count = min(block_size - len(heads[number]), end - offset)
                 if count > 0:
-                    file.seek(place * 8)
+                    file.seek(offset * 8)
                     heads[number] = np.concatenate([heads[number], np.fromfile(file, np.uint64, count)])
-                    places[number] += count
-                if places[number] < end:  # more of this run may follow, but nothing below its last
+                    offsets[number] += count
+                if offsets[number] < end:  # more of this run may follow, but nothing below its last
                     bound = min(bound, heads[number][-1])
             cuts = [int(np.searchsorted(head, bound, side="right")) for head in heads]
-            piece = np.concatenate([head[:cut] for head, cut in zip(heads, cuts)])
-            if not len(piece):
+            chunk = np.concatenate([head[:cut] for head, cut in zip(heads, cuts)])
+            if not len(chunk):
                 return
             heads = [head[cut:] for head, cut in zip(heads, cuts)]
-            piece.sort(kind="stable")  # quick on runs
-            yield piece
+            chunk.sort(kind="stable")  # quick on runs
+            yield chunk
 
-    def _run(self) -> np.ndarray:
-        run = self._waiting[: self._count]
-        self._count = 0
+    def _sort_buffer(self) -> np.ndarray:
+        run = self._buffer[: self._num_buffered]
+        self._num_buffered = 0
         run.sort()
-        return _distinct(run) if self.unique else run
+        return _drop_repeats(run) if self.unique else run
 
-    def _spill(self) -> None:
-        with told(self.path):
-            if not self._lengths:
+    def _write_run(self) -> None:
+        with as_user_error(self.path):
+            if not self._run_lengths:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            run = self._run()
-            with open(self.path, "ab" if self._lengths else "wb") as file:
+            run = self._sort_buffer()
+            with open(self.path, "ab" if self._run_lengths else "wb") as file:
                 file.write(run.data)
-            self._lengths.append(len(run))
+            self._run_lengths.append(len(run))
 
 
-def _distinct(ordered: np.ndarray) -> np.ndarray:
-    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
+def _drop_repeats(sorted_values: np.ndarray) -> np.ndarray:
+    return (
+        sorted_values[np.append(True, sorted_values[1:] != sorted_values[:-1])] if len(sorted_values) else sorted_values
+    )

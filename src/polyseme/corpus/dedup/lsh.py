@@ -15,232 +15,260 @@ from pathlib import Path
 
 import numpy as np
 
-from polyseme.corpus.dedup.external_sort import Runs
-from polyseme.corpus.dedup.minhash import SIZE
-from polyseme.corpus.sampling import GOLDEN, mix
+from polyseme.corpus.dedup.external_sort import ExternalSorter
+from polyseme.corpus.dedup.minhash import SIGNATURE_SIZE
 from polyseme.errors import UserError
+from polyseme.rng import GOLDEN_GAMMA, splitmix64
 
-FIRST, BEFORE = 16, 4  # with whom of its bucket a document is compared
-RECALL = 0.99
-_SLICE = 1024  # pairs compared at once: each may map two pages of the signatures and their neighbours
-Advance = Callable[[float], None]
+NUM_BUCKET_FIRST, NUM_BUCKET_PREVIOUS = 16, 4  # with whom of its bucket a document is compared
+MIN_RECALL = 0.99
+_PAIRS_PER_BATCH = 1024  # pairs compared at once: each may map two pages of the signatures and their neighbours
+ProgressFn = Callable[[float], None]
 
 
-def bands(threshold: float, size: int = SIZE) -> tuple[int, int]:
+def lsh_bands(threshold: float, signature_size: int = SIGNATURE_SIZE) -> tuple[int, int]:
     """How many bands of how many rows: the most rows that still find 99 % of the pairs at the threshold."""
     if not 0 < threshold <= 1:
         raise UserError(f"the threshold of near duplicates is {threshold}: it must be above 0 and at most 1")
-    fit = [rows for rows in range(1, size + 1) if 1 - (1 - threshold**rows) ** (size // rows) >= RECALL]
-    rows = max(fit, default=1)
-    return size // rows, rows
+    row_counts = [
+        rows
+        for rows in range(1, signature_size + 1)
+        if 1 - (1 - threshold**rows) ** (signature_size // rows) >= MIN_RECALL
+    ]
+    rows = max(row_counts, default=1)
+    return signature_size // rows, rows
 
 
 def find_duplicates(
-    exact: Sequence[np.ndarray],
+    exact_hashes: Sequence[np.ndarray],
     signatures: Sequence[np.ndarray] | None,
-    alive: np.ndarray,
+    include: np.ndarray,
     threshold: float,
-    work: Path,
-    memory: int = 64 << 20,
-    advance: Advance | None = None,
+    work_dir: Path,
+    memory_bytes: int = 64 << 20,
+    advance: ProgressFn | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """For each document -1, or the number of the kept document it repeats; and whether that is an exact copy.
 
-    `exact` and `signatures` are what `fingerprints` gave, part by part, best memory-mapped; documents are
-    numbered through. Those not `alive` take no part; without `signatures` only exact copies are found.
-    `advance` is told of documents done, which add up to all. Besides the answer, memory holds about `memory`
-    bytes; `work` takes 8 bytes a document and band, and the pairs.
+    `exact_hashes` and `signatures` are what `fingerprints` gave, part by part, best memory-mapped; documents are
+    numbered through. Those not `include` take no part; without `signatures` only exact copies are found.
+    `advance` is told of documents done, which add up to all. Besides the answer, memory holds about `memory_bytes`
+    bytes; `work_dir` takes 8 bytes a document and band, and the pairs.
     """
-    number, rows = bands(threshold)
-    if sum(map(len, exact)) != len(alive) or (signatures and sum(map(len, signatures)) != len(alive)):
+    num_bands, rows_per_band = lsh_bands(threshold)
+    if sum(map(len, exact_hashes)) != len(include) or (signatures and sum(map(len, signatures)) != len(include)):
         raise ValueError("the parts and `alive` are not of the same documents")
-    if len(alive) > 1 << 32:
-        raise UserError(f"{len(alive)} documents are more than 2^32: prepare them in several corpora")
+    if len(include) > 1 << 32:
+        raise UserError(f"{len(include)} documents are more than 2^32: prepare them in several corpora")
     advance = advance or (lambda amount: None)
-    found = np.full(len(alive), -1, dtype=np.int64)
-    _find_copies(_Table(exact), alive, found, work / "copies.runs", memory, advance, 1 if signatures is None else 0.25)
-    copies = found >= 0
+    duplicate_of = np.full(len(include), -1, dtype=np.int64)
+    _find_exact_duplicates(
+        _StackedArray(exact_hashes),
+        include,
+        duplicate_of,
+        work_dir / "copies.runs",
+        memory_bytes,
+        advance,
+        1 if signatures is None else 0.25,
+    )
+    is_exact = duplicate_of >= 0
     if signatures is not None:
-        table = _Table(signatures)
-        with Runs(work / "pairs.runs", memory // 2, unique=True) as pairs:
-            with Runs(work / "bands.runs", memory // 2) as records:
-                _add_bands(records, table, alive & ~copies, number, rows, memory, advance)
-                for pair in _pairs(records, len(alive), advance):
+        table = _StackedArray(signatures)
+        with ExternalSorter(work_dir / "pairs.runs", memory_bytes // 2, unique=True) as pairs:
+            with ExternalSorter(work_dir / "bands.runs", memory_bytes // 2) as records:
+                _add_bands(records, table, include & ~is_exact, num_bands, rows_per_band, memory_bytes, advance)
+                for pair in _candidate_pairs(records, len(include), advance):
                     pairs.add(pair)
-            _remove(pairs, table, threshold * SIZE, found, advance)
-        _follow(found, copies)
-    return found, copies
+            _mark_near_duplicates(pairs, table, threshold * SIGNATURE_SIZE, duplicate_of, advance)
+        _resolve_chains(duplicate_of, is_exact)
+    return duplicate_of, is_exact
 
 
-class _Table:
+class _StackedArray:
     """Rows of several arrays under one numbering."""
 
     def __init__(self, parts: Sequence[np.ndarray]):
         self.parts = [part for part in parts if len(part)]
-        self.firsts = np.cumsum([0, *map(len, self.parts)])
+        self.part_starts = np.cumsum([0, *map(len, self.parts)])
 
     def __len__(self) -> int:
-        return int(self.firsts[-1])
+        return int(self.part_starts[-1])
 
-    def slices(self, length: int) -> Iterator[tuple[int, np.ndarray]]:
+    def iter_slices(self, length: int) -> Iterator[tuple[int, np.ndarray]]:
         """All rows in turn, and the number of the first of each slice."""
-        for first, part in zip(self.firsts.tolist(), self.parts):
+        for part_start, part in zip(self.part_starts.tolist(), self.parts):
             for low in range(0, len(part), length):
-                yield first + low, part[low : low + length]
-                self.let_go()
+                yield part_start + low, part[low : low + length]
+                self.release_pages()
 
-    def rows(self, numbers: np.ndarray) -> np.ndarray:
-        owner = np.searchsorted(self.firsts, numbers, side="right") - 1
-        if len(numbers) and (owner == owner[0]).all():
-            return np.asarray(self.parts[owner[0]][numbers - self.firsts[owner[0]]])
-        found = np.empty((len(numbers), *self.parts[0].shape[1:]), dtype=self.parts[0].dtype)
-        for part in np.unique(owner):
-            mine = owner == part
-            found[mine] = self.parts[part][numbers[mine] - self.firsts[part]]
-        return found
+    def take_rows(self, indices: np.ndarray) -> np.ndarray:
+        part_ids = np.searchsorted(self.part_starts, indices, side="right") - 1
+        if len(indices) and (part_ids == part_ids[0]).all():
+            return np.asarray(self.parts[part_ids[0]][indices - self.part_starts[part_ids[0]]])
+        rows = np.empty((len(indices), *self.parts[0].shape[1:]), dtype=self.parts[0].dtype)
+        for part in np.unique(part_ids):
+            in_part = part_ids == part
+            rows[in_part] = self.parts[part][indices[in_part] - self.part_starts[part]]
+        return rows
 
-    def let_go(self) -> None:
+    def release_pages(self) -> None:
         """Give back the memory of mapped pages that were read; the system has them still."""
         for part in self.parts:
             if isinstance(part, np.memmap) and part.mode == "r" and hasattr(mmap, "MADV_DONTNEED"):
                 part._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
 
-def _pack(keys: np.ndarray, first: int, total: int) -> np.ndarray:
-    """Keys with the number of their document, `first` and on, in the low bits: sorting groups and orders."""
-    bits = _bits(total)
-    numbers = np.arange(first, first + len(keys), dtype=np.uint64)
+def _pack_records(keys: np.ndarray, first_document: int, num_documents: int) -> np.ndarray:
+    """Keys with the number of their document, `first_document` and on, in the low bits: sorting groups and orders."""
+    bits = _document_bits(num_documents)
+    numbers = np.arange(first_document, first_document + len(keys), dtype=np.uint64)
     return (keys >> bits << bits) | numbers.reshape(-1, *[1] * (keys.ndim - 1))
 
 
-def _bits(total: int) -> np.uint64:
-    return np.uint64(max(total - 1, 1).bit_length())
+def _document_bits(num_documents: int) -> np.uint64:
+    return np.uint64(max(num_documents - 1, 1).bit_length())
 
 
-def _buckets(
-    records: Runs, total: int, carry: Callable[[np.ndarray], np.ndarray]
+def _iter_buckets(
+    records: ExternalSorter, num_documents: int, select_carried: Callable[[np.ndarray], np.ndarray]
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
     """Documents sorted by key, the place of each one's bucket, and how many places were seen before.
 
-    A bucket may reach over several pieces: what `carry` leaves of its documents comes first in the next.
+    A bucket may reach over several pieces: what `select_carried` leaves of its documents comes first in the next.
     """
-    bits = _bits(total)
-    left = np.empty(0, dtype=np.uint64)
-    for piece in records.merged():
-        if not len(piece):
+    bits = _document_bits(num_documents)
+    carried = np.empty(0, dtype=np.uint64)
+    for chunk in records.sorted_chunks():
+        if not len(chunk):
             continue
-        old = len(left)
-        piece = np.concatenate([left, piece])
-        keys = piece >> bits
-        begins = np.append(True, keys[1:] != keys[:-1])
-        documents = (piece & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
-        yield documents, np.maximum.accumulate(np.where(begins, np.arange(len(piece)), 0)), old
-        last = int(np.flatnonzero(begins)[-1])
-        left = piece[last:][carry(documents[last:])]
+        num_carried = len(carried)
+        chunk = np.concatenate([carried, chunk])
+        keys = chunk >> bits
+        starts_bucket = np.append(True, keys[1:] != keys[:-1])
+        documents = (chunk & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
+        yield documents, np.maximum.accumulate(np.where(starts_bucket, np.arange(len(chunk)), 0)), num_carried
+        last_bucket = int(np.flatnonzero(starts_bucket)[-1])
+        carried = chunk[last_bucket:][select_carried(documents[last_bucket:])]
 
 
-def _find_copies(
-    table: _Table, alive: np.ndarray, found: np.ndarray, path: Path, memory: int, advance: Advance, share: float
+def _find_exact_duplicates(
+    table: _StackedArray,
+    include: np.ndarray,
+    duplicate_of: np.ndarray,
+    path: Path,
+    memory_bytes: int,
+    advance: ProgressFn,
+    progress_share: float,
 ) -> None:
     """Note for each document with the hash of an earlier one the first that has it."""
-    with Runs(path, memory // 2) as records:
-        for first, rows in table.slices(max(memory // 256, 64)):
-            records.add(_pack(rows[:, 0], first, len(table))[alive[first : first + len(rows)]])
-            advance(share * len(rows))
-        for documents, begins, _ in _buckets(records, len(table), lambda documents: found[documents] < 0):
-            several = np.append(begins[1:] == begins[:-1], False)
-            several[1:] |= several[:-1]  # all of a bucket of two or more
-            members = documents[several]
+    with ExternalSorter(path, memory_bytes // 2) as records:
+        for first, rows in table.iter_slices(max(memory_bytes // 256, 64)):
+            records.add(_pack_records(rows[:, 0], first, len(table))[include[first : first + len(rows)]])
+            advance(progress_share * len(rows))
+        for documents, bucket_starts, _ in _iter_buckets(
+            records, len(table), lambda documents: duplicate_of[documents] < 0
+        ):
+            in_shared_bucket = np.append(bucket_starts[1:] == bucket_starts[:-1], False)
+            in_shared_bucket[1:] |= in_shared_bucket[:-1]  # all of a bucket of two or more
+            members = documents[in_shared_bucket]
             if not len(members):
                 continue
-            rows = table.rows(members)
+            rows = table.take_rows(members)
             order = np.lexsort((members, rows[:, 1], rows[:, 0]))
             members, rows = members[order], rows[order]
-            new = np.append(True, (rows[1:] != rows[:-1]).any(axis=1))
-            firsts = members[np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))]
-            found[members[~new]] = firsts[~new]
-            table.let_go()
+            starts_group = np.append(True, (rows[1:] != rows[:-1]).any(axis=1))
+            originals = members[np.maximum.accumulate(np.where(starts_group, np.arange(len(starts_group)), 0))]
+            duplicate_of[members[~starts_group]] = originals[~starts_group]
+            table.release_pages()
 
 
 def _add_bands(
-    records: Runs, table: _Table, takes: np.ndarray, number: int, rows: int, memory: int, advance: Advance
+    records: ExternalSorter,
+    table: _StackedArray,
+    include: np.ndarray,
+    num_bands: int,
+    rows_per_band: int,
+    memory_bytes: int,
+    advance: ProgressFn,
 ) -> None:
     """One record for each band of each document that takes part and has a word."""
-    places = np.arange(number * rows, dtype=np.uint64).reshape(number, rows)
-    factors = mix((places + np.uint64(1)) * GOLDEN) | np.uint64(1)
-    for first, part in table.slices(max(memory // (number * 64), 16)):
-        values = np.asarray(part)[:, : number * rows].reshape(len(part), number, rows)
-        keys = np.zeros((len(part), number), dtype=np.uint64)
-        for row in range(rows):
+    positions = np.arange(num_bands * rows_per_band, dtype=np.uint64).reshape(num_bands, rows_per_band)
+    factors = splitmix64((positions + np.uint64(1)) * GOLDEN_GAMMA) | np.uint64(1)
+    for first, part in table.iter_slices(max(memory_bytes // (num_bands * 64), 16)):
+        values = np.asarray(part)[:, : num_bands * rows_per_band].reshape(len(part), num_bands, rows_per_band)
+        keys = np.zeros((len(part), num_bands), dtype=np.uint64)
+        for row in range(rows_per_band):
             keys += values[:, :, row] * factors[:, row]
-        keep = takes[first : first + len(part)] & (values[:, 0, 0] != 0)
-        records.add(_pack(mix(keys), first, len(table))[keep].ravel())
+        keep = include[first : first + len(part)] & (values[:, 0, 0] != 0)
+        records.add(_pack_records(splitmix64(keys), first, len(table))[keep].ravel())
         advance(0.25 * len(part))
 
 
-def _carry(documents: np.ndarray) -> np.ndarray:
+def _select_comparison_partners(documents: np.ndarray) -> np.ndarray:
     """Which of a bucket's documents those to come are compared with."""
-    places = np.arange(len(documents))
-    return (places < FIRST) | (places >= len(documents) - BEFORE)
+    positions = np.arange(len(documents))
+    return (positions < NUM_BUCKET_FIRST) | (positions >= len(documents) - NUM_BUCKET_PREVIOUS)
 
 
-def _pairs(records: Runs, total: int, advance: Advance) -> Iterator[np.ndarray]:
+def _candidate_pairs(records: ExternalSorter, num_documents: int, advance: ProgressFn) -> Iterator[np.ndarray]:
     """Pairs of documents in one bucket, as later · 2^32 + earlier; a pair may come once for each band."""
-    for documents, begins, old in _buckets(records, total, _carry):
-        later = np.flatnonzero(begins < np.arange(len(begins)))
-        later = later[later >= old]
-        first = begins[later]
+    for documents, bucket_starts, num_carried in _iter_buckets(records, num_documents, _select_comparison_partners):
+        later = np.flatnonzero(bucket_starts < np.arange(len(bucket_starts)))
+        later = later[later >= num_carried]
+        first = bucket_starts[later]
         ranks = later - first
-        for rank in range(min(FIRST, int(ranks.max(initial=0)))):
-            some = ranks > rank
-            yield _pair(documents[first[some] + rank], documents[later[some]])
-        for back in range(1, BEFORE + 1):
-            some = ranks - back >= FIRST
-            yield _pair(documents[later[some] - back], documents[later[some]])
-        advance(0.25 * total * (len(documents) - old) / records.total)
-    if not records.total:
-        advance(0.25 * total)
+        for rank in range(min(NUM_BUCKET_FIRST, int(ranks.max(initial=0)))):
+            selected_mask = ranks > rank
+            yield _encode_pair(documents[first[selected_mask] + rank], documents[later[selected_mask]])
+        for distance in range(1, NUM_BUCKET_PREVIOUS + 1):
+            selected_mask = ranks - distance >= NUM_BUCKET_FIRST
+            yield _encode_pair(documents[later[selected_mask] - distance], documents[later[selected_mask]])
+        advance(0.25 * num_documents * (len(documents) - num_carried) / records.num_added)
+    if not records.num_added:
+        advance(0.25 * num_documents)
 
 
-def _pair(earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
+def _encode_pair(earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
     return (later.astype(np.uint64) << np.uint64(32)) | earlier.astype(np.uint64)
 
 
-def similar(table: _Table, earlier: np.ndarray, later: np.ndarray, least: float) -> np.ndarray:
+def is_similar(table: _StackedArray, earlier: np.ndarray, later: np.ndarray, min_matches: float) -> np.ndarray:
     """Of which pairs at least so many numbers of the signatures are equal."""
-    return np.count_nonzero(table.rows(earlier) == table.rows(later), axis=1) >= least
+    return np.count_nonzero(table.take_rows(earlier) == table.take_rows(later), axis=1) >= min_matches
 
 
-def _remove(pairs: Runs, table: _Table, least: float, found: np.ndarray, advance: Advance) -> None:
+def _mark_near_duplicates(
+    pairs: ExternalSorter, table: _StackedArray, min_matches: float, duplicate_of: np.ndarray, advance: ProgressFn
+) -> None:
     """The rule, in the order of the later document: it goes with the first kept one that is similar to it.
 
     Pairs with a document that is gone are not compared, so a cluster costs about one comparison a document.
     """
-    done = 0.0
-    for piece in pairs.merged():
-        for low in range(0, len(piece), _SLICE):
-            part = piece[low : low + _SLICE]
+    progress_done = 0.0
+    for chunk in pairs.sorted_chunks():
+        for low in range(0, len(chunk), _PAIRS_PER_BATCH):
+            part = chunk[low : low + _PAIRS_PER_BATCH]
             later = (part >> np.uint64(32)).astype(np.int64)
             earlier = (part & np.uint64(0xFFFFFFFF)).astype(np.int64)
-            open_ = (found[later] < 0) & (found[earlier] < 0)
-            later, earlier = later[open_], earlier[open_]
-            alike = similar(table, earlier, later, least)
-            for one, other in zip(earlier[alike].tolist(), later[alike].tolist()):
-                if found[one] < 0 and found[other] < 0:
-                    found[other] = one
-            table.let_go()
-        if len(piece):
-            reached = 0.25 * int(piece[-1] >> np.uint64(32))
-            advance(reached - done)
-            done = reached
-    advance(0.25 * len(found) - done)
+            undecided = (duplicate_of[later] < 0) & (duplicate_of[earlier] < 0)
+            later, earlier = later[undecided], earlier[undecided]
+            similar_mask = is_similar(table, earlier, later, min_matches)
+            for earlier_document, later_document in zip(earlier[similar_mask].tolist(), later[similar_mask].tolist()):
+                if duplicate_of[earlier_document] < 0 and duplicate_of[later_document] < 0:
+                    duplicate_of[later_document] = earlier_document
+            table.release_pages()
+        if len(chunk):
+            progress_reached = 0.25 * int(chunk[-1] >> np.uint64(32))
+            advance(progress_reached - progress_done)
+            progress_done = progress_reached
+    advance(0.25 * len(duplicate_of) - progress_done)
 
 
-def _follow(found: np.ndarray, copies: np.ndarray) -> None:
+def _resolve_chains(duplicate_of: np.ndarray, is_exact: np.ndarray) -> None:
     """A copy of a document that went for another repeats that one, and not exactly."""
-    for low in range(0, len(found), 1 << 16):
+    for low in range(0, len(duplicate_of), 1 << 16):
         part = slice(low, low + (1 << 16))
-        named = found[part]
-        next_ = np.where(copies[part], found[named], -1)
-        copies[part] &= next_ < 0
-        found[part] = np.where(next_ >= 0, next_, named)
+        direct_duplicate = duplicate_of[part]
+        indirect_duplicate = np.where(is_exact[part], duplicate_of[direct_duplicate], -1)
+        is_exact[part] &= indirect_duplicate < 0
+        duplicate_of[part] = np.where(indirect_duplicate >= 0, indirect_duplicate, direct_duplicate)

@@ -11,52 +11,58 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polyseme.corpus.inspect.word_hashes import Words, Writer, read_words
+from polyseme.corpus.inspect.word_hashes import Detokenizer, HashedWords, hash_words
 from polyseme.corpus.store import Corpus
 from polyseme.errors import UserError
 from polyseme.progress import progress
 from polyseme.text.tokenizer import Tokenizer
 
-SLICE = 1 << 17  # tokens looked at together: the arrays stay in the processor's cache
-BATCH = 1 << 20  # characters of an evaluation set encoded together
+SLICE_TOKENS = 1 << 17  # tokens looked at together: the arrays stay in the processor's cache
+BATCH_CHARS = 1 << 20  # characters of an evaluation set encoded together
 
 
 @dataclass(frozen=True)
-class Match:
+class ContaminatedExample:
     """An example with n-grams that are in the corpus."""
 
-    example: int  # its number in the set, from 1
-    grams: int
-    found: int
-    stretch: str  # the longest run of it that is in the corpus
+    example_number: int  # its number in the set, from 1
+    num_ngrams: int
+    num_matched: int
+    longest_match: str  # the longest run of it that is in the corpus
     text: str
 
 
 @dataclass(frozen=True)
-class Overlap:
+class ContaminationResult:
     """What of one evaluation set is in a corpus. An n-gram counts as often as it occurs in the set."""
 
     name: str
     n: int
-    examples: int
-    short: int  # examples of fewer than n words: nothing to compare
-    compared: int  # examples with an n-gram to compare
-    grams: int
-    unknown: int  # further n-grams, left out as the tokenizer cannot write one of their words
-    found: int  # n-grams that are in the corpus
-    touched: int  # examples with at least one of those
-    half: int  # examples with at least half of theirs
-    worst: tuple[Match, ...]
+    num_examples: int
+    num_too_short: int  # examples of fewer than n words: nothing to compare
+    num_compared: int  # examples with an n-gram to compare
+    num_ngrams: int
+    num_unknown: int  # further n-grams, left out as the tokenizer cannot write one of their words
+    num_matched: int  # n-grams that are in the corpus
+    num_contaminated: int  # examples with at least one of those
+    num_half_contaminated: int  # examples with at least half of theirs
+    worst_examples: tuple[ContaminatedExample, ...]
 
     @property
-    def shares(self) -> dict[str, float | None]:
+    def rates(self) -> dict[str, float | None]:
         """Of the n-grams and of the examples that can be compared; None where there is none."""
-        of = {"found": self.grams, "touched": self.compared, "half": self.compared}
-        return {name: getattr(self, name) / count if count else None for name, count in of.items()}
+        totals = {
+            "num_matched": self.num_ngrams,
+            "num_contaminated": self.num_compared,
+            "num_half_contaminated": self.num_compared,
+        }
+        return {name: getattr(self, name) / count if count else None for name, count in totals.items()}
 
 
-def overlap(corpus: Corpus, sets: dict[str, Iterable[str]], n: int = 8, show: int = 3) -> list[Overlap]:
-    """How many of each set's n-grams occur in the corpus, and the `show` examples that have most of theirs there.
+def measure_contamination(
+    corpus: Corpus, evaluation_sets: dict[str, Iterable[str]], n: int = 8, num_shown: int = 3
+) -> list[ContaminationResult]:
+    """How many of each set's n-grams occur in the corpus, and the `num_shown` examples that have most of theirs there.
 
     An n-gram lies within one document or example; case, accents and punctuation do not count. Where a script has no
     spaces (Chinese, Japanese, Thai, …) each character is a word. The corpus is read once, a slice at a time; the sets
@@ -64,166 +70,190 @@ def overlap(corpus: Corpus, sets: dict[str, Iterable[str]], n: int = 8, show: in
     """
     if n < 1:
         raise UserError(f"n is {n}: an n-gram has at least one word")
-    writer = Writer(Tokenizer.load(corpus.path / "tokenizer"))
-    read = {name: _read_set(texts, writer, n) for name, texts in sets.items()}
-    wanted = np.unique(np.concatenate([np.zeros(0, np.uint64), *(each.grams for each in read.values())]))
-    there = wanted[_search(corpus, writer, wanted, n)]
-    return [_measure(name, each, writer, there, n, show) for name, each in read.items()]
+    detokenizer = Detokenizer(Tokenizer.load(corpus.path / "tokenizer"))
+    loaded_sets = {name: _load_evaluation_set(texts, detokenizer, n) for name, texts in evaluation_sets.items()}
+    ngram_hashes = np.unique(
+        np.concatenate([np.zeros(0, np.uint64), *(evaluation_set.ngrams for evaluation_set in loaded_sets.values())])
+    )
+    matched_hashes = ngram_hashes[_find_in_corpus(corpus, detokenizer, ngram_hashes, n)]
+    return [
+        _measure_set(name, evaluation_set, detokenizer, matched_hashes, n, num_shown)
+        for name, evaluation_set in loaded_sets.items()
+    ]
 
 
 @dataclass(frozen=True, eq=False)
-class _Set:
+class _EvaluationSet:
     texts: list[str]
-    sizes: np.ndarray  # int64: words of each example
-    grams: np.ndarray  # uint64, without those with an unknown word
-    example: np.ndarray  # int64: the example of each
-    unknown: int
+    num_words: np.ndarray  # int64: words of each example
+    ngrams: np.ndarray  # uint64, without those with an unknown word
+    example_ids: np.ndarray  # int64: the example of each
+    num_unknown: int
 
 
-def _read_set(texts: Iterable[str], writer: Writer, n: int) -> _Set:
-    kept: list[str] = []
+def _load_evaluation_set(texts: Iterable[str], detokenizer: Detokenizer, n: int) -> _EvaluationSet:
+    all_texts: list[str] = []
     parts = [(np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.int64))]
-    unknown = 0
-    for batch in _batches(texts):
-        text, lengths = writer.encode(batch)
-        words = read_words(text)
-        example = np.flatnonzero(lengths)[words.document]
-        hashes, whole, lost = words.grams(n)
-        unknown += int((whole & lost).sum())
-        usable = whole & ~lost
-        of = example[: len(hashes)][usable] + len(kept)
-        parts.append((np.bincount(example, minlength=len(batch)), hashes[usable], of))
-        kept += batch
-    sizes, grams, owners = (np.concatenate(each) for each in zip(*parts))
-    return _Set(kept, sizes, grams, owners, unknown)
+    num_unknown = 0
+    for batch in _text_batches(texts):
+        text, lengths = detokenizer.round_trip(batch)
+        words = hash_words(text)
+        word_examples = np.flatnonzero(lengths)[words.document_ids]
+        hashes, is_whole, has_unknown = words.hash_ngrams(n)
+        num_unknown += int((is_whole & has_unknown).sum())
+        is_usable = is_whole & ~has_unknown
+        ngram_examples = word_examples[: len(hashes)][is_usable] + len(all_texts)
+        parts.append((np.bincount(word_examples, minlength=len(batch)), hashes[is_usable], ngram_examples))
+        all_texts += batch
+    num_words, ngrams, example_ids = (np.concatenate(each) for each in zip(*parts))
+    return _EvaluationSet(all_texts, num_words, ngrams, example_ids, num_unknown)
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+def _text_batches(texts: Iterable[str]) -> Iterator[list[str]]:
     batch: list[str] = []
     size = 0
     for text in texts:
         batch.append(text)
         size += len(text)
-        if size >= BATCH:
+        if size >= BATCH_CHARS:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
 
 
-def _search(corpus: Corpus, writer: Writer, wanted: np.ndarray, n: int) -> np.ndarray:
+def _find_in_corpus(corpus: Corpus, detokenizer: Detokenizer, ngram_hashes: np.ndarray, n: int) -> np.ndarray:
     """Which of the sorted hashes occur in the corpus.
 
     A table of the first bits of those that are still looked for turns nearly all others away; it is made anew when
     a good part has been found.
     """
-    found = np.zeros(len(wanted), bool)
-    if not wanted.size:
-        return found
-    bits = min(max((8 * len(wanted)).bit_length(), 16), 30)
-    first, due = np.uint64(64 - bits), 0
-    with progress("overlap", corpus.num_tokens, "tokens") as bar:
-        for words, tokens in _slices(corpus, writer, n):
-            if np.count_nonzero(found) >= due:
-                perhaps = np.zeros(1 << bits, bool)
-                perhaps[wanted[~found] >> first] = True
-                due = int(np.count_nonzero(found)) + len(wanted) // 16 + 1
-            hashes, whole, lost = words.grams(n)
-            whole &= ~lost
-            whole &= perhaps[(hashes >> first).astype(np.int64)]
-            hashes = hashes[whole]
-            places = np.searchsorted(wanted[:-1], hashes)
-            found[places[wanted[places] == hashes]] = True
-            bar.advance(tokens)
-    return found
+    is_found = np.zeros(len(ngram_hashes), bool)
+    if not ngram_hashes.size:
+        return is_found
+    bits = min(max((8 * len(ngram_hashes)).bit_length(), 16), 30)
+    shift, rebuild_at = np.uint64(64 - bits), 0
+    with progress("contamination", corpus.num_tokens, "tokens") as bar:
+        for words, num_tokens in _word_slices(corpus, detokenizer, n):
+            if np.count_nonzero(is_found) >= rebuild_at:
+                prefilter = np.zeros(1 << bits, bool)
+                prefilter[ngram_hashes[~is_found] >> shift] = True
+                rebuild_at = int(np.count_nonzero(is_found)) + len(ngram_hashes) // 16 + 1
+            hashes, is_whole, has_unknown = words.hash_ngrams(n)
+            is_whole &= ~has_unknown
+            is_whole &= prefilter[(hashes >> shift).astype(np.int64)]
+            hashes = hashes[is_whole]
+            positions = np.searchsorted(ngram_hashes[:-1], hashes)
+            is_found[positions[ngram_hashes[positions] == hashes]] = True
+            bar.advance(num_tokens)
+    return is_found
 
 
-def _slices(corpus: Corpus, writer: Writer, n: int) -> Iterator[tuple[Words, int]]:
+def _word_slices(corpus: Corpus, detokenizer: Detokenizer, n: int) -> Iterator[tuple[HashedWords, int]]:
     """The words of the corpus, some documents at a time, and how many tokens they are."""
-    borders = corpus.sentences[corpus.documents]
+    document_starts = corpus.sentence_offsets[corpus.document_offsets]
     first = 0
     while first < corpus.num_documents:
-        last = int(np.searchsorted(borders, borders[first] + SLICE, side="right")) - 1
+        last = int(np.searchsorted(document_starts, document_starts[first] + SLICE_TOKENS, side="right")) - 1
         if last > first:
-            words = writer.words(corpus, borders[first:last], np.diff(borders[first : last + 1]))
-            yield words, int(borders[last] - borders[first])
+            words = detokenizer.hash_corpus_words(
+                corpus, document_starts[first:last], np.diff(document_starts[first : last + 1])
+            )
+            yield words, int(document_starts[last] - document_starts[first])
             first = last
         else:
-            yield from _long(corpus, writer, int(borders[first]), int(borders[first + 1]), n)
+            yield from _long_document_slices(
+                corpus, detokenizer, int(document_starts[first]), int(document_starts[first + 1]), n
+            )
             first += 1
 
 
-def _long(corpus: Corpus, writer: Writer, start: int, end: int, n: int) -> Iterator[tuple[Words, int]]:
+def _long_document_slices(
+    corpus: Corpus, detokenizer: Detokenizer, start: int, end: int, n: int
+) -> Iterator[tuple[HashedWords, int]]:
     """A document longer than a slice, in stretches that share so many words that no n-gram is lost.
 
     The words at a cut are left out, as they may be parts of words; so two stretches must have n - 1 whole words in
     common, and one more at either end.
     """
 
-    def read(a: int, b: int) -> Words:
-        return writer.words(corpus, np.array([a]), np.array([b - a]))
+    def read(a: int, b: int) -> HashedWords:
+        return detokenizer.hash_corpus_words(corpus, np.array([a]), np.array([b - a]))
 
-    at, size = start, SLICE
+    low, size = start, SLICE_TOKENS
     while True:
-        stop = min(at + size, end)
-        yield read(at, stop).inner(at > start, stop < end), stop - at
-        if stop == end:
+        high = min(low + size, end)
+        yield read(low, high).drop_edge_words(low > start, high < end), high - low
+        if high == end:
             return
-        back = 4 * n
-        while 2 * back <= size and len(read(stop - back, stop).hashes) < n + 2:
-            back *= 2
-        if 2 * back <= size:
-            at, size = stop - back, SLICE
+        overlap_tokens = 4 * n
+        while 2 * overlap_tokens <= size and len(read(high - overlap_tokens, high).hashes) < n + 2:
+            overlap_tokens *= 2
+        if 2 * overlap_tokens <= size:
+            low, size = high - overlap_tokens, SLICE_TOKENS
         else:  # hardly a word in all of this
             size *= 2
 
 
-def _measure(name: str, each: _Set, writer: Writer, there: np.ndarray, n: int, show: int) -> Overlap:
-    count = len(each.texts)
-    hit = _among(each.grams, there)
-    grams = np.bincount(each.example, minlength=count)
-    hits = np.bincount(each.example[hit], minlength=count)
-    order = np.lexsort((-hits, -hits / np.maximum(grams, 1)))[:show]
-    worst = [
-        Match(int(i) + 1, int(grams[i]), int(hits[i]), _stretch(each.texts[i], writer, there, n), each.texts[i])
+def _measure_set(
+    name: str,
+    evaluation_set: _EvaluationSet,
+    detokenizer: Detokenizer,
+    matched_hashes: np.ndarray,
+    n: int,
+    num_shown: int,
+) -> ContaminationResult:
+    num_examples = len(evaluation_set.texts)
+    is_matched = _is_in_sorted(evaluation_set.ngrams, matched_hashes)
+    ngram_counts = np.bincount(evaluation_set.example_ids, minlength=num_examples)
+    match_counts = np.bincount(evaluation_set.example_ids[is_matched], minlength=num_examples)
+    order = np.lexsort((-match_counts, -match_counts / np.maximum(ngram_counts, 1)))[:num_shown]
+    worst_examples = [
+        ContaminatedExample(
+            int(i) + 1,
+            int(ngram_counts[i]),
+            int(match_counts[i]),
+            _longest_match(evaluation_set.texts[i], detokenizer, matched_hashes, n),
+            evaluation_set.texts[i],
+        )
         for i in order
-        if hits[i]
+        if match_counts[i]
     ]
-    return Overlap(
+    return ContaminationResult(
         name=name,
         n=n,
-        examples=count,
-        short=int((each.sizes < n).sum()),
-        compared=int((grams > 0).sum()),
-        grams=len(each.grams),
-        unknown=each.unknown,
-        found=int(hit.sum()),
-        touched=int((hits > 0).sum()),
-        half=int(((2 * hits >= grams) & (grams > 0)).sum()),
-        worst=tuple(worst),
+        num_examples=num_examples,
+        num_too_short=int((evaluation_set.num_words < n).sum()),
+        num_compared=int((ngram_counts > 0).sum()),
+        num_ngrams=len(evaluation_set.ngrams),
+        num_unknown=evaluation_set.num_unknown,
+        num_matched=int(is_matched.sum()),
+        num_contaminated=int((match_counts > 0).sum()),
+        num_half_contaminated=int(((2 * match_counts >= ngram_counts) & (ngram_counts > 0)).sum()),
+        worst_examples=tuple(worst_examples),
     )
 
 
-def _among(hashes: np.ndarray, there: np.ndarray) -> np.ndarray:
+def _is_in_sorted(hashes: np.ndarray, sorted_hashes: np.ndarray) -> np.ndarray:
     """Which of the hashes are in a sorted array."""
-    if not there.size:
+    if not sorted_hashes.size:
         return np.zeros(len(hashes), bool)
-    return np.asarray(there[np.searchsorted(there[:-1], hashes)] == hashes)
+    return np.asarray(sorted_hashes[np.searchsorted(sorted_hashes[:-1], hashes)] == hashes)
 
 
-def _stretch(text: str, writer: Writer, there: np.ndarray, n: int) -> str:
+def _longest_match(text: str, detokenizer: Detokenizer, matched_hashes: np.ndarray, n: int) -> str:
     """The longest run of an example that is in the corpus, as the text has it if its tokens have the same words."""
-    written = writer.encode([text])[0]
-    words = read_words(written)
-    hashes, _, lost = words.grams(n)
-    turns = np.diff(np.concatenate([[0], _among(hashes, there) & ~lost, [0]]))
-    begins, ends = np.flatnonzero(turns == 1), np.flatnonzero(turns == -1)
+    decoded_text = detokenizer.round_trip([text])[0]
+    words = hash_words(decoded_text)
+    hashes, _, has_unknown = words.hash_ngrams(n)
+    changes = np.diff(np.concatenate([[0], _is_in_sorted(hashes, matched_hashes) & ~has_unknown, [0]]))
+    begins, ends = np.flatnonzero(changes == 1), np.flatnonzero(changes == -1)
     longest = int(np.argmax(ends - begins))
     first, last = int(begins[longest]), int(ends[longest]) + n - 1
-    own = read_words(text)
-    place = own.hashes.tobytes().find(words.hashes[first:last].tobytes())
-    if place >= 0:
-        words, written = own, text
-        first, last = place // 8, place // 8 + last - first
-    stops = np.append(words.starts, len(written))
-    return " ".join(written[stops[first] : stops[last]].split())
+    text_words = hash_words(text)
+    byte_offset = text_words.hashes.tobytes().find(words.hashes[first:last].tobytes())
+    if byte_offset >= 0:
+        words, decoded_text = text_words, text
+        first, last = byte_offset // 8, byte_offset // 8 + last - first
+    word_offsets = np.append(words.starts, len(decoded_text))
+    return " ".join(decoded_text[word_offsets[first] : word_offsets[last]].split())

@@ -6,15 +6,19 @@ import inspect
 import re
 from collections.abc import Iterator
 
-_RULE = re.compile(r"[-=~^*#+_.\"'`:]{3,}(?:\s+[-=~^*#+_.]+)*")  # a section's underline, or a table's
+_HORIZONTAL_RULE = re.compile(r"[-=~^*#+_.\"'`:]{3,}(?:\s+[-=~^*#+_.]+)*")  # a section's underline, or a table's
 _TABLE = re.compile(r"[|+][-=+|\s]|\|")
 _DIRECTIVE = re.compile(r"\.\.\s*(?:(\w[\w:-]*)::\s*(.*))?")
 _FIELD = re.compile(r":(\w+)(?: [^:`]*)?:(?!`)\s*(.*)")
 _BULLET = re.compile(r"(?:[-*+•]|\(?\d+[.)]|\(?[a-zA-Z][)])\s+(.*)")
-_TERM = re.compile(r"[\w*`][\w.,*`/ ]* : \S.*|[*{%][\w*{}()%]+")  # numpydoc's `axis : int`; a lone template field
-_ITEM = re.compile(r"[*`]*\w[\w.]*[*`]*(?: \([^()]*(?:\([^()]*\)[^()]*)*\):|:)\s+(\S.*)")  # Google's `axis (int): …`
+_NUMPYDOC_TERM = re.compile(
+    r"[\w*`][\w.,*`/ ]* : \S.*|[*{%][\w*{}()%]+"
+)  # numpydoc's `axis : int`; a lone template field
+_GOOGLE_ITEM = re.compile(
+    r"[*`]*\w[\w.]*[*`]*(?: \([^()]*(?:\([^()]*\)[^()]*)*\):|:)\s+(\S.*)"
+)  # Google's `axis (int): …`
 _HEADING = re.compile(r"(?:examples?|usage|references?|see also|shape|attributes|methods)\b.{0,12}:?:", re.I)
-_SPOKEN = {"note", "warning", "attention", "important", "tip", "hint", "caution", "seealso"}
+_PROSE_DIRECTIVES = {"note", "warning", "attention", "important", "tip", "hint", "caution", "seealso"}
 
 _ROLE = re.compile(r":((?:\w+:)?\w+):`([^`]+)`")
 _LINK = re.compile(r"`([^`<]+?)\s*(?:<[^`>]*>)?`__?(?!\w)")
@@ -24,12 +28,12 @@ _TITLE_ROLES = {"ref", "doc", "term", "math", "pep", "rfc", "sup", "sub", "numre
 
 _CODE = re.compile(r"`[^`]*`")
 _WORD = re.compile(r"[(\"“‘']*[A-Za-z][a-z]*(?:[-'’/][A-Za-z]+)*[.,;:!?)\"”’']*")
-_COMMON = re.compile(
+_COMMON_WORD = re.compile(
     r"\b(?:the|a|an|of|to|is|are|in|and|or|for|with|be|this|that|if|it|as|by|on|from|not|when|which|will|can)\b"
 )
 
 
-def prose(docstring: str) -> Iterator[str]:
+def extract_prose(docstring: str) -> Iterator[str]:
     """The paragraphs of a docstring that read as English, unwrapped, with code words in single backticks.
 
     Docstrings come in reStructuredText, numpydoc's and Google's dialects, mixed with examples, tables and
@@ -37,84 +41,84 @@ def prose(docstring: str) -> Iterator[str]:
     look like sentences.
     """
     block: list[str] = []
-    start = 0  # the indentation of the block
-    hanging = False  # an item: deeper lines go on with it
-    skip: int | None = None  # lines deeper than this are code
-    after: int | None = None  # the last paragraph ended in a colon: plain lines deeper than this are code
-    example = fenced = False
+    block_indent = 0  # the indentation of the block
+    is_hanging = False  # an item: deeper lines go on with it
+    code_indent: int | None = None  # lines deeper than this are code
+    colon_indent: int | None = None  # the last paragraph ended in a colon: plain lines deeper than this are code
+    in_example = in_fence = False
 
     def close() -> Iterator[str]:
-        nonlocal skip, after
+        nonlocal code_indent, colon_indent
         if not block:
             return
         text = " ".join(block)
         block.clear()
         if text.endswith("::"):
-            skip, text = start, text[:-1]
-        after = start if text.endswith(":") and text.count(" ") > 2 else None
-        text = _inline(text)
+            code_indent, text = block_indent, text[:-1]
+        colon_indent = block_indent if text.endswith(":") and text.count(" ") > 2 else None
+        text = _strip_markup(text)
         if _is_prose(text):
             yield text
 
     for line in inspect.cleandoc(docstring).split("\n"):
-        bare = line.strip()
+        stripped = line.strip()
         indent = len(line) - len(line.lstrip())
-        if not bare:
+        if not stripped:
             yield from close()
-            example = False
-        elif bare.startswith("```"):
+            in_example = False
+        elif stripped.startswith("```"):
             yield from close()
-            fenced = not fenced
-        elif fenced or example or (skip is not None and indent > skip):
+            in_fence = not in_fence
+        elif in_fence or in_example or (code_indent is not None and indent > code_indent):
             continue
-        elif bare.startswith(">>>"):
+        elif stripped.startswith(">>>"):
             yield from close()
-            example = True
-        elif _RULE.fullmatch(bare):
+            in_example = True
+        elif _HORIZONTAL_RULE.fullmatch(stripped):
             if len(block) == 1:  # it underlines a heading
                 block.clear()
             yield from close()
-        elif _TABLE.match(bare):
+        elif _TABLE.match(stripped):
             yield from close()
-        elif bare.startswith("..") and (found := _DIRECTIVE.match(bare)):
+        elif stripped.startswith("..") and (directive := _DIRECTIVE.match(stripped)):
             yield from close()
-            skip, start = indent, indent
-            if found[1] in _SPOKEN:
-                skip, hanging = None, True
-                block = [found[2]] if found[2] else []
+            code_indent, block_indent = indent, indent
+            if directive[1] in _PROSE_DIRECTIVES:
+                code_indent, is_hanging = None, True
+                block = [directive[2]] if directive[2] else []
         else:
-            skip, item = None, _item(bare, indent)
-            if item is not None or indent < start or (indent > start and not hanging):
+            code_indent, item = None, _parse_item(stripped, indent)
+            if item is not None or indent < block_indent or (indent > block_indent and not is_hanging):
                 yield from close()
             if item is not None:
-                block, start, hanging, after = [item] if item else [], indent, bool(item), None
+                block, block_indent, is_hanging, colon_indent = [item] if item else [], indent, bool(item), None
             elif block:
-                block.append(bare)
-            elif _HEADING.fullmatch(bare):
-                skip = indent
-            elif after is not None and indent > after:
-                skip = after
+                block.append(stripped)
+            elif _HEADING.fullmatch(stripped):
+                code_indent = indent
+            elif colon_indent is not None and indent > colon_indent:
+                code_indent = colon_indent
             else:
-                block, start, hanging, after = [bare], indent, False, None
+                block, block_indent, is_hanging, colon_indent = [stripped], indent, False, None
     yield from close()
 
 
-def _item(bare: str, indent: int) -> str | None:
+def _parse_item(stripped: str, indent: int) -> str | None:
     """The text of a line that begins an item of a list, without its mark; None for any other line."""
-    if found := _FIELD.match(bare):
-        return "" if found[1] in ("type", "rtype", "vartype") else found[2]
-    if found := _BULLET.match(bare):
-        return found[1]
-    if _TERM.fullmatch(bare):
+    if match := _FIELD.match(stripped):
+        return "" if match[1] in ("type", "rtype", "vartype") else match[2]
+    if match := _BULLET.match(stripped):
+        return match[1]
+    if _NUMPYDOC_TERM.fullmatch(stripped):
         return ""
-    found = _ITEM.match(bare) if indent else None
-    return found and found[1]
+    match = _GOOGLE_ITEM.match(stripped) if indent else None
+    return match and match[1]
 
 
-def _inline(text: str) -> str:
+def _strip_markup(text: str) -> str:
     """Mark-up inside a line to plain text; every kind of code becomes `code`."""
     if "`" in text:
-        text = _ROLE.sub(_role, text.replace("``", "`"))
+        text = _ROLE.sub(_replace_role, text.replace("``", "`"))
         text = _LINK.sub(r"\1", text)
     if "*" in text:
         text = _STRONG.sub(r"\1", text)
@@ -123,11 +127,11 @@ def _inline(text: str) -> str:
     return " ".join(text.replace("\\ ", "").split())
 
 
-def _role(found: re.Match[str]) -> str:
-    text = found[2].split(" <")[0].lstrip("!")
+def _replace_role(match: re.Match[str]) -> str:
+    text = match[2].split(" <")[0].lstrip("!")
     if text.startswith("~"):
         text = text.rsplit(".", 1)[-1].lstrip("~")
-    return text if found[1] in _TITLE_ROLES else f"`{text}`"
+    return text if match[1] in _TITLE_ROLES else f"`{text}`"
 
 
 def _is_prose(text: str) -> bool:
@@ -135,5 +139,5 @@ def _is_prose(text: str) -> bool:
     words = _CODE.sub("", text).split()
     if len(words) < 5 or text.count("`") % 2:
         return False
-    plain = sum(_WORD.fullmatch(word) is not None for word in words)
-    return plain >= 0.8 * len(words) and _COMMON.search(text) is not None
+    num_plain = sum(_WORD.fullmatch(word) is not None for word in words)
+    return num_plain >= 0.8 * len(words) and _COMMON_WORD.search(text) is not None

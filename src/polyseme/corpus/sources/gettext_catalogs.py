@@ -12,138 +12,142 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from polyseme.corpus.sources.lines import LONGEST_ROW, Document, Found, bad, characters
-from polyseme.errors import UserError, nearest
-from polyseme.io.files import Damaged, unpacked
+from polyseme.corpus.sources.lines import MAX_ROW_BYTES, Document, ReadResult, bad_input, replace_surrogates
+from polyseme.errors import UserError, suggest
+from polyseme.io.compression import CorruptFileError, read_decompressed
 
 _CHARSET = re.compile(rb"charset=([\w.:-]+)")
 
 
-def catalogues(lang: str = "") -> list[tuple[str, Path]]:
+def find_catalogs(lang: str = "") -> list[tuple[str, Path]]:
     """The catalogues on this machine and their languages, by name; only those of `lang` (de, pt_BR) if told."""
-    found: dict[tuple[str, str], Path] = {}
-    folders = _folders()
+    catalog_paths: dict[tuple[str, str], Path] = {}
+    folders = _catalog_folders()
     for folder in folders:
         for path in folder.glob("*/LC_MESSAGES/*.mo"):
             if path.is_file() and path.stat().st_size:
-                found.setdefault((path.parts[-3], path.name), path)
-    if not found:
-        raise UserError(f"there is no catalogue of gettext in {', '.join(map(str, folders))}")
-    told = lang.replace("-", "_")
-    chosen = [(language(name[0]), path) for name, path in sorted(found.items()) if told in ("", *_names(name[0]))]
-    if not chosen:
-        there = {name for locale, _ in found for name in _names(locale)}
-        raise UserError(f"gettext has no catalogue in {lang!r}: {nearest(told, there)}")
-    return chosen
+                catalog_paths.setdefault((path.parts[-3], path.name), path)
+    if not catalog_paths:
+        raise UserError(f"there is no catalog of gettext in {', '.join(map(str, folders))}")
+    locale_name = lang.replace("-", "_")
+    catalogs = [
+        (parse_language(name[0]), path)
+        for name, path in sorted(catalog_paths.items())
+        if locale_name in ("", *_locale_names(name[0]))
+    ]
+    if not catalogs:
+        available = {name for locale, _ in catalog_paths for name in _locale_names(locale)}
+        raise UserError(f"gettext has no catalog in {lang!r}: {suggest(locale_name, available)}")
+    return catalogs
 
 
-def _folders() -> list[Path]:
+def _catalog_folders() -> list[Path]:
     """Where catalogues lie, those asked for first."""
-    data = os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share"
-    asked = [folder for folder in os.environ.get("TEXTDOMAINDIR", "").split(os.pathsep) if folder]
-    prefixes = [Path(sys.prefix, "share"), Path(sys.base_prefix, "share"), *map(Path, data.split(os.pathsep))]
-    return list(dict.fromkeys([*map(Path, asked), *(prefix / "locale" for prefix in prefixes)]))
+    data_dirs = os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share"
+    requested = [folder for folder in os.environ.get("TEXTDOMAINDIR", "").split(os.pathsep) if folder]
+    prefixes = [Path(sys.prefix, "share"), Path(sys.base_prefix, "share"), *map(Path, data_dirs.split(os.pathsep))]
+    return list(dict.fromkeys([*map(Path, requested), *(prefix / "locale" for prefix in prefixes)]))
 
 
-def language(locale: str) -> str:
+def parse_language(locale: str) -> str:
     """de for de_AT, sr for sr@latin."""
     return re.split(r"[_@.]", locale, maxsplit=1)[0]
 
 
-def _names(locale: str) -> tuple[str, str]:
-    return locale, language(locale)
+def _locale_names(locale: str) -> tuple[str, str]:
+    return locale, parse_language(locale)
 
 
-def language_of(path: Path) -> str:
+def language_from_path(path: Path) -> str:
     """The language of a catalogue by the folder it lies in; empty if that does not tell."""
-    return language(path.parts[-3]) if len(path.parts) > 2 and path.parts[-2] == "LC_MESSAGES" else ""
+    return parse_language(path.parts[-3]) if len(path.parts) > 2 and path.parts[-2] == "LC_MESSAGES" else ""
 
 
-def messages(path: Path) -> list[tuple[str, str]]:
+def read_messages(path: Path) -> list[tuple[str, str]]:
     """Each message and its translation. Of plural forms the first belongs to the singular, the others do not."""
-    found = []
-    for entry in _entries(path, str(path)):
+    pairs = []
+    for entry in _read_entries(path, str(path)):
         if isinstance(entry, UserError):
             raise entry
-        found.append(entry)
-    return found
+        pairs.append(entry)
+    return pairs
 
 
-def read(path: Path, name: str) -> Iterator[Found]:
+def read_translations(path: Path, name: str) -> Iterator[ReadResult]:
     """The translations of a catalogue as one document: one a line, and those of several lines as paragraphs."""
-    text: list[str] = []
-    spaced = False
-    for entry in _entries(path, name):
+    parts: list[str] = []
+    previous_is_paragraph = False
+    for entry in _read_entries(path, name):
         if isinstance(entry, UserError):
             yield entry
         elif message := entry[1].strip():
-            paragraph = "\n" in message
-            if text:
-                text.append("\n\n" if paragraph or spaced else "\n")
-            text.append(message)
-            spaced = paragraph
-    if text:
-        yield Document("".join(text), name)
+            is_paragraph = "\n" in message
+            if parts:
+                parts.append("\n\n" if is_paragraph or previous_is_paragraph else "\n")
+            parts.append(message)
+            previous_is_paragraph = is_paragraph
+    if parts:
+        yield Document("".join(parts), name)
 
 
-def _entries(path: Path, name: str) -> Iterator[tuple[str, str] | UserError]:
-    """Messages and translations as `messages` gives them; an error for each that cannot be read."""
-    data = bytearray()
+def _read_entries(path: Path, name: str) -> Iterator[tuple[str, str] | UserError]:
+    """Messages and translations as `read_messages` gives them; an error for each that cannot be read."""
+    content = bytearray()
     try:
-        for block in unpacked(path):
-            data += block
-            if len(data) > LONGEST_ROW:
-                yield bad(f"{name}: longer than {LONGEST_ROW >> 20} MB")
+        for block in read_decompressed(path):
+            content += block
+            if len(content) > MAX_ROW_BYTES:
+                yield bad_input(f"{name}: longer than {MAX_ROW_BYTES >> 20} MB")
                 return
-    except Damaged:
-        yield bad(f"{name} is cut off or damaged: it cannot be unpacked")
+    except CorruptFileError:
+        yield bad_input(f"{name} is cut off or damaged: it cannot be unpacked")
         return
     except UserError as error:
         yield error
         return
-    pairs, wrong = _strings(bytes(data))
-    head = next((_CHARSET.search(translated) for original, translated in pairs if not original), None)
-    charset = head[1].decode() if head else "utf-8"
-    for number, (original, translated) in enumerate(pairs, 1):
+    pairs, error_text = _parse_mo(bytes(content))
+    charset_match = next((_CHARSET.search(translation) for original, translation in pairs if not original), None)
+    charset = charset_match[1].decode() if charset_match else "utf-8"
+    for number, (original, translation) in enumerate(pairs, 1):
         if not original:
             continue
         try:
             ids = original.decode(charset).rpartition("\x04")[2].split("\0")  # before \x04 stands a context
-            forms = translated.decode(charset).split("\0")
+            forms = translation.decode(charset).split("\0")
         except LookupError:
-            yield bad(f"{name}: there is no encoding {charset!r}")
+            yield bad_input(f"{name}: there is no encoding {charset!r}")
             return
         except (UnicodeError, ValueError):
-            yield bad(f"{name} message {number}: not {charset} text")
+            yield bad_input(f"{name} message {number}: not {charset} text")
             continue
-        for place, form in enumerate(forms):
+        for form_index, form in enumerate(forms):
             if form:
-                yield characters(ids[min(place, len(ids) - 1)]), characters(form)
-    if wrong:
-        yield bad(f"{name} {wrong}")
+                yield replace_surrogates(ids[min(form_index, len(ids) - 1)]), replace_surrogates(form)
+    if error_text:
+        yield bad_input(f"{name} {error_text}")
 
 
-def _strings(data: bytes) -> tuple[list[tuple[bytes, bytes]], str]:
+def _parse_mo(content: bytes) -> tuple[list[tuple[bytes, bytes]], str]:
     """What the two tables of a catalogue point at, and what is wrong with the rest."""
-    if not data:
+    if not content:
         return [], "is empty"
-    order = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}.get(data[:4], "")
-    if not order:
-        return [], "is no catalogue of gettext"
+    byte_order = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}.get(content[:4], "")
+    if not byte_order:
+        return [], "is no catalog of gettext"
     pairs: list[tuple[bytes, bytes]] = []
-    size = 0
+    total_length = 0
     try:
-        revision, count, *tables = struct.unpack_from(f"{order}4I", data, 4)
+        revision, count, *tables = struct.unpack_from(f"{byte_order}4I", content, 4)
         if revision >> 16 > 1:
-            return [], f"is a catalogue of the unknown revision {revision >> 16}"
-        for place in range(count):
+            return [], f"is a catalog of the unknown revision {revision >> 16}"
+        for index in range(count):
             pair = []
             for table in tables:
-                length, offset = struct.unpack_from(f"{order}2I", data, table + 8 * place)
-                size += length
-                if offset + length > len(data) or size > 4 * len(data):
+                length, offset = struct.unpack_from(f"{byte_order}2I", content, table + 8 * index)
+                total_length += length
+                if offset + length > len(content) or total_length > 4 * len(content):
                     raise struct.error
-                pair.append(data[offset : offset + length])
+                pair.append(content[offset : offset + length])
             pairs.append((pair[0], pair[1]))
     except struct.error:
         return pairs, f"is cut off or damaged: it cannot be read beyond message {len(pairs)}"

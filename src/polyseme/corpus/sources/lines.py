@@ -9,141 +9,145 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyseme.errors import UserError
-from polyseme.io.files import Damaged, unpacked
+from polyseme.io.compression import CorruptFileError, read_decompressed
 
-LONGEST_DOCUMENT = 4_000_000  # characters; a longer one is cut into parts
-LONGEST_ROW = 64 << 20  # bytes of a row of a table or of JSON lines; a longer one is bad
-_PIECE = 1 << 20  # bytes of a long line of plain text that are decoded at once; no block is longer
+MAX_DOCUMENT_CHARS = 4_000_000  # characters; a longer one is cut into parts
+MAX_ROW_BYTES = 64 << 20  # bytes of a row of a table or of JSON lines; a longer one is bad
+_LINE_CHUNK_BYTES = 1 << 20  # bytes of a long line of plain text that are decoded at once; no block is longer
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_UNSEEN = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
 class Document:
     text: str
     source: str
-    where: str = ""  # a line of a file, a row, a module
+    location: str = ""  # a line of a file, a row, a module
 
 
 # A reader gives documents, and for what it cannot read an error that is not raised yet.
-Found = Document | UserError
+ReadResult = Document | UserError
 
 
-def legible(text: str) -> str:
+def make_printable(text: str) -> str:
     """A name or a quotation without what no terminal shows or no file can hold."""
-    return _UNSEEN.sub("\ufffd", text)
+    return _UNPRINTABLE.sub("\ufffd", text)
 
 
-def characters(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """A text with U+FFFD for each half of a surrogate pair, which is no character."""
     return _SURROGATE.sub("\ufffd", text)
 
 
-def bad(message: str) -> UserError:
+def bad_input(message: str) -> UserError:
     """An error that may quote a file."""
-    return UserError(legible(message))
+    return UserError(make_printable(message))
 
 
-def cut(text: str) -> int:
+def find_split_point(text: str) -> int:
     """Where the first part of a text too long ends: behind a line break, else behind a space, else anywhere."""
-    return text.rfind("\n", 0, LONGEST_DOCUMENT) + 1 or text.rfind(" ", 0, LONGEST_DOCUMENT) + 1 or LONGEST_DOCUMENT
+    return (
+        text.rfind("\n", 0, MAX_DOCUMENT_CHARS) + 1 or text.rfind(" ", 0, MAX_DOCUMENT_CHARS) + 1 or MAX_DOCUMENT_CHARS
+    )
 
 
-def parts(found: Found) -> Iterator[Found]:
+def split_long_document(document: ReadResult) -> Iterator[ReadResult]:
     """A document in parts that are not too long; anything else as it is."""
-    if isinstance(found, UserError) or len(found.text) <= LONGEST_DOCUMENT:
-        yield found
+    if isinstance(document, UserError) or len(document.text) <= MAX_DOCUMENT_CHARS:
+        yield document
         return
-    text, start, number = found.text, 0, 1
+    text, start, part_number = document.text, 0, 1
     while start < len(text):
-        rest = text[start : start + LONGEST_DOCUMENT + 1]
-        end = cut(rest) if len(rest) > LONGEST_DOCUMENT else len(rest)
-        yield Document(rest[:end], found.source, f"{found.where} part {number}".lstrip())
-        start, number = start + end, number + 1
+        remaining = text[start : start + MAX_DOCUMENT_CHARS + 1]
+        end = find_split_point(remaining) if len(remaining) > MAX_DOCUMENT_CHARS else len(remaining)
+        yield Document(remaining[:end], document.source, f"{document.location} part {part_number}".lstrip())
+        start, part_number = start + end, part_number + 1
 
 
-class Gather:
+class DocumentBuilder:
     """A document in the making, from lines or pieces of lines; what gets too long leaves as a part."""
 
-    def __init__(self, name: str):
-        self.name = name
+    def __init__(self, source: str):
+        self.source = source
         self.clear()
 
     def clear(self) -> None:
-        self.pieces: list[str] = []
-        self.size, self.line = 0, 0
+        self.chunks: list[str] = []
+        self.num_characters, self.first_line = 0, 0
 
-    def add(self, number: int, text: str) -> Iterator[Document]:
-        if not self.pieces:
-            self.line = number
-        self.pieces.append(text)
-        self.size += len(text)
-        while self.size > LONGEST_DOCUMENT:
-            whole = "".join(self.pieces)
-            end = cut(whole)
-            yield self._document(whole[:end])
-            self.line += whole.count("\n", 0, end)
-            self.pieces, self.size = [whole[end:]], self.size - end
+    def add(self, line_number: int, text: str) -> Iterator[Document]:
+        if not self.chunks:
+            self.first_line = line_number
+        self.chunks.append(text)
+        self.num_characters += len(text)
+        while self.num_characters > MAX_DOCUMENT_CHARS:
+            joined_text = "".join(self.chunks)
+            end = find_split_point(joined_text)
+            yield self._document(joined_text[:end])
+            self.first_line += joined_text.count("\n", 0, end)
+            self.chunks, self.num_characters = [joined_text[end:]], self.num_characters - end
 
-    def end(self) -> Iterator[Document]:
-        if self.size:
-            yield self._document("".join(self.pieces))
+    def finish(self) -> Iterator[Document]:
+        if self.num_characters:
+            yield self._document("".join(self.chunks))
         self.clear()
 
     def _document(self, text: str) -> Document:
-        return Document(text.rstrip("\n"), self.name, f"line {self.line}")
+        return Document(text.rstrip("\n"), self.source, f"line {self.first_line}")
 
 
-def stretches(path: Path, name: str, cut_lines: bool = False) -> Iterator[tuple[int, str] | UserError]:
+def read_line_chunks(path: Path, name: str, split_long_lines: bool = False) -> Iterator[tuple[int, str] | UserError]:
     """Stretches of whole lines of a file in UTF-8, each with the number of its first line; lines end in `\\n`.
 
     A line that is not UTF-8 or too long is an error, and so is the end of a file that is cut off; what stands
-    around it is given nevertheless. With `cut_lines` no line is too long: it comes in pieces, each a stretch
+    around it is given nevertheless. With `split_long_lines` no line is too long: it comes in pieces, each a stretch
     of its own, and only the last of them ends in `\\n`.
     """
-    number, offset, empty, dropping = 1, 0, True, False
+    line_number, offset, is_empty, is_skipping = 1, 0, True, False
     try:
-        for raw, goes_on in _chunks(path, _PIECE if cut_lines else LONGEST_ROW, cut_lines):
+        for raw, is_continued in _read_byte_chunks(
+            path, _LINE_CHUNK_BYTES if split_long_lines else MAX_ROW_BYTES, split_long_lines
+        ):
             if not offset and raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-                yield bad(f"{name} line 1: byte 0 is not UTF-8 text, it looks like UTF-16")
+                yield bad_input(f"{name} line 1: byte 0 is not UTF-8 text, it looks like UTF-16")
                 return
-            if goes_on and not cut_lines:
-                if not dropping:
-                    yield bad(f"{name} line {number}: longer than {LONGEST_ROW >> 20} MB")
-                offset, empty, dropping = offset + len(raw), False, True
+            if is_continued and not split_long_lines:
+                if not is_skipping:
+                    yield bad_input(f"{name} line {line_number}: longer than {MAX_ROW_BYTES >> 20} MB")
+                offset, is_empty, is_skipping = offset + len(raw), False, True
                 continue
             start = 0
-            if dropping:  # the rest of a line that is too long
+            if is_skipping:  # the rest of a line that is too long
                 start = raw.find(b"\n") + 1 or len(raw)
-                number, dropping = number + 1, False
+                line_number, is_skipping = line_number + 1, False
             elif not offset and raw.startswith(b"\xef\xbb\xbf"):
                 start = 3
             raw, offset = raw[start:], offset + start
             if raw:
-                yield from _decoded(name, raw, number, offset)
-                number, offset, empty = number + raw.count(b"\n"), offset + len(raw), False
-    except Damaged:
-        yield bad(f"{name} is cut off or damaged: it cannot be unpacked beyond line {number - 1}")
+                yield from _decode_lines(name, raw, line_number, offset)
+                line_number, offset, is_empty = line_number + raw.count(b"\n"), offset + len(raw), False
+    except CorruptFileError:
+        yield bad_input(f"{name} is cut off or damaged: it cannot be unpacked beyond line {line_number - 1}")
     except UserError as error:
         yield error
     else:
-        if empty:
-            yield bad(f"{name} is empty")
+        if is_empty:
+            yield bad_input(f"{name} is empty")
 
 
-def lines(path: Path, name: str) -> Iterator[tuple[int, str] | UserError]:
+def read_lines(path: Path, name: str) -> Iterator[tuple[int, str] | UserError]:
     """Numbered lines without their ends; an error where one cannot be had."""
-    for found in stretches(path, name):
-        if isinstance(found, UserError):
-            yield found
+    for chunk in read_line_chunks(path, name):
+        if isinstance(chunk, UserError):
+            yield chunk
         else:
-            yield from enumerate(found[1].removesuffix("\n").split("\n"), found[0])
+            yield from enumerate(chunk[1].removesuffix("\n").split("\n"), chunk[0])
 
 
-def first_byte(path: Path) -> bytes:
+def read_first_byte(path: Path) -> bytes:
     """The first byte of a file that is no white space; empty if there is none or it cannot be read."""
     try:
-        for block in unpacked(path):
+        for block in read_decompressed(path):
             if block := block.removeprefix(b"\xef\xbb\xbf").lstrip():
                 return block[:1]
     except UserError:
@@ -151,64 +155,66 @@ def first_byte(path: Path) -> bytes:
     return b""
 
 
-def _chunks(path: Path, longest: int, cut_lines: bool) -> Iterator[tuple[bytes, bool]]:
-    """Whole lines, with False; and of a line longer than `longest` the pieces before its end, with True.
+def _read_byte_chunks(path: Path, max_line_bytes: int, split_long_lines: bool) -> Iterator[tuple[bytes, bool]]:
+    """Whole lines, with False; and of a line longer than `max_line_bytes` the pieces before its end, with True.
 
-    With `cut_lines` a line that a damaged file breaks off is given too. Where a piece ends does not depend
+    With `split_long_lines` a line that a damaged file breaks off is given too. Where a piece ends does not depend
     on the blocks the file is read in.
     """
-    held: list[bytes] = []
+    buffers: list[bytes] = []
     size = 0
     try:
-        for block in unpacked(path):
+        for block in read_decompressed(path):
             end = block.rfind(b"\n") + 1
-            held.append(block[:end] if end else block)
-            size += len(held[-1])
-            first = size - len(held[-1]) + block.find(b"\n") + 1 if end else size  # of the line begun before
-            if end or first > longest:
-                raw = b"".join(held)
-                while first > longest:
-                    stop = _border(raw, longest)
+            buffers.append(block[:end] if end else block)
+            size += len(buffers[-1])
+            first_line_size = (
+                size - len(buffers[-1]) + block.find(b"\n") + 1 if end else size
+            )  # of the line begun before
+            if end or first_line_size > max_line_bytes:
+                raw = b"".join(buffers)
+                while first_line_size > max_line_bytes:
+                    stop = _find_boundary(raw, max_line_bytes)
                     yield raw[:stop], True
-                    raw, first = raw[stop:], first - stop
+                    raw, first_line_size = raw[stop:], first_line_size - stop
                 if end:
                     yield raw, False
                     raw = block[end:]
-                held, size = [raw], len(raw)
+                buffers, size = [raw], len(raw)
     except UserError:
-        if size and cut_lines:
-            yield b"".join(held), False
+        if size and split_long_lines:
+            yield b"".join(buffers), False
         raise
     if size:
-        yield b"".join(held), False
+        yield b"".join(buffers), False
 
 
-def _border(raw: bytes, end: int) -> int:
+def _find_boundary(raw: bytes, end: int) -> int:
     """The last place up to `end` that is neither inside a character nor inside `\\r\\n`."""
-    for place in range(end, end - 4, -1):
-        if not 0x80 <= raw[place] < 0xC0 and raw[place - 1] != 0x0D:
-            return place
+    for position in range(end, end - 4, -1):
+        if not 0x80 <= raw[position] < 0xC0 and raw[position - 1] != 0x0D:
+            return position
     return end
 
 
-def _decoded(name: str, raw: bytes, number: int, offset: int) -> Iterator[tuple[int, str] | UserError]:
-    """The text of some lines, in one stretch if it can be; `number` and `offset` are those of their start."""
+def _decode_lines(name: str, raw: bytes, line_number: int, offset: int) -> Iterator[tuple[int, str] | UserError]:
+    """The text of some lines, in one stretch if it can be; `line_number` and `offset` are those of their start."""
     try:
         text = raw.decode()
     except UnicodeDecodeError:
         pass
     else:
-        yield number, text.replace("\r\n", "\n")
+        yield line_number, text.replace("\r\n", "\n")
         return
-    start, good = number, list[str]()
+    start, decoded_lines = line_number, list[str]()
     for line in io.BytesIO(raw):
         try:
-            good.append(line.decode())
+            decoded_lines.append(line.decode())
         except UnicodeDecodeError as error:
-            if good:
-                yield start, "".join(good).replace("\r\n", "\n")
-            yield bad(f"{name} line {number}: byte {offset + error.start} is not UTF-8 text")
-            start, good = number + 1, []
-        number, offset = number + 1, offset + len(line)
-    if good:
-        yield start, "".join(good).replace("\r\n", "\n")
+            if decoded_lines:
+                yield start, "".join(decoded_lines).replace("\r\n", "\n")
+            yield bad_input(f"{name} line {line_number}: byte {offset + error.start} is not UTF-8 text")
+            start, decoded_lines = line_number + 1, []
+        line_number, offset = line_number + 1, offset + len(line)
+    if decoded_lines:
+        yield start, "".join(decoded_lines).replace("\r\n", "\n")

@@ -13,24 +13,24 @@ from typing import BinaryIO
 from polyseme.corpus.sources import gettext_catalogs as gettext_catalogues
 from polyseme.corpus.sources import midi, python_docs, tables
 from polyseme.corpus.sources.lines import (
-    LONGEST_ROW,
+    MAX_ROW_BYTES,
     Document,
-    Found,
-    Gather,
-    bad,
-    characters,
-    first_byte,
-    legible,
-    lines,
-    parts,
-    stretches,
+    DocumentBuilder,
+    ReadResult,
+    bad_input,
+    make_printable,
+    read_first_byte,
+    read_line_chunks,
+    read_lines,
+    replace_surrogates,
+    split_long_document,
 )
 from polyseme.errors import UserError
-from polyseme.io.files import PACKED, Damaged, unpacked
+from polyseme.io.compression import COMPRESSED_SUFFIXES, CorruptFileError, read_decompressed
 
 PYTHON_DOCS = "python-docs"
 SPLITS = ("file", "blank", "line")
-ENDINGS = {
+SUFFIX_FORMATS = {
     **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
     ".csv": "csv",
@@ -41,148 +41,150 @@ ENDINGS = {
     **dict.fromkeys((".mid", ".midi"), "midi"),
 }
 _WIKI = re.compile(r"wiki_\d+")  # as WikiExtractor names its files
-_LONGEST_HEAD = 1000  # lines of the head of a web record
+_MAX_HEADER_LINES = 1000  # lines of the head of a web record
 
 
 @dataclass(frozen=True)
-class Input:
+class SourceFile:
     """One file of a source, and how it is read; or all of `python-docs`."""
 
-    origin: int
+    source_index: int
     path: Path | str  # as it is named
     lang: str = "en"
     format: str = "text"
     key: str = "text"
     split: str = "file"
-    copy: Path | None = None  # what is opened instead: standard input has been written there
+    spooled_path: Path | None = None  # what is opened instead: standard input has been written there
 
     @property
     def name(self) -> str:
-        return "standard input" if self.path == "-" else legible(str(self.path))
+        return "standard input" if self.path == "-" else make_printable(str(self.path))
 
     @property
-    def file(self) -> Path:
-        return self.copy or Path(self.path)
+    def local_path(self) -> Path:
+        return self.spooled_path or Path(self.path)
 
-    def read(self) -> Iterator[Found]:
+    def read(self) -> Iterator[ReadResult]:
         """Its documents, and for what cannot be read an error. The same ones at every call."""
-        for found in _READERS[self.format](self):
-            yield from parts(found)
+        for document in _READERS[self.format](self):
+            yield from split_long_document(document)
 
 
-def format_of(path: Path) -> str:
+def detect_format(path: Path) -> str:
     """The format that a file's name tells, whatever it is packed with; empty if it tells none."""
-    inner = Path(path.stem) if path.suffix.lower() in PACKED else path
-    return "wiki" if _WIKI.fullmatch(inner.name) else ENDINGS.get(inner.suffix.lower(), "")
+    inner = Path(path.stem) if path.suffix.lower() in COMPRESSED_SUFFIXES else path
+    return "wiki" if _WIKI.fullmatch(inner.name) else SUFFIX_FORMATS.get(inner.suffix.lower(), "")
 
 
-def _text(source: Input) -> Iterator[Found]:
-    gather = Gather(source.name)
-    for found in stretches(source.file, source.name, cut_lines=True):
-        if isinstance(found, UserError):
-            yield from gather.end()
-            yield found
-        elif source.split == "file":
-            yield from gather.add(*found)
+def _read_text(source_file: SourceFile) -> Iterator[ReadResult]:
+    builder = DocumentBuilder(source_file.name)
+    for chunk in read_line_chunks(source_file.local_path, source_file.name, split_long_lines=True):
+        if isinstance(chunk, UserError):
+            yield from builder.finish()
+            yield chunk
+        elif source_file.split == "file":
+            yield from builder.add(*chunk)
         else:
-            for number, line in enumerate(io.StringIO(found[1]), found[0]):
-                if source.split == "blank":
-                    yield from gather.end() if line.isspace() else gather.add(number, line)
-                elif line.endswith("\n") and not gather.size:
-                    yield Document(line[:-1], source.name, f"line {number}")
+            for number, line in enumerate(io.StringIO(chunk[1]), chunk[0]):
+                if source_file.split == "blank":
+                    yield from builder.finish() if line.isspace() else builder.add(number, line)
+                elif line.endswith("\n") and not builder.num_characters:
+                    yield Document(line[:-1], source_file.name, f"line {number}")
                 else:  # a piece of a long line, or the last line
-                    yield from gather.add(number, line)
+                    yield from builder.add(number, line)
                     if line.endswith("\n"):
-                        yield from gather.end()
-    yield from gather.end()
+                        yield from builder.finish()
+    yield from builder.finish()
 
 
-def _json_lines(source: Input) -> Iterator[Found]:
-    first = True
-    for found in lines(source.file, source.name):
-        if isinstance(found, tuple):
-            number, line = found
+def _read_json_lines(source_file: SourceFile) -> Iterator[ReadResult]:
+    is_first = True
+    for numbered_line in read_lines(source_file.local_path, source_file.name):
+        if isinstance(numbered_line, tuple):
+            number, line = numbered_line
             if not line or line.isspace():
                 continue
-            row = _row(source, number, line)
+            row = _parse_json_row(source_file, number, line)
         else:
-            row = found
-        if first and isinstance(row, UserError) and _is_array(source, found):
-            yield bad(f"{source.name} is one JSON array: it must be one object a line")
+            row = numbered_line
+        if is_first and isinstance(row, UserError) and _is_json_array(source_file, numbered_line):
+            yield bad_input(f"{source_file.name} is one JSON array: it must be one object a line")
             return
         yield row
-        first = False
+        is_first = False
 
 
-def _is_array(source: Input, found: tuple[int, str] | UserError) -> bool:
+def _is_json_array(source_file: SourceFile, first_line: tuple[int, str] | UserError) -> bool:
     """Whether a file is one array; a first line that is a whole list may be a bad row, but not in .json."""
-    if first_byte(source.file) != b"[":
+    if read_first_byte(source_file.local_path) != b"[":
         return False
-    named = ".json" in (suffix.lower() for suffix in Path(source.path).suffixes[-2:])
-    return named or not (isinstance(found, tuple) and found[1].rstrip().endswith("]"))
+    has_json_suffix = ".json" in (suffix.lower() for suffix in Path(source_file.path).suffixes[-2:])
+    return has_json_suffix or not (isinstance(first_line, tuple) and first_line[1].rstrip().endswith("]"))
 
 
-def _row(source: Input, number: int, line: str) -> Found:
-    where = f"{source.name} line {number}"
+def _parse_json_row(source_file: SourceFile, number: int, line: str) -> ReadResult:
+    location = f"{source_file.name} line {number}"
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        why = f"{error.msg} at character {error.colno}"
-        return bad(f"{where}: malformed JSON ({why}); each line must be one object")
+        reason = f"{error.msg} at character {error.colno}"
+        return bad_input(f"{location}: malformed JSON ({reason}); each line must be one object")
     except (ValueError, RecursionError) as error:
-        return bad(f"{where}: malformed JSON ({error}); each line must be one object")
+        return bad_input(f"{location}: malformed JSON ({error}); each line must be one object")
     if not isinstance(row, dict):
-        return bad(f"{where}: {type(row).__name__} where an object with {source.key!r} must be")
+        return bad_input(f"{location}: {type(row).__name__} where an object with {source_file.key!r} must be")
     texts = []
-    for key in tables.wanted(source.key, row):
+    for key in tables.parse_columns(source_file.key, row):
         if key not in row:
-            return tables.missing(where, "key", key, row)
+            return tables.missing_column(location, "key", key, row)
         value = row[key]
         if not isinstance(value, str):
             shown = type(value).__name__ if isinstance(value, dict | list) else json.dumps(value)[:40]
-            return bad(f"{where}: {key!r} is {shown}, not a string")
+            return bad_input(f"{location}: {key!r} is {shown}, not a string")
         texts.append(value)
     text = "\n".join(texts).replace("\r\n", "\n")
     if "\\u" in line:  # an escape may be half of a pair, which is no character
-        text = characters(text)
-    return Document(text, source.name, f"line {number}")
+        text = replace_surrogates(text)
+    return Document(text, source_file.name, f"line {number}")
 
 
-def _wiki(source: Input) -> Iterator[Found]:
+def _read_wiki(source_file: SourceFile) -> Iterator[ReadResult]:
     """WikiExtractor's output: articles between `<doc …>` and `</doc>`, or JSON lines. The title is the first line."""
-    if first_byte(source.file) == b"{":
-        yield from _json_lines(source)
+    if read_first_byte(source_file.local_path) == b"{":
+        yield from _read_json_lines(source_file)
         return
-    gather, opened, broken = Gather(source.name), 0, False
-    for found in lines(source.file, source.name):
-        if isinstance(found, UserError):
-            gather.clear()
-            broken = True
-            yield found
+    builder, open_line, is_broken = DocumentBuilder(source_file.name), 0, False
+    for numbered_line in read_lines(source_file.local_path, source_file.name):
+        if isinstance(numbered_line, UserError):
+            builder.clear()
+            is_broken = True
+            yield numbered_line
             continue
-        number, line = found
+        number, line = numbered_line
         if line.startswith("<doc ") and line.rstrip().endswith(">"):
-            if opened and not broken:
-                yield bad(f"{source.name} line {opened}: a document that is not closed before line {number}")
-            gather.clear()
-            opened, broken = number, False
-        elif opened and line.rstrip() == "</doc>":
-            yield from gather.end()
-            opened = 0
-        elif opened:
-            if not broken:
-                yield from gather.add(number, line + "\n")
+            if open_line and not is_broken:
+                yield bad_input(
+                    f"{source_file.name} line {open_line}: a document that is not closed before line {number}"
+                )
+            builder.clear()
+            open_line, is_broken = number, False
+        elif open_line and line.rstrip() == "</doc>":
+            yield from builder.finish()
+            open_line = 0
+        elif open_line:
+            if not is_broken:
+                yield from builder.add(number, line + "\n")
         elif line and not line.isspace():
-            yield bad(f"{source.name} line {number}: text outside of <doc …> and </doc>")
-    if opened and not broken:
-        yield bad(f"{source.name} line {opened}: a document that is not closed")
+            yield bad_input(f"{source_file.name} line {number}: text outside of <doc …> and </doc>")
+    if open_line and not is_broken:
+        yield bad_input(f"{source_file.name} line {open_line}: a document that is not closed")
 
 
-class _Unpacked(io.RawIOBase):
+class _DecompressedStream(io.RawIOBase):
     """The blocks of a file as a stream of bytes."""
 
     def __init__(self, path: Path):
-        self.blocks, self.block = unpacked(path), memoryview(b"")
+        self.blocks, self.block = read_decompressed(path), memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -195,78 +197,86 @@ class _Unpacked(io.RawIOBase):
         return size
 
 
-def _wet(source: Input) -> Iterator[Found]:
+def _read_wet(source_file: SourceFile) -> Iterator[ReadResult]:
     """Text that Common Crawl took out of web pages: the records of type conversion in a WARC file."""
-    stream = io.BufferedReader(_Unpacked(source.file), 1 << 16)
-    number, lost = 0, False
-    held: Found | None = None  # the last record, until it is seen that it ends where it says
+    stream = io.BufferedReader(_DecompressedStream(source_file.local_path), 1 << 16)
+    num_records, is_out_of_sync = 0, False
+    pending: ReadResult | None = None  # the last record, until it is seen that it ends where it says
     error: UserError | None = None
     try:
         while line := stream.readline(1 << 16):
             if line.startswith(b"WARC/"):
-                if held is not None:
-                    yield held
-                held = None
-                held = _record(stream, source, number + 1)
-                number, lost = number + 1, isinstance(held, UserError)
-            elif not lost and line.strip():
-                what = "its Content-Length is wrong, it goes on behind that" if number else "it begins without WARC/1.0"
-                lost, held = True, bad(f"{source.name} record {number or 1}: {what}")
-    except Damaged:
-        error = bad(f"{source.name} is cut off or damaged: it cannot be unpacked beyond record {number}")
-    except UserError as other:
-        error = other
-    if held is None and error is None and not number:
-        error = bad(f"{source.name} is empty")
-    yield from (each for each in (held, error) if each is not None)
+                if pending is not None:
+                    yield pending
+                pending = None
+                pending = _read_warc_record(stream, source_file, num_records + 1)
+                num_records, is_out_of_sync = num_records + 1, isinstance(pending, UserError)
+            elif not is_out_of_sync and line.strip():
+                problem = (
+                    "its Content-Length is wrong, it goes on behind that"
+                    if num_records
+                    else "it begins without WARC/1.0"
+                )
+                is_out_of_sync, pending = True, bad_input(f"{source_file.name} record {num_records or 1}: {problem}")
+    except CorruptFileError:
+        error = bad_input(
+            f"{source_file.name} is cut off or damaged: it cannot be unpacked beyond record {num_records}"
+        )
+    except UserError as read_error:
+        error = read_error
+    if pending is None and error is None and not num_records:
+        error = bad_input(f"{source_file.name} is empty")
+    yield from (result for result in (pending, error) if result is not None)
 
 
-def _record(stream: BinaryIO, source: Input, number: int) -> Found | None:
+def _read_warc_record(stream: BinaryIO, source_file: SourceFile, number: int) -> ReadResult | None:
     """What follows the first line of a record: a document, or nothing if the record is of another type."""
-    where = f"{source.name} record {number}"
-    head: dict[bytes, bytes] = {}
-    for _ in range(_LONGEST_HEAD):
+    location = f"{source_file.name} record {number}"
+    headers: dict[bytes, bytes] = {}
+    for _ in range(_MAX_HEADER_LINES):
         name, _, value = stream.readline(1 << 16).strip().partition(b":")
         if not name:
             break
-        head[name.strip().lower()] = value.strip()
-    length = head.get(b"content-length", b"")
+        headers[name.strip().lower()] = value.strip()
+    length = headers.get(b"content-length", b"")
     if not re.fullmatch(rb"[0-9]{1,15}", length):
-        return bad(f"{where}: its Content-Length is {length.decode('latin-1')[:40]!r}, not a number")
-    size = left = int(length)
-    kept = []
-    wanted = head.get(b"warc-type", b"").lower() == b"conversion"
-    while left and (block := stream.read(min(left, 1 << 20))):
-        left -= len(block)
-        if wanted and size <= LONGEST_ROW:
-            kept.append(block)
-    if left:
-        return bad(f"{where}: cut off, {left} of its {size} bytes are missing")
-    if not wanted:
+        return bad_input(f"{location}: its Content-Length is {length.decode('latin-1')[:40]!r}, not a number")
+    size = num_remaining = int(length)
+    blocks = []
+    is_text = headers.get(b"warc-type", b"").lower() == b"conversion"
+    while num_remaining and (block := stream.read(min(num_remaining, 1 << 20))):
+        num_remaining -= len(block)
+        if is_text and size <= MAX_ROW_BYTES:
+            blocks.append(block)
+    if num_remaining:
+        return bad_input(f"{location}: cut off, {num_remaining} of its {size} bytes are missing")
+    if not is_text:
         return None
-    if size > LONGEST_ROW:
-        return bad(f"{where}: longer than {LONGEST_ROW >> 20} MB")
+    if size > MAX_ROW_BYTES:
+        return bad_input(f"{location}: longer than {MAX_ROW_BYTES >> 20} MB")
     try:
-        text = b"".join(kept).decode("utf-8-sig")
+        text = b"".join(blocks).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        return bad(f"{where}: byte {error.start} of it is not UTF-8 text")
-    return Document(text.replace("\r\n", "\n").rstrip("\n"), source.name, f"record {number}")
+        return bad_input(f"{location}: byte {error.start} of it is not UTF-8 text")
+    return Document(text.replace("\r\n", "\n").rstrip("\n"), source_file.name, f"record {number}")
 
 
-def _table(read: Callable[[Path, str, str], Iterator[Found]]) -> Callable[[Input], Iterator[Found]]:
-    return lambda source: read(source.file, source.name, source.key)
+def _table_reader(
+    read: Callable[[Path, str, str], Iterator[ReadResult]],
+) -> Callable[[SourceFile], Iterator[ReadResult]]:
+    return lambda source: read(source.local_path, source.name, source.key)
 
 
-_READERS: dict[str, Callable[[Input], Iterator[Found]]] = {
-    "text": _text,
-    "jsonl": _json_lines,
-    "csv": _table(tables.read_csv),
-    "tsv": _table(tables.read_tsv),
-    "parquet": _table(tables.read_parquet),
-    "wiki": _wiki,
-    "wet": _wet,
-    "mo": lambda source: gettext_catalogues.read(source.file, source.name),
-    "midi": lambda source: midi.read(source.file, source.name),
-    PYTHON_DOCS: lambda source: (Document(text, PYTHON_DOCS, module) for module, text in python_docs.documents()),
+_READERS: dict[str, Callable[[SourceFile], Iterator[ReadResult]]] = {
+    "text": _read_text,
+    "jsonl": _read_json_lines,
+    "csv": _table_reader(tables.read_csv),
+    "tsv": _table_reader(tables.read_tsv),
+    "parquet": _table_reader(tables.read_parquet),
+    "wiki": _read_wiki,
+    "wet": _read_wet,
+    "mo": lambda source: gettext_catalogues.read_translations(source.local_path, source.name),
+    "midi": lambda source: midi.read_midi(source.local_path, source.name),
+    PYTHON_DOCS: lambda source: (Document(text, PYTHON_DOCS, module) for module, text in python_docs.read_documents()),
 }
 FORMATS = tuple(name for name in _READERS if name != PYTHON_DOCS)

@@ -18,19 +18,20 @@ from typing import Any
 
 from polyseme.corpus.sources import gettext_catalogs as gettext_catalogues
 from polyseme.corpus.sources import midi, python_docs
-from polyseme.corpus.sources.lines import Document, Found, legible
-from polyseme.corpus.sources.readers import ENDINGS, FORMATS, PYTHON_DOCS, SPLITS, Input, format_of
-from polyseme.errors import UserError, nearest
-from polyseme.io.files import PACKED, arrow, sha256, write_whole
+from polyseme.corpus.sources.lines import Document, ReadResult, make_printable
+from polyseme.corpus.sources.readers import FORMATS, PYTHON_DOCS, SPLITS, SUFFIX_FORMATS, SourceFile, detect_format
+from polyseme.errors import UserError, suggest
+from polyseme.io.atomic import atomic_write, sha256
+from polyseme.io.compression import COMPRESSED_SUFFIXES, require_pyarrow
 
 STDIN = "-"
 GETTEXT = "gettext"
-HEAVIEST = 1000
-_SHOWN = 100  # how many bad rows are kept with their message; all are counted
+MAX_WEIGHT = 1000
+_MAX_REPORTED_ROWS = 100  # how many bad rows are kept with their message; all are counted
 
 
 @dataclass(frozen=True)
-class Origin:
+class CorpusSource:
     """One source as the user gave it. Empty `lang` and `format` are told by the source itself, or are defaults."""
 
     path: str  # a file, a folder, "-" (standard input), "python-docs" or "gettext"
@@ -41,230 +42,244 @@ class Origin:
     format: str = ""
 
 
-_OPTIONS = tuple(each.name for each in fields(Origin) if each.name != "path")
+_OPTIONS = tuple(each.name for each in fields(CorpusSource) if each.name != "path")
 
 
-def parse_origin(given: str, defaults: Origin | None = None) -> Origin:
+def parse_source(text: str, defaults: CorpusSource | None = None) -> CorpusSource:
     """Read `PATH::name=value,…`; what is not given there is as in `defaults`. A path with `::` that exists wins."""
-    defaults = defaults or Origin("")
-    path, mark, options = given.rpartition("::")
-    if not mark or os.path.exists(given):
-        return _checked(replace(defaults, path=given))
-    told: dict[str, Any] = {}
+    defaults = defaults or CorpusSource("")
+    path, separator, options = text.rpartition("::")
+    if not separator or os.path.exists(text):
+        return _check_source(replace(defaults, path=text))
+    settings: dict[str, Any] = {}
     for option in options.split(","):
         name, equals, value = (part.strip() for part in option.partition("="))
         if name not in _OPTIONS:
-            raise UserError(f"{given}: a source has no option {name!r}; {nearest(name, _OPTIONS)}")
-        if not equals or not value or name in told:
-            raise UserError(f"{given}: {name} is given " + ("twice" if name in told else "without a value"))
-        told[name] = value
-    if "weight" in told:
+            raise UserError(f"{text}: a source has no option {name!r}; {suggest(name, _OPTIONS)}")
+        if not equals or not value or name in settings:
+            raise UserError(f"{text}: {name} is given " + ("twice" if name in settings else "without a value"))
+        settings[name] = value
+    if "weight" in settings:
         try:
-            told["weight"] = float(told["weight"])
+            settings["weight"] = float(settings["weight"])
         except ValueError:
-            raise UserError(f"{given}: weight is {told['weight']!r}, not a number") from None
-    return _checked(replace(defaults, path=path, **told))
+            raise UserError(f"{text}: weight is {settings['weight']!r}, not a number") from None
+    return _check_source(replace(defaults, path=path, **settings))
 
 
-def _checked(origin: Origin) -> Origin:
-    if not 0 < origin.weight <= HEAVIEST:
-        raise UserError(f"{origin.path}: weight is {origin.weight}; it must be a number above 0, at most {HEAVIEST}")
-    if origin.split not in SPLITS:
-        raise UserError(f"split is {origin.split!r}: {nearest(origin.split, SPLITS)}")
-    if origin.format and origin.format not in FORMATS:
-        raise UserError(f"format is {origin.format!r}: {nearest(origin.format, FORMATS)}")
-    return origin
+def _check_source(source: CorpusSource) -> CorpusSource:
+    if not 0 < source.weight <= MAX_WEIGHT:
+        raise UserError(f"{source.path}: weight is {source.weight}; it must be a number above 0, at most {MAX_WEIGHT}")
+    if source.split not in SPLITS:
+        raise UserError(f"split is {source.split!r}: {suggest(source.split, SPLITS)}")
+    if source.format and source.format not in FORMATS:
+        raise UserError(f"format is {source.format!r}: {suggest(source.format, FORMATS)}")
+    return source
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class ReadPosition:
     """The next item to read: a document, blank ones too, or an error."""
 
-    input: int = 0
-    item: int = 0
+    file_index: int = 0
+    item_index: int = 0
 
 
-START = Place()
+START = ReadPosition()
 
 
 @dataclass(eq=False)
-class Sources:
+class SourceReader:
     """Documents in a fixed order. Iterating starts from the beginning, and counts what was passed over."""
 
-    origins: list[Origin]
-    inputs: list[Input]
+    sources: list[CorpusSource]
+    files: list[SourceFile]
     skip_bad: bool = False
     num_blank: int = 0
     num_bad: int = 0
-    bad: list[str] = field(default_factory=list)
-    passed_over: list[str] = field(default_factory=list)  # files in folders that are of no known kind, or empty
-    spool: Any = None  # the temporary folder of standard input, which goes when this does
+    bad_row_messages: list[str] = field(default_factory=list)
+    skipped_files: list[str] = field(default_factory=list)  # files in folders that are of no known kind, or empty
+    spool_dir: Any = None  # the temporary folder of standard input, which goes when this does
 
-    def read(self, start: Place = START) -> Iterator[tuple[Place, Found]]:
+    def read(self, start: ReadPosition = START) -> Iterator[tuple[ReadPosition, ReadResult]]:
         """Every item from a place on, with the place after it. Inputs before it are not opened."""
-        for number in range(start.input, len(self.inputs)):
-            passed = start.item if number == start.input else 0
-            for item, found in enumerate(self.inputs[number].read(), 1):
-                if item > passed:
-                    yield Place(number, item), found
+        for file_index in range(start.file_index, len(self.files)):
+            num_skipped = start.item_index if file_index == start.file_index else 0
+            for item_index, document in enumerate(self.files[file_index].read(), 1):
+                if item_index > num_skipped:
+                    yield ReadPosition(file_index, item_index), document
 
     def __iter__(self) -> Iterator[Document]:
         self.num_blank = self.num_bad = 0
-        self.bad = []
-        for _, found in self.read():
-            if isinstance(found, UserError):
+        self.bad_row_messages = []
+        for _, document in self.read():
+            if isinstance(document, UserError):
                 if not self.skip_bad:
-                    raise found
+                    raise document
                 self.num_bad += 1
-                self.bad += [str(found)] * (len(self.bad) < _SHOWN)
-            elif not found.text or found.text.isspace():
+                self.bad_row_messages += [str(document)] * (len(self.bad_row_messages) < _MAX_REPORTED_ROWS)
+            elif not document.text or document.text.isspace():
                 self.num_blank += 1
             else:
-                yield found
+                yield document
 
     def check_unchanged(self) -> None:
         """A `UserError` if a file is not as it was when this was first called."""
-        for each, was in zip(self.inputs, self._stats):
-            if _stat(each) != was:
-                raise UserError(f"{each.path} has changed while it was read: begin again")
+        for source_file, stat in zip(self.files, self._stats):
+            if _stat_file(source_file) != stat:
+                raise UserError(f"{source_file.path} has changed while it was read: begin again")
 
     @cached_property
     def _stats(self) -> list[tuple[int, int] | None]:
-        return [_stat(each) for each in self.inputs]
+        return [_stat_file(source_file) for source_file in self.files]
 
     @cached_property
-    def fingerprint(self) -> list[dict[str, Any]]:
+    def file_facts(self) -> list[dict[str, Any]]:
         """What the documents depend on, file by file: enough to tell whether two runs read the same."""
         self.check_unchanged()
-        found = []
-        for each in self.inputs:
-            facts: dict[str, Any] = {"path": legible(str(each.path)), "origin": each.origin, "format": each.format}
-            if each.format == PYTHON_DOCS:
-                facts["version"] = python_docs.version()
+        rows = []
+        for source_file in self.files:
+            facts: dict[str, Any] = {
+                "path": make_printable(str(source_file.path)),
+                "source_index": source_file.source_index,
+                "format": source_file.format,
+            }
+            if source_file.format == PYTHON_DOCS:
+                facts["version"] = python_docs.describe_version()
             else:
-                facts |= {"bytes": each.file.stat().st_size, "sha256": sha256(each.file)}
-            found.append(facts)
-        return found
+                facts |= {"bytes": source_file.local_path.stat().st_size, "sha256": sha256(source_file.local_path)}
+            rows.append(facts)
+        return rows
 
     @property
-    def size(self) -> int | None:
+    def estimated_characters(self) -> int | None:
         """Characters to read, roughly, from the sizes of the files; None when nothing tells."""
-        if any(each.format == PYTHON_DOCS for each in self.inputs):
+        if any(source_file.format == PYTHON_DOCS for source_file in self.files):
             return None
-        packed = (*PACKED, ".parquet")
-        sizes = ((each.file.stat().st_size, each.file.suffix.lower() in packed) for each in self.inputs)
-        return sum(size * 3 if small else size for size, small in sizes)
+        compressed_suffixes = (*COMPRESSED_SUFFIXES, ".parquet")
+        sizes = (
+            (source_file.local_path.stat().st_size, source_file.local_path.suffix.lower() in compressed_suffixes)
+            for source_file in self.files
+        )
+        return sum(size * 3 if is_compressed else size for size, is_compressed in sizes)
 
 
 def open_sources(
-    given: Sequence[str | Path | Origin],
+    paths: Sequence[str | Path | CorpusSource],
     key: str = "text",
     split: str = "file",
     skip_bad: bool = False,
     *,
     lang: str = "en",
     format: str = "",
-    spool: Path | None = None,
-    leave_out: Path | None = None,
-) -> Sources:
+    spool_dir: Path | None = None,
+    exclude_dir: Path | None = None,
+) -> SourceReader:
     """Find the files, before anything is read. `key`, `split` and `format` are for sources that do not tell.
 
     `lang` is for those whose language nothing tells; it does not choose among the languages of `gettext`.
-    Standard input is copied to `spool` (a temporary folder if None): it is read more than once. `leave_out` is a
+    Standard input is copied to `spool_dir` (a temporary folder if None): it is read more than once. `exclude_dir` is a
     folder that is no source, though it may lie inside one; corpora inside a folder are none either.
     """
-    defaults = _checked(Origin("", key=key, split=split, format=format))
-    origins: list[Origin] = []
-    for each in given:
-        if isinstance(each, Origin):
-            origins.append(_checked(each))
-        elif isinstance(each, Path):
-            origins.append(replace(defaults, path=str(each)))
+    defaults = _check_source(CorpusSource("", key=key, split=split, format=format))
+    parsed_sources: list[CorpusSource] = []
+    for source in paths:
+        if isinstance(source, CorpusSource):
+            parsed_sources.append(_check_source(source))
+        elif isinstance(source, Path):
+            parsed_sources.append(replace(defaults, path=str(source)))
         else:
-            origins.append(parse_origin(each, defaults))
-    if not origins:
+            parsed_sources.append(parse_source(source, defaults))
+    if not parsed_sources:
         raise UserError("no source of text was given")
-    if [origin.path for origin in origins].count(STDIN) > 1:
+    if [parsed_source.path for parsed_source in parsed_sources].count(STDIN) > 1:
         raise UserError("standard input (-) is given more than once")
-    sources = Sources(origins, [], skip_bad)
-    for number, origin in enumerate(origins):
-        if origin.path == STDIN and spool is None:
-            sources.spool = tempfile.TemporaryDirectory(prefix="polyseme-")
-            spool = Path(sources.spool.name)
-        sources.inputs += _inputs(number, origin, lang, spool, leave_out, sources.passed_over)
-    if any(each.format == "parquet" for each in sources.inputs):
-        arrow("Parquet files")
-    if any(each.format == "midi" for each in sources.inputs):
-        midi.mido()
-    if any(each.file.suffix.lower() == ".zst" for each in sources.inputs):
-        arrow("files that end in .zst")
-    return sources
+    reader = SourceReader(parsed_sources, [], skip_bad)
+    for number, parsed_source in enumerate(parsed_sources):
+        if parsed_source.path == STDIN and spool_dir is None:
+            reader.spool_dir = tempfile.TemporaryDirectory(prefix="polyseme-")
+            spool_dir = Path(reader.spool_dir.name)
+        reader.files += _list_files(number, parsed_source, lang, spool_dir, exclude_dir, reader.skipped_files)
+    if any(source.format == "parquet" for source in reader.files):
+        require_pyarrow("Parquet files")
+    if any(source.format == "midi" for source in reader.files):
+        midi.require_mido()
+    if any(source.local_path.suffix.lower() == ".zst" for source in reader.files):
+        require_pyarrow("files that end in .zst")
+    return reader
 
 
-def _inputs(
-    number: int, origin: Origin, lang: str, spool: Path | None, leave_out: Path | None, passed_over: list[str]
-) -> list[Input]:
+def _list_files(
+    source_index: int,
+    source: CorpusSource,
+    lang: str,
+    spool_dir: Path | None,
+    exclude_dir: Path | None,
+    skipped_files: list[str],
+) -> list[SourceFile]:
     """The files of an origin, in reading order."""
-    given = Input(number, origin.path, origin.lang or lang, origin.format or "text", origin.key, origin.split)
-    path = Path(origin.path)
-    if origin.path == PYTHON_DOCS:
-        return [replace(given, format=PYTHON_DOCS)]
-    if origin.path == GETTEXT:
-        found = gettext_catalogues.catalogues(origin.lang)
-        return [replace(given, path=path, lang=lang, format="mo") for lang, path in found]
-    if origin.path == STDIN:
-        assert spool is not None
-        return [replace(given, copy=_spooled(spool))]
+    template = SourceFile(
+        source_index, source.path, source.lang or lang, source.format or "text", source.key, source.split
+    )
+    path = Path(source.path)
+    if source.path == PYTHON_DOCS:
+        return [replace(template, format=PYTHON_DOCS)]
+    if source.path == GETTEXT:
+        catalogs = gettext_catalogues.find_catalogs(source.lang)
+        return [replace(template, path=path, lang=lang, format="mo") for lang, path in catalogs]
+    if source.path == STDIN:
+        assert spool_dir is not None
+        return [replace(template, spooled_path=_spool_stdin(spool_dir))]
     if path.is_dir():
-        files = _in_folder(path, origin.format, leave_out, passed_over)
+        files = _find_files(path, source.format, exclude_dir, skipped_files)
     elif path.is_file():
         files = [path]
     else:
         if path.exists():
             raise UserError(f"{path} is neither a file nor a folder: pipe it in and read -")
-        there = os.listdir(path.parent) if path.parent.is_dir() else []
-        raise UserError(f"there is no {path}: {nearest(path.name, [*there, PYTHON_DOCS, GETTEXT])}")
-    inputs = []
+        siblings = os.listdir(path.parent) if path.parent.is_dir() else []
+        raise UserError(f"there is no {path}: {suggest(path.name, [*siblings, PYTHON_DOCS, GETTEXT])}")
+    source_files = []
     for file in files:
-        form = origin.format or format_of(file) or "text"
-        told = origin.lang or (gettext_catalogues.language_of(file) if form == "mo" else "") or lang
-        inputs.append(replace(given, path=file, lang=told, format=form))
-    return inputs
+        format = source.format or detect_format(file) or "text"
+        file_lang = source.lang or (gettext_catalogues.language_from_path(file) if format == "mo" else "") or lang
+        source_files.append(replace(template, path=file, lang=file_lang, format=format))
+    return source_files
 
 
-def _stat(each: Input) -> tuple[int, int] | None:
-    if each.format == PYTHON_DOCS:
+def _stat_file(source_file: SourceFile) -> tuple[int, int] | None:
+    if source_file.format == PYTHON_DOCS:
         return None
     try:
-        facts = each.file.stat()
+        stat = source_file.local_path.stat()
     except OSError as error:
-        raise UserError(f"cannot read {each.path}: {error.strerror}") from None
-    return facts.st_size, facts.st_mtime_ns
+        raise UserError(f"cannot read {source_file.path}: {error.strerror}") from None
+    return stat.st_size, stat.st_mtime_ns
 
 
-def _in_folder(folder: Path, form: str, leave_out: Path | None, passed_over: list[str]) -> list[Path]:
+def _find_files(folder: Path, format: str, exclude_dir: Path | None, skipped_files: list[str]) -> list[Path]:
     """Every file below whose name tells its format, or every one if the format is told, in the order of paths.
 
     Hidden ones are passed over, and so are empty ones and those of no known kind, which are noted.
     """
-    found = []
+    paths = []
     corpora = [path.parent for path in folder.rglob("shard-00000.tokens.npy")]
-    corpora += [leave_out] if leave_out else []
+    corpora += [exclude_dir] if exclude_dir else []
     for path in folder.rglob("*"):
-        inside = any(path.is_relative_to(each) for each in corpora)
-        if inside or path.is_dir() or any(part.startswith(".") for part in path.relative_to(folder).parts):
+        is_excluded = any(path.is_relative_to(each) for each in corpora)
+        if is_excluded or path.is_dir() or any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
-        if (form or format_of(path)) and path.is_file() and path.stat().st_size:
-            found.append(path)
+        if (format or detect_format(path)) and path.is_file() and path.stat().st_size:
+            paths.append(path)
         else:
-            passed_over.append(str(path))
-    if not found:
-        known = f"{' '.join(ENDINGS)}, plain or with {' '.join(PACKED)}"
-        raise UserError(f"{folder} has no text" + ("" if form else f" in files that end in {known}"))
-    return sorted(found, key=lambda path: path.relative_to(folder).parts)
+            skipped_files.append(str(path))
+    if not paths:
+        known_suffixes = f"{' '.join(SUFFIX_FORMATS)}, plain or with {' '.join(COMPRESSED_SUFFIXES)}"
+        raise UserError(f"{folder} has no text" + ("" if format else f" in files that end in {known_suffixes}"))
+    return sorted(paths, key=lambda path: path.relative_to(folder).parts)
 
 
-def _spooled(folder: Path) -> Path:
+def _spool_stdin(folder: Path) -> Path:
     stream = getattr(sys.stdin, "buffer", None)
     if stream is None or sys.stdin.isatty():
         raise UserError("standard input (-) is not piped from anything")
@@ -274,5 +289,5 @@ def _spooled(folder: Path) -> Path:
         with open(temporary, "wb") as file:
             shutil.copyfileobj(stream, file, 1 << 20)
 
-    write_whole(path, write)
+    atomic_write(path, write)
     return path

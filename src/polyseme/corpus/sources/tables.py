@@ -12,210 +12,219 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from polyseme.corpus.sources.lines import LONGEST_ROW, Document, Found, bad, lines
-from polyseme.errors import UserError, nearest
-from polyseme.io.files import PACKED, Damaged, arrow, unpacked
+from polyseme.corpus.sources.lines import MAX_ROW_BYTES, Document, ReadResult, bad_input, read_lines
+from polyseme.errors import UserError, suggest
+from polyseme.io.compression import COMPRESSED_SUFFIXES, CorruptFileError, read_decompressed, require_pyarrow
 
-Line = tuple[int, str]
-_ROWS = 512  # of a Parquet file that are in memory at once
-_CLOSE = re.compile(r'[^"]*+(?:""[^"]*+)*+"')  # the rest of a quoted field, with its closing quote
+NumberedLine = tuple[int, str]
+_BATCH_ROWS = 512  # of a Parquet file that are in memory at once
+_CLOSING_QUOTE = re.compile(r'[^"]*+(?:""[^"]*+)*+"')  # the rest of a quoted field, with its closing quote
 
 
-def wanted(key: str, names: Collection[str]) -> list[str]:
+def parse_columns(key: str, names: Collection[str]) -> list[str]:
     """The columns a key stands for: `a+b` is two, unless one has that very name."""
     return [key] if key in names else key.split("+")
 
 
-def missing(where: str, what: str, key: str, names: Collection[str]) -> UserError:
+def missing_column(location: str, noun: str, key: str, names: Collection[str]) -> UserError:
     shown = [name[:40] for name in islice(names, 20)]
-    among = " among " + ", ".join(shown) + (", …" if len(names) > len(shown) else "") if shown else ""
-    return bad(f"{where}: no {what} {key!r}{among}; {nearest(key, shown)}")
+    listing = " among " + ", ".join(shown) + (", …" if len(names) > len(shown) else "") if shown else ""
+    return bad_input(f"{location}: no {noun} {key!r}{listing}; {suggest(key, shown)}")
 
 
-def read_tsv(path: Path, name: str, key: str) -> Iterator[Found]:
+def read_tsv(path: Path, name: str, key: str) -> Iterator[ReadResult]:
     """Columns between tabs, where a quote is a character like any other."""
-    rows = (found if isinstance(found, UserError) else (found[0], found[1].split("\t")) for found in lines(path, name))
-    return _documents(rows, name, key)
+    rows = (
+        numbered_line if isinstance(numbered_line, UserError) else (numbered_line[0], numbered_line[1].split("\t"))
+        for numbered_line in read_lines(path, name)
+    )
+    return _rows_to_documents(rows, name, key)
 
 
-def read_csv(path: Path, name: str, key: str) -> Iterator[Found]:
+def read_csv(path: Path, name: str, key: str) -> Iterator[ReadResult]:
     """Fields between commas (RFC 4180): quoted, they may hold commas, line breaks and doubled quotes."""
-    return _documents(_Records(lines(path, name), name), name, key)
+    return _rows_to_documents(_CsvRecords(read_lines(path, name), name), name, key)
 
 
-def _documents(rows: Iterable[tuple[int, list[str]] | UserError], name: str, key: str) -> Iterator[Found]:
-    width, places = 0, list[int]()
-    for found in rows:
-        if isinstance(found, UserError):
-            yield found
+def _rows_to_documents(rows: Iterable[tuple[int, list[str]] | UserError], name: str, key: str) -> Iterator[ReadResult]:
+    width, columns = 0, list[int]()
+    for row in rows:
+        if isinstance(row, UserError):
+            yield row
             continue
-        number, fields = found
-        where = f"{name} line {number}"
-        if not places and fields != [""]:
+        number, fields = row
+        location = f"{name} line {number}"
+        if not columns and fields != [""]:
             width = len(fields)
-            for column in wanted(key, fields):
+            for column in parse_columns(key, fields):
                 if column not in fields:
-                    yield missing(where, "column", column, fields)
+                    yield missing_column(location, "column", column, fields)
                     return
-                places.append(fields.index(column))
+                columns.append(fields.index(column))
         elif len(fields) == width:
-            yield Document("\n".join([fields[place] for place in places]), name, f"line {number}")
+            yield Document("\n".join([fields[index] for index in columns]), name, f"line {number}")
         elif fields != [""]:
-            yield bad(f"{where}: {len(fields)} fields, but the first line has {width}")
+            yield bad_input(f"{location}: {len(fields)} fields, but the first line has {width}")
 
 
-class _Records:
+class _CsvRecords:
     """The records of a CSV file, each with the number of its first line.
 
-    After quotes that cannot be right, the next record begins on the next line. `spare` bounds how many lines
+    After quotes that cannot be right, the next record begins on the next line. `reread_budget` bounds how many lines
     are read again for that, so that no file takes more than linear time.
     """
 
-    def __init__(self, source: Iterator[Line | UserError], name: str):
-        self.source, self.name = source, name
-        self.again: deque[Line | UserError] = deque()
-        self.taken: list[Line | UserError] = []  # the lines after the first of the record that is read
-        self.size = self.spare = 0
+    def __init__(self, lines: Iterator[NumberedLine | UserError], name: str):
+        self.lines, self.name = lines, name
+        self.pushed_back: deque[NumberedLine | UserError] = deque()
+        self.continuation_lines: list[
+            NumberedLine | UserError
+        ] = []  # the lines after the first of the record that is read
+        self.num_characters = self.reread_budget = 0
 
     def __iter__(self) -> Iterator[tuple[int, list[str]] | UserError]:
-        while (found := self._next()) is not None:
-            if isinstance(found, UserError):
-                yield found
+        while (numbered_line := self._next()) is not None:
+            if isinstance(numbered_line, UserError):
+                yield numbered_line
                 continue
-            number, line = found
+            number, line = numbered_line
             if '"' not in line:
                 yield number, line.split(",")
                 continue
-            self.taken, self.size = [], len(line)
-            fields = self._fields(line)
+            self.continuation_lines, self.num_characters = [], len(line)
+            fields = self._parse_fields(line)
             if isinstance(fields, list):
                 yield number, fields
                 continue
-            lost = 0
-            if len(self.taken) > self.spare:
-                lost = len(self.taken)
-                self.taken = [each for each in self.taken if isinstance(each, UserError)]
-            self.spare -= len(self.taken)
-            self.again.extendleft(reversed(self.taken))
-            yield bad(f"{self.name} line {number}: {fields}" + (f"; {lost} lines after it are lost" if lost else ""))
+            num_lost = 0
+            if len(self.continuation_lines) > self.reread_budget:
+                num_lost = len(self.continuation_lines)
+                self.continuation_lines = [each for each in self.continuation_lines if isinstance(each, UserError)]
+            self.reread_budget -= len(self.continuation_lines)
+            self.pushed_back.extendleft(reversed(self.continuation_lines))
+            yield bad_input(
+                f"{self.name} line {number}: {fields}" + (f"; {num_lost} lines after it are lost" if num_lost else "")
+            )
 
-    def _next(self) -> Line | UserError | None:
-        if self.again:
-            return self.again.popleft()
-        self.spare += 4
-        return next(self.source, None)
+    def _next(self) -> NumberedLine | UserError | None:
+        if self.pushed_back:
+            return self.pushed_back.popleft()
+        self.reread_budget += 4
+        return next(self.lines, None)
 
-    def _more(self) -> str | None:
+    def _next_continuation(self) -> str | None:
         """The next line of a quoted field, if there is one."""
-        found = self._next()
-        if found is None:
+        numbered_line = self._next()
+        if numbered_line is None:
             return None
-        self.taken.append(found)
-        if isinstance(found, UserError):
+        self.continuation_lines.append(numbered_line)
+        if isinstance(numbered_line, UserError):
             return None
-        self.size += len(found[1]) + 1
-        return found[1] if self.size <= LONGEST_ROW else None
+        self.num_characters += len(numbered_line[1]) + 1
+        return numbered_line[1] if self.num_characters <= MAX_ROW_BYTES else None
 
-    def _fields(self, line: str) -> list[str] | str:
+    def _parse_fields(self, line: str) -> list[str] | str:
         """The fields of the record that begins with a line, or what is wrong with it."""
-        fields, at = list[str](), 0
+        fields, position = list[str](), 0
         while True:
-            if line.startswith('"', at):
-                at += 1
+            if line.startswith('"', position):
+                position += 1
                 pieces = []
-                while not (close := _CLOSE.match(line, at)):
-                    pieces.append(line[at:])
-                    following = self._more()
-                    if following is None:
+                while not (close := _CLOSING_QUOTE.match(line, position)):
+                    pieces.append(line[position:])
+                    next_line = self._next_continuation()
+                    if next_line is None:
                         return "a quote that is not closed"
-                    line, at = following, 0
-                pieces.append(line[at : close.end() - 1])
+                    line, position = next_line, 0
+                pieces.append(line[position : close.end() - 1])
                 fields.append("\n".join(pieces).replace('""', '"'))
-                at = close.end()
-                if at < len(line) and line[at] != ",":
-                    return f"{line[at : at + 20]!r} after a closing quote"
+                position = close.end()
+                if position < len(line) and line[position] != ",":
+                    return f"{line[position : position + 20]!r} after a closing quote"
             else:
-                end = line.find(",", at)
-                fields.append(line[at : end if end >= 0 else len(line)])
-                at = end if end >= 0 else len(line)
-            if at == len(line):
+                end = line.find(",", position)
+                fields.append(line[position : end if end >= 0 else len(line)])
+                position = end if end >= 0 else len(line)
+            if position == len(line):
                 return fields
-            at += 1
+            position += 1
 
 
-def read_parquet(path: Path, name: str, key: str) -> Iterator[Found]:
+def read_parquet(path: Path, name: str, key: str) -> Iterator[ReadResult]:
     row = 0
     try:
-        for columns in _batches(path, name, key):
+        for columns in _read_batches(path, name, key):
             for values in zip(*columns):
                 row += 1
-                yield _joined(values, name, row)
-    except Damaged:
-        yield bad(f"{name} is cut off or damaged: it cannot be read beyond row {row}")
+                yield _join_columns(values, name, row)
+    except CorruptFileError:
+        yield bad_input(f"{name} is cut off or damaged: it cannot be read beyond row {row}")
     except UserError as error:
         yield error
 
 
-def _joined(values: tuple[bytes | None, ...], name: str, row: int) -> Found:
+def _join_columns(values: tuple[bytes | None, ...], name: str, row: int) -> ReadResult:
     texts = []
     for value in values:
         if value is None:
-            return bad(f"{name} row {row}: there is no text, but null")
+            return bad_input(f"{name} row {row}: there is no text, but null")
         try:
             texts.append(value.decode())
         except UnicodeDecodeError as error:
-            return bad(f"{name} row {row}: byte {error.start} of its text is not UTF-8")
+            return bad_input(f"{name} row {row}: byte {error.start} of its text is not UTF-8")
     return Document("\n".join(texts).replace("\r\n", "\n"), name, f"row {row}")
 
 
-def _batches(path: Path, name: str, key: str) -> Iterator[list[list[bytes | None]]]:
-    """The wanted columns of some rows at a time. Whatever Arrow says of a damaged file is `Damaged`."""
-    pa = arrow("Parquet files")
+def _read_batches(path: Path, name: str, key: str) -> Iterator[list[list[bytes | None]]]:
+    """The wanted columns of some rows at a time. Whatever Arrow says of a damaged file is `CorruptFileError`."""
+    pa = require_pyarrow("Parquet files")
     try:
         from pyarrow import parquet
 
         with ExitStack() as stack:
-            if path.suffix.lower() in PACKED:  # Parquet is read from its end
+            if path.suffix.lower() in COMPRESSED_SUFFIXES:  # Parquet is read from its end
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="polyseme-"))
-                packed, path = path, Path(folder, "unpacked")
+                compressed_path, path = path, Path(folder, "unpacked")
                 with open(path, "wb") as copy:
-                    for block in unpacked(packed):
+                    for block in read_decompressed(compressed_path):
                         copy.write(block)
             if not path.stat().st_size:
-                raise bad(f"{name} is empty")
-            plain = stack.enter_context(pa.OSFile(os.fsencode(path)))
-            file = stack.enter_context(parquet.ParquetFile(plain, pre_buffer=False, buffer_size=1 << 20))
+                raise bad_input(f"{name} is empty")
+            input_file = stack.enter_context(pa.OSFile(os.fsencode(path)))
+            file = stack.enter_context(parquet.ParquetFile(input_file, pre_buffer=False, buffer_size=1 << 20))
             schema = file.schema_arrow
-            columns = wanted(key, schema.names)
+            columns = parse_columns(key, schema.names)
             for column in columns:
                 if column not in schema.names:
-                    raise missing(name, "column", column, schema.names)
-                kind = schema.field(column).type
-                if kind not in _texts(pa) and getattr(kind, "value_type", None) not in _texts(pa):
-                    raise bad(f"{name}: column {column!r} holds {kind}, not text")
-            for batch in file.iter_batches(_ROWS, columns=columns, use_threads=False):
-                yield [_values(pa, batch.column(column)) for column in columns]
+                    raise missing_column(name, "column", column, schema.names)
+                column_type = schema.field(column).type
+                if column_type not in _text_types(pa) and getattr(column_type, "value_type", None) not in _text_types(
+                    pa
+                ):
+                    raise bad_input(f"{name}: column {column!r} holds {column_type}, not text")
+            for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
+                yield [_to_bytes(pa, batch.column(column)) for column in columns]
     except UserError:
         raise
     except OSError as error:
         if error.errno is not None:
             raise UserError(f"cannot read {name}: {error.strerror or error}") from None
-        raise Damaged(str(error)) from None
+        raise CorruptFileError(str(error)) from None
     except Exception as error:  # Arrow's own, and those of Python for sizes and names that make no sense
-        raise Damaged(str(error)) from None
+        raise CorruptFileError(str(error)) from None
 
 
-def _texts(pa: Any) -> list[Any]:
+def _text_types(pa: Any) -> list[Any]:
     return [pa.string(), pa.large_string(), pa.string_view()]
 
 
-def _values(pa: Any, array: Any) -> list[bytes | None]:
+def _to_bytes(pa: Any, array: Any) -> list[bytes | None]:
     """The bytes of each text, which Arrow does not check."""
     if pa.types.is_dictionary(array.type):
         array.indices.validate(full=True)
         for index in array.indices.unique().to_pylist():
             if index is not None and not 0 <= index < len(array.dictionary):
-                raise Damaged("an index outside of its dictionary")
+                raise CorruptFileError("an index outside of its dictionary")
         array = array.dictionary_decode()
     values: list[bytes | None] = array.cast(pa.large_binary()).to_pylist()
     return values

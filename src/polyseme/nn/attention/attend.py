@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyseme.nn import kernels
-from polyseme.nn.layers.positions import rotate, turns
-from polyseme.nn.packing import Layout, Room
+from polyseme.nn.layers.positions import apply_rotary, rotary_table
+from polyseme.nn.packing import CacheLayout, PackedLayout
 
 
 @dataclass(frozen=True, eq=False)
-class Scoring:
+class ScoreModifier:
     """How a query and a key are compared, where that is not by their product times 1 / √head_dim.
 
     `scale` multiplies the product; None is that. `bias` is added, by distance: [heads, 2n − 1], distance 0 in its
@@ -25,49 +25,54 @@ class Scoring:
     bias: Tensor | None = None
 
     @property
-    def plain(self) -> bool:
+    def is_default(self) -> bool:
         return self.scale is None and self.bias is None
 
-    def factor(self, head_dim: int) -> float:
+    def resolve_scale(self, head_dim: int) -> float:
         return head_dim**-0.5 if self.scale is None else self.scale
 
 
-PLAIN = Scoring()
+DEFAULT_SCORE_MODIFIER = ScoreModifier()
 
 
 def attend_self(
     qkv: Tensor,
-    layout: Layout,
+    layout: PackedLayout,
     causal: bool = False,
     dropout: float = 0.0,
     window: int = 0,
-    scoring: Scoring = PLAIN,
-    rotary: float = 0.0,
+    score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
+    rope_theta: float = 0.0,
 ) -> Tensor:
     """Attention of sequences to themselves, from the one matrix of queries, keys and values [T, 3, heads, head_dim].
 
-    With `rotary`, the base of its wave lengths, queries and keys are turned by their places first.
+    With `rope_theta`, the base of its wave lengths, queries and keys are turned by their places first.
     """
-    dim = qkv.shape[-1]
-    if scoring.plain and kernels.serve(qkv) and dim in kernels.HEAD_DIMS and not (rotary and dim < 32):
-        places = torch.arange(layout.longest, dtype=torch.float32, device=qkv.device)
-        table = turns(places, dim // 2, rotary) if rotary else None
-        found: Tensor = kernels.flash(qkv, layout.starts, layout.longest, causal, dropout, window, table)
-        return found
-    q, k, v = (rotate(qkv, layout.positions, rotary) if rotary else qkv).unbind(1)
-    return attend(q, k, v, layout, layout, causal, dropout, window, scoring)
+    head_dim = qkv.shape[-1]
+    if (
+        score_modifier.is_default
+        and kernels.supports(qkv)
+        and head_dim in kernels.HEAD_DIMS
+        and not (rope_theta and head_dim < 32)
+    ):
+        positions = torch.arange(layout.max_seqlen, dtype=torch.float32, device=qkv.device)
+        cos_sin = rotary_table(positions, head_dim // 2, rope_theta) if rope_theta else None
+        output: Tensor = kernels.flash(qkv, layout.cu_seqlens, layout.max_seqlen, causal, dropout, window, cos_sin)
+        return output
+    q, k, v = (apply_rotary(qkv, layout.positions, rope_theta) if rope_theta else qkv).unbind(1)
+    return attend(q, k, v, layout, layout, causal, dropout, window, score_modifier)
 
 
 def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    q_layout: Layout,
-    k_layout: Layout | Room,
+    q_layout: PackedLayout,
+    k_layout: PackedLayout | CacheLayout,
     causal: bool = False,
     dropout: float = 0.0,
     window: int = 0,
-    scoring: Scoring = PLAIN,
+    score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
 ) -> Tensor:
     """Softmax attention of each query to the keys of its own sequence.
 
@@ -75,177 +80,187 @@ def attend(
     m keys sees keys 0 … m − n + i: aligned at the end, which is right for a cache. With a `window`, it sees those at
     most so far from its own place. Keys with room for more are [n, longest, heads, head_dim].
     """
-    if isinstance(k_layout, Room):
-        return attend_room(q, k, v, k_layout, window, scoring)
-    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and scoring.bias is None:
-        return attend_varlen(q, k, v, q_layout, k_layout, causal, dropout, window, scoring)
-    return attend_runs(q, k, v, q_layout, k_layout, causal, dropout, window, scoring)
+    if isinstance(k_layout, CacheLayout):
+        return attend_cached(q, k, v, k_layout, window, score_modifier)
+    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and score_modifier.bias is None:
+        return attend_varlen(q, k, v, q_layout, k_layout, causal, dropout, window, score_modifier)
+    return attend_bucketed(q, k, v, q_layout, k_layout, causal, dropout, window, score_modifier)
 
 
 def attend_varlen(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    q_layout: Layout,
-    k_layout: Layout,
+    q_layout: PackedLayout,
+    k_layout: PackedLayout,
     causal: bool = False,
     dropout: float = 0.0,
     window: int = 0,
-    scoring: Scoring = PLAIN,
+    score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
 ) -> Tensor:
     """CUDA in half precision: the variable-length flash kernel.
 
     `torch.nn.attention.varlen.varlen_attn` wraps this operator without its dropout, which BERT needs.
     """
-    sides = {"window_size_left": window, "window_size_right": 0 if causal else window} if window else {}
-    sizes = q_layout.starts, k_layout.starts, q_layout.longest, k_layout.longest
+    window_args = {"window_size_left": window, "window_size_right": 0 if causal else window} if window else {}
+    seqlen_args = q_layout.cu_seqlens, k_layout.cu_seqlens, q_layout.max_seqlen, k_layout.max_seqlen
     return torch.ops.aten._flash_attention_forward(
-        q, k, v, *sizes, dropout, causal, False, scale=scoring.scale, **sides
+        q, k, v, *seqlen_args, dropout, causal, False, scale=score_modifier.scale, **window_args
     )[0]
 
 
-def attend_room(q: Tensor, k: Tensor, v: Tensor, room: Room, window: int = 0, scoring: Scoring = PLAIN) -> Tensor:
+def attend_cached(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache_layout: CacheLayout,
+    window: int = 0,
+    score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
+) -> Tensor:
     """Keys and values in buffers, [n, longest, heads, head_dim]: as many queries for each row of them.
 
     With a window or a bias there is one query a row, and it stands where the row's last key does.
     """
-    n, longest, heads, head_dim = k.shape
-    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and scoring.bias is None:
-        each = len(q) // n
-        counted = torch.arange(n + 1, dtype=torch.int32, device=q.device)
-        sides = {"window_size_left": window, "window_size_right": 0} if window else {}
+    num_rows, max_seqlen, num_heads, head_dim = k.shape
+    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and score_modifier.bias is None:
+        queries_per_row = len(q) // num_rows
+        row_index = torch.arange(num_rows + 1, dtype=torch.int32, device=q.device)
+        window_args = {"window_size_left": window, "window_size_right": 0} if window else {}
         return torch.ops.aten._flash_attention_forward(
-            q, k.reshape(-1, heads, head_dim), v.reshape(-1, heads, head_dim), counted * each, counted * longest, each,
-            longest, 0.0, False, False, scale=scoring.scale, seqused_k=room.lengths.int(), **sides,
+            q, k.reshape(-1, num_heads, head_dim), v.reshape(-1, num_heads, head_dim), row_index * queries_per_row,
+            row_index * max_seqlen, queries_per_row, max_seqlen, 0.0, False, False, scale=score_modifier.scale,
+            seqused_k=cache_layout.lengths.int(), **window_args,
         )[0]  # fmt: skip
-    out = F.scaled_dot_product_attention(
-        q.view(n, -1, heads, head_dim).transpose(1, 2),
+    output = F.scaled_dot_product_attention(
+        q.view(num_rows, -1, num_heads, head_dim).transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        attn_mask=room.added(window, scoring.bias, q.dtype),
-        scale=scoring.scale,
+        attn_mask=cache_layout.attention_bias(window, score_modifier.bias, q.dtype),
+        scale=score_modifier.scale,
     )
-    return out.transpose(1, 2).reshape(q.shape)
+    return output.transpose(1, 2).reshape(q.shape)
 
 
-def attend_runs(
+def attend_bucketed(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    q_layout: Layout,
-    k_layout: Layout,
+    q_layout: PackedLayout,
+    k_layout: PackedLayout,
     causal: bool = False,
     dropout: float = 0.0,
     window: int = 0,
-    scoring: Scoring = PLAIN,
+    score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
 ) -> Tensor:
     """CPU, or float32, or a bias: neighbours of equal length are viewed as one dense batch.
 
     The loader sorts a micro-batch by length, so there are few runs. Lengths change from batch to batch, so a
     compiled model steps out of its graph here (`graphs.py`).
     """
-    pairs, bias = paired_runs(q_layout, k_layout), scoring.bias
-    counts = [(n * rows, n * columns) for n, rows, columns in pairs]
-    heads, head_dim = q.shape[1:]
+    pairs, bias = equal_length_pairs(q_layout, k_layout), score_modifier.bias
+    counts = [(n * num_queries, n * num_keys) for n, num_queries, num_keys in pairs]
+    num_heads, head_dim = q.shape[1:]
     outputs = []
     pieces = zip(
         pairs,
-        q.split([rows for rows, _ in counts]),
-        k.split([columns for _, columns in counts]),
-        v.split([columns for _, columns in counts]),
+        q.split([num_queries for num_queries, _ in counts]),
+        k.split([num_keys for _, num_keys in counts]),
+        v.split([num_keys for _, num_keys in counts]),
     )
-    for (n, rows, columns), qs, ks, vs in pieces:
-        if not rows:
+    for (n, num_queries, num_keys), qs, ks, vs in pieces:
+        if not num_queries:
             continue
         # torch's own causal mask will do
-        plain = causal and rows == columns and not 0 < window < columns and bias is None
-        mask = None if plain else seen(rows, columns, causal, window, q.device)
+        is_plain_causal = causal and num_queries == num_keys and not 0 < window < num_keys and bias is None
+        mask = None if is_plain_causal else visibility_mask(num_queries, num_keys, causal, window, q.device)
         if bias is not None:
-            dense = spread(bias, rows, columns).to(q.dtype)
-            mask = dense if mask is None else dense.masked_fill(~mask, float("-inf"))
+            score_bias = expand_relative_bias(bias, num_queries, num_keys).to(q.dtype)
+            mask = score_bias if mask is None else score_bias.masked_fill(~mask, float("-inf"))
         batch = (
-            qs.view(n, rows, heads, head_dim).transpose(1, 2),
-            ks.view(n, columns, heads, head_dim).transpose(1, 2),
-            vs.view(n, columns, heads, head_dim).transpose(1, 2),
+            qs.view(n, num_queries, num_heads, head_dim).transpose(1, 2),
+            ks.view(n, num_keys, num_heads, head_dim).transpose(1, 2),
+            vs.view(n, num_keys, num_heads, head_dim).transpose(1, 2),
         )
         if bias is not None and mask is not None and not q.is_cuda:
-            out = _attend_dense(*batch, mask, dropout, scoring.factor(head_dim))
+            output = _attend_dense(*batch, mask, dropout, score_modifier.resolve_scale(head_dim))
         else:
-            out = F.scaled_dot_product_attention(
-                *batch, attn_mask=mask, dropout_p=dropout, is_causal=plain, scale=scoring.scale
+            output = F.scaled_dot_product_attention(
+                *batch, attn_mask=mask, dropout_p=dropout, is_causal=is_plain_causal, scale=score_modifier.scale
             )
-        outputs.append(out.transpose(1, 2).reshape(n * rows, heads, head_dim))
+        outputs.append(output.transpose(1, 2).reshape(n * num_queries, num_heads, head_dim))
     return torch.cat(outputs) if outputs else torch.zeros_like(q)
 
 
-def _attend_dense(q: Tensor, k: Tensor, v: Tensor, added: Tensor, dropout: float, scale: float) -> Tensor:
+def _attend_dense(q: Tensor, k: Tensor, v: Tensor, score_bias: Tensor, dropout: float, scale: float) -> Tensor:
     """By plain products: where what is added has a gradient, torch's own does no better and is up to a third slower."""
     scores = q @ k.transpose(-1, -2)
     scores = scores if scale == 1 else scores * scale
-    weights = scores.add_(added).softmax(-1)
+    weights = scores.add_(score_bias).softmax(-1)
     return (F.dropout(weights, dropout) if dropout else weights) @ v
 
 
-def seen(rows: int, columns: int, causal: bool, window: int, device: torch.device) -> Tensor | None:
+def visibility_mask(num_queries: int, num_keys: int, causal: bool, window: int, device: torch.device) -> Tensor | None:
     """Which keys each query sees, bool [rows, columns] aligned at the end; None if all."""
-    if not (causal and rows > 1) and not 0 < window < columns:
+    if not (causal and num_queries > 1) and not 0 < window < num_keys:
         return None
-    ahead = torch.arange(columns, device=device) - torch.arange(columns - rows, columns, device=device)[:, None]
-    mask = ahead <= (0 if causal else window)
-    return mask & (ahead >= -window) if window else mask
+    distance = (
+        torch.arange(num_keys, device=device) - torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
+    )
+    mask = distance <= (0 if causal else window)
+    return mask & (distance >= -window) if window else mask
 
 
-def spread(bias: Tensor, rows: int, columns: int) -> Tensor:
+def expand_relative_bias(bias: Tensor, num_queries: int, num_keys: int) -> Tensor:
     """A bias by distance as a matrix, [heads, rows, columns]: each row begins one place before the row above it."""
-    begin = bias.shape[1] // 2 - (columns - 1)
-    return bias[:, begin : begin + rows + columns - 1].unfold(1, columns, 1).flip(1)
+    start = bias.shape[1] // 2 - (num_keys - 1)
+    return bias[:, start : start + num_queries + num_keys - 1].unfold(1, num_keys, 1).flip(1)
 
 
 def attention_weights(
     q: Tensor,
     k: Tensor,
-    q_layout: Layout,
-    k_layout: Layout,
+    q_layout: PackedLayout,
+    k_layout: PackedLayout,
     causal: bool = False,
     window: int = 0,
-    scoring: Scoring = PLAIN,
+    score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
 ) -> list[Tensor]:
     """The probabilities themselves, [heads, queries, keys] for each sequence: for pictures and for tests."""
-    found = []
+    weights = []
     for qs, ks in zip(q.split(list(q_layout.lengths)), k.split(list(k_layout.lengths))):
-        scores = torch.einsum("ihd,jhd->hij", qs, ks) * scoring.factor(q.shape[-1])
-        if scoring.bias is not None:
-            scores = scores + spread(scoring.bias, len(qs), len(ks))
-        if (mask := seen(len(qs), len(ks), causal, window, q.device)) is not None:
+        scores = torch.einsum("ihd,jhd->hij", qs, ks) * score_modifier.resolve_scale(q.shape[-1])
+        if score_modifier.bias is not None:
+            scores = scores + expand_relative_bias(score_modifier.bias, len(qs), len(ks))
+        if (mask := visibility_mask(len(qs), len(ks), causal, window, q.device)) is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
-        found.append(scores.softmax(-1))
-    return found
+        weights.append(scores.softmax(-1))
+    return weights
 
 
 def attend_eager(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    q_layout: Layout,
-    k_layout: Layout,
+    q_layout: PackedLayout,
+    k_layout: PackedLayout,
     causal: bool = False,
     window: int = 0,
-    scoring: Scoring = PLAIN,
+    score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
 ) -> Tensor:
     """The definition, one sequence at a time: what the other bodies are tested against."""
-    weights = attention_weights(q, k, q_layout, k_layout, causal, window, scoring)
+    weights = attention_weights(q, k, q_layout, k_layout, causal, window, score_modifier)
     values = v.split(list(k_layout.lengths))
     return torch.cat([torch.einsum("hij,jhd->ihd", w, x) for w, x in zip(weights, values)])
 
 
-def paired_runs(q_layout: Layout, k_layout: Layout) -> list[tuple[int, int, int]]:
+def equal_length_pairs(q_layout: PackedLayout, k_layout: PackedLayout) -> list[tuple[int, int, int]]:
     """(how many, queries each, keys each) for neighbours alike in both; there may be keys without a query."""
     if q_layout is k_layout:
-        return [(n, length, length) for n, length in q_layout.runs]
-    found: list[tuple[int, int, int]] = []
-    for rows, columns in zip(q_layout.lengths, k_layout.lengths):
-        if found and found[-1][1:] == (rows, columns):
-            found[-1] = (found[-1][0] + 1, rows, columns)
+        return [(n, length, length) for n, length in q_layout.equal_length_runs]
+    pairs: list[tuple[int, int, int]] = []
+    for num_queries, num_keys in zip(q_layout.lengths, k_layout.lengths):
+        if pairs and pairs[-1][1:] == (num_queries, num_keys):
+            pairs[-1] = (pairs[-1][0] + 1, num_queries, num_keys)
         else:
-            found.append((1, rows, columns))
-    return found
+            pairs.append((1, num_queries, num_keys))
+    return pairs

@@ -6,7 +6,7 @@ distance (Huang et al. 2018, §3.4, without u and v). Sequences of equal length 
 r is met once for each distance, and its scores are skewed into place, so no vector is held for each pair of tokens.
 
 In two-stream attention (Yang et al. 2019, §2.3) the rows of a query stream stand behind those of the tokens, in
-one matrix: they ask, but are never asked. A `Relations` is what all depths of one reading share.
+one matrix: they ask, but are never asked. A `RelativePositionContext` is what all depths of one reading share.
 """
 
 from __future__ import annotations
@@ -19,197 +19,250 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Spec, in_range
+from polyseme.config import Config, check_in_range
 from polyseme.errors import UserError
 from polyseme.nn import kernels
-from polyseme.nn.attention.attend import paired_runs, seen
-from polyseme.nn.memory import Cache
-from polyseme.nn.packing import Layout
+from polyseme.nn.attention.attend import equal_length_pairs, visibility_mask
+from polyseme.nn.memory import LayerCache
+from polyseme.nn.packing import PackedLayout
 
-FIRST = torch.iinfo(torch.int64).min  # the rank of what is remembered: before every other
+MEMORY_RANK = torch.iinfo(torch.int64).min  # the rank of what is remembered: before every other
 
 
 @dataclass(frozen=True, eq=False)
-class Queries:
+class QueryStream:
     """A query stream: the places to be predicted, each from what stands before it in an order of factorisation.
 
     Tokens of one rank see each other; a place in the query stream sees lower ranks alone, so never its own token.
     """
 
-    order: Tensor  # int64 [T]: the rank of each token
-    rows: Tensor  # int64 [P]: the tokens that are predicted
-    layout: Layout  # how many of them each sequence has
+    rank: Tensor  # int64 [T]: the rank of each token
+    target_positions: Tensor  # int64 [P]: the tokens that are predicted
+    layout: PackedLayout  # how many of them each sequence has
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """Neighbours alike in length: `number` sequences of `rows` queries and `columns` keys."""
+class EqualLengthRun:
+    """Neighbours alike in length: `num_sequences` sequences of `num_queries` queries and `num_keys` keys."""
 
-    number: int
-    rows: int
-    columns: int
-    hidden: Tensor | None  # bool, [rows, columns] or one for each sequence: what is not seen
-    apart: Tensor | None = None  # bool [number, rows, columns]: in different segments
-    first: Tensor | None = None  # int64 [number, rows], of a query stream: where in the table of distances keys begin
+    num_sequences: int
+    num_queries: int
+    num_keys: int
+    masked_out: Tensor | None  # bool, [rows, columns] or one for each sequence: what is not seen
+    different_segment: Tensor | None = None  # bool [number, rows, columns]: in different segments
+    distance_start: Tensor | None = (
+        None  # int64 [number, rows], of a query stream: where in the table of distances keys begin
+    )
 
 
 @dataclass(frozen=True, eq=False)
-class Relations:
+class RelativePositionContext:
     """What the depths share: the distances from the greatest to the least, how they are written, who sees whom."""
 
     distances: Tensor  # int64, falling by one
-    waves: Tensor | None  # [distances, dim], where no depth has vectors of its own
-    most: int  # the first distance
-    offsets: tuple[Tensor, Tensor] | None  # u and v, where all depths share them
-    layout: Layout
-    keys: Layout  # of the tokens and, before them, what is remembered
+    sinusoids: Tensor | None  # [distances, dim], where no depth has vectors of its own
+    largest_distance: int  # the first distance
+    uv_biases: tuple[Tensor, Tensor] | None  # u and v, where all depths share them
+    layout: PackedLayout
+    key_layout: PackedLayout  # of the tokens and, before them, what is remembered
     segments: tuple[Tensor, Tensor] | None  # of the tokens and of the keys
-    queries: Queries | None
-    ranks: Tensor | None  # of the keys
-    found: dict[tuple[bool, int, bool], list[Run]] = field(default_factory=dict)
+    query_stream: QueryStream | None
+    key_ranks: Tensor | None  # of the keys
+    run_cache: dict[tuple[bool, int, bool], list[EqualLengthRun]] = field(default_factory=dict)
 
-    def runs(self, causal: bool, window: int, stream: bool = False) -> list[Run]:
+    def get_runs(self, causal: bool, window: int, is_query_stream: bool = False) -> list[EqualLengthRun]:
         """The runs of the tokens, or of the query stream; worked out at the first depth that asks."""
-        key = causal, window, stream
-        if key not in self.found:
-            self.found[key] = self._queried() if stream else self._plain(causal, window)
-        return self.found[key]
+        key = causal, window, is_query_stream
+        if key not in self.run_cache:
+            self.run_cache[key] = self._query_runs() if is_query_stream else self._token_runs(causal, window)
+        return self.run_cache[key]
 
-    def _plain(self, causal: bool, window: int) -> list[Run]:
-        found, at, column = [], 0, 0
+    def _token_runs(self, causal: bool, window: int) -> list[EqualLengthRun]:
+        runs, query_offset, key_offset = [], 0, 0
         device = self.distances.device
-        for n, rows, columns in paired_runs(self.layout, self.keys):
-            here, there = slice(at, at + n * rows), slice(column, column + n * columns)
-            shown = seen(rows, columns, causal, window, device)
-            hidden = None if shown is None else ~shown
-            if self.queries is not None and self.ranks is not None:
-                order = self.queries.order[here].view(n, rows, 1)
-                later = self.ranks[there].view(n, 1, columns) > order
-                hidden = later if hidden is None else hidden | later
-            found.append(Run(n, rows, columns, hidden, self._apart(here, there, n)))
-            at, column = here.stop, there.stop
-        return found
+        for n, num_queries, num_keys in equal_length_pairs(self.layout, self.key_layout):
+            query_slice, key_slice = (
+                slice(query_offset, query_offset + n * num_queries),
+                slice(key_offset, key_offset + n * num_keys),
+            )
+            visible = visibility_mask(num_queries, num_keys, causal, window, device)
+            masked_out = None if visible is None else ~visible
+            if self.query_stream is not None and self.key_ranks is not None:
+                rank = self.query_stream.rank[query_slice].view(n, num_queries, 1)
+                is_later = self.key_ranks[key_slice].view(n, 1, num_keys) > rank
+                masked_out = is_later if masked_out is None else masked_out | is_later
+            runs.append(
+                EqualLengthRun(n, num_queries, num_keys, masked_out, self._different_segment(query_slice, key_slice, n))
+            )
+            query_offset, key_offset = query_slice.stop, key_slice.stop
+        return runs
 
-    def _queried(self) -> list[Run]:
-        assert self.queries is not None and self.ranks is not None
-        found, at, column = [], 0, 0
-        rows_of, order = self.queries.rows, self.queries.order.index_select(0, self.queries.rows)
-        past = (self.keys.starts.diff() - self.layout.starts.diff()).long()  # by the device: a recording may ask it
-        starts = self.layout.positions.index_select(0, rows_of)
-        sequence = 0
-        for n, rows, columns in paired_runs(self.queries.layout, self.keys):
-            here, there = slice(at, at + n * rows), slice(column, column + n * columns)
-            sequence, first = sequence + n, sequence
-            at, column = here.stop, there.stop
-            hidden = self.ranks[there].view(n, 1, columns) >= order[here].view(n, rows, 1)
-            first_place = self.most - starts[here].view(n, rows) - past[first:sequence, None]
-            mine = None if self.segments is None else self.segments[0].index_select(0, rows_of[here])
-            found.append(Run(n, rows, columns, hidden, self._apart(mine, there, n), first_place))
-        return found
+    def _query_runs(self) -> list[EqualLengthRun]:
+        assert self.query_stream is not None and self.key_ranks is not None
+        runs, query_offset, key_offset = [], 0, 0
+        target_positions, rank = (
+            self.query_stream.target_positions,
+            self.query_stream.rank.index_select(0, self.query_stream.target_positions),
+        )
+        num_past = (
+            self.key_layout.cu_seqlens.diff() - self.layout.cu_seqlens.diff()
+        ).long()  # by the device: a recording may ask it
+        positions = self.layout.positions.index_select(0, target_positions)
+        sequence_end = 0
+        for n, num_queries, num_keys in equal_length_pairs(self.query_stream.layout, self.key_layout):
+            query_slice, key_slice = (
+                slice(query_offset, query_offset + n * num_queries),
+                slice(key_offset, key_offset + n * num_keys),
+            )
+            sequence_end, sequence_start = sequence_end + n, sequence_end
+            query_offset, key_offset = query_slice.stop, key_slice.stop
+            masked_out = self.key_ranks[key_slice].view(n, 1, num_keys) >= rank[query_slice].view(n, num_queries, 1)
+            distance_start = (
+                self.largest_distance
+                - positions[query_slice].view(n, num_queries)
+                - num_past[sequence_start:sequence_end, None]
+            )
+            query_segments = (
+                None if self.segments is None else self.segments[0].index_select(0, target_positions[query_slice])
+            )
+            runs.append(
+                EqualLengthRun(
+                    n,
+                    num_queries,
+                    num_keys,
+                    masked_out,
+                    self._different_segment(query_segments, key_slice, n),
+                    distance_start,
+                )
+            )
+        return runs
 
-    def _apart(self, mine: slice | Tensor | None, theirs: slice, number: int) -> Tensor | None:
-        if self.segments is None or mine is None:
+    def _different_segment(self, queries: slice | Tensor | None, key_slice: slice, num_sequences: int) -> Tensor | None:
+        if self.segments is None or queries is None:
             return None
-        own = self.segments[0][mine] if isinstance(mine, slice) else mine
-        return own.view(number, -1, 1) != self.segments[1][theirs].view(number, 1, -1)
+        query_segments = self.segments[0][queries] if isinstance(queries, slice) else queries
+        return query_segments.view(num_sequences, -1, 1) != self.segments[1][key_slice].view(num_sequences, 1, -1)
 
 
-Shared = Relations | Tensor  # what a stack hands to each attention: relations, or what is added to scores by distance
+PositionInfo = (
+    RelativePositionContext | Tensor
+)  # what a stack hands to each attention: relative positions, or what is added to scores by distance
 
 
 @dataclass(frozen=True)
-class NoRelationsSpec(Spec):
-    def build(self, dim: int) -> NoRelations:
-        return NoRelations()
+class NoPositionBiasConfig(Config):
+    def build(self, dim: int) -> NoPositionBias:
+        return NoPositionBias()
 
 
-class NoRelations(nn.Module):
+class NoPositionBias(nn.Module):
     def forward(
-        self, x: Tensor, layout: Layout, segments: Tensor | None, queries: Queries | None, cache: Cache | None
+        self,
+        x: Tensor,
+        layout: PackedLayout,
+        segments: Tensor | None,
+        query_stream: QueryStream | None,
+        cache: LayerCache | None,
     ) -> tuple[Tensor, None]:
-        if queries is not None:
+        if query_stream is not None:
             raise UserError("this model has no query stream, so it cannot predict in an order of its own")
         return x, None
 
 
 @dataclass(frozen=True)
-class RelationsSpec(Spec):
+class RelativePositionConfig(Config):
     """What stands on the stack: how distances are written, the offsets u and v where all depths share them
-    (`shared` is their shape, heads by head_dim), and the vector that every place of a query stream starts from."""
+    (`uv_bias_shape` is their shape, heads by head_dim), and the vector that every place of a query stream starts
+    from."""
 
-    furthest: int = 0  # greater distances count as this one; 0 is none
+    max_distance: int = 0  # greater distances count as this one; 0 is none
     dropout: float = 0.0
-    shared: tuple[int, ...] = ()
-    stream: bool = False
-    waves: bool = True  # distances are written as sinusoids; else each depth has a table of its own
+    uv_bias_shape: tuple[int, ...] = ()
+    two_stream: bool = False
+    has_sinusoids: bool = True  # distances are written as sinusoids; else each depth has a table of its own
 
-    def build(self, dim: int) -> RelationsTable:
-        return RelationsTable(self, dim)
+    def build(self, dim: int) -> RelativePositionLayer:
+        return RelativePositionLayer(self, dim)
 
 
-class RelationsTable(nn.Module):
-    def __init__(self, spec: RelationsSpec, dim: int):
+class RelativePositionLayer(nn.Module):
+    def __init__(self, config: RelativePositionConfig, dim: int):
         super().__init__()
-        self.spec, self.dim = spec, dim
-        self.u = nn.Parameter(torch.zeros(spec.shared)) if spec.shared else None
-        self.v = nn.Parameter(torch.zeros(spec.shared)) if spec.shared else None
-        self.start = nn.Parameter(torch.zeros(1, 1, dim)) if spec.stream else None
-        self.dropout = nn.Dropout(spec.dropout)
+        self.config, self.dim = config, dim
+        self.u = nn.Parameter(torch.zeros(config.uv_bias_shape)) if config.uv_bias_shape else None
+        self.v = nn.Parameter(torch.zeros(config.uv_bias_shape)) if config.uv_bias_shape else None
+        self.mask_emb = nn.Parameter(torch.zeros(1, 1, dim)) if config.two_stream else None
+        self.dropout = nn.Dropout(config.dropout)
 
-    def vectors(self) -> list[nn.Parameter]:
-        return [p for p in (self.u, self.v, self.start) if p is not None]
+    def normal_init_params(self) -> list[nn.Parameter]:
+        return [p for p in (self.u, self.v, self.mask_emb) if p is not None]
 
     def forward(
-        self, x: Tensor, layout: Layout, segments: Tensor | None, queries: Queries | None, cache: Cache | None
-    ) -> tuple[Tensor, Relations]:
+        self,
+        x: Tensor,
+        layout: PackedLayout,
+        segments: Tensor | None,
+        query_stream: QueryStream | None,
+        cache: LayerCache | None,
+    ) -> tuple[Tensor, RelativePositionContext]:
         """The states with those of the query stream behind them, and what attention needs to know."""
-        keys = layout if cache is None else cache.joined
-        most, least = max(keys.lengths, default=0), 1 - max(layout.lengths, default=1)
-        distances = torch.arange(most, least - 1, -1, device=x.device)
-        if self.spec.furthest:
-            distances = distances.clamp(-self.spec.furthest, self.spec.furthest)
-        old = keys.total - layout.total
-        ranks = None
-        if queries is not None:
-            if self.start is None:
+        key_layout = layout if cache is None else cache.full_layout
+        largest_distance, smallest_distance = max(key_layout.lengths, default=0), 1 - max(layout.lengths, default=1)
+        distances = torch.arange(largest_distance, smallest_distance - 1, -1, device=x.device)
+        if self.config.max_distance:
+            distances = distances.clamp(-self.config.max_distance, self.config.max_distance)
+        num_past = key_layout.num_tokens - layout.num_tokens
+        key_ranks = None
+        if query_stream is not None:
+            if self.mask_emb is None:
                 raise UserError("this model has no query stream, so it cannot predict in an order of its own")
-            ranks = _behind(cache, queries.order, old, FIRST)
-            x = torch.cat([x, self.dropout(self.start.view(1, -1).expand(len(queries.rows), -1)).to(x.dtype)])
-        both = None if segments is None else (segments, _behind(cache, segments, old, 0))
-        offsets = None if self.u is None or self.v is None else (self.u, self.v)
-        waves = self.dropout(sinusoids(distances, self.dim, x.dtype)) if self.spec.waves else None
-        return x, Relations(distances, waves, most, offsets, layout, keys, both, queries, ranks)
+            key_ranks = _append_to_past(cache, query_stream.rank, num_past, MEMORY_RANK)
+            x = torch.cat(
+                [x, self.dropout(self.mask_emb.view(1, -1).expand(len(query_stream.target_positions), -1)).to(x.dtype)]
+            )
+        segment_pair = None if segments is None else (segments, _append_to_past(cache, segments, num_past, 0))
+        uv_biases = None if self.u is None or self.v is None else (self.u, self.v)
+        waves = (
+            self.dropout(sinusoidal_distance_embedding(distances, self.dim, x.dtype))
+            if self.config.has_sinusoids
+            else None
+        )
+        return x, RelativePositionContext(
+            distances, waves, largest_distance, uv_biases, layout, key_layout, segment_pair, query_stream, key_ranks
+        )
 
 
-def _behind(cache: Cache | None, new: Tensor, old: int, value: int) -> Tensor:
-    return new if cache is None else cache.behind(new.new_full((old,), value), new)
+def _append_to_past(cache: LayerCache | None, values: Tensor, num_past: int, fill_value: int) -> Tensor:
+    return values if cache is None else cache.append(values.new_full((num_past,), fill_value), values)
 
 
-def sinusoids(places: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+def sinusoidal_distance_embedding(distances: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Vaswani et al. 2017, §3.5, with all sines before all cosines."""
-    exact = torch.promote_types(dtype, torch.float32)
-    rates = 10000 ** (-torch.arange(0, dim, 2, device=places.device, dtype=exact) / dim)
-    angles = places.to(exact)[:, None] * rates
+    angle_dtype = torch.promote_types(dtype, torch.float32)
+    frequencies = 10000 ** (-torch.arange(0, dim, 2, device=distances.device, dtype=angle_dtype) / dim)
+    angles = distances.to(angle_dtype)[:, None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :dim].to(dtype)
 
 
 @dataclass(frozen=True)
-class RelativeAttentionSpec(Spec):
+class RelativeAttentionConfig(Config):
     num_heads: int
     head_dim: int = 0  # 0 is dim / num_heads
     dropout: float = 0.0  # on the probabilities
     causal: bool = False
     window: int = 0  # how far a query sees, on each side or back; 0 is all
-    segments: bool = False  # scores know whether two tokens lie in one segment
-    offsets: bool = True  # u and v of its own; else those of the stack, which may have none
-    learned: int = 0  # a vector of its own for each distance up to this, which greater ones share; 0 is waves
-    rotary: ClassVar[float] = 0.0
+    has_segment_bias: bool = False  # scores know whether two tokens lie in one segment
+    has_uv_biases: bool = True  # u and v of its own; else those of the stack, which may have none
+    max_learned_distance: int = (
+        0  # a vector of its own for each distance up to this, which greater ones share; 0 is waves
+    )
+    rope_theta: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        in_range("attention dropout", self.dropout, 0, 1)
-        self.within(0, math.inf, "window", "head_dim", "learned")
+        check_in_range("attention dropout", self.dropout, 0, 1)
+        self.check_range(0, math.inf, "window", "head_dim", "max_learned_distance")
 
-    def width(self, dim: int) -> int:
+    def inner_dim(self, dim: int) -> int:
         """All heads together."""
         return self.num_heads * self.head_dim or dim
 
@@ -222,155 +275,197 @@ class RelativeAttentionSpec(Spec):
 class RelativeAttention(nn.Module):
     """Attention to keys in the same sequence and in what is remembered of it, which is hidden states."""
 
-    stacked: ClassVar = {"qkv": 3}  # how many matrices are one
+    fused_count: ClassVar = {"qkv": 3}  # how many matrices are one
 
-    def __init__(self, spec: RelativeAttentionSpec, dim: int):
+    def __init__(self, config: RelativeAttentionConfig, dim: int):
         super().__init__()
-        self.spec = spec
-        width = spec.width(dim)
-        self.head_dim = width // spec.num_heads
-        shape = spec.num_heads, self.head_dim
-        self.qkv = nn.Linear(dim, 3 * width, bias=False)
-        self.out = nn.Linear(width, dim, bias=False)
-        self.behind = 0 if spec.causal else spec.learned  # how many of the learned distances are those of later keys
-        rows = self.behind + spec.learned + 1
-        self.distance = nn.Embedding(rows, width) if spec.learned else nn.Linear(dim, width, bias=False)
-        self.u = nn.Parameter(torch.zeros(shape)) if spec.offsets else None
-        self.v = nn.Parameter(torch.zeros(shape)) if spec.offsets else None
-        self.s = nn.Parameter(torch.zeros(shape)) if spec.segments else None
-        self.segments = nn.Parameter(torch.zeros(2, *shape)) if spec.segments else None
+        self.config = config
+        inner_dim = config.inner_dim(dim)
+        self.head_dim = inner_dim // config.num_heads
+        shape = config.num_heads, self.head_dim
+        self.qkv = nn.Linear(dim, 3 * inner_dim, bias=False)
+        self.out = nn.Linear(inner_dim, dim, bias=False)
+        self.num_future_distances = (
+            0 if config.causal else config.max_learned_distance
+        )  # how many of the learned distances are those of later keys
+        num_distances = self.num_future_distances + config.max_learned_distance + 1
+        self.distance = (
+            nn.Embedding(num_distances, inner_dim)
+            if config.max_learned_distance
+            else nn.Linear(dim, inner_dim, bias=False)
+        )
+        self.u = nn.Parameter(torch.zeros(shape)) if config.has_uv_biases else None
+        self.v = nn.Parameter(torch.zeros(shape)) if config.has_uv_biases else None
+        self.s = nn.Parameter(torch.zeros(shape)) if config.has_segment_bias else None
+        self.segments = nn.Parameter(torch.zeros(2, *shape)) if config.has_segment_bias else None
 
-    def vectors(self) -> list[nn.Parameter]:
+    def normal_init_params(self) -> list[nn.Parameter]:
         return [p for p in (self.u, self.v, self.s, self.segments) if p is not None]
 
     def forward(
         self,
         x: Tensor,
-        layout: Layout,
+        layout: PackedLayout,
         positions: Tensor,
-        cache: Cache | None = None,
-        relations: Shared | None = None,
+        cache: LayerCache | None = None,
+        position_info: PositionInfo | None = None,
     ) -> Tensor:
-        assert isinstance(relations, Relations), "relative attention stands in a stack with relations"
-        total = layout.total
-        content = x if relations.queries is None else x[:total]
+        assert isinstance(position_info, RelativePositionContext), (
+            "relative attention stands in a stack with relative positions"
+        )
+        num_tokens = layout.num_tokens
+        content = x if position_info.query_stream is None else x[:num_tokens]
         source = content if cache is None else cache.extend(content)[0]
         q, k, v = self._project(x, source)
-        r = self._far(relations)
-        found = self._attend(q[:total], k, v, r, relations)
-        if relations.queries is not None:
-            found = torch.cat([found, self._attend(q[total:], k, v, r, relations, stream=True)])
-        return self.out(found)
+        r = self._distance_keys(position_info)
+        attended = self._attend(q[:num_tokens], k, v, r, position_info)
+        if position_info.query_stream is not None:
+            attended = torch.cat([attended, self._attend(q[num_tokens:], k, v, r, position_info, is_query_stream=True)])
+        return self.out(attended)
 
-    def _far(self, relations: Relations) -> Tensor:
+    def _distance_keys(self, position_info: RelativePositionContext) -> Tensor:
         """r of every distance, [distances, heads, head_dim]."""
-        told = relations.waves
+        distance_inputs = position_info.sinusoids
         if isinstance(self.distance, nn.Embedding):
-            told = relations.distances.clamp(-self.behind, self.spec.learned) + self.behind
-        elif told is None:
+            distance_inputs = (
+                position_info.distances.clamp(-self.num_future_distances, self.config.max_learned_distance)
+                + self.num_future_distances
+            )
+        elif distance_inputs is None:
             raise UserError("attention without learned distances stands in a stack that has no waves for them")
-        return self.distance(told).view(len(told), self.spec.num_heads, self.head_dim)
+        return self.distance(distance_inputs).view(len(distance_inputs), self.config.num_heads, self.head_dim)
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of x, keys and values of the source, each [rows, heads, head_dim]."""
-        heads, width = self.spec.num_heads, self.spec.num_heads * self.head_dim
+        heads, inner_dim = self.config.num_heads, self.config.num_heads * self.head_dim
         if source is x:
             q, k, v = self.qkv(x).view(len(x), 3, heads, -1).unbind(1)
         else:
-            q = F.linear(x, self.qkv.weight[:width]).view(len(x), heads, -1)
-            k, v = F.linear(source, self.qkv.weight[width:]).view(len(source), 2, heads, -1).unbind(1)
+            q = F.linear(x, self.qkv.weight[:inner_dim]).view(len(x), heads, -1)
+            k, v = F.linear(source, self.qkv.weight[inner_dim:]).view(len(source), 2, heads, -1).unbind(1)
         return q, k, v
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, relations: Relations, stream: bool = False) -> Tensor:
-        runs = relations.runs(self.spec.causal, self.spec.window, stream)
-        heads, dropout = self.spec.num_heads, self.spec.dropout if self.training else 0.0
-        rows, columns = [run.number * run.rows for run in runs], [run.number * run.columns for run in runs]
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        r: Tensor,
+        position_info: RelativePositionContext,
+        is_query_stream: bool = False,
+    ) -> Tensor:
+        runs = position_info.get_runs(self.config.causal, self.config.window, is_query_stream)
+        heads, dropout = self.config.num_heads, self.config.dropout if self.training else 0.0
+        num_queries, num_keys = (
+            [run.num_sequences * run.num_queries for run in runs],
+            [run.num_sequences * run.num_keys for run in runs],
+        )
         outputs = []
-        for run, qs, ks, vs in zip(runs, q.split(rows), k.split(columns), v.split(columns)):
-            if run.rows:
-                weights = F.dropout(self._weights(run, qs, ks, r, relations), dropout)
-                values = vs.view(run.number, run.columns, heads, -1).permute(2, 0, 1, 3).flatten(0, 1)
-                found = torch.bmm(weights, values).view(heads, run.number * run.rows, -1)
-                outputs.append(found.transpose(0, 1).flatten(1))
+        for run, qs, ks, vs in zip(runs, q.split(num_queries), k.split(num_keys), v.split(num_keys)):
+            if run.num_queries:
+                weights = F.dropout(self._run_weights(run, qs, ks, r, position_info), dropout)
+                values = vs.view(run.num_sequences, run.num_keys, heads, -1).permute(2, 0, 1, 3).flatten(0, 1)
+                attended = torch.bmm(weights, values).view(heads, run.num_sequences * run.num_queries, -1)
+                outputs.append(attended.transpose(0, 1).flatten(1))
         return torch.cat(outputs) if outputs else q.flatten(1)
 
-    def _weights(self, run: Run, q: Tensor, k: Tensor, r: Tensor, relations: Relations) -> Tensor:
+    def _run_weights(
+        self, run: EqualLengthRun, q: Tensor, k: Tensor, r: Tensor, position_info: RelativePositionContext
+    ) -> Tensor:
         """Probabilities of one run, [heads · number, rows, columns]."""
-        u, v = (self.u, self.v) if self.u is not None else relations.offsets or (None, None)
-        if run.first is None:  # of all distances, those that occur
-            least = 0 if self.spec.causal else 1 - run.rows
-            r = r[relations.most - run.columns : relations.most - least + 1]
-        n, rows, columns = run.number, run.rows, run.columns
+        u, v = (self.u, self.v) if self.u is not None else position_info.uv_biases or (None, None)
+        if run.distance_start is None:  # of all distances, those that occur
+            smallest_distance = 0 if self.config.causal else 1 - run.num_queries
+            r = r[
+                position_info.largest_distance - run.num_keys : position_info.largest_distance - smallest_distance + 1
+            ]
+        n, num_queries, num_keys = run.num_sequences, run.num_queries, run.num_keys
         heads, head_dim = q.shape[1:]
         q = q * head_dim**-0.5
 
-        def asked(offset: Tensor | None) -> Tensor:  # [heads, number · rows, head_dim]
-            return (q if offset is None else q + offset * head_dim**-0.5).transpose(0, 1).contiguous()
+        def biased_queries(bias: Tensor | None) -> Tensor:  # [heads, number · rows, head_dim]
+            return (q if bias is None else q + bias * head_dim**-0.5).transpose(0, 1).contiguous()
 
-        far = (asked(v) @ r.permute(1, 2, 0)).view(heads * n, rows, -1)  # (q + v)·r of all distances
-        keys = k.view(n, columns, heads, head_dim).permute(2, 0, 3, 1).reshape(heads * n, head_dim, columns)
-        content, more = asked(u).view(heads * n, rows, head_dim), None
-        if self.s is not None and self.segments is not None and run.apart is not None:
+        distance_scores = (biased_queries(v) @ r.permute(1, 2, 0)).view(
+            heads * n, num_queries, -1
+        )  # (q + v)·r of all distances
+        keys = k.view(n, num_keys, heads, head_dim).permute(2, 0, 3, 1).reshape(heads * n, head_dim, num_keys)
+        content, segment_scores = biased_queries(u).view(heads * n, num_queries, head_dim), None
+        if self.s is not None and self.segments is not None and run.different_segment is not None:
             # what one segment adds is the same for all keys, and softmax does not see it: the difference counts
-            more = (asked(self.s) @ (self.segments[1] - self.segments[0]).unsqueeze(-1)).view(heads * n, rows)
-        if kernels.serve(q):
+            segment_scores = (biased_queries(self.s) @ (self.segments[1] - self.segments[0]).unsqueeze(-1)).view(
+                heads * n, num_queries
+            )
+        if kernels.supports(q):
             scores = torch.bmm(content, keys)
-            placed: Tensor = kernels.placed_softmax(scores, far, n, run.first, run.hidden, run.apart, more)
-            return placed
-        by_place = _skewed(far, columns) if run.first is None else _Placed.apply(far, run.first, columns)
-        scores = torch.baddbmm(by_place, content, keys).view(heads, n, rows, columns)
-        if more is not None and run.apart is not None:
-            scores = scores + more.view(heads, n, rows, 1) * run.apart
-        if run.hidden is None:
+            probs: Tensor = kernels.relative_softmax(
+                scores, distance_scores, n, run.distance_start, run.masked_out, run.different_segment, segment_scores
+            )
+            return probs
+        distance_bias = (
+            _relative_shift(distance_scores, num_keys)
+            if run.distance_start is None
+            else _GatherByDistance.apply(distance_scores, run.distance_start, num_keys)
+        )
+        scores = torch.baddbmm(distance_bias, content, keys).view(heads, n, num_queries, num_keys)
+        if segment_scores is not None and run.different_segment is not None:
+            scores = scores + segment_scores.view(heads, n, num_queries, 1) * run.different_segment
+        if run.masked_out is None:
             return scores.softmax(-1).flatten(0, 1)
-        weights = scores.masked_fill(run.hidden, torch.finfo(scores.dtype).min).softmax(-1)
-        if run.first is not None:  # a place that sees nothing gets nothing
-            weights = weights.masked_fill(run.hidden, 0)
+        weights = scores.masked_fill(run.masked_out, torch.finfo(scores.dtype).min).softmax(-1)
+        if run.distance_start is not None:  # a place that sees nothing gets nothing
+            weights = weights.masked_fill(run.masked_out, 0)
         return weights.flatten(0, 1)
 
-    def weights(self, x: Tensor, layout: Layout, relations: Shared | None = None) -> list[Tensor]:
+    def weights(self, x: Tensor, layout: PackedLayout, position_info: PositionInfo | None = None) -> list[Tensor]:
         """The probabilities themselves, [heads, queries, keys] for each sequence: for pictures."""
-        assert isinstance(relations, Relations) and relations.queries is None
+        assert isinstance(position_info, RelativePositionContext) and position_info.query_stream is None
         q, k, _ = self._project(x, x)
-        r = self._far(relations)
-        runs = relations.runs(self.spec.causal, self.spec.window)
-        sizes = [run.number * run.rows for run in runs]
-        found: list[Tensor] = []
+        r = self._distance_keys(position_info)
+        runs = position_info.get_runs(self.config.causal, self.config.window)
+        sizes = [run.num_sequences * run.num_queries for run in runs]
+        sequence_weights: list[Tensor] = []
         for run, qs, ks in zip(runs, q.split(sizes), k.split(sizes)):
-            each = self._weights(run, qs, ks, r, relations).view(-1, run.number, run.rows, run.columns)
-            found += each.unbind(1)
-        return found
+            run_weights = self._run_weights(run, qs, ks, r, position_info).view(
+                -1, run.num_sequences, run.num_queries, run.num_keys
+            )
+            sequence_weights += run_weights.unbind(1)
+        return sequence_weights
 
 
-def _skewed(far: Tensor, columns: int) -> Tensor:
-    """Row i holds distances columns … least and wants to begin rows − i later: without the first `rows` numbers,
+def _relative_shift(distance_scores: Tensor, num_keys: int) -> Tensor:
+    """Row i holds distances columns … least and wants to begin rows − i later: without the first `num_queries` numbers,
     lines that are one number shorter do."""
-    batch, rows, width = far.shape
-    return far.reshape(batch, -1)[:, rows:].view(batch, rows, width - 1)[..., :columns]
+    batch, num_queries, num_distances = distance_scores.shape
+    return distance_scores.reshape(batch, -1)[:, num_queries:].view(batch, num_queries, num_distances - 1)[
+        ..., :num_keys
+    ]
 
 
-class _Placed(torch.autograd.Function):
+class _GatherByDistance(torch.autograd.Function):
     """For each key the score at its place, [heads · number, rows, columns]: places rise by one from key to key.
 
     So the way back is a gather too: each place has at most one key, whereas adding up at random places is slow.
     """
 
     @staticmethod
-    def forward(ctx: Any, far: Tensor, first: Tensor, columns: int) -> Tensor:
-        n, rows = first.shape
-        ctx.save_for_backward(first)
-        ctx.width = far.shape[-1]
-        places = first.unsqueeze(-1) + torch.arange(columns, device=far.device)
-        found = far.view(-1, n, rows, ctx.width).gather(-1, places.expand(len(far) // n, -1, -1, -1))
-        return found.view(-1, rows, columns)
+    def forward(ctx: Any, distance_scores: Tensor, distance_start: Tensor, num_keys: int) -> Tensor:
+        n, num_queries = distance_start.shape
+        ctx.save_for_backward(distance_start)
+        ctx.width = distance_scores.shape[-1]
+        distance_index = distance_start.unsqueeze(-1) + torch.arange(num_keys, device=distance_scores.device)
+        scores = distance_scores.view(-1, n, num_queries, ctx.width).gather(
+            -1, distance_index.expand(len(distance_scores) // n, -1, -1, -1)
+        )
+        return scores.view(-1, num_queries, num_keys)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (first,) = ctx.saved_tensors
-        n, rows = first.shape
-        columns = grad.shape[-1]
-        key = torch.arange(ctx.width, device=grad.device) - first.unsqueeze(-1)
-        outside = (key < 0) | (key >= columns)
-        by_key = grad.reshape(-1, n, rows, columns)
-        found = by_key.gather(-1, key.clamp(0, columns - 1).expand(len(by_key), -1, -1, -1))
-        return found.masked_fill(outside, 0).view(-1, rows, ctx.width), None, None
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
+        (distance_start,) = ctx.saved_tensors
+        n, num_queries = distance_start.shape
+        num_keys = grad_output.shape[-1]
+        key_index = torch.arange(ctx.width, device=grad_output.device) - distance_start.unsqueeze(-1)
+        outside = (key_index < 0) | (key_index >= num_keys)
+        by_key = grad_output.reshape(-1, n, num_queries, num_keys)
+        grad_distance = by_key.gather(-1, key_index.clamp(0, num_keys - 1).expand(len(by_key), -1, -1, -1))
+        return grad_distance.masked_fill(outside, 0).view(-1, num_queries, ctx.width), None, None

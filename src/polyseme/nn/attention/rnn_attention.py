@@ -14,114 +14,116 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Spec
+from polyseme.config import Config
 from polyseme.errors import UserError
-from polyseme.nn.packing import Layout, Source
+from polyseme.nn.packing import EncoderInput, PackedLayout
 
-STRENGTH = 10.0  # of cosines at the start: a softmax of numbers within ± 1 is nearly even
+INITIAL_COSINE_SCALE = 10.0  # of cosines at the start: a softmax of numbers within ± 1 is nearly even
 
 
 @dataclass(frozen=True)
-class LookSpec(Spec):
+class RNNAttentionConfig(Config):
     """How a state s scores a state h of its source.
 
     dot: s·h; cosine: their angle, times a strength that is learned (Graves et al. 2014, §3.3.1); multiplicative: s·W h
-    (Luong et al. 2015, §3.1, general); additive: v·tanh(W s + U h), in a space of size `inner` (Bahdanau et al. 2015,
-    A.1.2); 0 is as large as s.
+    (Luong et al. 2015, §3.1, general); additive: v·tanh(W s + U h), in a space of size `hidden_dim` (Bahdanau et al.
+    2015, A.1.2); 0 is as large as s.
     """
 
     score: Literal["dot", "cosine", "multiplicative", "additive"] = "multiplicative"
-    inner: int = 0
+    hidden_dim: int = 0
 
     def __post_init__(self) -> None:
-        self.within(0, math.inf, "inner")
+        self.check_range(0, math.inf, "hidden_dim")
 
     @property
-    def projects(self) -> bool:
+    def projects_source(self) -> bool:
         """Whether a source is multiplied with a matrix."""
         return self.score in ("multiplicative", "additive")
 
-    def build(self, dim: int, source: int) -> Look:
-        if not self.projects and dim != source:
+    def build(self, dim: int, source_dim: int) -> RNNAttention:
+        if not self.projects_source and dim != source_dim:
             raise UserError(
-                f"{self.score} compares states of one size, not {dim} with {source}: multiplicative or additive"
+                f"{self.score} compares states of one size, not {dim} with {source_dim}: multiplicative or additive"
             )
-        return Look(self, dim, source)
+        return RNNAttention(self, dim, source_dim)
 
 
-class Look(nn.Module):
-    def __init__(self, spec: LookSpec, dim: int, source: int):
+class RNNAttention(nn.Module):
+    def __init__(self, config: RNNAttentionConfig, dim: int, source_dim: int):
         super().__init__()
-        self.spec, self.source = spec, source
-        additive, inner = spec.score == "additive", spec.inner or dim
-        size = inner if additive else dim
-        self.keys = nn.Linear(source, size, bias=additive) if spec.projects else None
-        self.query = nn.Linear(dim, inner, bias=False) if additive else None
-        self.out = nn.Linear(inner, 1, bias=False) if additive else None
-        self.strength = nn.Parameter(torch.empty(1)) if spec.score == "cosine" else None
+        self.config, self.source_dim = config, source_dim
+        is_additive, hidden_dim = config.score == "additive", config.hidden_dim or dim
+        key_dim = hidden_dim if is_additive else dim
+        self.key_proj = nn.Linear(source_dim, key_dim, bias=is_additive) if config.projects_source else None
+        self.query_proj = nn.Linear(dim, hidden_dim, bias=False) if is_additive else None
+        self.score_proj = nn.Linear(hidden_dim, 1, bias=False) if is_additive else None
+        self.cosine_scale = nn.Parameter(torch.empty(1)) if config.score == "cosine" else None
 
     @torch.no_grad()
-    def initialise(self) -> None:
-        if self.strength is not None:
-            self.strength.fill_(STRENGTH)
+    def initialize(self) -> None:
+        if self.cosine_scale is not None:
+            self.cosine_scale.fill_(INITIAL_COSINE_SCALE)
 
-    def offered(self, states: Tensor) -> Tensor:
+    def precompute_keys(self, states: Tensor) -> Tensor:
         """The states of a source with their keys behind them: made once, however often they are looked at."""
-        if self.keys is not None:
-            return torch.cat([states, self.keys(states)], dim=-1)
-        return states if self.strength is None else torch.cat([states, F.normalize(states, dim=-1)], dim=-1)
+        if self.key_proj is not None:
+            return torch.cat([states, self.key_proj(states)], dim=-1)
+        return states if self.cosine_scale is None else torch.cat([states, F.normalize(states, dim=-1)], dim=-1)
 
-    def opened(self, source: Source) -> Looking:
-        """For one reading, of a source as `offered` has it."""
+    def begin(self, source: EncoderInput) -> EncoderAttentionState:
+        """For one reading, of a source as `precompute_keys` has it."""
         padded = source.layout.pad(source.values)
-        values, keys = padded[..., : self.source], padded[..., self.source :]
-        return Looking(self, values, keys if keys.shape[-1] else values, ~source.layout.mask())
+        values, keys = padded[..., : self.source_dim], padded[..., self.source_dim :]
+        return EncoderAttentionState(self, values, keys if keys.shape[-1] else values, ~source.layout.attention_mask())
 
     def scores(self, states: Tensor, keys: Tensor) -> Tensor:
         """[B, n, dim] and [B, m, …] to [B, n, m]."""
-        if self.query is not None and self.out is not None:
-            return self.out((self.query(states)[:, :, None] + keys[:, None]).tanh())[..., 0]
-        if self.strength is not None:
-            states = self.strength * F.normalize(states, dim=-1)
+        if self.query_proj is not None and self.score_proj is not None:
+            return self.score_proj((self.query_proj(states)[:, :, None] + keys[:, None]).tanh())[..., 0]
+        if self.cosine_scale is not None:
+            states = self.cosine_scale * F.normalize(states, dim=-1)
         return states @ keys.transpose(1, 2)
 
 
-class Looking:
-    """The sources of a batch as one reading looks at them; afterwards `shares` and `contexts` are of every token.
+class EncoderAttentionState:
+    """The sources of a batch as one reading looks at them; afterwards `weights` and `contexts` are of every token.
 
     It answers a layer at every step (`Answers`), or all states at once.
     """
 
-    shares: Tensor  # [T, longest source]
+    weights: Tensor  # [T, longest source]
     contexts: Tensor  # [T, source]
 
-    def __init__(self, look: Look, values: Tensor, keys: Tensor, hidden: Tensor):
-        self.look, self.values, self.keys, self.hidden = look, values, keys, hidden
-        self.seen: list[Tensor] = []
-        self.said: list[Tensor] = []
+    def __init__(self, attention: RNNAttention, values: Tensor, keys: Tensor, padding_mask: Tensor):
+        self.attention, self.values, self.keys, self.padding_mask = attention, values, keys, padding_mask
+        self.weights_per_step: list[Tensor] = []
+        self.contexts_per_step: list[Tensor] = []
 
-    def _shares(self, states: Tensor, keys: Tensor, hidden: Tensor) -> Tensor:
-        scores = self.look.scores(states, keys).masked_fill(hidden[:, None], -math.inf)
+    def _attention_weights(self, states: Tensor, keys: Tensor, padding_mask: Tensor) -> Tensor:
+        scores = self.attention.scores(states, keys).masked_fill(padding_mask[:, None], -math.inf)
         return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
-    def along(self, sequences: Tensor | None) -> Callable[[Tensor], Tensor]:
-        parts = self.values, self.keys, self.hidden
-        values, keys, hidden = parts if sequences is None else (p.index_select(0, sequences) for p in parts)
-        self.seen, self.said = [], []
+    def make_step_fn(self, sequence_order: Tensor | None) -> Callable[[Tensor], Tensor]:
+        tensors = self.values, self.keys, self.padding_mask
+        values, keys, padding_mask = (
+            tensors if sequence_order is None else (p.index_select(0, sequence_order) for p in tensors)
+        )
+        self.weights_per_step, self.contexts_per_step = [], []
 
-        def answer(states: Tensor) -> Tensor:
+        def step(states: Tensor) -> Tensor:
             n = len(states)
-            shares = self._shares(states[:, None], keys[:n], hidden[:n])
-            self.seen.append(shares[:, 0])
-            self.said.append((shares @ values[:n])[:, 0])
-            return self.said[-1]
+            weights = self._attention_weights(states[:, None], keys[:n], padding_mask[:n])
+            self.weights_per_step.append(weights[:, 0])
+            self.contexts_per_step.append((weights @ values[:n])[:, 0])
+            return self.contexts_per_step[-1]
 
-        return answer
+        return step
 
-    def done(self, packed: Callable[[Tensor], Tensor]) -> None:
-        self.shares, self.contexts = packed(torch.cat(self.seen)), packed(torch.cat(self.said))
+    def finalize(self, pack: Callable[[Tensor], Tensor]) -> None:
+        self.weights, self.contexts = pack(torch.cat(self.weights_per_step)), pack(torch.cat(self.contexts_per_step))
 
-    def at_once(self, states: Tensor, layout: Layout) -> None:
+    def attend_all(self, states: Tensor, layout: PackedLayout) -> None:
         """The answers to all states of a batch, [T, dim]."""
-        shares = self._shares(layout.pad(states), self.keys, self.hidden)
-        self.shares, self.contexts = layout.unpad(shares), layout.unpad(shares @ self.values)
+        weights = self._attention_weights(layout.pad(states), self.keys, self.padding_mask)
+        self.weights, self.contexts = layout.unpad(weights), layout.unpad(weights @ self.values)

@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Spec
+from polyseme.config import Config
 from polyseme.errors import UserError
-from polyseme.nn.attention.relative import Queries
-from polyseme.nn.memory import Cache
-from polyseme.nn.packing import Layout
+from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.memory import LayerCache
+from polyseme.nn.packing import PackedLayout
 
 
 @dataclass(frozen=True)
-class BucketBiasSpec(Spec):
+class BucketedRelativeBiasConfig(Config):
     """One number for each head and bucket of distances (Raffel et al. 2020, §2.1).
 
     Half of the buckets hold one distance each, the others grow with its logarithm up to `max_distance`; all that is
@@ -30,38 +30,45 @@ class BucketBiasSpec(Spec):
     max_distance: int = 128
 
     def __post_init__(self) -> None:
-        self.within(4, math.inf, "num_buckets")
-        self.within(self.num_buckets // 2 + 1, math.inf, "max_distance")
+        self.check_range(4, math.inf, "num_buckets")
+        self.check_range(self.num_buckets // 2 + 1, math.inf, "max_distance")
 
-    def build(self, dim: int) -> BucketBias:
-        return BucketBias(self)
+    def build(self, dim: int) -> BucketedRelativeBias:
+        return BucketedRelativeBias(self)
 
 
-class BucketBias(nn.Module):
-    def __init__(self, spec: BucketBiasSpec):
+class BucketedRelativeBias(nn.Module):
+    def __init__(self, config: BucketedRelativeBiasConfig):
         super().__init__()
-        self.spec, self.causal = spec, spec.causal
-        self.positions = nn.Embedding(spec.num_buckets, spec.num_heads)
+        self.config, self.causal = config, config.causal
+        self.positions = nn.Embedding(config.num_buckets, config.num_heads)
 
     def forward(
-        self, x: Tensor, layout: Layout, segments: Tensor | None, queries: Queries | None, cache: Cache | None
+        self,
+        x: Tensor,
+        layout: PackedLayout,
+        segments: Tensor | None,
+        query_stream: QueryStream | None,
+        cache: LayerCache | None,
     ) -> tuple[Tensor, Tensor]:
         """The states as they are, and what attention adds to scores."""
-        if queries is not None:
+        if query_stream is not None:
             raise UserError("this model has no query stream, so it cannot predict in an order of its own")
-        return x, self.by_distance((layout if cache is None else cache.joined).longest)
+        return x, self.bias_by_distance((layout if cache is None else cache.full_layout).max_seqlen)
 
-    def by_distance(self, longest: int) -> Tensor:
+    def bias_by_distance(self, max_seqlen: int) -> Tensor:
         """By distance of key and query, [heads, 2 · longest − 1], distance 0 in the middle."""
-        return F.embedding(self.buckets(longest), self.positions.weight).t()
+        return F.embedding(self.bucket_indices(max_seqlen), self.positions.weight).t()
 
-    def buckets(self, longest: int) -> Tensor:
-        ahead = torch.arange(1 - longest, longest, device=self.positions.weight.device)
-        size = self.spec.num_buckets if self.causal else self.spec.num_buckets // 2
-        far = (-ahead).clamp(min=0) if self.causal else ahead.abs()
-        exact = size // 2
+    def bucket_indices(self, max_seqlen: int) -> Tensor:
+        relative_positions = torch.arange(1 - max_seqlen, max_seqlen, device=self.positions.weight.device)
+        num_buckets = self.config.num_buckets if self.causal else self.config.num_buckets // 2
+        distances = (-relative_positions).clamp(min=0) if self.causal else relative_positions.abs()
+        max_exact = num_buckets // 2
         # in float32, as the published models were trained: on the borders of buckets its rounding decides
-        growth = torch.log(far.clamp(min=1).float() / exact) / math.log(self.spec.max_distance / exact)
-        wide = (exact + (growth * (size - exact)).long()).clamp(max=size - 1)
-        found = torch.where(far < exact, far, wide)
-        return found if self.causal else found + size * (ahead > 0)
+        log_ratio = torch.log(distances.clamp(min=1).float() / max_exact) / math.log(
+            self.config.max_distance / max_exact
+        )
+        log_buckets = (max_exact + (log_ratio * (num_buckets - max_exact)).long()).clamp(max=num_buckets - 1)
+        buckets = torch.where(distances < max_exact, distances, log_buckets)
+        return buckets if self.causal else buckets + num_buckets * (relative_positions > 0)

@@ -9,40 +9,47 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.nn.heads.crf import Crf
-from polyseme.nn.packing import Layout
+from polyseme.nn.heads.crf import CRF
+from polyseme.nn.packing import PackedLayout
 
 # every state; what the trunk's pooler gives; the first token's own; what the pooler gives, the greatest and the mean
-Reads = Literal["tokens", "pooled", "first", "concat"]
-Pool = Callable[[Tensor, Layout], Tensor]
+HeadPooling = Literal["tokens", "pooled", "first", "concat"]
+PoolFn = Callable[[Tensor, PackedLayout], Tensor]
 
 
 class Head(nn.Module):
     """Hidden states to predictions; `forward` takes the states it reads and the trunk's table of token vectors."""
 
-    reads: Reads = "tokens"
-    asks: bool = False  # whether the host has to look at values on the way, so that no recording of its kernels serves
+    pooling: HeadPooling = "tokens"
+    needs_host_sync: bool = (
+        False  # whether the host has to look at values on the way, so that no recording of its kernels serves
+    )
 
     def __init__(self) -> None:
         super().__init__()
-        self.crf: Crf | None = None  # what binds the predictions of a sequence together, if they do not stand alone
+        self.crf: CRF | None = None  # what binds the predictions of a sequence together, if they do not stand alone
 
-    def states(self, last: Tensor, layout: Layout, rows: Tensor | None, pool: Pool) -> Any:
+    def select_states(self, hidden: Tensor, layout: PackedLayout, rows: Tensor | None, pool: PoolFn) -> Any:
         """What it reads of the trunk's last states: of every token or sequence, or of the `rows` asked for.
 
         The states of several columns, [n, columns], are added.
         """
-        states = pool(last, layout) if self.reads == "pooled" else last
-        if self.reads == "first":
-            states = last.index_select(0, layout.first)
-        if self.reads == "concat":  # Howard and Ruder 2018, §3.3
-            states = torch.cat([pool(last, layout), layout.max(last), layout.mean(last)], dim=1)
+        states = pool(hidden, layout) if self.pooling == "pooled" else hidden
+        if self.pooling == "first":
+            states = hidden.index_select(0, layout.first_indices)
+        if self.pooling == "concat":  # Howard and Ruder 2018, §3.3
+            states = torch.cat([pool(hidden, layout), layout.max_pool(hidden), layout.mean_pool(hidden)], dim=1)
         if rows is None:
             return states
-        found: Tensor = states.index_select(0, rows.flatten())
-        return found if rows.ndim == 1 else found.unflatten(0, rows.shape).sum(1)
+        selected_states: Tensor = states.index_select(0, rows.flatten())
+        return selected_states if rows.ndim == 1 else selected_states.unflatten(0, rows.shape).sum(1)
 
-    def loss(self, states: Any, table: Any, values: Tensor, ignored: int, smoothing: float = 0.0) -> Tensor:
-        """The summed cross entropy; `smoothing` moves that share of the truth evenly over all (Szegedy et al. 2016)."""
-        scores = self(states, table).float()
-        return F.cross_entropy(scores, values, ignore_index=ignored, reduction="sum", label_smoothing=smoothing)
+    def loss(
+        self, states: Any, token_embeddings: Any, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
+    ) -> Tensor:
+        """The summed cross entropy; `label_smoothing` moves that share of the truth evenly over all (Szegedy et al.
+        2016)."""
+        logits = self(states, token_embeddings).float()
+        return F.cross_entropy(
+            logits, labels, ignore_index=ignore_index, reduction="sum", label_smoothing=label_smoothing
+        )

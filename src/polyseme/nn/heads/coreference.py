@@ -18,256 +18,318 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Spec
-from polyseme.nn.heads.base import Head, Pool
-from polyseme.nn.packing import Layout
+from polyseme.config import Config
+from polyseme.nn.heads.base import Head, PoolFn
+from polyseme.nn.packing import PackedLayout
 
 # the columns of a word's row: its first and last token, its document, the last word of its sentence, who says it, the
 # kind of text; documents lie one behind the other, and words are numbered through
-FIRST, LAST, DOCUMENT, END, SPEAKER, GENRE = range(6)
-DISTANCES = (1, 2, 3, 4, 5, 8, 16, 32, 64)  # where the classes of distances begin, in mentions
+FIRST_TOKEN, LAST_TOKEN, DOCUMENT, SENTENCE_END, SPEAKER, GENRE = range(6)
+DISTANCE_BUCKETS = (1, 2, 3, 4, 5, 8, 16, 32, 64)  # where the classes of distances begin, in mentions
 
 
 @dataclass(frozen=True)
-class CoreferenceHeadSpec(Spec):
-    """Candidates have at most `width` words; `ratio` · words of them are kept, and each is compared with the best
-    `antecedents` of those before it. `genres` are the kinds of text that were seen; none, and they are not looked at.
-    `detection` is the weight of a second loss, whether each candidate is a mention (Zhang et al. 2018, Joint Mention
-    Detection): the first alone learns nothing of a mention that is not kept, and on little data keeps the wrong ones.
+class CoreferenceHeadConfig(Config):
+    """Candidates have at most `max_span_width` words; `top_span_ratio` · words of them are kept, and each is compared
+    with the best `max_antecedents` of those before it. `genres` are the kinds of text that were seen; none, and they
+    are not looked at. `detection_weight` is the weight of a second loss, whether each candidate is a mention (Zhang et
+    al. 2018, Joint Mention Detection): the first alone learns nothing of a mention that is not kept, and on little data
+    keeps the wrong ones.
     """
 
-    width: int = 30
-    ratio: float = 0.4
-    antecedents: int = 50
-    hidden: int = 1000
+    max_span_width: int = 30
+    top_span_ratio: float = 0.4
+    max_antecedents: int = 50
+    hidden_dim: int = 1000
     feature_dim: int = 20
     dropout: float = 0.3
-    speakers: bool = True
+    use_speakers: bool = True
     genres: tuple[str, ...] = ()
-    detection: float = 0.1
+    detection_weight: float = 0.1
 
     def __post_init__(self) -> None:
-        self.within(1, math.inf, "width", "antecedents", "hidden", "feature_dim")
-        self.within(0, math.inf, "ratio", "detection")
-        self.within(0, 1, "dropout")
+        self.check_range(1, math.inf, "max_span_width", "max_antecedents", "hidden_dim", "feature_dim")
+        self.check_range(0, math.inf, "top_span_ratio", "detection_weight")
+        self.check_range(0, 1, "dropout")
 
-    def kept(self, num_words: int) -> int:
+    def max_mentions(self, num_words: int) -> int:
         """How many candidates of a document are kept at most, which is what its loss counts for."""
-        return max(int(self.ratio * num_words), 1)
+        return max(int(self.top_span_ratio * num_words), 1)
 
     def span_dim(self, dim: int) -> int:
         return 3 * dim + self.feature_dim
 
     def pair_dim(self, dim: int) -> int:
-        return 3 * self.span_dim(dim) + self.feature_dim * (1 + self.speakers + bool(self.genres))
+        return 3 * self.span_dim(dim) + self.feature_dim * (1 + self.use_speakers + bool(self.genres))
 
-    def weights(self, dim: int) -> int:
+    def matmul_params(self, dim: int) -> int:
         """At most: as if no sentence were shorter than a candidate may be."""
-        size, candidates = self.span_dim(dim), self.width / max(self.ratio, 1e-3)
-        return int(candidates * size * self.hidden + size * size + self.antecedents * self.pair_dim(dim) * self.hidden)
+        span_dim, candidates_per_mention = self.span_dim(dim), self.max_span_width / max(self.top_span_ratio, 1e-3)
+        return int(
+            candidates_per_mention * span_dim * self.hidden_dim
+            + span_dim * span_dim
+            + self.max_antecedents * self.pair_dim(dim) * self.hidden_dim
+        )
 
     def build(self, dim: int) -> CoreferenceHead:
         return CoreferenceHead(self, dim)
 
 
-Candidates = tuple[Tensor, Tensor, Tensor, Tensor]  # first word, last word, vector, worth as a mention
+SpanCandidates = tuple[Tensor, Tensor, Tensor, Tensor]  # first word, last word, vector, worth as a mention
 
 
 @dataclass(frozen=True, eq=False)
-class Words:
+class WordStates:
     """What the head reads: of each word its row, the states of its first and last token, and of all its tokens the
     state that attention makes of them, with the logarithm of its weight."""
 
     rows: Tensor
-    first: Tensor
-    last: Tensor
-    weight: Tensor
-    state: Tensor
+    first_states: Tensor
+    last_states: Tensor
+    log_weights: Tensor
+    pooled_states: Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Ranked:
+class MentionRanking:
     """The mentions of a document, from its first word on, and what they choose among: column 0 is none, the others are
-    the antecedents `which`. Classes of mentions that are no antecedents, for there are too few, are worth −∞."""
+    the antecedents `antecedents`. Classes of mentions that are no antecedents, for there are too few, are worth −∞."""
 
-    begin: int  # the number of the document's first word
+    first_word: int  # the number of the document's first word
     starts: Tensor
     ends: Tensor
     scores: Tensor  # [k, 1 + antecedents]
-    which: Tensor  # int64 [k, antecedents]
+    antecedents: Tensor  # int64 [k, antecedents]
 
 
 class CoreferenceHead(Head):
-    asks = True
+    needs_host_sync = True
 
-    def __init__(self, spec: CoreferenceHeadSpec, dim: int):
+    def __init__(self, config: CoreferenceHeadConfig, dim: int):
         super().__init__()
-        self.spec = spec
-        size, features = spec.span_dim(dim), spec.feature_dim
-        self.look = nn.Linear(dim, 1)
-        self.widths = nn.Embedding(spec.width, features)
-        self.mention = _scorer(size, spec)
-        self.coarse = nn.Linear(size, size, bias=False)
-        self.distances = nn.Embedding(len(DISTANCES), features)
-        self.speakers = nn.Embedding(2, features) if spec.speakers else None
-        self.genres = nn.Embedding(len(spec.genres) + 1, features) if spec.genres else None
-        self.pair = _scorer(spec.pair_dim(dim), spec)
+        self.config = config
+        span_dim, feature_dim = config.span_dim(dim), config.feature_dim
+        self.token_attention = nn.Linear(dim, 1)
+        self.width_embeddings = nn.Embedding(config.max_span_width, feature_dim)
+        self.mention_scorer = _build_scorer(span_dim, config)
+        self.coarse_bilinear = nn.Linear(span_dim, span_dim, bias=False)
+        self.distance_embeddings = nn.Embedding(len(DISTANCE_BUCKETS), feature_dim)
+        self.speaker_embeddings = nn.Embedding(2, feature_dim) if config.use_speakers else None
+        self.genre_embeddings = nn.Embedding(len(config.genres) + 1, feature_dim) if config.genres else None
+        self.pair_scorer = _build_scorer(config.pair_dim(dim), config)
 
-    def states(self, last: Tensor, layout: Layout, rows: Tensor | None, pool: Pool) -> Words:
+    def select_states(self, hidden: Tensor, layout: PackedLayout, rows: Tensor | None, pool: PoolFn) -> WordStates:
         if rows is None:
             raise ValueError("a coreference head has to be told which words it reads")
-        first, behind = rows[:, FIRST], rows[:, LAST]
-        looks = _wide(self.look(last).squeeze(-1))
-        weight, state = looks.index_select(0, first), last.index_select(0, first)
-        for more in range(1, int((behind - first).max()) + 1):
-            token = torch.minimum(first + more, behind)
-            extra = looks.index_select(0, token).masked_fill(first + more > behind, -torch.inf)
-            weight, state = _joined(weight, state, extra, last.index_select(0, token))
-        return Words(rows, last.index_select(0, first), last.index_select(0, behind), weight, state)
+        first_token, last_token = rows[:, FIRST_TOKEN], rows[:, LAST_TOKEN]
+        attention_logits = _upcast(self.token_attention(hidden).squeeze(-1))
+        log_weight, state = attention_logits.index_select(0, first_token), hidden.index_select(0, first_token)
+        for offset in range(1, int((last_token - first_token).max()) + 1):
+            token = torch.minimum(first_token + offset, last_token)
+            token_log_weight = attention_logits.index_select(0, token).masked_fill(
+                first_token + offset > last_token, -torch.inf
+            )
+            log_weight, state = _merge_weighted_means(
+                log_weight, state, token_log_weight, hidden.index_select(0, token)
+            )
+        return WordStates(
+            rows, hidden.index_select(0, first_token), hidden.index_select(0, last_token), log_weight, state
+        )
 
-    def loss(self, states: Words, table: Tensor, values: Tensor, ignored: int, smoothing: float = 0.0) -> Tensor:
+    def loss(
+        self,
+        states: WordStates,
+        token_embeddings: Tensor,
+        labels: Tensor,
+        ignore_index: int,
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
         """The summed −log of the share of all true antecedents of each mention that is kept; that of none, where it has
-        no true one before it. `values` are the true mentions: first word, last word, cluster from 1, [m, 3]."""
-        total = states.weight.new_zeros(())
-        candidates = self._candidates(states)
-        if self.spec.detection:
-            total = self.spec.detection * self._detection(candidates, values, len(states.rows))
-        for ranked in self.documents(states, candidates):
-            matches = (ranked.starts[:, None] == values[:, 0]) & (ranked.ends[:, None] == values[:, 1])
-            cluster = (matches * values[:, 2]).sum(1)
-            others = cluster.index_select(0, ranked.which.flatten()).view_as(ranked.which)
-            same = (others == cluster[:, None]) & (others > 0) & ranked.scores[:, 1:].isfinite()
-            right = torch.cat([~same.any(1, keepdim=True), same], 1)
-            gained = ranked.scores.masked_fill(~right, -torch.inf).logsumexp(1)
-            total = total + (ranked.scores.logsumexp(1) - gained).sum()
-        return total
+        no true one before it. `labels` are the true mentions: first word, last word, cluster from 1, [m, 3]."""
+        total_loss = states.log_weights.new_zeros(())
+        candidates = self._enumerate_candidates(states)
+        if self.config.detection_weight:
+            total_loss = self.config.detection_weight * self._detection_loss(candidates, labels, len(states.rows))
+        for ranking in self.rank_documents(states, candidates):
+            matches = (ranking.starts[:, None] == labels[:, 0]) & (ranking.ends[:, None] == labels[:, 1])
+            cluster = (matches * labels[:, 2]).sum(1)
+            antecedent_clusters = cluster.index_select(0, ranking.antecedents.flatten()).view_as(ranking.antecedents)
+            is_coreferent = (
+                (antecedent_clusters == cluster[:, None]) & (antecedent_clusters > 0) & ranking.scores[:, 1:].isfinite()
+            )
+            is_correct = torch.cat([~is_coreferent.any(1, keepdim=True), is_coreferent], 1)
+            correct_score = ranking.scores.masked_fill(~is_correct, -torch.inf).logsumexp(1)
+            total_loss = total_loss + (ranking.scores.logsumexp(1) - correct_score).sum()
+        return total_loss
 
     @torch.no_grad()
-    def clusters(self, states: Words) -> list[list[list[tuple[int, int]]]]:
+    def decode_clusters(self, states: WordStates) -> list[list[list[tuple[int, int]]]]:
         """Of each document the mentions that hang together by their best antecedents; words are counted from its own
         first."""
-        found = []
-        for ranked in self.documents(states, self._candidates(states)):
-            best = ranked.scores.argmax(1).tolist()
-            which, starts, ends = ranked.which.tolist(), ranked.starts.tolist(), ranked.ends.tolist()
-            chain: dict[int, list[tuple[int, int]]] = {}
-            spans = [(a - ranked.begin, b - ranked.begin) for a, b in zip(starts, ends)]
-            for i, choice in enumerate(best):
-                if choice:
-                    other = which[i][choice - 1]
-                    chain[i] = chain.setdefault(other, [spans[other]])
-                    chain[i].append(spans[i])
-            found.append(list({id(mentions): mentions for mentions in chain.values()}.values()))
-        return found
+        document_clusters = []
+        for ranking in self.rank_documents(states, self._enumerate_candidates(states)):
+            best_columns = ranking.scores.argmax(1).tolist()
+            antecedents, starts, ends = ranking.antecedents.tolist(), ranking.starts.tolist(), ranking.ends.tolist()
+            cluster_by_mention: dict[int, list[tuple[int, int]]] = {}
+            spans = [(a - ranking.first_word, b - ranking.first_word) for a, b in zip(starts, ends)]
+            for i, column in enumerate(best_columns):
+                if column:
+                    antecedent = antecedents[i][column - 1]
+                    cluster_by_mention[i] = cluster_by_mention.setdefault(antecedent, [spans[antecedent]])
+                    cluster_by_mention[i].append(spans[i])
+            document_clusters.append(
+                list({id(mentions): mentions for mentions in cluster_by_mention.values()}.values())
+            )
+        return document_clusters
 
-    def _detection(self, candidates: Candidates, values: Tensor, number: int) -> Tensor:
+    def _detection_loss(self, candidates: SpanCandidates, labels: Tensor, num_words: int) -> Tensor:
         starts, ends, _, scores = candidates
-        true = torch.isin(starts * number + ends, values[:, 0] * number + values[:, 1])
-        return F.binary_cross_entropy_with_logits(scores, true.to(scores.dtype), reduction="sum")
+        is_mention = torch.isin(starts * num_words + ends, labels[:, 0] * num_words + labels[:, 1])
+        return F.binary_cross_entropy_with_logits(scores, is_mention.to(scores.dtype), reduction="sum")
 
-    def documents(self, words: Words, candidates: Candidates) -> Iterator[Ranked]:
+    def rank_documents(self, words: WordStates, candidates: SpanCandidates) -> Iterator[MentionRanking]:
         """Each document's mentions, ranked."""
         starts, ends, spans, scores = candidates
-        host = [t.detach().cpu().numpy() for t in (words.rows[:, DOCUMENT], starts, ends, scores)]
-        sizes = np.unique(host[0], return_counts=True)[1]
-        borders = np.cumsum([0, *sizes])
-        edges = np.searchsorted(host[1], borders)
-        for i, size in enumerate(sizes.tolist()):
-            part = slice(edges[i], edges[i + 1])
-            chosen = edges[i] + keep(host[1][part], host[2][part], host[3][part], self.spec.kept(size))
-            rows = torch.from_numpy(chosen).to(spans.device)
-            kept = [t.index_select(0, rows) for t in (starts, ends, scores, spans)]
-            yield Ranked(int(borders[i]), kept[0], kept[1], *self._ranked(words.rows, kept[0], kept[2], kept[3]))
+        host_arrays = [t.detach().cpu().numpy() for t in (words.rows[:, DOCUMENT], starts, ends, scores)]
+        document_lengths = np.unique(host_arrays[0], return_counts=True)[1]
+        word_borders = np.cumsum([0, *document_lengths])
+        candidate_borders = np.searchsorted(host_arrays[1], word_borders)
+        for i, num_words in enumerate(document_lengths.tolist()):
+            candidate_range = slice(candidate_borders[i], candidate_borders[i + 1])
+            selected = candidate_borders[i] + select_non_crossing(
+                host_arrays[1][candidate_range],
+                host_arrays[2][candidate_range],
+                host_arrays[3][candidate_range],
+                self.config.max_mentions(num_words),
+            )
+            index = torch.from_numpy(selected).to(spans.device)
+            top_spans = [t.index_select(0, index) for t in (starts, ends, scores, spans)]
+            yield MentionRanking(
+                int(word_borders[i]),
+                top_spans[0],
+                top_spans[1],
+                *self._score_antecedents(words.rows, top_spans[0], top_spans[2], top_spans[3]),
+            )
 
-    def _candidates(self, words: Words) -> Candidates:
+    def _enumerate_candidates(self, words: WordStates) -> SpanCandidates:
         """All that may be mentions, by first word and width.
 
         Attention grows with the candidate: one word more is one more term of a softmax that is taken as it comes.
         """
-        last = words.rows[:, END]
-        start = torch.arange(len(last), device=last.device)
-        weight, state = words.weight, words.state
-        found: list[tuple[Tensor, Tensor, Tensor]] = []
-        for more in range(self.spec.width):
-            if more:
-                alive = (start + more <= last.index_select(0, start)).nonzero()[:, 0]
+        sentence_ends = words.rows[:, SENTENCE_END]
+        start = torch.arange(len(sentence_ends), device=sentence_ends.device)
+        log_weight, state = words.log_weights, words.pooled_states
+        groups: list[tuple[Tensor, Tensor, Tensor]] = []
+        for extra_words in range(self.config.max_span_width):
+            if extra_words:
+                alive = (start + extra_words <= sentence_ends.index_select(0, start)).nonzero()[:, 0]
                 if not len(alive):
                     break
-                start, weight, state = (t.index_select(0, alive) for t in (start, weight, state))
-                word = start + more
-                extra = words.weight.index_select(0, word), words.state.index_select(0, word)
-                weight, state = _joined(weight, state, *extra)
-            found.append((start, torch.full_like(start, more), state))
-        starts, widths, states = (torch.cat(parts) for parts in zip(*found))
-        order = (starts * self.spec.width + widths).argsort()
+                start, log_weight, state = (t.index_select(0, alive) for t in (start, log_weight, state))
+                word = start + extra_words
+                word_states = words.log_weights.index_select(0, word), words.pooled_states.index_select(0, word)
+                log_weight, state = _merge_weighted_means(log_weight, state, *word_states)
+            groups.append((start, torch.full_like(start, extra_words), state))
+        starts, widths, states = (torch.cat(parts) for parts in zip(*groups))
+        order = (starts * self.config.max_span_width + widths).argsort()
         starts, widths, states = (t.index_select(0, order) for t in (starts, widths, states))
         ends = starts + widths
-        parts = (words.first.index_select(0, starts), words.last.index_select(0, ends), states, self.widths(widths))
+        parts = (
+            words.first_states.index_select(0, starts),
+            words.last_states.index_select(0, ends),
+            states,
+            self.width_embeddings(widths),
+        )
         spans = torch.cat(parts, 1)
-        return starts, ends, spans, _wide(self.mention(spans).squeeze(-1))
+        return starts, ends, spans, _upcast(self.mention_scorer(spans).squeeze(-1))
 
-    def _ranked(self, rows: Tensor, starts: Tensor, scores: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
+    def _score_antecedents(
+        self, rows: Tensor, starts: Tensor, mention_scores: Tensor, spans: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """What each mention's antecedents are worth: both as mentions, and both together, roughly and closely."""
-        number = len(spans)
-        places = torch.arange(number, device=spans.device)
-        before = places[None] < places[:, None]
-        rough = _wide(self.coarse(spans) @ spans.t()) + scores[:, None] + scores[None]
-        rough = rough.masked_fill(~before, -torch.inf)
-        which = rough.detach().topk(min(self.spec.antecedents, number), 1).indices
-        distance = torch.bucketize(places[:, None] - which, torch.tensor(DISTANCES, device=spans.device), right=True)
-        parts = [self.distances((distance - 1).clamp(min=0))]
-        if self.speakers is not None:
-            said = rows[:, SPEAKER].index_select(0, starts)
-            parts.append(self.speakers((said[:, None] == said.index_select(0, which.flatten()).view_as(which)).long()))
-        if self.genres is not None:
+        num_mentions = len(spans)
+        positions = torch.arange(num_mentions, device=spans.device)
+        precedes = positions[None] < positions[:, None]
+        coarse_scores = (
+            _upcast(self.coarse_bilinear(spans) @ spans.t()) + mention_scores[:, None] + mention_scores[None]
+        )
+        coarse_scores = coarse_scores.masked_fill(~precedes, -torch.inf)
+        antecedents = coarse_scores.detach().topk(min(self.config.max_antecedents, num_mentions), 1).indices
+        distance = torch.bucketize(
+            positions[:, None] - antecedents, torch.tensor(DISTANCE_BUCKETS, device=spans.device), right=True
+        )
+        pair_features = [self.distance_embeddings((distance - 1).clamp(min=0))]
+        if self.speaker_embeddings is not None:
+            speaker = rows[:, SPEAKER].index_select(0, starts)
+            pair_features.append(
+                self.speaker_embeddings(
+                    (speaker[:, None] == speaker.index_select(0, antecedents.flatten()).view_as(antecedents)).long()
+                )
+            )
+        if self.genre_embeddings is not None:
             genre = rows[:, GENRE].index_select(0, starts)
-            parts.append(self.genres(genre)[:, None].expand(-1, which.shape[1], -1))
-        close = rough.gather(1, which) + _wide(self._compared(spans, which, torch.cat(parts, -1)))
-        close = close.masked_fill(~before.gather(1, which), -torch.inf)
-        return torch.cat([close.new_zeros(number, 1), close], 1), which
+            pair_features.append(self.genre_embeddings(genre)[:, None].expand(-1, antecedents.shape[1], -1))
+        fine_scores = coarse_scores.gather(1, antecedents) + _upcast(
+            self._pair_scores(spans, antecedents, torch.cat(pair_features, -1))
+        )
+        fine_scores = fine_scores.masked_fill(~precedes.gather(1, antecedents), -torch.inf)
+        return torch.cat([fine_scores.new_zeros(num_mentions, 1), fine_scores], 1), antecedents
 
-    def _compared(self, spans: Tensor, which: Tensor, features: Tensor) -> Tensor:
+    def _pair_scores(self, spans: Tensor, antecedents: Tensor, features: Tensor) -> Tensor:
         """What each mention and each of its antecedents are worth together: layers over both, their product and what
         is known of the pair. What the first layer makes of one of them alone is reckoned once, not for each pair."""
-        first: Any = self.pair[0]
-        size = spans.shape[1]
-        one, other, product, known = first.weight.split([size, size, size, features.shape[-1]], 1)
-        rows = which.flatten()
-        mates = spans.index_select(0, rows).unflatten(0, which.shape)
-        hidden = F.linear(spans[:, None] * mates, product, first.bias) + F.linear(features, known)
-        hidden = hidden + F.linear(spans, one)[:, None]
-        hidden = hidden + F.linear(spans, other).index_select(0, rows).unflatten(0, which.shape)
-        found: Tensor = self.pair[1:](hidden).squeeze(-1)
-        return found
+        first_layer: Any = self.pair_scorer[0]
+        span_dim = spans.shape[1]
+        mention_weight, antecedent_weight, product_weight, feature_weight = first_layer.weight.split(
+            [span_dim, span_dim, span_dim, features.shape[-1]], 1
+        )
+        index = antecedents.flatten()
+        antecedent_spans = spans.index_select(0, index).unflatten(0, antecedents.shape)
+        hidden = F.linear(spans[:, None] * antecedent_spans, product_weight, first_layer.bias) + F.linear(
+            features, feature_weight
+        )
+        hidden = hidden + F.linear(spans, mention_weight)[:, None]
+        hidden = hidden + F.linear(spans, antecedent_weight).index_select(0, index).unflatten(0, antecedents.shape)
+        scores: Tensor = self.pair_scorer[1:](hidden).squeeze(-1)
+        return scores
 
 
-def keep(starts: np.ndarray, ends: np.ndarray, scores: np.ndarray, most: int) -> np.ndarray:
+def select_non_crossing(starts: np.ndarray, ends: np.ndarray, scores: np.ndarray, max_spans: int) -> np.ndarray:
     """The places of the best candidates, rising, of which no two cross (Lee et al. 2017, §5)."""
-    latest: dict[int, int] = {}  # of kept ones that start here, the last end
-    earliest: dict[int, int] = {}
-    found: list[int] = []
-    for place in np.argsort(-scores, kind="stable").tolist():
-        if len(found) == most:
+    latest_end: dict[int, int] = {}  # of kept ones that start here, the last end
+    earliest_start: dict[int, int] = {}
+    selected: list[int] = []
+    for candidate in np.argsort(-scores, kind="stable").tolist():
+        if len(selected) == max_spans:
             break
-        a, b = int(starts[place]), int(ends[place])
-        crosses = any(latest.get(i, -1) > b for i in range(a + 1, b + 1))
-        if crosses or any(earliest.get(i, a) < a for i in range(a, b)):
+        start, end = int(starts[candidate]), int(ends[candidate])
+        crosses = any(latest_end.get(i, -1) > end for i in range(start + 1, end + 1))
+        if crosses or any(earliest_start.get(i, start) < start for i in range(start, end)):
             continue
-        found.append(place)
-        latest[a], earliest[b] = max(latest.get(a, b), b), min(earliest.get(b, a), a)
-    return np.sort(np.array(found, dtype=np.int64))
+        selected.append(candidate)
+        latest_end[start], earliest_start[end] = (
+            max(latest_end.get(start, end), end),
+            min(earliest_start.get(end, start), start),
+        )
+    return np.sort(np.array(selected, dtype=np.int64))
 
 
-def _scorer(size: int, spec: CoreferenceHeadSpec) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(size, spec.hidden), nn.ReLU(), nn.Dropout(spec.dropout), nn.Linear(spec.hidden, 1))
+def _build_scorer(input_dim: int, config: CoreferenceHeadConfig) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(input_dim, config.hidden_dim), nn.ReLU(), nn.Dropout(config.dropout), nn.Linear(config.hidden_dim, 1)
+    )
 
 
-def _wide(values: Tensor) -> Tensor:
+def _upcast(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _joined(weight: Tensor, state: Tensor, more: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+def _merge_weighted_means(
+    log_weight: Tensor, state: Tensor, other_log_weight: Tensor, other_state: Tensor
+) -> tuple[Tensor, Tensor]:
     """Two weighted means as one; weights are logarithms, and −∞ adds nothing."""
-    both = torch.logaddexp(weight, more)
-    share, rest = ((part - both).exp().to(state.dtype)[:, None] for part in (weight, more))
-    return both, state * share + other * rest
+    total_log_weight = torch.logaddexp(log_weight, other_log_weight)
+    fraction, other_fraction = (
+        (log - total_log_weight).exp().to(state.dtype)[:, None] for log in (log_weight, other_log_weight)
+    )
+    return total_log_weight, state * fraction + other_state * other_fraction

@@ -13,133 +13,167 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyseme.config import Spec
-from polyseme.nn.heads.tag_schemes import legal_steps
+from polyseme.config import Config
+from polyseme.nn.heads.tag_schemes import allowed_transitions
 
-NEVER = -1e4  # the score of a step that must not be taken: its share is 0 in any precision
+FORBIDDEN_SCORE = -1e4  # the score of a step that must not be taken: its share is 0 in any precision
 
 
 @dataclass(frozen=True, eq=False)
-class Chains:
+class ChainLayout:
     """Rows of several sentences, end to end, and how a scan reads them: all first words, all second words, and so on.
 
     The sentence with the most words comes first. What is of the rows stands in their own order; what is of the places
     of the scan, in its order.
     """
 
-    sizes: list[int]  # how many sentences have an i-th word
-    opens: Tensor  # bool, which rows are first words
-    owner: Tensor  # int64, the sentence of each row, by its rank in the scan
+    batch_sizes: list[int]  # how many sentences have an i-th word
+    is_first: Tensor  # bool, which rows are first words
+    sequence_index: Tensor  # int64, the sentence of each row, by its rank in the scan
     order: Tensor  # int64, the row at each place
-    back: Tensor  # int64, the place of each row
-    mirror: Tensor  # int64, of each place the place it has when every sentence is read backwards
-    last: Tensor  # int64, the places of last words, one a sentence
+    inverse_order: Tensor  # int64, the place of each row
+    reversed_order: Tensor  # int64, of each place the place it has when every sentence is read backwards
+    last_index: Tensor  # int64, the places of last words, one a sentence
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: str | torch.device = "cpu") -> Chains:
+    def from_lengths(cls, lengths: Sequence[int], device: str | torch.device = "cpu") -> ChainLayout:
         """Of sentences with so many rows; one without rows is passed over."""
-        sizes = np.array([n for n in lengths if n], dtype=np.int64)
-        rank = np.argsort(-sizes, kind="stable")
-        starts, lead = (np.cumsum(sizes) - sizes)[rank], sizes[rank]
-        counts = np.searchsorted(-lead, -np.arange(lead.max(initial=0)))
-        begins = np.cumsum(counts) - counts  # where each step of the scan begins
-        which = np.arange(counts.sum()) - np.repeat(begins, counts)
-        step = np.repeat(np.arange(len(counts)), counts)
-        order = starts[which] + step
-        back = np.argsort(order)
-        arrays = (step == 0)[back], which[back], order, back, begins[lead[which] - 1 - step] + which
-        last = begins[lead - 1] + np.arange(len(lead))
-        return cls(counts.tolist(), *(torch.from_numpy(a).to(device) for a in (*arrays, last)))
+        nonzero_lengths = np.array([n for n in lengths if n], dtype=np.int64)
+        rank = np.argsort(-nonzero_lengths, kind="stable")
+        starts, sorted_lengths = (np.cumsum(nonzero_lengths) - nonzero_lengths)[rank], nonzero_lengths[rank]
+        batch_sizes = np.searchsorted(-sorted_lengths, -np.arange(sorted_lengths.max(initial=0)))
+        step_starts = np.cumsum(batch_sizes) - batch_sizes  # where each step of the scan begins
+        sequence_rank = np.arange(batch_sizes.sum()) - np.repeat(step_starts, batch_sizes)
+        step = np.repeat(np.arange(len(batch_sizes)), batch_sizes)
+        order = starts[sequence_rank] + step
+        inverse_order = np.argsort(order)
+        arrays = (
+            (step == 0)[inverse_order],
+            sequence_rank[inverse_order],
+            order,
+            inverse_order,
+            step_starts[sorted_lengths[sequence_rank] - 1 - step] + sequence_rank,
+        )
+        last_index = step_starts[sorted_lengths - 1] + np.arange(len(sorted_lengths))
+        return cls(batch_sizes.tolist(), *(torch.from_numpy(array).to(device) for array in (*arrays, last_index)))
 
 
 @dataclass(frozen=True)
-class CrfSpec(Spec):
-    """`constrained` bars the steps that `legal_steps` does not allow, in learning and in answers."""
+class CRFConfig(Config):
+    """`constrained` bars the steps that `allowed_transitions` does not allow, in learning and in answers."""
 
     constrained: bool = True
 
-    def build(self, labels: Sequence[str]) -> Crf:
-        return Crf(self, labels)
+    def build(self, labels: Sequence[str]) -> CRF:
+        return CRF(self, labels)
 
 
-class Crf(nn.Module):
-    """`steps[i, j]` is the score of tag j behind tag i; `first` and `last` are those of both ends."""
+class CRF(nn.Module):
+    """`transitions[i, j]` is the score of tag j behind tag i; `start_transitions` and `end_transitions` are those of
+    both ends."""
 
-    def __init__(self, spec: CrfSpec, labels: Sequence[str]):
+    def __init__(self, config: CRFConfig, labels: Sequence[str]):
         super().__init__()
-        self.spec = spec
-        number = len(labels)
-        self.steps = nn.Parameter(torch.zeros(number, number))
-        self.first, self.last = (nn.Parameter(torch.zeros(number)) for _ in range(2))
-        legal = legal_steps(labels) if spec.constrained else np.ones((number + 1, number + 1), dtype=bool)
-        self.barred = np.where(legal, 0.0, NEVER)  # no buffer: a model built without memory would lose it
+        self.config = config
+        num_labels = len(labels)
+        self.transitions = nn.Parameter(torch.zeros(num_labels, num_labels))
+        self.start_transitions, self.end_transitions = (nn.Parameter(torch.zeros(num_labels)) for _ in range(2))
+        allowed = (
+            allowed_transitions(labels) if config.constrained else np.ones((num_labels + 1, num_labels + 1), dtype=bool)
+        )
+        self.forbidden = np.where(
+            allowed, 0.0, FORBIDDEN_SCORE
+        )  # no buffer: a model built without memory would lose it
 
-    def zeros(self) -> list[nn.Parameter]:
-        return [self.steps, self.first, self.last]
+    def zero_init_params(self) -> list[nn.Parameter]:
+        return [self.transitions, self.start_transitions, self.end_transitions]
 
-    def loss(self, scores: Tensor, chains: Chains, values: Tensor, ignored: int) -> Tensor:
+    def loss(self, emissions: Tensor, chain_layout: ChainLayout, labels: Tensor, ignore_index: int) -> Tensor:
         """The summed negative log likelihood of the true paths; a sentence with an ignored value does not count.
 
         A true path with a barred step costs as much as one, and pulls at nothing but its words.
         """
-        steps, first, last = self.tables(scores)
-        unknown = values == ignored
-        tags = values.masked_fill(unknown, 0)
-        moves = steps.flatten().index_select(0, tags.roll(1) * len(first) + tags)
-        gains = torch.where(chains.opens, first.index_select(0, tags), moves) + scores.gather(1, tags[:, None])[:, 0]
-        ends = last.index_select(0, tags.index_select(0, chains.order.index_select(0, chains.last)))
-        gained = ends.index_add(0, chains.owner, gains)
-        lost = torch.zeros_like(ends).index_add(0, chains.owner, unknown.to(ends.dtype))
-        return torch.where(lost == 0, self.log_partition(scores, chains) - gained, 0.0).sum()
+        transitions, start_transitions, end_transitions = self.constrained_transitions(emissions)
+        is_ignored = labels == ignore_index
+        tags = labels.masked_fill(is_ignored, 0)
+        transition_scores = transitions.flatten().index_select(0, tags.roll(1) * len(start_transitions) + tags)
+        step_scores = (
+            torch.where(chain_layout.is_first, start_transitions.index_select(0, tags), transition_scores)
+            + emissions.gather(1, tags[:, None])[:, 0]
+        )
+        end_scores = end_transitions.index_select(
+            0, tags.index_select(0, chain_layout.order.index_select(0, chain_layout.last_index))
+        )
+        path_scores = end_scores.index_add(0, chain_layout.sequence_index, step_scores)
+        num_ignored = torch.zeros_like(end_scores).index_add(
+            0, chain_layout.sequence_index, is_ignored.to(end_scores.dtype)
+        )
+        return torch.where(num_ignored == 0, self.log_partition(emissions, chain_layout) - path_scores, 0.0).sum()
 
-    def log_marginals(self, scores: Tensor, chains: Chains) -> Tensor:
+    def log_marginals(self, emissions: Tensor, chain_layout: ChainLayout) -> Tensor:
         """The log probability of each tag of each word, over all paths, [n, tags]."""
-        steps, first, last = self.tables(scores)
-        scan = scores.index_select(0, chains.order)
-        forwards = self._scan(scan, chains, steps, first)
-        turned = scan.index_select(0, chains.mirror)
-        backwards = self._scan(turned, chains, steps.t(), last).index_select(0, chains.mirror)
-        both = forwards + backwards - scan
-        return (both - both.logsumexp(1, keepdim=True)).index_select(0, chains.back)
+        transitions, start_transitions, end_transitions = self.constrained_transitions(emissions)
+        scan_emissions = emissions.index_select(0, chain_layout.order)
+        forward_scores = self._forward_algorithm(scan_emissions, chain_layout, transitions, start_transitions)
+        reversed_emissions = scan_emissions.index_select(0, chain_layout.reversed_order)
+        backward_scores = self._forward_algorithm(
+            reversed_emissions, chain_layout, transitions.t(), end_transitions
+        ).index_select(0, chain_layout.reversed_order)
+        joint_scores = forward_scores + backward_scores - scan_emissions
+        return (joint_scores - joint_scores.logsumexp(1, keepdim=True)).index_select(0, chain_layout.inverse_order)
 
-    def log_partition(self, scores: Tensor, chains: Chains) -> Tensor:
+    def log_partition(self, emissions: Tensor, chain_layout: ChainLayout) -> Tensor:
         """The log of the sum over all paths, of each sentence, longest first."""
-        steps, first, last = self.tables(scores)
-        found = self._scan(scores.index_select(0, chains.order), chains, steps, first)
-        return (found.index_select(0, chains.last) + last).logsumexp(1)
+        transitions, start_transitions, end_transitions = self.constrained_transitions(emissions)
+        forward_scores = self._forward_algorithm(
+            emissions.index_select(0, chain_layout.order), chain_layout, transitions, start_transitions
+        )
+        return (forward_scores.index_select(0, chain_layout.last_index) + end_transitions).logsumexp(1)
 
     @torch.no_grad()
-    def best(self, scores: Tensor, chains: Chains) -> Tensor:
+    def decode(self, emissions: Tensor, chain_layout: ChainLayout) -> Tensor:
         """The tag of each word on the best path of its sentence (Viterbi 1967), int64 [n]."""
-        steps, first, last = self.tables(scores)
-        parts = scores.index_select(0, chains.order).split(chains.sizes)
-        if not chains.sizes:
-            return scores.new_zeros(0, dtype=torch.long)
-        sums, pointers = [first + parts[0]], []
-        for part in parts[1:]:
-            top, pointer = (sums[-1][: len(part), :, None] + steps).max(1)
-            sums.append(top + part)
-            pointers.append(pointer)
+        transitions, start_transitions, end_transitions = self.constrained_transitions(emissions)
+        step_emissions = emissions.index_select(0, chain_layout.order).split(chain_layout.batch_sizes)
+        if not chain_layout.batch_sizes:
+            return emissions.new_zeros(0, dtype=torch.long)
+        path_scores, backpointers = [start_transitions + step_emissions[0]], []
+        for emission in step_emissions[1:]:
+            best_scores, backpointer = (path_scores[-1][: len(emission), :, None] + transitions).max(1)
+            path_scores.append(best_scores + emission)
+            backpointers.append(backpointer)
         tags: list[Tensor] = []
-        after = scores.new_zeros(0, dtype=torch.long)
-        for i in reversed(range(len(parts))):  # those whose last word this is begin here
-            chosen = (sums[i][len(after) :] + last).argmax(1)
-            if len(after):
-                chosen = torch.cat([pointers[i].gather(1, after[:, None])[:, 0], chosen])
-            tags.append(chosen)
-            after = chosen
-        return torch.cat(tags[::-1]).index_select(0, chains.back)
+        next_tags = emissions.new_zeros(0, dtype=torch.long)
+        for i in reversed(range(len(step_emissions))):  # those whose last word this is begin here
+            best_tags = (path_scores[i][len(next_tags) :] + end_transitions).argmax(1)
+            if len(next_tags):
+                best_tags = torch.cat([backpointers[i].gather(1, next_tags[:, None])[:, 0], best_tags])
+            tags.append(best_tags)
+            next_tags = best_tags
+        return torch.cat(tags[::-1]).index_select(0, chain_layout.inverse_order)
 
-    def tables(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The scores of steps, of beginning and of ending, as precise as `scores`, with what is barred."""
-        barred = torch.from_numpy(self.barred).to(scores)
-        steps, first, last = (p.to(scores.dtype) for p in (self.steps, self.first, self.last))
-        return steps + barred[:-1, :-1], first + barred[-1, :-1], last + barred[:-1, -1]
+    def constrained_transitions(self, emissions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The scores of steps, of beginning and of ending, as precise as `emissions`, with what is barred."""
+        forbidden = torch.from_numpy(self.forbidden).to(emissions)
+        transitions, start_transitions, end_transitions = (
+            p.to(emissions.dtype) for p in (self.transitions, self.start_transitions, self.end_transitions)
+        )
+        return (
+            transitions + forbidden[:-1, :-1],
+            start_transitions + forbidden[-1, :-1],
+            end_transitions + forbidden[:-1, -1],
+        )
 
     @staticmethod
-    def _scan(scan: Tensor, chains: Chains, steps: Tensor, first: Tensor) -> Tensor:
+    def _forward_algorithm(
+        scan_emissions: Tensor, chain_layout: ChainLayout, transitions: Tensor, start_transitions: Tensor
+    ) -> Tensor:
         """The log of the sum over all paths that end in each tag of each word."""
-        found: list[Tensor] = []
-        for part in scan.split(chains.sizes):
-            found.append(part + (found[-1][: len(part), :, None] + steps).logsumexp(1) if found else part + first)
-        return torch.cat(found) if found else scan
+        forward_scores: list[Tensor] = []
+        for emission in scan_emissions.split(chain_layout.batch_sizes):
+            forward_scores.append(
+                emission + (forward_scores[-1][: len(emission), :, None] + transitions).logsumexp(1)
+                if forward_scores
+                else emission + start_transitions
+            )
+        return torch.cat(forward_scores) if forward_scores else scan_emissions

@@ -8,25 +8,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Spec
+from polyseme.config import Config
 from polyseme.nn.heads.base import Head
-from polyseme.nn.heads.word2vec import Found
-from polyseme.nn.sparse import RowGradient
+from polyseme.nn.heads.word2vec import SparseLossOutput
+from polyseme.nn.sparse import SparseRowGrad
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
+class CooccurrenceBatch:
     """Cells of a table of counts: which word, which word near it, the logarithm of the count, the cell's weight."""
 
     tokens: Tensor  # int64 [n]
-    others: Tensor  # int64 [n]
-    logs: Tensor  # float [n]
+    context_ids: Tensor  # int64 [n]
+    log_counts: Tensor  # float [n]
     weights: Tensor  # float [n]
 
-    block = 1
+    block_size = 1
 
     @property
-    def products(self) -> int:
+    def num_products(self) -> int:
         return len(self.tokens)
 
     @property
@@ -36,51 +36,54 @@ class Cells:
     def count(self) -> Tensor:
         return torch.full((), len(self.tokens), device=self.tokens.device)
 
-    def part(self, first: int, last: int) -> Cells:
-        return Cells(*(t[first:last] for t in (self.tokens, self.others, self.logs, self.weights)))
+    def slice_blocks(self, first: int, last: int) -> CooccurrenceBatch:
+        return CooccurrenceBatch(
+            *(t[first:last] for t in (self.tokens, self.context_ids, self.log_counts, self.weights))
+        )
 
 
 @dataclass(frozen=True)
-class CountHeadSpec(Spec):
+class GloVeHeadConfig(Config):
     vocab_size: int
 
-    def weights(self, dim: int) -> int:
+    def matmul_params(self, dim: int) -> int:
         return dim * self.vocab_size
 
-    def build(self, dim: int) -> CountHead:
-        return CountHead(self, dim)
+    def build(self, dim: int) -> GloVeHead:
+        return GloVeHead(self, dim)
 
 
-class CountHead(Head):
+class GloVeHead(Head):
     """The other table, and a bias for each word of both (Pennington et al. 2014, §3)."""
 
-    def __init__(self, spec: CountHeadSpec, dim: int):
+    def __init__(self, config: GloVeHeadConfig, dim: int):
         super().__init__()
-        self.own = nn.Parameter(torch.zeros(spec.vocab_size, dim))
-        self.bias = nn.Parameter(torch.zeros(spec.vocab_size))
-        self.first_bias = nn.Parameter(torch.zeros(spec.vocab_size))
+        self.context_embeddings = nn.Parameter(torch.zeros(config.vocab_size, dim))
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.word_bias = nn.Parameter(torch.zeros(config.vocab_size))
 
-    def vectors(self) -> list[Tensor]:
+    def normal_init_params(self) -> list[Tensor]:
         """What starts at random."""
-        return [self.own]
+        return [self.context_embeddings]
 
-    def forward(self, states: Tensor, table: Tensor) -> Tensor:
-        return F.linear(states, self.own, self.bias)
+    def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:
+        return F.linear(states, self.context_embeddings, self.bias)
 
     @torch.no_grad()
-    def settle(self, table: Tensor) -> None:
+    def merge_into(self, token_embeddings: Tensor) -> None:
         """The two tables differ by their start alone, and their sum is better than either (§4.2)."""
-        table += self.own.to(table)
+        token_embeddings += self.context_embeddings.to(token_embeddings)
 
-    def learn(self, cells: Cells, inputs: Tensor, loss: bool = False) -> Found:
+    def loss_and_row_grads(self, batch: CooccurrenceBatch, inputs: Tensor, with_loss: bool = False) -> SparseLossOutput:
         """Half the squared error, weighted (eq. 8)."""
-        others = F.embedding(cells.others, self.own)
-        biases = self.first_bias.index_select(0, cells.tokens) + self.bias.index_select(0, cells.others)
-        error = (inputs * others).sum(1) + biases - cells.logs
-        pull = error * cells.weights
+        context_vectors = F.embedding(batch.context_ids, self.context_embeddings)
+        biases = self.word_bias.index_select(0, batch.tokens) + self.bias.index_select(0, batch.context_ids)
+        error = (inputs * context_vectors).sum(1) + biases - batch.log_counts
+        weighted_error = error * batch.weights
         ones = torch.ones_like(error)
-        return Found((pull * error).sum() / 2 if loss else None, pull[:, None] * others, ones, [
-            RowGradient(self.own, cells.others, pull[:, None] * inputs, ones),
-            RowGradient(self.first_bias, cells.tokens, pull, ones),
-            RowGradient(self.bias, cells.others, pull.clone(), ones),
+        loss = (weighted_error * error).sum() / 2 if with_loss else None
+        return SparseLossOutput(loss, weighted_error[:, None] * context_vectors, ones, [
+            SparseRowGrad(self.context_embeddings, batch.context_ids, weighted_error[:, None] * inputs, ones),
+            SparseRowGrad(self.word_bias, batch.tokens, weighted_error, ones),
+            SparseRowGrad(self.bias, batch.context_ids, weighted_error.clone(), ones),
         ])  # fmt: skip

@@ -18,111 +18,129 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Spec
+from polyseme.config import Config
 from polyseme.nn.heads.base import Head
-from polyseme.nn.index_cache import known
-from polyseme.nn.sparse import RowGradient
+from polyseme.nn.index_cache import cached_index
+from polyseme.nn.sparse import SparseRowGrad
 
 
 @dataclass(frozen=True, eq=False)
-class Stream:
+class WindowBatch:
     """Running text in B blocks of L words, with a margin of words (or of nothing) before the first and behind the last.
 
-    With `mean`, a word is predicted from the mean of the words it reaches (CBOW); else they are predicted from it
-    (skip-gram). Each negative of a block stands for `weight` draws of each of its words, once for each pair.
+    With `is_cbow`, a word is predicted from the mean of the words it reaches (CBOW); else they are predicted from it
+    (skip-gram). Each negative of a block stands for `negative_weight` draws of each of its words, once for each pair.
     """
 
     tokens: Tensor  # int64 [margin + B·L + margin]
-    reach: Tensor  # bool [B·L, 2 margin + 1]: which of the words around it, from the left to the right, a word reaches
+    context_mask: (
+        Tensor  # bool [B·L, 2 margin + 1]: which of the words around it, from the left to the right, a word reaches
+    )
     negatives: Tensor  # int64 [B, N]
-    block: int
+    block_size: int
     margin: int
-    weight: float = 1.0
-    mean: bool = False
+    negative_weight: float = 1.0
+    is_cbow: bool = False
 
     @property
     def num_blocks(self) -> int:
         return self.negatives.shape[0]
 
     @property
-    def products(self) -> int:
+    def num_products(self) -> int:
         """How many pairs of vectors are multiplied, those whose product is not asked for too."""
-        words = self.num_blocks * self.block
-        return words * (1 if self.mean else self.block + 2 * self.margin) + words * self.negatives.shape[1]
+        num_words = self.num_blocks * self.block_size
+        return (
+            num_words * (1 if self.is_cbow else self.block_size + 2 * self.margin) + num_words * self.negatives.shape[1]
+        )
 
-    def part(self, first: int, last: int) -> Stream:
+    def slice_blocks(self, first: int, last: int) -> WindowBatch:
         """Some of the blocks."""
-        size, low, high = self.block, first * self.block, last * self.block
-        tokens = self.tokens[low : high + 2 * self.margin]
+        block_size, start, stop = self.block_size, first * self.block_size, last * self.block_size
+        tokens = self.tokens[start : stop + 2 * self.margin]
         negatives = self.negatives[first:last]
-        return Stream(tokens, self.reach[low:high], negatives, size, self.margin, self.weight, self.mean)
+        return WindowBatch(
+            tokens,
+            self.context_mask[start:stop],
+            negatives,
+            block_size,
+            self.margin,
+            self.negative_weight,
+            self.is_cbow,
+        )
 
-    def near(self, dtype: torch.dtype) -> Tensor:
+    def dense_context_mask(self, dtype: torch.dtype) -> Tensor:
         """[B, L, L + 2 margin], 1 or 0: which words of a block and its margins each word of the block reaches."""
-        number, size, (_, span) = self.num_blocks, self.block, self.reach.shape
-        near = torch.zeros(number, size, size + span - 1, dtype=dtype, device=self.reach.device)
-        band = near.as_strided((number, size, span), (near.stride(0), near.stride(1) + 1, 1))
-        band.copy_(self.reach.view(number, size, span))
-        return near
+        num_blocks, block_size, (_, span) = self.num_blocks, self.block_size, self.context_mask.shape
+        mask = torch.zeros(num_blocks, block_size, block_size + span - 1, dtype=dtype, device=self.context_mask.device)
+        band = mask.as_strided((num_blocks, block_size, span), (mask.stride(0), mask.stride(1) + 1, 1))
+        band.copy_(self.context_mask.view(num_blocks, block_size, span))
+        return mask
 
     def count(self) -> Tensor:
         """How many words are predicted: a term of the loss each, and its negatives."""
-        return (self.reach.any(1) if self.mean else self.reach).sum()
+        return (self.context_mask.any(1) if self.is_cbow else self.context_mask).sum()
 
 
-class Found(NamedTuple):
+class SparseLossOutput(NamedTuple):
     """What a head makes of a stream: the summed loss if it was asked for, and the gradient of the input vectors."""
 
     loss: Tensor | None
-    inputs: Tensor  # [margin + B·L + margin, dim]
-    terms: Tensor  # float, of each row: how many terms it is the sum of
-    own: list[RowGradient]  # of the head's own tables
+    input_grad: Tensor  # [margin + B·L + margin, dim]
+    counts: Tensor  # float, of each row: how many terms it is the sum of
+    head_grads: list[SparseRowGrad]  # of the head's own tables
 
 
-def blocks(flat: Tensor, size: int, margin: int) -> Tensor:
+def overlapping_blocks(flat: Tensor, block_size: int, margin: int) -> Tensor:
     """Rows [margin + B·L + margin, …] as overlapping blocks [B, L + 2 margin, …], without a copy."""
-    number = (flat.shape[0] - 2 * margin) // size
+    num_blocks = (flat.shape[0] - 2 * margin) // block_size
     strides = flat.stride()
     return flat.as_strided(
-        (number, size + 2 * margin, *flat.shape[1:]), (size * strides[0], *strides), flat.storage_offset()
+        (num_blocks, block_size + 2 * margin, *flat.shape[1:]),
+        (block_size * strides[0], *strides),
+        flat.storage_offset(),
     )
 
 
-def joined(parts: Tensor, size: int, margin: int) -> Tensor:
-    """The inverse of `blocks` for gradients: what overlaps is added."""
-    number = parts.shape[0]
-    flat = parts.new_zeros(number * size + 2 * margin, *parts.shape[2:])
-    flat[margin : margin + number * size].view(number, size, *parts.shape[2:]).copy_(parts[:, margin : margin + size])
-    flat[: number * size].view(number, size, *parts.shape[2:])[:, :margin] += parts[:, :margin]
-    inner = flat[margin + size : margin + number * size].view(number - 1, size, *parts.shape[2:])
-    inner[:, :margin] += parts[:-1, margin + size :]
-    flat[margin + number * size :] += parts[-1, margin + size :]
+def overlap_add(blocks: Tensor, block_size: int, margin: int) -> Tensor:
+    """The inverse of `overlapping_blocks` for gradients: what overlaps is added."""
+    num_blocks = blocks.shape[0]
+    flat = blocks.new_zeros(num_blocks * block_size + 2 * margin, *blocks.shape[2:])
+    flat[margin : margin + num_blocks * block_size].view(num_blocks, block_size, *blocks.shape[2:]).copy_(
+        blocks[:, margin : margin + block_size]
+    )
+    flat[: num_blocks * block_size].view(num_blocks, block_size, *blocks.shape[2:])[:, :margin] += blocks[:, :margin]
+    inner = flat[margin + block_size : margin + num_blocks * block_size].view(
+        num_blocks - 1, block_size, *blocks.shape[2:]
+    )
+    inner[:, :margin] += blocks[:-1, margin + block_size :]
+    flat[margin + num_blocks * block_size :] += blocks[-1, margin + block_size :]
     return flat
 
 
-def weighted(rows: Tensor, weights: Tensor) -> Tensor:
+def windowed_sum(rows: Tensor, weights: Tensor) -> Tensor:
     """Sums of neighbours, [n, dim]: of the rows from i on, as many as there are weights [n, span], for each i."""
-    number, span = weights.shape
-    places, starts = _places(number, span, rows.device)
-    return F.embedding_bag(places, rows, starts, mode="sum", per_sample_weights=weights.flatten())
+    num_rows, span = weights.shape
+    index, offsets = _window_index(num_rows, span, rows.device)
+    return F.embedding_bag(index, rows, offsets, mode="sum", per_sample_weights=weights.flatten())
 
 
-@known(16)
-def _places(number: int, span: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which rows `weighted` sums up, end to end, and where those of each sum start."""
-    places = torch.arange(number + span - 1, device=device).as_strided((number, span), (1, 1))
-    return places.flatten(), torch.arange(0, number * span, span, device=device)
+@cached_index(16)
+def _window_index(num_rows: int, span: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Which rows `windowed_sum` sums up, end to end, and where those of each sum start."""
+    index = torch.arange(num_rows + span - 1, device=device).as_strided((num_rows, span), (1, 1))
+    return index.flatten(), torch.arange(0, num_rows * span, span, device=device)
 
 
-def turned(reach: Tensor) -> Tensor:
+def transpose_band(band: Tensor) -> Tensor:
     """Who reaches: [n, span] → [n + span − 1, span]. Row j has reach[i, j − i] for all i from j − span + 1 to j."""
-    number, span = reach.shape
-    padded = F.pad(reach, (0, 0, span - 1, span - 1))
-    return padded.as_strided((number + span - 1, span), (span, span - 1), span - 1).contiguous()
+    num_rows, span = band.shape
+    padded = F.pad(band, (0, 0, span - 1, span - 1))
+    return padded.as_strided((num_rows + span - 1, span), (span, span - 1), span - 1).contiguous()
 
 
 @dataclass(frozen=True)
-class NegativeHeadSpec(Spec):
+class NegativeSamplingHeadConfig(Config):
     """A second table: a word and a word near it have vectors, one of each table, whose product is large.
 
     Trained by negative sampling (Mikolov et al. 2013b, §2.2); as scores, its products go through a softmax.
@@ -130,95 +148,115 @@ class NegativeHeadSpec(Spec):
 
     vocab_size: int
 
-    def weights(self, dim: int) -> int:
+    def matmul_params(self, dim: int) -> int:
         return dim * self.vocab_size
 
-    def build(self, dim: int) -> NegativeHead:
-        return NegativeHead(self, dim)
+    def build(self, dim: int) -> NegativeSamplingHead:
+        return NegativeSamplingHead(self, dim)
 
 
-class NegativeHead(Head):
-    def __init__(self, spec: NegativeHeadSpec, dim: int):
+class NegativeSamplingHead(Head):
+    def __init__(self, config: NegativeSamplingHeadConfig, dim: int):
         super().__init__()
-        self.own = nn.Parameter(torch.zeros(spec.vocab_size, dim))
+        self.output_embeddings = nn.Parameter(torch.zeros(config.vocab_size, dim))
 
-    def forward(self, states: Tensor, table: Tensor) -> Tensor:
-        return F.linear(states, self.own)
+    def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:
+        return F.linear(states, self.output_embeddings)
 
-    def learn(self, stream: Stream, inputs: Tensor, loss: bool = False) -> Found:
+    def loss_and_row_grads(self, batch: WindowBatch, inputs: Tensor, with_loss: bool = False) -> SparseLossOutput:
         """`inputs` are the vectors of the stream's words, margins too."""
-        return (self._mean if stream.mean else self._pairs)(stream, inputs, loss)
+        return (self._cbow if batch.is_cbow else self._skipgram)(batch, inputs, with_loss)
 
-    def _pairs(self, stream: Stream, inputs: Tensor, loss: bool) -> Found:
+    def _skipgram(self, batch: WindowBatch, inputs: Tensor, with_loss: bool) -> SparseLossOutput:
         """Skip-gram: each word predicts the words it reaches."""
-        size, margin, dim = stream.block, stream.margin, inputs.shape[1]
-        inner = slice(margin, margin + stream.num_blocks * size)
-        near = stream.near(inputs.dtype)
-        counts = near.sum(2).view(-1)
-        words = inputs[inner].view(-1, size, dim)
-        around = blocks(F.embedding(stream.tokens, self.own), size, margin)
-        others = F.embedding(stream.negatives, self.own)
-        scores = torch.bmm(words, around.transpose(1, 2))
-        against = torch.bmm(words, others.transpose(1, 2))
-        weights = (counts * stream.weight).view(-1, size, 1)
-        total = None
-        if loss:
-            total = (F.softplus(-scores) * near).sum() + (F.softplus(against) * weights).sum()
-        scores = scores.sigmoid_().sub_(1).mul_(near)
-        against = against.sigmoid_().mul_(weights)
-        gradient = torch.zeros_like(inputs)
-        gradient[inner] = torch.bmm(scores, around).baddbmm_(against, others).view(-1, dim)
-        terms = torch.zeros_like(inputs[:, 0])
-        terms[inner] = counts * (1 + stream.weight * stream.negatives.shape[1])
-        seen = joined(torch.bmm(scores.transpose(1, 2), words), size, margin)
-        times = joined(near.sum(1), size, margin)
-        return Found(total, gradient, terms, [
-            RowGradient(self.own, stream.tokens, seen, times),
-            self._others(stream, torch.bmm(against.transpose(1, 2), words), weights),
+        block_size, margin, dim = batch.block_size, batch.margin, inputs.shape[1]
+        centers_slice = slice(margin, margin + batch.num_blocks * block_size)
+        context_mask = batch.dense_context_mask(inputs.dtype)
+        num_contexts = context_mask.sum(2).view(-1)
+        centers = inputs[centers_slice].view(-1, block_size, dim)
+        contexts = overlapping_blocks(F.embedding(batch.tokens, self.output_embeddings), block_size, margin)
+        negatives = F.embedding(batch.negatives, self.output_embeddings)
+        positive_scores = torch.bmm(centers, contexts.transpose(1, 2))
+        negative_scores = torch.bmm(centers, negatives.transpose(1, 2))
+        negative_weights = (num_contexts * batch.negative_weight).view(-1, block_size, 1)
+        total_loss = None
+        if with_loss:
+            total_loss = (F.softplus(-positive_scores) * context_mask).sum() + (
+                F.softplus(negative_scores) * negative_weights
+            ).sum()
+        positive_scores = positive_scores.sigmoid_().sub_(1).mul_(context_mask)
+        negative_scores = negative_scores.sigmoid_().mul_(negative_weights)
+        input_grad = torch.zeros_like(inputs)
+        input_grad[centers_slice] = (
+            torch.bmm(positive_scores, contexts).baddbmm_(negative_scores, negatives).view(-1, dim)
+        )
+        input_counts = torch.zeros_like(inputs[:, 0])
+        input_counts[centers_slice] = num_contexts * (1 + batch.negative_weight * batch.negatives.shape[1])
+        context_grad = overlap_add(torch.bmm(positive_scores.transpose(1, 2), centers), block_size, margin)
+        context_counts = overlap_add(context_mask.sum(1), block_size, margin)
+        return SparseLossOutput(total_loss, input_grad, input_counts, [
+            SparseRowGrad(self.output_embeddings, batch.tokens, context_grad, context_counts),
+            self._negatives_grad(batch, torch.bmm(negative_scores.transpose(1, 2), centers), negative_weights),
         ])  # fmt: skip
 
-    def _mean(self, stream: Stream, inputs: Tensor, loss: bool) -> Found:
+    def _cbow(self, batch: WindowBatch, inputs: Tensor, with_loss: bool) -> SparseLossOutput:
         """CBOW: the mean of the words that each word reaches predicts it.
 
         Each of those takes the whole step, not its share of the mean, as in the authors' code: a mean that has to move
         moves as far whatever the window.
         """
-        margin, size, dim = stream.margin, stream.block, inputs.shape[1]
-        number = stream.num_blocks * size
-        reach = stream.reach.to(inputs.dtype)
-        counts = reach.sum(1, keepdim=True)
-        asked = counts.clamp(max=1).view(-1, size, 1)
-        mean = weighted(inputs, reach / counts.clamp(min=1)).view(-1, size, dim)
-        ids = stream.tokens[margin : margin + number]
-        truth = F.embedding(ids, self.own).view(-1, size, dim)
-        others = F.embedding(stream.negatives, self.own)
-        score = (mean * truth).sum(-1, keepdim=True)
-        against = torch.bmm(mean, others.transpose(1, 2))
-        weights = asked * stream.weight
-        total = None
-        if loss:
-            total = (F.softplus(-score) * asked).sum() + (F.softplus(against) * weights).sum()
-        score = score.sigmoid_().sub_(1)  # of a word that reaches none too: its mean is nothing, and so is its step
-        against = against.sigmoid_().mul_(stream.weight)
-        back = inputs.new_empty(number + 4 * margin, dim)
-        before, inner, behind = back.split([2 * margin, number, 2 * margin])
-        for end in (before, behind):  # nothing comes from beyond them
-            end.zero_()
-        torch.mul(truth, score, out=inner.view(-1, size, dim)).baddbmm_(against, others)
-        reached = turned(reach)
-        terms = reached.sum(1) * (1 + stream.weight * stream.negatives.shape[1])
-        return Found(total, weighted(back, reached), terms, [
-            self._others(stream, torch.bmm(against.transpose(1, 2), mean), weights),
-            RowGradient(self.own, ids, mean.mul_(score).view(-1, dim), asked.view(-1)),
-        ])  # fmt: skip
+        margin, block_size, dim = batch.margin, batch.block_size, inputs.shape[1]
+        num_words = batch.num_blocks * block_size
+        context_mask = batch.context_mask.to(inputs.dtype)
+        num_contexts = context_mask.sum(1, keepdim=True)
+        has_context = num_contexts.clamp(max=1).view(-1, block_size, 1)
+        context_mean = windowed_sum(inputs, context_mask / num_contexts.clamp(min=1)).view(-1, block_size, dim)
+        target_ids = batch.tokens[margin : margin + num_words]
+        target_vectors = F.embedding(target_ids, self.output_embeddings).view(-1, block_size, dim)
+        negatives = F.embedding(batch.negatives, self.output_embeddings)
+        positive_score = (context_mean * target_vectors).sum(-1, keepdim=True)
+        negative_scores = torch.bmm(context_mean, negatives.transpose(1, 2))
+        negative_weights = has_context * batch.negative_weight
+        total_loss = None
+        if with_loss:
+            total_loss = (F.softplus(-positive_score) * has_context).sum() + (
+                F.softplus(negative_scores) * negative_weights
+            ).sum()
+        positive_score = positive_score.sigmoid_().sub_(
+            1
+        )  # of a word that reaches none too: its mean is nothing, and so is its step
+        negative_scores = negative_scores.sigmoid_().mul_(batch.negative_weight)
+        padded_grad = inputs.new_empty(num_words + 4 * margin, dim)
+        left_margin, mean_grad, right_margin = padded_grad.split([2 * margin, num_words, 2 * margin])
+        for outer_margin in (left_margin, right_margin):  # nothing comes from beyond them
+            outer_margin.zero_()
+        torch.mul(target_vectors, positive_score, out=mean_grad.view(-1, block_size, dim)).baddbmm_(
+            negative_scores, negatives
+        )
+        transposed_mask = transpose_band(context_mask)
+        input_counts = transposed_mask.sum(1) * (1 + batch.negative_weight * batch.negatives.shape[1])
+        return SparseLossOutput(
+            total_loss,
+            windowed_sum(padded_grad, transposed_mask),
+            input_counts,
+            [  # the negatives read context_mean before it is changed in place
+                self._negatives_grad(batch, torch.bmm(negative_scores.transpose(1, 2), context_mean), negative_weights),
+                SparseRowGrad(
+                    self.output_embeddings,
+                    target_ids,
+                    context_mean.mul_(positive_score).view(-1, dim),
+                    has_context.view(-1),
+                ),
+            ],
+        )
 
-    def _others(self, stream: Stream, gradient: Tensor, weights: Tensor) -> RowGradient:
-        times = weights.sum(1).expand(stream.negatives.shape).reshape(-1)
-        return RowGradient(self.own, stream.negatives.view(-1), gradient.flatten(0, 1), times)
+    def _negatives_grad(self, batch: WindowBatch, grad: Tensor, weights: Tensor) -> SparseRowGrad:
+        counts = weights.sum(1).expand(batch.negatives.shape).reshape(-1)
+        return SparseRowGrad(self.output_embeddings, batch.negatives.view(-1), grad.flatten(0, 1), counts)
 
 
 @dataclass(frozen=True)
-class TreeHeadSpec(Spec):
+class HierarchicalSoftmaxHeadConfig(Config):
     """A word is a way through a binary tree, and its probability that of all turns on it (hierarchical softmax).
 
     The tree is Huffman's, so frequent words have short ways (Mikolov et al. 2013b, §2.1).
@@ -226,105 +264,127 @@ class TreeHeadSpec(Spec):
 
     vocab_size: int
 
-    def weights(self, dim: int) -> int:
+    def matmul_params(self, dim: int) -> int:
         return dim * max(self.vocab_size.bit_length(), 1)
 
-    def build(self, dim: int) -> TreeHead:
-        return TreeHead(self, dim)
+    def build(self, dim: int) -> HierarchicalSoftmaxHead:
+        return HierarchicalSoftmaxHead(self, dim)
 
 
-class TreeHead(Head):
+class HierarchicalSoftmaxHead(Head):
     """`counts` are those of the words, from which the tree follows; before it is told any, all are alike."""
 
     counts: Tensor
 
-    def __init__(self, spec: TreeHeadSpec, dim: int):
+    def __init__(self, config: HierarchicalSoftmaxHeadConfig, dim: int):
         super().__init__()
-        self.own = nn.Parameter(torch.zeros(max(spec.vocab_size - 1, 1), dim))
-        self.register_buffer("counts", torch.ones(spec.vocab_size))
+        self.node_embeddings = nn.Parameter(torch.zeros(max(config.vocab_size - 1, 1), dim))
+        self.register_buffer("counts", torch.ones(config.vocab_size))
         self._tree: tuple[Tensor, Tensor] | None = None
 
-    def know(self, words: Sequence[str], specials: Iterable[int] = (), counts: np.ndarray | None = None) -> None:
+    def set_vocabulary(
+        self, words: Sequence[str], special_ids: Iterable[int] = (), counts: np.ndarray | None = None
+    ) -> None:
         if counts is not None:
             self.counts.copy_(torch.from_numpy(np.maximum(counts, 1)))
         self._tree = None
 
     @property
-    def ways(self) -> tuple[Tensor, Tensor]:
+    def paths(self) -> tuple[Tensor, Tensor]:
         """For each word the inner nodes on its way, int64 [V, depth], and the turns: 1 or −1, 0 behind the end."""
-        if self._tree is None or self._tree[0].device != self.own.device:
-            nodes, turns = huffman(self.counts.cpu().numpy().astype(np.float64))
-            self._tree = torch.from_numpy(nodes).to(self.own.device), torch.from_numpy(turns).to(self.own.device)
+        if self._tree is None or self._tree[0].device != self.node_embeddings.device:
+            nodes, signs = build_huffman_paths(self.counts.cpu().numpy().astype(np.float64))
+            self._tree = (
+                torch.from_numpy(nodes).to(self.node_embeddings.device),
+                torch.from_numpy(signs).to(self.node_embeddings.device),
+            )
         return self._tree
 
-    def forward(self, states: Tensor, table: Tensor) -> Tensor:
+    def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:
         """The log-probability of every word."""
-        nodes, turns = self.ways
-        scores, turns = F.linear(states, self.own), turns.to(self.own.dtype)
-        found = [F.logsigmoid(scores.index_select(1, way) * turn) * turn.abs() for way, turn in zip(nodes.T, turns.T)]
-        return torch.stack(found).sum(0)
+        nodes, signs = self.paths
+        scores, signs = F.linear(states, self.node_embeddings), signs.to(self.node_embeddings.dtype)
+        log_probs = [
+            F.logsigmoid(scores.index_select(1, node_ids) * sign) * sign.abs()
+            for node_ids, sign in zip(nodes.T, signs.T)
+        ]
+        return torch.stack(log_probs).sum(0)
 
-    def learn(self, stream: Stream, inputs: Tensor, loss: bool = False) -> Found:
+    def loss_and_row_grads(self, batch: WindowBatch, inputs: Tensor, with_loss: bool = False) -> SparseLossOutput:
         """Each word is predicted, from each word it reaches alone or from their mean."""
-        margin, dim, span = stream.margin, inputs.shape[1], 2 * stream.margin + 1
-        number = stream.num_blocks * stream.block
-        ids = stream.tokens[margin : margin + number]
-        nodes, turns = (part.index_select(0, ids) for part in self.ways)
-        turns = turns.to(inputs.dtype)
-        reach = stream.reach.to(inputs.dtype)
-        given, asked = inputs.as_strided((number, span, dim), (dim, dim, 1), inputs.storage_offset()), reach
-        if stream.mean:
-            counts = reach.sum(1, keepdim=True)
-            given, asked = weighted(inputs, reach / counts.clamp(min=1))[:, None], counts.clamp(max=1)
-        truth = F.embedding(nodes, self.own)
-        scores = torch.bmm(given, truth.transpose(1, 2))
-        chosen = asked[:, :, None] * turns.abs()[:, None]
-        total = (F.softplus(-scores * turns[:, None]) * chosen).sum() if loss else None
-        scores = (scores * turns[:, None]).sigmoid_().sub_(1) * turns[:, None] * asked[:, :, None]
-        back = torch.bmm(scores, truth)
-        if stream.mean:  # each takes the whole step
-            back = reach[:, :, None] * back
-        gradient, terms = torch.zeros_like(inputs), torch.zeros_like(inputs[:, 0])
-        depth = turns.abs().sum(1)
-        for place in range(span):
-            gradient[place : place + number] += back[:, place]
-            terms[place : place + number] += reach[:, place] * depth
-        steps = torch.bmm(scores.transpose(1, 2), given)
-        times = (asked.sum(1, keepdim=True) * turns.abs()).reshape(-1)
-        return Found(total, gradient, terms, [RowGradient(self.own, nodes.reshape(-1), steps.view(-1, dim), times)])
+        margin, dim, span = batch.margin, inputs.shape[1], 2 * batch.margin + 1
+        num_words = batch.num_blocks * batch.block_size
+        target_ids = batch.tokens[margin : margin + num_words]
+        nodes, signs = (table.index_select(0, target_ids) for table in self.paths)
+        signs = signs.to(inputs.dtype)
+        context_mask = batch.context_mask.to(inputs.dtype)
+        context_vectors, prediction_mask = (
+            inputs.as_strided((num_words, span, dim), (dim, dim, 1), inputs.storage_offset()),
+            context_mask,
+        )
+        if batch.is_cbow:
+            num_contexts = context_mask.sum(1, keepdim=True)
+            context_vectors, prediction_mask = (
+                windowed_sum(inputs, context_mask / num_contexts.clamp(min=1))[:, None],
+                num_contexts.clamp(max=1),
+            )
+        node_vectors = F.embedding(nodes, self.node_embeddings)
+        scores = torch.bmm(context_vectors, node_vectors.transpose(1, 2))
+        node_mask = prediction_mask[:, :, None] * signs.abs()[:, None]
+        total_loss = (F.softplus(-scores * signs[:, None]) * node_mask).sum() if with_loss else None
+        scores = (scores * signs[:, None]).sigmoid_().sub_(1) * signs[:, None] * prediction_mask[:, :, None]
+        context_grad = torch.bmm(scores, node_vectors)
+        if batch.is_cbow:  # each takes the whole step
+            context_grad = context_mask[:, :, None] * context_grad
+        input_grad, input_counts = torch.zeros_like(inputs), torch.zeros_like(inputs[:, 0])
+        path_length = signs.abs().sum(1)
+        for offset in range(span):
+            input_grad[offset : offset + num_words] += context_grad[:, offset]
+            input_counts[offset : offset + num_words] += context_mask[:, offset] * path_length
+        node_grad = torch.bmm(scores.transpose(1, 2), context_vectors)
+        node_counts = (prediction_mask.sum(1, keepdim=True) * signs.abs()).reshape(-1)
+        return SparseLossOutput(
+            total_loss,
+            input_grad,
+            input_counts,
+            [SparseRowGrad(self.node_embeddings, nodes.reshape(-1), node_grad.view(-1, dim), node_counts)],
+        )
 
 
-def huffman(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def build_huffman_paths(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The inner nodes from the root to each word, int64 [V, depth], and the turn at each: ±1, and 0 behind the end.
 
     Two queues: words from rare to frequent, and the nodes made of them, which come in rising order by themselves.
     """
-    size = len(counts)
+    num_words = len(counts)
     order = np.argsort(counts, kind="stable")
-    weights = [*counts[order].tolist(), *[float("inf")] * size]
-    parent, turn = np.zeros(2 * size, np.int64), np.ones(2 * size, np.int8)
-    word, node = 0, size
-    for made in range(size, 2 * size - 1):
-        both = []
+    weights = [*counts[order].tolist(), *[float("inf")] * num_words]
+    parent, sign = np.zeros(2 * num_words, np.int64), np.ones(2 * num_words, np.int8)
+    next_word, next_node = 0, num_words
+    for new_node in range(num_words, 2 * num_words - 1):
+        children = []
         for _ in range(2):
-            if word < size and (node >= made or weights[word] <= weights[node]):
-                both.append(word)
-                word += 1
+            if next_word < num_words and (next_node >= new_node or weights[next_word] <= weights[next_node]):
+                children.append(next_word)
+                next_word += 1
             else:
-                both.append(node)
-                node += 1
-        weights[made] = weights[both[0]] + weights[both[1]]
-        parent[both] = made
-        turn[both[1]] = -1
-    ways: list[np.ndarray] = []
-    turns: list[np.ndarray] = []
-    at, alive = np.arange(size), np.full(size, size > 1)
+                children.append(next_node)
+                next_node += 1
+        weights[new_node] = weights[children[0]] + weights[children[1]]
+        parent[children] = new_node
+        sign[children[1]] = -1
+    path_nodes: list[np.ndarray] = []
+    path_signs: list[np.ndarray] = []
+    current, alive = np.arange(num_words), np.full(num_words, num_words > 1)
     while alive.any():
-        turns.append(np.where(alive, turn[at], 0))
-        at = np.where(alive, parent[at], at)
-        ways.append(np.where(alive, at - size, 0))
-        alive = alive & (at < 2 * size - 2)
-    nodes, signs = np.zeros((size, max(len(ways), 1)), np.int64), np.zeros((size, max(len(ways), 1)), np.int8)
-    if ways:
-        nodes[order], signs[order] = np.stack(ways, 1), np.stack(turns, 1)
+        path_signs.append(np.where(alive, sign[current], 0))
+        current = np.where(alive, parent[current], current)
+        path_nodes.append(np.where(alive, current - num_words, 0))
+        alive = alive & (current < 2 * num_words - 2)
+    nodes, signs = (
+        np.zeros((num_words, max(len(path_nodes), 1)), np.int64),
+        np.zeros((num_words, max(len(path_nodes), 1)), np.int8),
+    )
+    if path_nodes:
+        nodes[order], signs[order] = np.stack(path_nodes, 1), np.stack(path_signs, 1)
     return nodes, signs

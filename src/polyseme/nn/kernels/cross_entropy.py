@@ -14,81 +14,87 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 8192  # scores in memory at a time
+CHUNK_ROWS = 8192  # scores in memory at a time
 TILE = 64  # matrix products like a vocabulary that is a multiple of this
 
 
 @triton.jit
-def _gradients(scores, targets, losses, size, stride, ignored, BLOCK: tl.constexpr):
+def _loss_and_grad_kernel(logits, targets, losses, vocab_size, stride, ignore_index, BLOCK: tl.constexpr):
     """One row: its loss, and softmax minus the truth in place of its scores; 0 behind the vocabulary's end."""
     row = tl.program_id(0).to(tl.int64)
-    scores += row * stride
+    logits += row * stride
     target = tl.load(targets + row)
-    counts = target != ignored
-    most = tl.full([BLOCK], -1e30, tl.float32)
+    is_valid = target != ignore_index
+    running_max = tl.full([BLOCK], -1e30, tl.float32)
     sums = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, size, BLOCK):
+    for start in range(0, vocab_size, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        x = tl.load(scores + columns, mask=columns < size, other=-1e30).to(tl.float32)
-        new = tl.maximum(most, x)
-        sums = sums * tl.exp(most - new) + tl.exp(x - new)
-        most = new
-    top = tl.max(most, 0)
-    level = top + tl.log(tl.sum(sums * tl.exp(most - top), 0))
-    right = tl.load(scores + tl.where(counts, target, 0)).to(tl.float32)
-    tl.store(losses + row, tl.where(counts, level - right, 0.0))
+        x = tl.load(logits + columns, mask=columns < vocab_size, other=-1e30).to(tl.float32)
+        new_max = tl.maximum(running_max, x)
+        sums = sums * tl.exp(running_max - new_max) + tl.exp(x - new_max)
+        running_max = new_max
+    max_logit = tl.max(running_max, 0)
+    log_sum_exp = max_logit + tl.log(tl.sum(sums * tl.exp(running_max - max_logit), 0))
+    target_logit = tl.load(logits + tl.where(is_valid, target, 0)).to(tl.float32)
+    tl.store(losses + row, tl.where(is_valid, log_sum_exp - target_logit, 0.0))
     tl.debug_barrier()
     for start in range(0, stride, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        x = tl.load(scores + columns, mask=columns < size, other=-1e30).to(tl.float32)
-        g = tl.exp(x - level) - tl.where(columns == target, 1.0, 0.0)
-        g = tl.where(counts & (columns < size), g, 0.0)
-        tl.store(scores + columns, g.to(scores.dtype.element_ty), mask=columns < stride)
+        x = tl.load(logits + columns, mask=columns < vocab_size, other=-1e30).to(tl.float32)
+        grad = tl.exp(x - log_sum_exp) - tl.where(columns == target, 1.0, 0.0)
+        grad = tl.where(is_valid & (columns < vocab_size), grad, 0.0)
+        tl.store(logits + columns, grad.to(logits.dtype.element_ty), mask=columns < stride)
 
 
-@torch.library.custom_op("polyseme::vocabulary_loss", mutates_args=())
-def _vocabulary_loss(
-    states: Tensor, table: Tensor, bias: Tensor | None, targets: Tensor, ignored: int
+@torch.library.custom_op("polyseme::linear_cross_entropy", mutates_args=())
+def _linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignore_index: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The summed loss, and its gradients by states, table and bias."""
-    size = table.shape[0]
-    padding = -size % TILE
-    whole = F.pad(table, (0, 0, 0, padding)) if padding else table
-    offset = None if bias is None else F.pad(bias, (0, padding))
-    losses = torch.empty(len(states), dtype=torch.float32, device=states.device)
-    by_states, by_table, by_bias = torch.empty_like(states), torch.zeros_like(whole), table.new_zeros(len(whole))
-    for start in range(0, len(states), ROWS):
-        here = slice(start, start + ROWS)
-        scores = F.linear(states[here], whole, offset)
-        _gradients[(len(scores),)](
-            scores, targets[here], losses[here], size, scores.shape[1], ignored, BLOCK=4096, num_warps=8
+    vocab_size = weight.shape[0]
+    padding = -vocab_size % TILE
+    padded_weight = F.pad(weight, (0, 0, 0, padding)) if padding else weight
+    padded_bias = None if bias is None else F.pad(bias, (0, padding))
+    losses = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+    grad_hidden, grad_weight, grad_bias = (
+        torch.empty_like(hidden),
+        torch.zeros_like(padded_weight),
+        weight.new_zeros(len(padded_weight)),
+    )
+    for start in range(0, len(hidden), CHUNK_ROWS):
+        rows = slice(start, start + CHUNK_ROWS)
+        logits = F.linear(hidden[rows], padded_weight, padded_bias)
+        _loss_and_grad_kernel[(len(logits),)](
+            logits, targets[rows], losses[rows], vocab_size, logits.shape[1], ignore_index, BLOCK=4096, num_warps=8
         )
-        torch.mm(scores, whole, out=by_states[here])
-        by_table = torch.addmm(by_table, scores.T, states[here]) if start else torch.mm(scores.T, states[here])
+        torch.mm(logits, padded_weight, out=grad_hidden[rows])
+        grad_weight = torch.addmm(grad_weight, logits.T, hidden[rows]) if start else torch.mm(logits.T, hidden[rows])
         if bias is not None:
-            by_bias = by_bias + scores.sum(0, dtype=torch.float32).to(by_bias.dtype)
-    return losses.sum(), by_states, by_table[:size].contiguous(), by_bias[:size].contiguous()
+            grad_bias = grad_bias + logits.sum(0, dtype=torch.float32).to(grad_bias.dtype)
+    return losses.sum(), grad_hidden, grad_weight[:vocab_size].contiguous(), grad_bias[:vocab_size].contiguous()
 
 
-@_vocabulary_loss.register_fake
-def _(states: Tensor, table: Tensor, bias: Tensor | None, targets: Tensor, ignored: int) -> tuple[Tensor, ...]:
-    loss = torch.empty((), dtype=torch.float32, device=states.device)
-    return loss, torch.empty_like(states), torch.empty_like(table), table.new_empty(len(table))
+@_linear_cross_entropy.register_fake
+def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignore_index: int) -> tuple[Tensor, ...]:
+    loss = torch.empty((), dtype=torch.float32, device=hidden.device)
+    return loss, torch.empty_like(hidden), torch.empty_like(weight), weight.new_empty(len(weight))
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*output[1:])
     ctx.has_bias = inputs[2] is not None
 
 
-def _grad(ctx: Any, by: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    states, table, bias = (by.to(t.dtype) * t for t in ctx.saved_tensors)
-    return states, table, bias if ctx.has_bias else None, None, None
+def _backward(ctx: Any, grad_output: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    grad_hidden, grad_weight, grad_bias = (grad_output.to(t.dtype) * t for t in ctx.saved_tensors)
+    return grad_hidden, grad_weight, grad_bias if ctx.has_bias else None, None, None
 
 
-_vocabulary_loss.register_autograd(_grad, setup_context=_keep)
+_linear_cross_entropy.register_autograd(_backward, setup_context=_setup_context)
 
 
-def vocabulary_loss(states: Tensor, table: Tensor, bias: Tensor | None, targets: Tensor, ignored: int) -> Tensor:
-    """Σ cross entropy of `states · tableᵀ + bias` against `targets`, without those that are `ignored`."""
-    return _vocabulary_loss(states, table, bias, targets, ignored)[0]
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignore_index: int
+) -> Tensor:
+    """Σ cross entropy of `hidden · tableᵀ + bias` against `targets`, without those that are `ignore_index`."""
+    return _linear_cross_entropy(hidden, weight, bias, targets, ignore_index)[0]

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NAMES = ("gelu", "gelu_tanh", "relu")
+ACTIVATION_NAMES = ("gelu", "gelu_tanh", "relu")
 ROWS, COLUMNS = 2, 1024  # of a tile: measured on an H200
 TILES = 4  # below each other, of one program
 GATED_ROWS, GATED_COLUMNS = 4, 512  # of a tile of a gated layer, whose widths are odd: not tuned yet
@@ -32,20 +32,20 @@ def _activate(x, KIND: tl.constexpr):
     if KIND == 1:
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
         tanh = 1 - 2 / (1 + tl.exp(2 * inner))
-        slope = 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * 0.7978845608028654 * (1 + 0.134145 * x * x)
-        return 0.5 * x * (1 + tanh), slope
+        derivative = 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * 0.7978845608028654 * (1 + 0.134145 * x * x)
+        return 0.5 * x * (1 + tanh), derivative
     return tl.maximum(x, 0.0), tl.where(x > 0, 1.0, 0.0)
 
 
 @triton.jit
 def _forward(h, bias, out, rows, width, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    here = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    places = here.to(tl.int64)[:, None] * width + columns[None, :]
-    inside = (here[:, None] < rows) & (columns[None, :] < width)
+    row_index = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    offsets = row_index.to(tl.int64)[:, None] * width + columns[None, :]
+    mask = (row_index[:, None] < rows) & (columns[None, :] < width)
     b = tl.load(bias + columns, mask=columns < width, other=0.0).to(tl.float32)
-    x = tl.load(h + places, mask=inside, other=0.0).to(tl.float32) + b[None, :]
-    tl.store(out + places, _activate(x, KIND)[0].to(out.dtype.element_ty), mask=inside)
+    x = tl.load(h + offsets, mask=mask, other=0.0).to(tl.float32) + b[None, :]
+    tl.store(out + offsets, _activate(x, KIND)[0].to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -57,15 +57,15 @@ def _backward(
     b = tl.load(bias + columns, mask=columns < width, other=0.0).to(tl.float32)
     total = tl.zeros([COLUMNS], tl.float32)
     for tile in range(TILES):
-        here = (tl.program_id(1) * TILES + tile) * ROWS + tl.arange(0, ROWS)
-        places = here.to(tl.int64)[:, None] * width + columns[None, :]
-        inside = (here[:, None] < rows) & (columns[None, :] < width)
-        x = tl.load(h + places, mask=inside, other=0.0).to(tl.float32) + b[None, :]
-        g = tl.load(grad + places, mask=inside, other=0.0).to(tl.float32)
-        value, slope = _activate(x, KIND)
-        d = (g * slope).to(dh.dtype.element_ty)
-        tl.store(out + places, value.to(out.dtype.element_ty), mask=inside)
-        tl.store(dh + places, d, mask=inside)
+        row_index = (tl.program_id(1) * TILES + tile) * ROWS + tl.arange(0, ROWS)
+        offsets = row_index.to(tl.int64)[:, None] * width + columns[None, :]
+        mask = (row_index[:, None] < rows) & (columns[None, :] < width)
+        x = tl.load(h + offsets, mask=mask, other=0.0).to(tl.float32) + b[None, :]
+        g = tl.load(grad + offsets, mask=mask, other=0.0).to(tl.float32)
+        value, derivative = _activate(x, KIND)
+        d = (g * derivative).to(dh.dtype.element_ty)
+        tl.store(out + offsets, value.to(out.dtype.element_ty), mask=mask)
+        tl.store(dh + offsets, d, mask=mask)
         total += tl.sum(d.to(tl.float32), 0)
     tl.store(sums + tl.program_id(1).to(tl.int64) * width + columns, total, mask=columns < width)
 
@@ -73,27 +73,27 @@ def _backward(
 @triton.jit
 def _gate(h, out, rows, width, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    here = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    inside = (here < rows) & (columns[None, :] < width)
-    a = tl.load(h + here * (2 * width) + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(h + here * (2 * width) + width + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+    row_index = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    mask = (row_index < rows) & (columns[None, :] < width)
+    a = tl.load(h + row_index * (2 * width) + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(h + row_index * (2 * width) + width + columns[None, :], mask=mask, other=0.0).to(tl.float32)
     value = _activate(a, KIND)[0] * b
-    tl.store(out + here * width + columns[None, :], value.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row_index * width + columns[None, :], value.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _gate_backward(h, grad, out, dh, rows, width, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    here = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    inside = (here < rows) & (columns[None, :] < width)
-    narrow, wide = here * width + columns[None, :], here * (2 * width) + columns[None, :]
-    a = tl.load(h + wide, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(h + wide + width, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(grad + narrow, mask=inside, other=0.0).to(tl.float32)
-    value, slope = _activate(a, KIND)
-    tl.store(out + narrow, (value * b).to(out.dtype.element_ty), mask=inside)
-    tl.store(dh + wide, (g * b * slope).to(dh.dtype.element_ty), mask=inside)
-    tl.store(dh + wide + width, (g * value).to(dh.dtype.element_ty), mask=inside)
+    row_index = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    mask = (row_index < rows) & (columns[None, :] < width)
+    out_offsets, in_offsets = row_index * width + columns[None, :], row_index * (2 * width) + columns[None, :]
+    a = tl.load(h + in_offsets, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(h + in_offsets + width, mask=mask, other=0.0).to(tl.float32)
+    g = tl.load(grad + out_offsets, mask=mask, other=0.0).to(tl.float32)
+    value, derivative = _activate(a, KIND)
+    tl.store(out + out_offsets, (value * b).to(out.dtype.element_ty), mask=mask)
+    tl.store(dh + in_offsets, (g * b * derivative).to(dh.dtype.element_ty), mask=mask)
+    tl.store(dh + in_offsets + width, (g * value).to(dh.dtype.element_ty), mask=mask)
 
 
 @torch.library.triton_op("polyseme::activate", mutates_args=())
@@ -138,7 +138,7 @@ def gate_backward(h: Tensor, grad: Tensor, kind: int) -> tuple[Tensor, Tensor]:
 
 
 class _GatedLinear(torch.autograd.Function):
-    """`linear(activation(a) · b)` of the halves a and b of h, keeping h alone."""
+    """`linear_baseline(activation(a) · b)` of the halves a and b of h, keeping h alone."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, weight: Tensor, kind: int) -> Tensor:
@@ -155,18 +155,18 @@ class _GatedLinear(torch.autograd.Function):
 
 def gated_linear(h: Tensor, weight: Tensor, activation: str) -> Tensor:
     """What follows the first matrix of a gated feed-forward sublayer without biases."""
-    found: Tensor = _GatedLinear.apply(h, weight, NAMES.index(activation))
-    return found
+    output: Tensor = _GatedLinear.apply(h, weight, ACTIVATION_NAMES.index(activation))
+    return output
 
 
 class _ActivatedLinear(torch.autograd.Function):
-    """`linear(activation(h + bias))`, keeping h alone."""
+    """`linear_baseline(activation(h + bias))`, keeping h alone."""
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, bias: Tensor, weight: Tensor, offset: Tensor, kind: int) -> Tensor:
+    def forward(ctx: Any, h: Tensor, bias: Tensor, weight: Tensor, output_bias: Tensor, kind: int) -> Tensor:
         ctx.save_for_backward(h, bias, weight)
         ctx.kind = kind
-        return F.linear(activate(h, bias, kind), weight, offset)
+        return F.linear(activate(h, bias, kind), weight, output_bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -175,25 +175,25 @@ class _ActivatedLinear(torch.autograd.Function):
         return dh, sums.sum(0).to(bias.dtype), grad.t() @ out, grad.sum(0), None
 
 
-def activated_linear(h: Tensor, bias: Tensor, weight: Tensor, offset: Tensor, activation: str) -> Tensor:
+def activated_linear(h: Tensor, bias: Tensor, weight: Tensor, output_bias: Tensor, activation: str) -> Tensor:
     """Two thirds of a feed-forward sublayer: what follows its first matrix, whose bias comes along."""
-    found: Tensor = _ActivatedLinear.apply(h, bias, weight, offset, NAMES.index(activation))
-    return found
+    output: Tensor = _ActivatedLinear.apply(h, bias, weight, output_bias, ACTIVATION_NAMES.index(activation))
+    return output
 
 
 @triton.jit
 def _add_norm(x, y, weight, bias, out, width, eps: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
-    inside = columns < width
-    total = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
-    total += tl.load(y + row + columns, mask=inside, other=0.0).to(tl.float32)
+    mask = columns < width
+    total = tl.load(x + row + columns, mask=mask, other=0.0).to(tl.float32)
+    total += tl.load(y + row + columns, mask=mask, other=0.0).to(tl.float32)
     mean = tl.sum(total, 0) / width
-    centred = tl.where(inside, total - mean, 0.0)
-    scale = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
-    w = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row + columns, (centred * scale * w + b).to(out.dtype.element_ty), mask=inside)
+    centered = tl.where(mask, total - mean, 0.0)
+    scale = tl.rsqrt(tl.sum(centered * centered, 0) / width + eps)
+    w = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(bias + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row + columns, (centered * scale * w + b).to(out.dtype.element_ty), mask=mask)
 
 
 @torch.library.triton_op("polyseme::add_norm", mutates_args=())

@@ -16,113 +16,136 @@ from torch import Tensor
 
 @triton.jit
 def _forward(
-    content, far, more, first, hidden, apart, out, number, rows, columns, width, step,
-    STREAM: tl.constexpr, HIDDEN: tl.constexpr, APART: tl.constexpr, BLOCK: tl.constexpr,
+    content, distance_scores, segment_scores, distance_start, masked_out, different_segment, probs, num_sequences,
+    num_queries, num_keys, num_distances, mask_stride, STREAM: tl.constexpr, HIDDEN: tl.constexpr, APART: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64)
-    row, sequence = at % rows, at // rows % number
-    start = rows - row
+    program = tl.program_id(0).to(tl.int64)
+    row, sequence = program % num_queries, program // num_queries % num_sequences
+    start = num_queries - row
     if STREAM:
-        start = tl.load(first + sequence * rows + row)
+        start = tl.load(distance_start + sequence * num_queries + row)
     j = tl.arange(0, BLOCK)
-    inside = j < columns
-    x = tl.load(content + at * columns + j, mask=inside, other=0.0).to(tl.float32)
-    x += tl.load(far + at * width + start + j, mask=inside, other=0.0).to(tl.float32)
+    inside = j < num_keys
+    x = tl.load(content + program * num_keys + j, mask=inside, other=0.0).to(tl.float32)
+    x += tl.load(distance_scores + program * num_distances + start + j, mask=inside, other=0.0).to(tl.float32)
     if APART:
-        other = tl.load(apart + (sequence * rows + row) * columns + j, mask=inside, other=0) != 0
-        x += tl.where(other, tl.load(more + at).to(tl.float32), 0.0)
+        is_other_segment = (
+            tl.load(different_segment + (sequence * num_queries + row) * num_keys + j, mask=inside, other=0) != 0
+        )
+        x += tl.where(is_other_segment, tl.load(segment_scores + program).to(tl.float32), 0.0)
     if HIDDEN:
-        inside = inside & (tl.load(hidden + sequence * step + row * columns + j, mask=inside, other=1) == 0)
+        inside = inside & (tl.load(masked_out + sequence * mask_stride + row * num_keys + j, mask=inside, other=1) == 0)
     x = tl.where(inside, x, -1e30)
     e = tl.where(inside, tl.exp(x - tl.max(x, 0)), 0.0)
     total = tl.sum(e, 0)
-    found = e / tl.where(total > 0, total, 1.0)  # a place that sees nothing gets nothing
-    tl.store(out + at * columns + j, found.to(out.dtype.element_ty), mask=j < columns)
+    softmax = e / tl.where(total > 0, total, 1.0)  # a place that sees nothing gets nothing
+    tl.store(probs + program * num_keys + j, softmax.to(probs.dtype.element_ty), mask=j < num_keys)
 
 
 @triton.jit
 def _backward(
-    p, grad, first, apart, content, far, more, number, rows, columns, width,
-    STREAM: tl.constexpr, APART: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    probs, grad, distance_start, different_segment, grad_content, grad_distance, grad_segment, num_sequences,
+    num_queries, num_keys, num_distances, STREAM: tl.constexpr, APART: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64)
-    row, sequence = at % rows, at // rows % number
-    start = rows - row
+    program = tl.program_id(0).to(tl.int64)
+    row, sequence = program % num_queries, program // num_queries % num_sequences
+    start = num_queries - row
     if STREAM:
-        start = tl.load(first + sequence * rows + row)
+        start = tl.load(distance_start + sequence * num_queries + row)
     j = tl.arange(0, BLOCK)
-    inside = j < columns
-    w = tl.load(p + at * columns + j, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(grad + at * columns + j, mask=inside, other=0.0).to(tl.float32)
+    inside = j < num_keys
+    w = tl.load(probs + program * num_keys + j, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(grad + program * num_keys + j, mask=inside, other=0.0).to(tl.float32)
     mean = tl.sum(w * g, 0)
     d = w * (g - mean)
-    tl.store(content + at * columns + j, d.to(content.dtype.element_ty), mask=inside)
+    tl.store(grad_content + program * num_keys + j, d.to(grad_content.dtype.element_ty), mask=inside)
     if APART:
-        other = tl.load(apart + (sequence * rows + row) * columns + j, mask=inside, other=0) != 0
-        tl.store(more + at, tl.sum(tl.where(other, d, 0.0), 0).to(more.dtype.element_ty))
-    places = tl.arange(0, WIDE)
-    j = places - start
-    inside = (j >= 0) & (j < columns)
-    w = tl.load(p + at * columns + j, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(grad + at * columns + j, mask=inside, other=0.0).to(tl.float32)
-    tl.store(far + at * width + places, (w * (g - mean)).to(far.dtype.element_ty), mask=places < width)
+        is_other_segment = (
+            tl.load(different_segment + (sequence * num_queries + row) * num_keys + j, mask=inside, other=0) != 0
+        )
+        tl.store(
+            grad_segment + program, tl.sum(tl.where(is_other_segment, d, 0.0), 0).to(grad_segment.dtype.element_ty)
+        )
+    distance_index = tl.arange(0, WIDE)
+    j = distance_index - start
+    inside = (j >= 0) & (j < num_keys)
+    w = tl.load(probs + program * num_keys + j, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(grad + program * num_keys + j, mask=inside, other=0.0).to(tl.float32)
+    tl.store(
+        grad_distance + program * num_distances + distance_index,
+        (w * (g - mean)).to(grad_distance.dtype.element_ty),
+        mask=distance_index < num_distances,
+    )
 
 
-class _PlacedSoftmax(torch.autograd.Function):
+class _RelativeSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         content: Tensor,
-        far: Tensor,
-        more: Tensor | None,
-        number: int,
-        first: Tensor | None,
-        hidden: Tensor | None,
-        apart: Tensor | None,
+        distance_scores: Tensor,
+        segment_scores: Tensor | None,
+        num_sequences: int,
+        distance_start: Tensor | None,
+        masked_out: Tensor | None,
+        different_segment: Tensor | None,
     ) -> Tensor:
-        batch, rows, columns = content.shape
-        content, far = content.contiguous(), far.contiguous()
-        more, apart = (None, None) if more is None or apart is None else (more.contiguous(), apart.contiguous())
-        hidden = None if hidden is None else hidden.contiguous()
-        out = torch.empty_like(content)
-        step = 0 if hidden is None or hidden.dim() == 2 else rows * columns
-        _forward[(batch * rows,)](
-            content, far, more, first, _bytes(hidden), _bytes(apart), out, number, rows, columns, far.shape[-1], step,
-            first is not None, hidden is not None, apart is not None, triton.next_power_of_2(columns),
+        batch, num_queries, num_keys = content.shape
+        content, distance_scores = content.contiguous(), distance_scores.contiguous()
+        segment_scores, different_segment = (
+            (None, None)
+            if segment_scores is None or different_segment is None
+            else (segment_scores.contiguous(), different_segment.contiguous())
+        )
+        masked_out = None if masked_out is None else masked_out.contiguous()
+        probs = torch.empty_like(content)
+        mask_stride = 0 if masked_out is None or masked_out.dim() == 2 else num_queries * num_keys
+        _forward[(batch * num_queries,)](
+            content, distance_scores, segment_scores, distance_start, _as_uint8(masked_out),
+            _as_uint8(different_segment), probs, num_sequences, num_queries, num_keys, distance_scores.shape[-1],
+            mask_stride, distance_start is not None, masked_out is not None, different_segment is not None,
+            triton.next_power_of_2(num_keys),
         )  # fmt: skip
-        ctx.save_for_backward(out, first, apart)
-        ctx.number, ctx.width = number, far.shape[-1]
-        return out
+        ctx.save_for_backward(probs, distance_start, different_segment)
+        ctx.num_sequences, ctx.num_distances = num_sequences, distance_scores.shape[-1]
+        return probs
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        out, first, apart = ctx.saved_tensors
-        batch, rows, columns = out.shape
-        content, far = torch.empty_like(out), out.new_empty(batch, rows, ctx.width)
-        more = None if apart is None else out.new_empty(batch, rows)
-        _backward[(batch * rows,)](
-            out, grad.contiguous(), first, _bytes(apart), content, far, more, ctx.number, rows, columns, ctx.width,
-            first is not None, apart is not None, triton.next_power_of_2(columns), triton.next_power_of_2(ctx.width),
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        probs, distance_start, different_segment = ctx.saved_tensors
+        batch, num_queries, num_keys = probs.shape
+        grad_content, grad_distance = torch.empty_like(probs), probs.new_empty(batch, num_queries, ctx.num_distances)
+        grad_segment = None if different_segment is None else probs.new_empty(batch, num_queries)
+        _backward[(batch * num_queries,)](
+            probs, grad_output.contiguous(), distance_start, _as_uint8(different_segment), grad_content, grad_distance,
+            grad_segment, ctx.num_sequences, num_queries, num_keys, ctx.num_distances, distance_start is not None,
+            different_segment is not None, triton.next_power_of_2(num_keys), triton.next_power_of_2(ctx.num_distances),
         )  # fmt: skip
-        return content, far, more, None, None, None, None
+        return grad_content, grad_distance, grad_segment, None, None, None, None
 
 
-def _bytes(flags: Tensor | None) -> Tensor | None:
-    return None if flags is None else flags.view(torch.uint8)
+def _as_uint8(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask.view(torch.uint8)
 
 
-def placed_softmax(
+def relative_softmax(
     content: Tensor,
-    far: Tensor,
-    number: int,
-    first: Tensor | None,
-    hidden: Tensor | None,
-    apart: Tensor | None,
-    more: Tensor | None,
+    distance_scores: Tensor,
+    num_sequences: int,
+    distance_start: Tensor | None,
+    masked_out: Tensor | None,
+    different_segment: Tensor | None,
+    segment_scores: Tensor | None,
 ) -> Tensor:
-    """Probabilities [heads · number, rows, columns] of `content`, to which key j of a query adds `far[first + j]`.
+    """Probabilities [heads · number, rows, columns] of `content`, to which key j of a query adds `distance_scores[first
+    + j]`.
 
-    Without `first`, that of query i is rows − i. What is `hidden` gets nothing; where `apart`, `more` is added.
+    Without `distance_start`, that of query i is rows − i. What is `masked_out` gets nothing; where `different_segment`,
+    `segment_scores` is added.
     """
-    found: Tensor = _PlacedSoftmax.apply(content, far, more, number, first, hidden, apart)
-    return found
+    probs: Tensor = _RelativeSoftmax.apply(
+        content, distance_scores, segment_scores, num_sequences, distance_start, masked_out, different_segment
+    )
+    return probs

@@ -6,70 +6,80 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from polyseme.config import Spec
-from polyseme.nn.attention.multihead import AttentionSpec
-from polyseme.nn.attention.relative import RelativeAttentionSpec, Shared
-from polyseme.nn.layers.feedforward import FeedForwardSpec
-from polyseme.nn.layers.norms import NoNormSpec, NormSpec, added
-from polyseme.nn.memory import Cache
-from polyseme.nn.packing import Layout, Source
+from polyseme.config import Config
+from polyseme.nn.attention.multihead import AttentionConfig
+from polyseme.nn.attention.relative import PositionInfo, RelativeAttentionConfig
+from polyseme.nn.layers.feedforward import FeedForwardConfig
+from polyseme.nn.layers.norms import AnyNormConfig, NoNormConfig, add_and_norm
+from polyseme.nn.memory import LayerCache
+from polyseme.nn.packing import EncoderInput, PackedLayout
 
 
 @dataclass(frozen=True)
-class BlockSpec(Spec):
-    attention: AttentionSpec | RelativeAttentionSpec
-    ffn: FeedForwardSpec
-    before: NormSpec = field(default_factory=NoNormSpec)
-    after: NormSpec = field(default_factory=NoNormSpec)
+class TransformerBlockConfig(Config):
+    attention: AttentionConfig | RelativeAttentionConfig
+    ffn: FeedForwardConfig
+    pre_norm: AnyNormConfig = field(default_factory=NoNormConfig)
+    post_norm: AnyNormConfig = field(default_factory=NoNormConfig)
     dropout: float = 0.0  # on each sublayer's output, before the residual sum
-    bare: bool = False  # without the norm before attention: a first block whose input is normed already
-    cross: AttentionSpec | None = None  # to a source, between attention and feed-forward
+    skip_attention_pre_norm: bool = (
+        False  # without the norm before attention: a first block whose input is normed already
+    )
+    cross_attention: AttentionConfig | None = None  # to a source, between attention and feed-forward
 
-    def build(self, dim: int) -> Block:
-        return Block(self, dim)
+    def build(self, dim: int) -> TransformerBlock:
+        return TransformerBlock(self, dim)
 
 
-class Block(nn.Module):
-    def __init__(self, spec: BlockSpec, dim: int):
+class TransformerBlock(nn.Module):
+    def __init__(self, config: TransformerBlockConfig, dim: int):
         super().__init__()
-        self.attention_before = (NoNormSpec() if spec.bare else spec.before).build(dim)
-        self.attention = spec.attention.build(dim)
-        self.attention_after = spec.after.build(dim)
-        self.cross_before = (spec.before if spec.cross else NoNormSpec()).build(dim)
-        self.cross = spec.cross.build(dim) if spec.cross else None
-        self.cross_after = (spec.after if spec.cross else NoNormSpec()).build(dim)
-        self.ffn_before = spec.before.build(dim)
-        self.ffn = spec.ffn.build(dim)
-        self.ffn_after = spec.after.build(dim)
-        self.dropout = nn.Dropout(spec.dropout)
+        self.attention_pre_norm = (NoNormConfig() if config.skip_attention_pre_norm else config.pre_norm).build(dim)
+        self.attention = config.attention.build(dim)
+        self.attention_post_norm = config.post_norm.build(dim)
+        self.cross_attention_pre_norm = (config.pre_norm if config.cross_attention else NoNormConfig()).build(dim)
+        self.cross_attention = config.cross_attention.build(dim) if config.cross_attention else None
+        self.cross_attention_post_norm = (config.post_norm if config.cross_attention else NoNormConfig()).build(dim)
+        self.ffn_pre_norm = config.pre_norm.build(dim)
+        self.ffn = config.ffn.build(dim)
+        self.ffn_post_norm = config.post_norm.build(dim)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self,
         x: Tensor,
-        layout: Layout,
+        layout: PackedLayout,
         positions: Tensor,
-        cache: Cache | None = None,
-        relations: Shared | None = None,
-        source: Source | None = None,
+        cache: LayerCache | None = None,
+        position_info: PositionInfo | None = None,
+        source: EncoderInput | None = None,
     ) -> Tensor:
-        attended = self.attention(self.attention_before(x), layout, positions, cache, relations=relations)
-        x = added(self.attention_after, x, self._kept(attended))
-        if self.cross is not None:
-            attended = self.cross.across(self.cross_before(x), layout, source, cache)
-            x = added(self.cross_after, x, self._kept(attended))
-        return added(self.ffn_after, x, self._kept(self.ffn(self.ffn_before(x))))
+        sublayer_output = self.attention(
+            self.attention_pre_norm(x), layout, positions, cache, position_info=position_info
+        )
+        x = add_and_norm(self.attention_post_norm, x, self._apply_dropout(sublayer_output))
+        if self.cross_attention is not None:
+            sublayer_output = self.cross_attention.cross_attend(self.cross_attention_pre_norm(x), layout, source, cache)
+            x = add_and_norm(self.cross_attention_post_norm, x, self._apply_dropout(sublayer_output))
+        return add_and_norm(self.ffn_post_norm, x, self._apply_dropout(self.ffn(self.ffn_pre_norm(x))))
 
-    def _kept(self, y: Tensor) -> Tensor:
+    def _apply_dropout(self, y: Tensor) -> Tensor:
         """With dropout, in training; a step of decoding would feel the call of a part that does nothing."""
-        found: Tensor = self.dropout(y) if self.training else y
-        return found
+        output: Tensor = self.dropout(y) if self.training else y
+        return output
 
-    def cross_weights(self, x: Tensor, layout: Layout, relations: Shared | None, source: Source) -> list[Tensor]:
+    def cross_weights(
+        self, x: Tensor, layout: PackedLayout, position_info: PositionInfo | None, source: EncoderInput
+    ) -> list[Tensor]:
         """Which states of the source a target looks at, [heads, queries, keys] for each sequence."""
-        assert self.cross is not None
-        attended = self.attention(self.attention_before(x), layout, layout.positions, None, relations=relations)
-        x = added(self.attention_after, x, attended)
-        return self.cross.across_weights(self.cross_before(x), layout, source)
+        assert self.cross_attention is not None
+        sublayer_output = self.attention(
+            self.attention_pre_norm(x), layout, layout.positions, None, position_info=position_info
+        )
+        x = add_and_norm(self.attention_post_norm, x, sublayer_output)
+        return self.cross_attention.cross_weights(self.cross_attention_pre_norm(x), layout, source)
 
-    def attention_weights(self, x: Tensor, layout: Layout, relations: Shared | None = None) -> list[Tensor]:
-        return self.attention.weights(self.attention_before(x), layout, relations=relations)
+    def attention_weights(
+        self, x: Tensor, layout: PackedLayout, position_info: PositionInfo | None = None
+    ) -> list[Tensor]:
+        return self.attention.weights(self.attention_pre_norm(x), layout, position_info=position_info)

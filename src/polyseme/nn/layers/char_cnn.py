@@ -16,28 +16,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Spec
+from polyseme.config import Config
 from polyseme.errors import UserError
 from polyseme.nn.layers.feedforward import ACTIVATIONS, ActivationName
-from polyseme.nn.layers.norms import NoNormSpec
+from polyseme.nn.layers.norms import NoNormConfig
 
-BEGIN, END = 256, 257  # the two words around a sentence, each of one character that no text holds
-WORD_BEGIN, WORD_END, FILLING = 258, 259, 260
-TOGETHER = 256  # words that are convolved at once
-CHARACTERS = 262  # 261, and 0 for nothing: stored ids are one higher
+BOS_CHARACTER, EOS_CHARACTER = 256, 257  # the two words around a sentence, each of one character that no text holds
+BOW_CHARACTER, EOW_CHARACTER, PAD_CHARACTER = 258, 259, 260
+MAX_WORDS_PER_CONV = 256  # words that are convolved at once
+NUM_CHARACTERS = 262  # 261, and 0 for nothing: stored ids are one higher
 
 
-def spell(words: Sequence[str | int], width: int = 50) -> np.ndarray:
+def words_to_char_ids(words: Sequence[str | int], max_chars_per_word: int = 50) -> np.ndarray:
     """Words as character ids, int16 [n, width]; what is longer loses its end. A number is that one character."""
-    found = np.full((len(words), width), FILLING + 1, dtype=np.int16)
-    for row, word in zip(found, words):
-        codes = [word] if isinstance(word, int) else list(word.encode("utf-8", "replace")[: width - 2])
-        row[: len(codes) + 2] = [WORD_BEGIN + 1, *(code + 1 for code in codes), WORD_END + 1]
-    return found
+    char_ids = np.full((len(words), max_chars_per_word), PAD_CHARACTER + 1, dtype=np.int16)
+    for row, word in zip(char_ids, words):
+        byte_values = (
+            [word] if isinstance(word, int) else list(word.encode("utf-8", "replace")[: max_chars_per_word - 2])
+        )
+        row[: len(byte_values) + 2] = [BOW_CHARACTER + 1, *(byte + 1 for byte in byte_values), EOW_CHARACTER + 1]
+    return char_ids
 
 
 @dataclass(frozen=True)
-class CharactersSpec(Spec):
+class CharCNNConfig(Config):
     """`filters` are (characters, how many); their outputs go through `num_highway` layers and down to `dim`.
 
     `vocab_size` is the number of words whose spelling the model keeps, so that a token can be a word's number; a token
@@ -50,96 +52,108 @@ class CharactersSpec(Spec):
     filters: tuple[tuple[int, ...], ...]
     char_dim: int = 16
     num_highway: int = 1
-    width: int = 50
+    max_chars_per_word: int = 50
     activation: ActivationName = "relu"
     dropout: float = 0.0
     num_segments: ClassVar[int] = 0
-    norm: ClassVar[NoNormSpec] = NoNormSpec()
+    norm: ClassVar[NoNormConfig] = NoNormConfig()
 
     def __post_init__(self) -> None:
-        self.within(1, math.inf, "vocab_size", "dim", "max_len", "char_dim")
-        self.within(0, math.inf, "num_highway")
-        self.within(0, 1, "dropout")
-        for each in self.filters:
-            if len(each) != 2 or not 1 <= each[0] <= self.width or each[1] < 1:
-                raise UserError(f"a filter is {list(each)}, expected its width, 1 to {self.width}, and their number")
-        if not self.filters or self.width < 3:
-            raise UserError(f"{len(self.filters)} filters over {self.width} characters read no word")
+        self.check_range(1, math.inf, "vocab_size", "dim", "max_len", "char_dim")
+        self.check_range(0, math.inf, "num_highway")
+        self.check_range(0, 1, "dropout")
+        for conv_filter in self.filters:
+            if len(conv_filter) != 2 or not 1 <= conv_filter[0] <= self.max_chars_per_word or conv_filter[1] < 1:
+                raise UserError(
+                    f"a filter is {list(conv_filter)}, expected its width, 1 to {self.max_chars_per_word}, "
+                    "and their number"
+                )
+        if not self.filters or self.max_chars_per_word < 3:
+            raise UserError(f"{len(self.filters)} filters over {self.max_chars_per_word} characters read no word")
 
     @property
-    def inner(self) -> int:
-        return sum(number for _, number in self.filters)
+    def embedding_dim(self) -> int:
+        return sum(count for _, count in self.filters)
 
-    def build(self) -> Characters:
-        return Characters(self)
+    def build(self) -> CharCNN:
+        return CharCNN(self)
 
 
-class Characters(nn.Module):
+class CharCNN(nn.Module):
     """Each distinct word of a batch is read once, however often it stands there."""
 
-    asks: ClassVar[bool] = True  # the device how many words are distinct
+    needs_host_sync: ClassVar[bool] = True  # the device how many words are distinct
     spellings: Tensor  # int16 [vocab_size, width]
 
-    def __init__(self, spec: CharactersSpec):
+    def __init__(self, config: CharCNNConfig):
         super().__init__()
-        self.spec = spec
-        self.characters = nn.Embedding(CHARACTERS, spec.char_dim)
-        self.convolutions = nn.ModuleList(nn.Conv1d(spec.char_dim, number, width) for width, number in spec.filters)
-        self.highways = nn.ModuleList(Highway(spec.inner) for _ in range(spec.num_highway))
-        self.project = nn.Linear(spec.inner, spec.dim)
-        self.dropout = nn.Dropout(spec.dropout)
-        filled = torch.full((spec.vocab_size, spec.width), FILLING + 1, dtype=torch.int16)
-        self.register_buffer("spellings", filled)
-        if not filled.is_meta:  # until words are known, each is a number
-            numbers = [str(i) for i in range(min(spec.vocab_size, 1 << 16))]
-            filled[: len(numbers)] = torch.from_numpy(spell(numbers, spec.width))
+        self.config = config
+        self.char_embeddings = nn.Embedding(NUM_CHARACTERS, config.char_dim)
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(config.char_dim, out_channels, kernel_size) for kernel_size, out_channels in config.filters
+        )
+        self.highways = nn.ModuleList(Highway(config.embedding_dim) for _ in range(config.num_highway))
+        self.projection = nn.Linear(config.embedding_dim, config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+        spellings = torch.full((config.vocab_size, config.max_chars_per_word), PAD_CHARACTER + 1, dtype=torch.int16)
+        self.register_buffer("spellings", spellings)
+        if not spellings.is_meta:  # until words are known, each is a number
+            placeholder_words = [str(i) for i in range(min(config.vocab_size, 1 << 16))]
+            spellings[: len(placeholder_words)] = torch.from_numpy(
+                words_to_char_ids(placeholder_words, config.max_chars_per_word)
+            )
 
-    def learn_spellings(self, words: Sequence[str | int]) -> None:
+    def set_spellings(self, words: Sequence[str | int]) -> None:
         """The words whose numbers are tokens from now on."""
-        found = torch.from_numpy(spell(words, self.spec.width)).to(self.spellings.device)
-        self.spellings[: len(found)] = found
+        char_ids = torch.from_numpy(words_to_char_ids(words, self.config.max_chars_per_word)).to(self.spellings.device)
+        self.spellings[: len(char_ids)] = char_ids
 
     @property
-    def table(self) -> None:
+    def token_embeddings(self) -> None:
         """There is none that a head could share."""
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, segments: Tensor | None, longest: int, table: None = None
+        self, tokens: Tensor, positions: Tensor, segments: Tensor | None, max_seqlen: int, token_embeddings: None = None
     ) -> Tensor:
         """Tokens are numbers of words, [T], or their characters, [T, width]."""
-        if longest > self.spec.max_len:
-            raise UserError(f"a sequence of {longest} tokens is longer than the model reads ({self.spec.max_len})")
+        if max_seqlen > self.config.max_len:
+            raise UserError(f"a sequence of {max_seqlen} tokens is longer than the model reads ({self.config.max_len})")
         if tokens.ndim == 1:
-            distinct, place = tokens.unique(return_inverse=True)
-            distinct = self.spellings.index_select(0, distinct)
+            unique_words, inverse = tokens.unique(return_inverse=True)
+            unique_words = self.spellings.index_select(0, unique_words)
         else:
-            distinct, place = tokens.unique(dim=0, return_inverse=True)
-        return self.dropout(self.read(distinct.long()).index_select(0, place))
+            unique_words, inverse = tokens.unique(dim=0, return_inverse=True)
+        return self.dropout(self.embed_char_ids(unique_words.long()).index_select(0, inverse))
 
-    def read(self, characters: Tensor) -> Tensor:
+    def embed_char_ids(self, char_ids: Tensor) -> Tensor:
         """The vectors of spelled words, [n, width] to [n, dim].
 
         Words of like length are convolved together. Behind the longest of them every window is the same: one that is
         all filling is enough of these.
         """
-        if not len(characters):
-            return self.project.weight.new_zeros(0, self.spec.dim)
-        activation, widest = ACTIVATIONS[self.spec.activation], max(width for width, _ in self.spec.filters)
-        number, cuda = len(characters), characters.device.type == "cuda"
-        together, even = (16 * TOGETHER, 8) if cuda else (TOGETHER, 1)
-        if cuda:  # cuDNN plans for milliseconds whenever it meets a new shape: let there be few
-            characters = F.pad(characters, (0, 0, 0, -number % (4 * TOGETHER)), value=FILLING + 1)
-        sizes, order = (characters != FILLING + 1).sum(1).sort(stable=True)
-        parts = []
-        longest = [*sizes[together - 1 :: together].tolist(), int(sizes[-1])]  # one wait for a GPU
-        for some, size in zip(order.split(together), longest):
-            chosen = characters.index_select(0, some)[:, : -(-(size + widest) // even) * even]
-            x = F.embedding(chosen, self.characters.weight).transpose(1, 2)
-            parts.append(torch.cat([activation(convolve(x).amax(-1)) for convolve in self.convolutions], dim=-1))
-        x = torch.cat(parts).index_select(0, order.argsort()[:number])
+        if not len(char_ids):
+            return self.projection.weight.new_zeros(0, self.config.dim)
+        activation, max_kernel_size = (
+            ACTIVATIONS[self.config.activation],
+            max(kernel_size for kernel_size, _ in self.config.filters),
+        )
+        num_words, is_cuda = len(char_ids), char_ids.device.type == "cuda"
+        words_per_conv, length_multiple = (16 * MAX_WORDS_PER_CONV, 8) if is_cuda else (MAX_WORDS_PER_CONV, 1)
+        if is_cuda:  # cuDNN plans for milliseconds whenever it meets a new shape: let there be few
+            char_ids = F.pad(char_ids, (0, 0, 0, -num_words % (4 * MAX_WORDS_PER_CONV)), value=PAD_CHARACTER + 1)
+        lengths, order = (char_ids != PAD_CHARACTER + 1).sum(1).sort(stable=True)
+        conv_outputs = []
+        max_lengths = [*lengths[words_per_conv - 1 :: words_per_conv].tolist(), int(lengths[-1])]  # one wait for a GPU
+        for indices, max_length in zip(order.split(words_per_conv), max_lengths):
+            chunk = char_ids.index_select(0, indices)[
+                :, : -(-(max_length + max_kernel_size) // length_multiple) * length_multiple
+            ]
+            x = F.embedding(chunk, self.char_embeddings.weight).transpose(1, 2)
+            conv_outputs.append(torch.cat([activation(conv(x).amax(-1)) for conv in self.convolutions], dim=-1))
+        x = torch.cat(conv_outputs).index_select(0, order.argsort()[:num_words])
         for highway in self.highways:
             x = highway(x)
-        return self.project(x)
+        return self.projection(x)
 
 
 class Highway(nn.Module):
@@ -150,5 +164,5 @@ class Highway(nn.Module):
         self.transform, self.carry = nn.Linear(dim, dim), nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        share = self.carry(x).sigmoid()
-        return share * F.relu(self.transform(x)) + (1 - share) * x
+        gate = self.carry(x).sigmoid()
+        return gate * F.relu(self.transform(x)) + (1 - gate) * x

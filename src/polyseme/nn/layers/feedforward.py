@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Spec, in_range
+from polyseme.config import Config, check_in_range
 from polyseme.nn import kernels
 
 ActivationName = Literal["gelu", "gelu_tanh", "relu", "tanh"]
@@ -24,11 +24,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 # What cuBLAS can do inside a product: GELU by tanh. It differs from GELU itself by 5e-4 at most, and the vectors of a
 # text in bfloat16 lie as far from exact ones with either (0.0054 and 0.0055 for BERT-base on an H200).
-IN_PRODUCT = ("gelu", "gelu_tanh")
+EPILOGUE_ACTIVATIONS = ("gelu", "gelu_tanh")
 
 
 @dataclass(frozen=True)
-class FeedForwardSpec(Spec):
+class FeedForwardConfig(Config):
     ffn_dim: int
     activation: ActivationName = "gelu"
     bias: bool = True
@@ -36,37 +36,37 @@ class FeedForwardSpec(Spec):
     dropout: float = 0.0  # on what goes into the second matrix
 
     def __post_init__(self) -> None:
-        in_range("ffn dropout", self.dropout, 0, 1)
-        self.within(1, math.inf, "ffn_dim")
+        check_in_range("ffn dropout", self.dropout, 0, 1)
+        self.check_range(1, math.inf, "ffn_dim")
 
     def build(self, dim: int) -> FeedForward:
         return FeedForward(self, dim)
 
 
 class FeedForward(nn.Module):
-    def __init__(self, spec: FeedForwardSpec, dim: int):
+    def __init__(self, config: FeedForwardConfig, dim: int):
         super().__init__()
-        self.spec = spec
-        self.activation = ACTIVATIONS[spec.activation]
-        self.up = nn.Linear(dim, (1 + spec.gated) * spec.ffn_dim, bias=spec.bias)
-        self.stacked = {"up": 1 + spec.gated}
-        self.down = nn.Linear(spec.ffn_dim, dim, bias=spec.bias)
+        self.config = config
+        self.activation = ACTIVATIONS[config.activation]
+        self.up = nn.Linear(dim, (1 + config.gated) * config.ffn_dim, bias=config.bias)
+        self.fused_count = {"up": 1 + config.gated}
+        self.down = nn.Linear(config.ffn_dim, dim, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        spec, up, down = self.spec, self.up, self.down
-        dropout = spec.dropout if self.training else 0.0
-        served = kernels.serve(up.weight) and not dropout and spec.bias != spec.gated
-        if served and spec.bias and spec.activation in IN_PRODUCT and not torch.is_grad_enabled():
+        config, up, down = self.config, self.up, self.down
+        dropout = config.dropout if self.training else 0.0
+        use_kernels = kernels.supports(up.weight) and not dropout and config.bias != config.gated
+        if use_kernels and config.bias and config.activation in EPILOGUE_ACTIVATIONS and not torch.is_grad_enabled():
             return down(torch._addmm_activation(up.bias, x, up.weight.t(), use_gelu=True))
-        if served and spec.activation in kernels.ACTIVATIONS:
+        if use_kernels and config.activation in kernels.ACTIVATION_NAMES:
             h = F.linear(x, up.weight)
-            found: Tensor = (
-                kernels.gated_linear(h, down.weight, spec.activation)
-                if spec.gated
-                else kernels.activated_linear(h, up.bias, down.weight, down.bias, spec.activation)
+            output: Tensor = (
+                kernels.gated_linear(h, down.weight, config.activation)
+                if config.gated
+                else kernels.activated_linear(h, up.bias, down.weight, down.bias, config.activation)
             )
-            return found
-        if spec.gated:
+            return output
+        if config.gated:
             a, b = up(x).chunk(2, dim=-1)
             return down(F.dropout(self.activation(a) * b, dropout))
         return down(F.dropout(self.activation(up(x)), dropout))

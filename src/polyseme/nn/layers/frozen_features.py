@@ -11,73 +11,73 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Spec
+from polyseme.config import Config
 from polyseme.errors import UserError
-from polyseme.nn.layers.char_cnn import Characters, CharactersSpec
+from polyseme.nn.layers.char_cnn import CharCNN, CharCNNConfig
 
-Where = Literal["input", "output", "both", "between"]
-PLACES: dict[str, tuple[str, ...]] = {"both": ("input", "output")}  # where there is more than one
-SHARE = 0.25  # of the free memory of a GPU, that vectors may take: several runs may share it
-AT_ONCE = 65536  # places that are copied there together
+JoinPosition = Literal["input", "output", "both", "between"]
+JOIN_POSITIONS: dict[str, tuple[str, ...]] = {"both": ("input", "output")}  # where there is more than one
+MAX_GPU_FRACTION = 0.25  # of the free memory of a GPU, that vectors may take: several runs may share it
+ROWS_PER_COPY = 65536  # places that are copied there together
 
 
 @dataclass(eq=False)
-class Store:
+class FeatureStore:
     """What is known of every word that stands anywhere in some data; a token is the number of its place there.
 
     Copies of a model look into the same store.
     """
 
     features: list[list[np.ndarray]]  # of each source, float32 [places, layers, dim] end to end, some mapped from files
-    words: np.ndarray  # int64 [places], the number of the word that stands there
+    word_ids: np.ndarray  # int64 [places], the number of the word that stands there
     spellings: np.ndarray  # int16 [words, width]
-    known: (
+    vocab_ids: (
         np.ndarray
     )  # int64 [words], its number in the model's own vocabulary, 0 if it has none; then those of `given`
-    given: np.ndarray = field(
+    pretrained: np.ndarray = field(
         default_factory=lambda: np.empty((0, 0), np.float32)
     )  # word vectors that stay as they are
-    moved: dict[tuple[int, torch.device], Tensor | None] = field(default_factory=dict, repr=False)
+    device_copies: dict[tuple[int, torch.device], Tensor | None] = field(default_factory=dict, repr=False)
 
-    def vectors(self, source: int, tokens: Tensor, places: np.ndarray) -> Tensor:
+    def gather_vectors(self, source: int, tokens: Tensor, token_ids: np.ndarray) -> Tensor:
         """The stored vectors of these tokens, [tokens, layers, dim]: from the GPU if all of the source fit there.
 
         Looked up on the host they cross the bus at every step, 12 KB a word for ELMo, behind a gather by one core.
         """
         key = source, tokens.device
-        if key not in self.moved:
-            self.moved[key] = self._move(*key)
-        if (whole := self.moved[key]) is not None:
-            return whole.index_select(0, tokens)
-        parts = self.features[source]
-        found = np.empty((len(places), *parts[0].shape[1:]), dtype=np.float32)
-        begin = 0
-        for part in parts:
-            inside = (places >= begin) & (places < begin + len(part))
-            found[inside] = part[places[inside] - begin]
-            begin += len(part)
-        return torch.from_numpy(found).to(tokens.device)
+        if key not in self.device_copies:
+            self.device_copies[key] = self._copy_to_device(*key)
+        if (device_copy := self.device_copies[key]) is not None:
+            return device_copy.index_select(0, tokens)
+        arrays = self.features[source]
+        vectors = np.empty((len(token_ids), *arrays[0].shape[1:]), dtype=np.float32)
+        start = 0
+        for array in arrays:
+            in_array = (token_ids >= start) & (token_ids < start + len(array))
+            vectors[in_array] = array[token_ids[in_array] - start]
+            start += len(array)
+        return torch.from_numpy(vectors).to(tokens.device)
 
-    def _move(self, source: int, device: torch.device) -> Tensor | None:
-        parts = self.features[source]
-        if not fits(device, sum(part.size for part in parts) * 4):
+    def _copy_to_device(self, source: int, device: torch.device) -> Tensor | None:
+        arrays = self.features[source]
+        if not fits_on_device(device, sum(array.size for array in arrays) * 4):
             return None
-        found = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]), device=device)
-        begin = 0
-        for part in parts:
-            for low in range(0, len(part), AT_ONCE):
-                some = torch.from_numpy(np.array(part[low : low + AT_ONCE]))
-                found[begin + low : begin + low + len(some)].copy_(some)
-            begin += len(part)
-        return found
+        vectors = torch.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), device=device)
+        offset = 0
+        for array in arrays:
+            for row in range(0, len(array), ROWS_PER_COPY):
+                chunk = torch.from_numpy(np.array(array[row : row + ROWS_PER_COPY]))
+                vectors[offset + row : offset + row + len(chunk)].copy_(chunk)
+            offset += len(array)
+        return vectors
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Store:
+    def __deepcopy__(self, memo: dict[int, Any]) -> FeatureStore:
         return self
 
 
-def fits(device: torch.device, size: int) -> bool:
+def fits_on_device(device: torch.device, num_bytes: int) -> bool:
     """Whether so many bytes may move to a device; on a CPU they are where they should be."""
-    return device.type == "cuda" and size < SHARE * torch.cuda.mem_get_info(device)[0]
+    return device.type == "cuda" and num_bytes < MAX_GPU_FRACTION * torch.cuda.mem_get_info(device)[0]
 
 
 class ScalarMix(nn.Module):
@@ -88,10 +88,10 @@ class ScalarMix(nn.Module):
         self.scores = nn.Parameter(torch.zeros(num_layers))
         self.gamma = nn.Parameter(torch.ones(()))
 
-    def zeros(self) -> list[nn.Parameter]:
+    def zero_init_params(self) -> list[nn.Parameter]:
         return [self.scores]
 
-    def ones(self) -> list[nn.Parameter]:
+    def one_init_params(self) -> list[nn.Parameter]:
         return [self.gamma]
 
     def forward(self, layers: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class ScalarMix(nn.Module):
 
 
 @dataclass(frozen=True)
-class SourceSpec(Spec):
+class FeatureSourceConfig(Config):
     """`num_layers` stored vectors of `dim` a word, mixed with learned weights or set side by side (`join`)."""
 
     num_layers: int
@@ -108,127 +108,143 @@ class SourceSpec(Spec):
     join: Literal["mix", "side"] = "mix"
 
     @property
-    def size(self) -> int:
+    def output_dim(self) -> int:
         """How long what is made of them is."""
         return self.dim * (self.num_layers if self.join == "side" else 1)
 
 
 @dataclass(frozen=True)
-class FeaturesSpec(Spec):
+class FrozenFeaturesConfig(Config):
     """The stored vectors of each source, side by side, each source with its own mix.
 
-    A word also has a vector of its own (`word_dim`, for `vocab_size` words, the first for all others) and one from its
-    characters. `where` the features enter: with the words, behind the network (Peters et al. 2018, §5.2), both, then
-    each with its own mix, or between its first two layers (Peters et al. 2017, §2.4). With `mark_dim`, words that are
-    marked and those that are not have a vector each, as the predicate whose arguments are sought (He et al. 2017,
-    §2.1).
+    A word also has a vector of its own (`resolve_word_dim`, for `vocab_size` words, the first for all others) and one
+    from its characters. `where` the features enter: with the words, behind the network (Peters et al. 2018, §5.2),
+    both, then each with its own mix, or between its first two layers (Peters et al. 2017, §2.4). With `indicator_dim`,
+    words that are marked and those that are not have a vector each, as the predicate whose arguments are sought (He et
+    al. 2017, §2.1).
     """
 
-    sources: tuple[SourceSpec, ...] = ()
-    where: Where = "input"
+    sources: tuple[FeatureSourceConfig, ...] = ()
+    where: JoinPosition = "input"
     vocab_size: int = 1
     word_dim: int = 0
-    characters: CharactersSpec | None = None
+    char_cnn: CharCNNConfig | None = None
     dropout: float = 0.0
-    mark_dim: int = 0
+    indicator_dim: int = 0
     max_len: ClassVar[int] = 1 << 20
 
     def __post_init__(self) -> None:
-        self.within(0, 1, "dropout")
-        self.within(1, math.inf, "vocab_size")
-        self.within(0, math.inf, "word_dim")
-        if not self.entering:
+        self.check_range(0, 1, "dropout")
+        self.check_range(1, math.inf, "vocab_size")
+        self.check_range(0, math.inf, "word_dim")
+        if not self.input_dim:
             raise UserError("a task model needs features at its input, vectors of words, or their characters")
 
     @property
-    def places(self) -> tuple[str, ...]:
+    def join_positions(self) -> tuple[str, ...]:
         """Where features enter, one by one."""
-        return PLACES.get(self.where, (self.where,)) if self.sources else ()
+        return JOIN_POSITIONS.get(self.where, (self.where,)) if self.sources else ()
 
     @property
-    def stored(self) -> int:
+    def feature_dim(self) -> int:
         """How long what is made of a word's stored vectors is."""
-        return sum(source.size for source in self.sources)
+        return sum(source.output_dim for source in self.sources)
 
     @property
-    def entering(self) -> int:
+    def input_dim(self) -> int:
         """How long the vector of a word is at the input."""
-        own = self.word_dim + self.mark_dim + (self.characters.dim if self.characters else 0)
-        return own + self.stored * ("input" in self.places)
+        learned_dim = self.word_dim + self.indicator_dim + (self.char_cnn.dim if self.char_cnn else 0)
+        return learned_dim + self.feature_dim * ("input" in self.join_positions)
 
     @property
-    def between(self) -> int:
+    def middle_join_dim(self) -> int:
         """How long what joins between two layers of the network is."""
-        return self.stored * ("between" in self.places)
+        return self.feature_dim * ("between" in self.join_positions)
 
     @property
-    def behind(self) -> int:
+    def output_join_dim(self) -> int:
         """How long what joins behind the network is."""
-        return self.stored * ("output" in self.places)
+        return self.feature_dim * ("output" in self.join_positions)
 
-    def build(self) -> Features:
-        return Features(self)
+    def build(self) -> FrozenFeatures:
+        return FrozenFeatures(self)
 
 
-class Features(nn.Module):
+class FrozenFeatures(nn.Module):
     """Looks up its `store`, which whoever has data puts there."""
 
-    def __init__(self, spec: FeaturesSpec):
+    def __init__(self, config: FrozenFeaturesConfig):
         super().__init__()
-        self.spec = spec
-        self.store: Store | None = None
-        self.mixes = nn.ModuleDict(
+        self.config = config
+        self.store: FeatureStore | None = None
+        self.scalar_mixes = nn.ModuleDict(
             {
-                _name(place, number): ScalarMix(source.num_layers)
-                for place in spec.places
-                for number, source in enumerate(spec.sources)
+                _mix_name(position, index): ScalarMix(source.num_layers)
+                for position in config.join_positions
+                for index, source in enumerate(config.sources)
                 if source.join == "mix"
             }
         )
-        self.words = nn.Embedding(spec.vocab_size, spec.word_dim) if spec.word_dim else None
-        self.characters: Characters | None = spec.characters.build() if spec.characters else None
-        self.marks = nn.Embedding(2, spec.mark_dim) if spec.mark_dim else None
-        self.dropout = nn.Dropout(spec.dropout)
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.word_dim) if config.word_dim else None
+        self.char_cnn: CharCNN | None = config.char_cnn.build() if config.char_cnn else None
+        self.indicator_embeddings = nn.Embedding(2, config.indicator_dim) if config.indicator_dim else None
+        self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, tokens: Tensor, marked: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, tokens: Tensor, indicators: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """What enters the network, and what joins later, between its layers or behind it, if anything does."""
         assert self.store is not None, "a task model over features was given none"
-        spec, like = self.spec, next(self.parameters(), torch.empty(0))
-        places = tokens.cpu().numpy()
-        layers = [self.store.vectors(i, tokens, places).to(like.dtype) for i in range(len(spec.sources))]
-        numbers, back = np.unique(self.store.words[places], return_inverse=True)
-        found = [self._joined(layers, "input")] if "input" in spec.places else []
-        place = torch.from_numpy(back.reshape(-1)).to(tokens.device)
-        if self.words is not None:
-            found.append(self._own(self.store, numbers).index_select(0, place))
-        if self.characters is not None:
-            spelled = torch.from_numpy(self.store.spellings[numbers]).to(tokens.device).long()
-            found.append(self.characters.read(spelled).index_select(0, place))
-        if self.marks is not None:
-            found.append(F.embedding(torch.zeros_like(tokens) if marked is None else marked, self.marks.weight))
-        later = [self.dropout(self._joined(layers, p)) for p in spec.places if p != "input"]
-        return self.dropout(torch.cat(found, dim=-1)), later[0] if later else None
+        config, reference = self.config, next(self.parameters(), torch.empty(0))
+        token_ids = tokens.cpu().numpy()
+        layers = [
+            self.store.gather_vectors(i, tokens, token_ids).to(reference.dtype) for i in range(len(config.sources))
+        ]
+        unique_words, inverse = np.unique(self.store.word_ids[token_ids], return_inverse=True)
+        inputs = [self._combine_sources(layers, "input")] if "input" in config.join_positions else []
+        inverse_index = torch.from_numpy(inverse.reshape(-1)).to(tokens.device)
+        if self.word_embeddings is not None:
+            inputs.append(self._word_vectors(self.store, unique_words).index_select(0, inverse_index))
+        if self.char_cnn is not None:
+            char_ids = torch.from_numpy(self.store.spellings[unique_words]).to(tokens.device).long()
+            inputs.append(self.char_cnn.embed_char_ids(char_ids).index_select(0, inverse_index))
+        if self.indicator_embeddings is not None:
+            inputs.append(
+                F.embedding(
+                    torch.zeros_like(tokens) if indicators is None else indicators, self.indicator_embeddings.weight
+                )
+            )
+        join_vectors = [
+            self.dropout(self._combine_sources(layers, position))
+            for position in config.join_positions
+            if position != "input"
+        ]
+        return self.dropout(torch.cat(inputs, dim=-1)), join_vectors[0] if join_vectors else None
 
-    def _own(self, store: Store, numbers: np.ndarray) -> Tensor:
+    def _word_vectors(self, store: FeatureStore, word_ids: np.ndarray) -> Tensor:
         """The vectors of distinct words: learned here, or as they were given."""
-        assert self.words is not None
-        table, known = self.words.weight, store.known[numbers]
-        rows = F.embedding(torch.from_numpy(np.minimum(known, len(table) - 1)).to(table.device), table)
-        if not len(store.given):
-            return rows
-        given = torch.from_numpy(store.given[np.maximum(known - len(table), 0)]).to(rows)
-        return torch.where(torch.from_numpy(known >= len(table)).to(table.device)[:, None], given, rows)
+        assert self.word_embeddings is not None
+        table, vocab_ids = self.word_embeddings.weight, store.vocab_ids[word_ids]
+        learned_vectors = F.embedding(torch.from_numpy(np.minimum(vocab_ids, len(table) - 1)).to(table.device), table)
+        if not len(store.pretrained):
+            return learned_vectors
+        pretrained_vectors = torch.from_numpy(store.pretrained[np.maximum(vocab_ids - len(table), 0)]).to(
+            learned_vectors
+        )
+        return torch.where(
+            torch.from_numpy(vocab_ids >= len(table)).to(table.device)[:, None], pretrained_vectors, learned_vectors
+        )
 
-    def _joined(self, layers: list[Tensor], place: str) -> Tensor:
-        names = [_name(place, number) for number in range(len(layers))]
-        found = [self.mixes[n](x) if n in self.mixes else x.flatten(1) for n, x in zip(names, layers)]
-        return torch.cat(found, dim=-1)
+    def _combine_sources(self, layers: list[Tensor], position: str) -> Tensor:
+        names = [_mix_name(position, index) for index in range(len(layers))]
+        source_vectors = [
+            self.scalar_mixes[name](x) if name in self.scalar_mixes else x.flatten(1) for name, x in zip(names, layers)
+        ]
+        return torch.cat(source_vectors, dim=-1)
 
-    def penalty(self) -> Tensor:
+    def mix_penalty(self) -> Tensor:
         """‖s‖² of the mixes: what λ multiplies (Peters et al. 2018, §3.3)."""
-        return sum((m.scores.square().sum() for m in self.mixes.values()), torch.zeros(()))  # type: ignore[operator]
+        return sum((m.scores.square().sum() for m in self.scalar_mixes.values()), torch.zeros(()))  # type: ignore[operator]
 
 
-def _name(place: str, number: int) -> str:
+def _mix_name(position: str, index: int) -> str:
     """Of the mix of a source."""
-    return f"{place}-{number + 1}" if number else place
+    return f"{position}-{index + 1}" if index else position

@@ -12,46 +12,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Spec
+from polyseme.config import Config
 from polyseme.errors import UserError
-from polyseme.nn.layers.norms import NoNormSpec
-from polyseme.nn.sparse import RowGradient
+from polyseme.nn.layers.norms import NoNormConfig
+from polyseme.nn.sparse import SparseRowGrad
 
 
 @dataclass(frozen=True)
-class SubwordEmbeddingsSpec(Spec):
-    """`buckets` rows for the n-grams of `shortest` to `longest` characters, which share them by a hash."""
+class SubwordEmbeddingsConfig(Config):
+    """`num_buckets` rows for the n-grams of `min_n` to `max_n` characters, which share them by a hash."""
 
     vocab_size: int
     dim: int
     max_len: int
-    buckets: int = 2_000_000
-    shortest: int = 3
-    longest: int = 6
+    num_buckets: int = 2_000_000
+    min_n: int = 3
+    max_n: int = 6
     dropout: float = 0.0
 
     num_segments = 0
-    inner = 0
-    norm = NoNormSpec()
+    embedding_dim = 0
+    norm = NoNormConfig()
 
     def __post_init__(self) -> None:
-        self.within(1, math.inf, "vocab_size", "dim", "max_len", "buckets", "shortest", "longest")
-        self.within(0, 1, "dropout")
-        if self.shortest > self.longest:
-            raise UserError(f"n-grams of {self.shortest} to {self.longest} characters are none")
+        self.check_range(1, math.inf, "vocab_size", "dim", "max_len", "num_buckets", "min_n", "max_n")
+        self.check_range(0, 1, "dropout")
+        if self.min_n > self.max_n:
+            raise UserError(f"n-grams of {self.min_n} to {self.max_n} characters are none")
 
     def build(self) -> SubwordEmbeddings:
         return SubwordEmbeddings(self)
 
 
-def ngrams(word: str, shortest: int, longest: int) -> list[str]:
+def char_ngrams(word: str, min_n: int, max_n: int) -> list[str]:
     """The n-grams of a word between `<` and `>`, in fastText's order; one of a bracket alone is none."""
     text = f"<{word}>"
     return [
-        text[start : start + size]
+        text[start : start + n]
         for start in range(len(text))
-        for size in range(shortest, min(longest, len(text) - start) + 1)
-        if size > 1 or 0 < start < len(text) - 1
+        for n in range(min_n, min(max_n, len(text) - start) + 1)
+        if n > 1 or 0 < start < len(text) - 1
     ]
 
 
@@ -63,76 +63,91 @@ def fnv1a(text: str) -> int:
     return value
 
 
-def buckets_of(word: str, spec: SubwordEmbeddingsSpec) -> list[int]:
-    return [fnv1a(gram) % spec.buckets for gram in ngrams(word, spec.shortest, spec.longest)]
+def ngram_buckets(word: str, config: SubwordEmbeddingsConfig) -> list[int]:
+    return [fnv1a(ngram) % config.num_buckets for ngram in char_ngrams(word, config.min_n, config.max_n)]
 
 
 class SubwordEmbeddings(nn.Module):
-    """`know` has to be told the words before any is read: ids alone do not say which n-grams a word has."""
+    """`set_vocabulary` has to be told the words before any is read: ids alone do not say which n-grams a word has."""
 
-    asks: ClassVar[bool] = True  # the device how many words are distinct
+    needs_host_sync: ClassVar[bool] = True  # the device how many words are distinct
 
-    def __init__(self, spec: SubwordEmbeddingsSpec):
+    def __init__(self, config: SubwordEmbeddingsConfig):
         super().__init__()
-        self.spec = spec
-        self.tokens = nn.Embedding(spec.vocab_size, spec.dim)
-        self.grams = nn.Embedding(spec.buckets, spec.dim)
-        self.dropout = nn.Dropout(spec.dropout)
-        self.register_buffer("of", torch.zeros(0, dtype=torch.int64), persistent=False)  # bucket of each n-gram
-        self.register_buffer("starts", torch.zeros(spec.vocab_size + 1, dtype=torch.int64), persistent=False)
+        self.config = config
+        self.tokens = nn.Embedding(config.vocab_size, config.dim)
+        self.ngrams = nn.Embedding(config.num_buckets, config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+        self.register_buffer(
+            "ngram_bucket_ids", torch.zeros(0, dtype=torch.int64), persistent=False
+        )  # bucket of each n-gram
+        self.register_buffer("ngram_offsets", torch.zeros(config.vocab_size + 1, dtype=torch.int64), persistent=False)
 
-    def know(self, words: Sequence[str], specials: Iterable[int] = (), counts: np.ndarray | None = None) -> None:
+    def set_vocabulary(
+        self, words: Sequence[str], special_ids: Iterable[int] = (), counts: np.ndarray | None = None
+    ) -> None:
         """Which word each id is; special tokens have no n-grams."""
-        skipped = set(specials)
-        found = [[] if i in skipped else buckets_of(word, self.spec) for i, word in enumerate(words)]
-        found += [[]] * (self.spec.vocab_size - len(found))
+        skipped_ids = set(special_ids)
+        buckets_per_word = [
+            [] if i in skipped_ids else ngram_buckets(word, self.config) for i, word in enumerate(words)
+        ]
+        buckets_per_word += [[]] * (self.config.vocab_size - len(buckets_per_word))
         device = self.tokens.weight.device
-        self.of = torch.tensor([bucket for each in found for bucket in each], dtype=torch.int64, device=device)
-        self.starts = torch.from_numpy(np.cumsum([0, *map(len, found)])).to(device)
+        self.ngram_bucket_ids = torch.tensor(
+            [bucket for word_buckets in buckets_per_word for bucket in word_buckets], dtype=torch.int64, device=device
+        )
+        self.ngram_offsets = torch.from_numpy(np.cumsum([0, *map(len, buckets_per_word)])).to(device)
 
-    def vector(self, word: str, number: int | None = None) -> Tensor:
+    def word_vector(self, word: str, word_id: int | None = None) -> Tensor:
         """Of any word, in the vocabulary or not; without a row or an n-gram it is zero."""
-        grams = torch.tensor(buckets_of(word, self.spec), dtype=torch.int64, device=self.tokens.weight.device)
-        rows = [F.embedding(grams, self.grams.weight)]
-        if number is not None:
-            rows.append(self.tokens.weight[number : number + 1])
-        found = torch.cat(rows)
-        return found.sum(0) / max(len(found), 1)
+        bucket_ids = torch.tensor(ngram_buckets(word, self.config), dtype=torch.int64, device=self.tokens.weight.device)
+        rows = [F.embedding(bucket_ids, self.ngrams.weight)]
+        if word_id is not None:
+            rows.append(self.tokens.weight[word_id : word_id + 1])
+        vectors = torch.cat(rows)
+        return vectors.sum(0) / max(len(vectors), 1)
 
     @property
-    def table(self) -> None:
+    def token_embeddings(self) -> None:
         """There is none: the vectors of all words would have to be made first."""
 
     def look_up(self, ids: Tensor) -> Tensor:
-        distinct, back = torch.unique(ids, return_inverse=True)
-        rows, owner, counts = self._rows(distinct)
-        sums = F.embedding(distinct, self.tokens.weight)
-        sums = sums.index_add(0, owner, F.embedding(rows, self.grams.weight))
-        return F.embedding(back, sums / (counts + 1).to(sums)[:, None])
+        unique_ids, inverse = torch.unique(ids, return_inverse=True)
+        rows, word_index, counts = self._ngram_rows(unique_ids)
+        sums = F.embedding(unique_ids, self.tokens.weight)
+        sums = sums.index_add(0, word_index, F.embedding(rows, self.ngrams.weight))
+        return F.embedding(inverse, sums / (counts + 1).to(sums)[:, None])
 
-    def spread(self, ids: Tensor, gradient: Tensor, terms: Tensor) -> list[RowGradient]:
+    def scatter_grad(self, ids: Tensor, grad: Tensor, counts: Tensor) -> list[SparseRowGrad]:
         """Each row of a word gets the word's whole gradient, not its share of the mean.
 
         So a word moves by as much as one without n-grams would, as in the authors' code.
         """
-        distinct, back = torch.unique(ids, return_inverse=True)
-        rows, owner, _ = self._rows(distinct)
-        whole = gradient.new_zeros(len(distinct), gradient.shape[1]).index_add_(0, back, gradient)
-        number = terms.new_zeros(len(distinct)).index_add_(0, back, terms)
+        unique_ids, inverse = torch.unique(ids, return_inverse=True)
+        rows, word_index, _ = self._ngram_rows(unique_ids)
+        word_grads = grad.new_zeros(len(unique_ids), grad.shape[1]).index_add_(0, inverse, grad)
+        word_counts = counts.new_zeros(len(unique_ids)).index_add_(0, inverse, counts)
         return [
-            RowGradient(self.tokens.weight, distinct, whole, number),
-            RowGradient(self.grams.weight, rows, whole.index_select(0, owner), number.index_select(0, owner)),
+            SparseRowGrad(self.tokens.weight, unique_ids, word_grads, word_counts),
+            SparseRowGrad(
+                self.ngrams.weight,
+                rows,
+                word_grads.index_select(0, word_index),
+                word_counts.index_select(0, word_index),
+            ),
         ]
 
-    def forward(self, tokens: Tensor, positions: Tensor, segments: Tensor | None, longest: int) -> Tensor:
-        if longest > self.spec.max_len:
-            raise UserError(f"a sequence of {longest} tokens is longer than the model reads ({self.spec.max_len})")
+    def forward(self, tokens: Tensor, positions: Tensor, segments: Tensor | None, max_seqlen: int) -> Tensor:
+        if max_seqlen > self.config.max_len:
+            raise UserError(f"a sequence of {max_seqlen} tokens is longer than the model reads ({self.config.max_len})")
         return self.dropout(self.look_up(tokens))
 
-    def _rows(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _ngram_rows(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The buckets of some words end to end, which word each is of, and how many each has."""
-        begins = self.starts.index_select(0, ids)
-        counts = self.starts.index_select(0, ids + 1) - begins
-        owner = torch.arange(len(ids), device=ids.device).repeat_interleave(counts)
-        within = torch.arange(len(owner), device=ids.device) - (counts.cumsum(0) - counts).index_select(0, owner)
-        return self.of.index_select(0, begins.index_select(0, owner) + within), owner, counts
+        starts = self.ngram_offsets.index_select(0, ids)
+        counts = self.ngram_offsets.index_select(0, ids + 1) - starts
+        word_index = torch.arange(len(ids), device=ids.device).repeat_interleave(counts)
+        offset = torch.arange(len(word_index), device=ids.device) - (counts.cumsum(0) - counts).index_select(
+            0, word_index
+        )
+        return self.ngram_bucket_ids.index_select(0, starts.index_select(0, word_index) + offset), word_index, counts

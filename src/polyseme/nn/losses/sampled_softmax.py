@@ -9,25 +9,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def sampled_loss(
-    states: Tensor, matrix: Tensor, bias: Tensor | None, values: Tensor, ignored: int, number: int
+def sampled_softmax_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignore_index: int, num_sampled: int
 ) -> Tensor:
-    """The summed cross entropy among the truth and `number` others, drawn once for all rows.
+    """The summed cross entropy among the truth and `num_sampled` others, drawn once for all rows.
 
     An id is drawn with a probability that falls as log(1 + 1 / (id + 1)): ids are taken to go from frequent to rare.
     What is drawn often counts less for it, so that the sum over the others is right on average.
     """
-    size = len(matrix)
-    known = values != ignored
-    values = values.masked_fill(~known, 0)
-    chance = torch.rand(number, device=states.device, dtype=torch.float64)
-    drawn = ((size + 1) ** chance - 1).long().clamp(max=size - 1)
+    vocab_size = len(weight)
+    is_valid = targets != ignore_index
+    targets = targets.masked_fill(~is_valid, 0)
+    uniform = torch.rand(num_sampled, device=hidden.device, dtype=torch.float64)
+    sampled_ids = ((vocab_size + 1) ** uniform - 1).long().clamp(max=vocab_size - 1)
 
-    often = number * torch.log1p(1 / (drawn + 1.0)) / math.log(size + 1)  # how often each is drawn on average
-    own = torch.zeros(size, device=matrix.device, dtype=matrix.dtype) if bias is None else bias
-    offset = own.index_select(0, drawn) - often.log().to(states.dtype)
-    others = F.linear(states, matrix.index_select(0, drawn), offset)
-    others = others.masked_fill(drawn[None] == values[:, None], -1e9)  # the truth is not among the others
-    true = (states * matrix.index_select(0, values)).sum(-1) + own.index_select(0, values)
-    scores = torch.cat([true[:, None], others], dim=-1).float()
-    return ((scores.logsumexp(-1) - scores[:, 0]) * known).sum()
+    expected_counts = (
+        num_sampled * torch.log1p(1 / (sampled_ids + 1.0)) / math.log(vocab_size + 1)
+    )  # how often each is drawn on average
+    vocab_bias = torch.zeros(vocab_size, device=weight.device, dtype=weight.dtype) if bias is None else bias
+    offset = vocab_bias.index_select(0, sampled_ids) - expected_counts.log().to(hidden.dtype)
+    sampled_logits = F.linear(hidden, weight.index_select(0, sampled_ids), offset)
+    sampled_logits = sampled_logits.masked_fill(
+        sampled_ids[None] == targets[:, None], -1e9
+    )  # the truth is not among the others
+    true_logits = (hidden * weight.index_select(0, targets)).sum(-1) + vocab_bias.index_select(0, targets)
+    logits = torch.cat([true_logits[:, None], sampled_logits], dim=-1).float()
+    return ((logits.logsumexp(-1) - logits[:, 0]) * is_valid).sum()

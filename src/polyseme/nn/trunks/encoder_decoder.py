@@ -10,35 +10,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyseme.config import Spec
+from polyseme.config import Config
 from polyseme.errors import UserError
-from polyseme.nn.attention.relative import Queries
-from polyseme.nn.init import InitSpec
-from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsSpec
-from polyseme.nn.layers.block import Block, BlockSpec
-from polyseme.nn.layers.char_cnn import CharactersSpec
-from polyseme.nn.layers.embeddings import EmbeddingsSpec
+from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.init import InitConfig
+from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig
+from polyseme.nn.layers.block import TransformerBlock, TransformerBlockConfig
+from polyseme.nn.layers.char_cnn import CharCNNConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.memory import Memory
-from polyseme.nn.packing import Layout, Source
-from polyseme.nn.static_memory import StaticMemory
-from polyseme.nn.trunks.recurrent import RecurrentSpec
-from polyseme.nn.trunks.recurrent_decoder import RecurrentDecoderSpec
-from polyseme.nn.trunks.transformer import PoolerSpec, Reading, TransformerSpec
+from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.static_memory import StaticKVCache
+from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
+from polyseme.nn.trunks.recurrent_decoder import RecurrentDecoderConfig
+from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig, TrunkOutput
 
 
 @dataclass(frozen=True)
-class EncoderDecoderSpec(Spec):
+class EncoderDecoderConfig(Config):
     """The token vectors are the encoder's; the decoder shares them unless it has its own.
 
-    There may be no decoder: a part of such a model, for what an encoder is good for. `tied` says that the language
-    head has the token vectors for its matrix, `output_scale` what it multiplies states by before.
+    There may be no decoder: a part of such a model, for what an encoder is good for. `tie_word_embeddings` says that
+    the language head has the token vectors for its matrix, `output_scale` what it multiplies states by before.
     """
 
-    encoder: TransformerSpec | RecurrentSpec
-    decoder: TransformerSpec | RecurrentDecoderSpec | None
-    tied: bool = True
+    encoder: TransformerConfig | RecurrentTrunkConfig
+    decoder: TransformerConfig | RecurrentDecoderConfig | None
+    tie_word_embeddings: bool = True
     output_scale: float = 1.0
-    init: InitSpec = field(default_factory=InitSpec)
+    init: InitConfig = field(default_factory=InitConfig)
 
     def __post_init__(self) -> None:
         decoder = self.decoder
@@ -46,22 +46,22 @@ class EncoderDecoderSpec(Spec):
             return
         if decoder.dim != self.encoder.dim:
             raise UserError(f"the decoder has dim {decoder.dim}, the encoder {self.encoder.dim}: both need the same")
-        if not decoder.causal or not decoder.looks:
+        if not decoder.causal or not decoder.has_cross_attention:
             raise UserError("the blocks of a decoder are causal and have cross attention")
 
     # what others ask of a trunk: without a source it is its encoder
 
     @property
-    def embeddings(self) -> EmbeddingsSpec | AdaptiveEmbeddingsSpec | CharactersSpec:
+    def embeddings(self) -> EmbeddingsConfig | AdaptiveEmbeddingsConfig | CharCNNConfig:
         return self.encoder.embeddings
 
     @property
-    def block(self) -> BlockSpec:
-        assert isinstance(self.encoder, TransformerSpec), "cells are no blocks"
+    def block(self) -> TransformerBlockConfig:
+        assert isinstance(self.encoder, TransformerConfig), "cells are no blocks"
         return self.encoder.block
 
     @property
-    def pooler(self) -> PoolerSpec:
+    def pooler(self) -> PoolerConfig:
         return self.encoder.pooler
 
     @property
@@ -86,120 +86,134 @@ class EncoderDecoderSpec(Spec):
         return self.encoder.num_segments
 
     @property
-    def one_shape(self) -> bool:
-        return self.encoder.one_shape
+    def supports_static_shape(self) -> bool:
+        return self.encoder.supports_static_shape
 
     @property
-    def stream(self) -> bool:
-        return self.encoder.stream
+    def has_query_stream(self) -> bool:
+        return self.encoder.has_query_stream
 
     @property
-    def remembers(self) -> bool:
-        return self.encoder.remembers
+    def has_bounded_memory(self) -> bool:
+        return self.encoder.has_bounded_memory
 
     @property
-    def by_lengths(self) -> bool:
-        return self.encoder.by_lengths or bool(self.decoder and self.decoder.by_lengths)
+    def depends_on_lengths(self) -> bool:
+        return self.encoder.depends_on_lengths or bool(self.decoder and self.decoder.depends_on_lengths)
 
     @property
     def causal(self) -> bool:
         return self.encoder.causal
 
     @property
-    def static(self) -> bool:
-        return self.decoder is not None and self.decoder.static
+    def supports_static_cache(self) -> bool:
+        return self.decoder is not None and self.decoder.supports_static_cache
 
     def build(self) -> EncoderDecoder:
         return EncoderDecoder(self)
 
 
 class EncoderDecoder(nn.Module):
-    def __init__(self, spec: EncoderDecoderSpec):
+    def __init__(self, config: EncoderDecoderConfig):
         super().__init__()
-        self.spec = spec
-        self.encoder: Any = spec.encoder.build()
-        self.decoder: Any = spec.decoder.build() if spec.decoder else None
+        self.config = config
+        self.encoder: Any = config.encoder.build()
+        self.decoder: Any = config.decoder.build() if config.decoder else None
 
     def forward(
         self,
         tokens: Tensor,
-        layout: Layout,
+        layout: PackedLayout,
         segments: Tensor | None = None,
         *,
-        keep: Iterable[int] = (),
-        memory: Memory | StaticMemory | None = None,
-        remember: bool = False,
-        queries: Queries | None = None,
-        source: Source | None = None,
-    ) -> Reading:
+        layers: Iterable[int] = (),
+        memory: Memory | StaticKVCache | None = None,
+        return_memory: bool = False,
+        query_stream: QueryStream | None = None,
+        source: EncoderInput | None = None,
+    ) -> TrunkOutput:
         """The decoder's reading of a target, whose source is given or remembered; without one, the encoder's.
 
-        A reading with `remember` carries the encoder's states too, so that the next chunk needs no source.
+        A reading with `return_memory` carries the encoder's states too, so that the next chunk needs no source.
         """
         if source is None and memory is None:
-            return self.encoder(tokens, layout, segments, keep=keep, queries=queries)
+            return self.encoder(tokens, layout, segments, layers=layers, query_stream=query_stream)
         if self.decoder is None:
             raise UserError("this model has an encoder alone: it cannot read a target")
-        encoded = None if source is None else self.encode(source)
-        if encoded is None and isinstance(memory, Memory):
-            encoded = memory.source
-        table = self.encoder.table if self.shared else None
-        reading = self.decoder(tokens, layout, keep=keep, memory=memory, remember=remember, source=encoded, table=table)
-        if reading.memory is None or encoded is None:
-            return reading
-        return dataclasses.replace(reading, memory=dataclasses.replace(reading.memory, source=encoded))
+        encoder_states = None if source is None else self.encode(source)
+        if encoder_states is None and isinstance(memory, Memory):
+            encoder_states = memory.source
+        token_embeddings = self.encoder.token_embeddings if self.has_shared_embeddings else None
+        output = self.decoder(
+            tokens,
+            layout,
+            layers=layers,
+            memory=memory,
+            return_memory=return_memory,
+            source=encoder_states,
+            token_embeddings=token_embeddings,
+        )
+        if output.memory is None or encoder_states is None:
+            return output
+        return dataclasses.replace(output, memory=dataclasses.replace(output.memory, source=encoder_states))
 
-    def encode(self, source: Source) -> Source:
+    def encode(self, source: EncoderInput) -> EncoderInput:
         """What the decoder looks at: the states of a source, as it wants them kept."""
-        return Source(self.decoder.prepared(self.encoder(source.values, source.layout).last), source.layout)
+        return EncoderInput(
+            self.decoder.prepare_source(self.encoder(source.values, source.layout).hidden), source.layout
+        )
 
-    def cross_weights(self, tokens: Tensor, layout: Layout, source: Source) -> list[list[Tensor]]:
+    def cross_weights(self, tokens: Tensor, layout: PackedLayout, source: EncoderInput) -> list[list[Tensor]]:
         """Of each layer that looks at the source, and each sequence, where it looks: [heads, queries, keys]."""
-        table = self.encoder.table if self.shared else None
-        return self.decoder.cross_weights(tokens, layout, self.encode(source), table)
+        token_embeddings = self.encoder.token_embeddings if self.has_shared_embeddings else None
+        return self.decoder.cross_weights(tokens, layout, self.encode(source), token_embeddings)
 
-    def source_keys(self, memory: Memory) -> list[tuple[Tensor, Tensor]]:
+    def source_kv(self, memory: Memory) -> list[tuple[Tensor, Tensor]]:
         assert self.decoder is not None
-        return self.decoder.source_keys(memory)
+        return self.decoder.source_kv(memory)
 
-    def depths(self) -> list[Block]:
-        return self.encoder.depths()
+    def layers(self) -> list[TransformerBlock]:
+        return self.encoder.layers()
 
-    def pool(self, hidden: Tensor, layout: Layout) -> Tensor:
+    def pool(self, hidden: Tensor, layout: PackedLayout) -> Tensor:
         return self.encoder.pool(hidden, layout)
 
     @property
-    def relations(self) -> nn.Module:
-        return self.encoder.relations
+    def position_bias(self) -> nn.Module:
+        return self.encoder.position_bias
 
     @property
-    def recompute(self) -> bool:
-        return self.encoder.recompute
+    def gradient_checkpointing(self) -> bool:
+        return self.encoder.gradient_checkpointing
 
-    @recompute.setter
-    def recompute(self, value: bool) -> None:
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, value: bool) -> None:
         for stack in (self.encoder, self.decoder):
             if stack is not None:
-                stack.recompute = value
+                stack.gradient_checkpointing = value
 
     @property
-    def shared(self) -> bool:
+    def has_shared_embeddings(self) -> bool:
         """Whether both sides have one table of token vectors."""
-        return self.decoder is None or getattr(self.decoder.spec.embeddings, "shared", False)
+        return self.decoder is None or getattr(self.decoder.config.embeddings, "tied_to_encoder", False)
 
     @property
-    def table(self) -> Any:
+    def token_embeddings(self) -> Any:
         """The token vectors that a tied head reads: those of the target."""
-        return self.encoder.table if self.shared or self.decoder is None else self.decoder.table
+        return (
+            self.encoder.token_embeddings
+            if self.has_shared_embeddings or self.decoder is None
+            else self.decoder.token_embeddings
+        )
 
-    def groups(self) -> list[list[nn.Parameter]]:
-        found = [*self.encoder.groups(), *(self.decoder.groups() if self.decoder else [])]
-        return [group for group in found if group]
+    def layer_groups(self) -> list[list[nn.Parameter]]:
+        parameter_groups = [*self.encoder.layer_groups(), *(self.decoder.layer_groups() if self.decoder else [])]
+        return [group for group in parameter_groups if group]
 
-    def matrices(self) -> list[tuple[Tensor, int]]:
-        return [*self.encoder.matrices(), *(self.decoder.matrices() if self.decoder else [])]
+    def hidden_matrices(self) -> list[tuple[Tensor, int]]:
+        return [*self.encoder.hidden_matrices(), *(self.decoder.hidden_matrices() if self.decoder else [])]
 
-    def initialise(self, generator: torch.Generator | None = None) -> None:
+    def initialize(self, generator: torch.Generator | None = None) -> None:
         for stack in (self.encoder, self.decoder):
             if stack is not None:
-                stack.initialise(generator)
+                stack.initialize(generator)

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from polyseme.errors import UserError
-from polyseme.nn.init import InitSpec
-from polyseme.nn.layers.embeddings import EmbeddingsSpec
-from polyseme.nn.layers.frozen_features import Features, FeaturesSpec
-from polyseme.nn.packing import Layout
-from polyseme.nn.trunks.recurrent import Layer, Recurrence, RecurrentSpec, Steps
-from polyseme.nn.trunks.transformer import PoolerSpec, Reading, SimpleTrunkSpec, Trunk
+from polyseme.nn.init import InitConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.layers.frozen_features import FrozenFeatures, FrozenFeaturesConfig
+from polyseme.nn.packing import PackedLayout
+from polyseme.nn.trunks.recurrent import RecurrentLayer, RecurrentTrunkConfig, RNNCellLayer, TimeMajor
+from polyseme.nn.trunks.transformer import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
 
-Network = Literal["linear", "bilstm", "biattentive", "esim", "bidaf"]
+FeatureNetworkType = Literal["linear", "bilstm", "biattentive", "esim", "bidaf"]
 
 
 @dataclass(frozen=True)
-class OverSpec(SimpleTrunkSpec):
+class FeatureNetworkConfig(TrunkConfig):
     """`linear` is the features themselves; `bilstm` reads them both ways (Lample et al. 2016, §4).
 
     `biattentive` lets two texts, or a text and itself, attend to each other and integrates what they saw (McCann et al.
@@ -30,232 +30,249 @@ class OverSpec(SimpleTrunkSpec):
     says a vector of each of its words (Seo et al. 2017, §2, without highway layers).
     """
 
-    features: FeaturesSpec
-    network: Network = "bilstm"
-    size: int = 256  # of a direction
+    features: FrozenFeaturesConfig
+    network: FeatureNetworkType = "bilstm"
+    lstm_dim: int = 256  # of a direction
     num_layers: int = 1
     dropout: float = 0.5
-    init: InitSpec = field(default_factory=lambda: InitSpec(1.0, fan_in=True))
+    init: InitConfig = field(default_factory=lambda: InitConfig(1.0, scale_by_fan_in=True))
 
     causal: ClassVar[bool] = False
-    by_lengths: ClassVar[bool] = True
+    depends_on_lengths: ClassVar[bool] = True
     num_segments: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        self.within(0, 1, "dropout")
-        self.within(1, 1 << 20, "size")
-        self.within(1, 100, "num_layers")
-        if self.features.between and (self.network != "bilstm" or self.num_layers < 2):
-            has = f"{self.network} with num_layers {self.num_layers}"
-            raise UserError(f"features join between the layers of a bilstm with num_layers 2 or more, not of {has}")
+        self.check_range(0, 1, "dropout")
+        self.check_range(1, 1 << 20, "lstm_dim")
+        self.check_range(1, 100, "num_layers")
+        if self.features.middle_join_dim and (self.network != "bilstm" or self.num_layers < 2):
+            actual = f"{self.network} with num_layers {self.num_layers}"
+            raise UserError(f"features join between the layers of a bilstm with num_layers 2 or more, not of {actual}")
 
     @property
-    def embeddings(self) -> FeaturesSpec:
+    def embeddings(self) -> FrozenFeaturesConfig:
         return self.features
 
     @property
-    def body(self) -> int:
+    def hidden_dim(self) -> int:
         """How long the network's own states are."""
-        sizes = {"linear": self.features.entering, "bilstm": 2 * self.size, "bidaf": 12 * self.size}
-        return sizes.get(self.network, self.size)
+        hidden_dims = {"linear": self.features.input_dim, "bilstm": 2 * self.lstm_dim, "bidaf": 12 * self.lstm_dim}
+        return hidden_dims.get(self.network, self.lstm_dim)
 
     @property
     def dim(self) -> int:
-        return self.body + self.features.behind
+        return self.hidden_dim + self.features.output_join_dim
 
     @property
-    def weights(self) -> int:
+    def matmul_params(self) -> int:
         """How many weights of matrices a token meets."""
-        read, size = self.features.entering, self.size
-        one = 4 * size * (read + size + self.features.between) + (self.num_layers - 1) * 12 * size * size
-        more = {"bidaf": 8 * size * (9 + 3 + 3) * size}.get(self.network, 32 * size * size)
-        return {"linear": 0, "bilstm": 2 * one}.get(self.network, 2 * one + more)
+        input_dim, lstm_dim = self.features.input_dim, self.lstm_dim
+        lstm_params = (
+            4 * lstm_dim * (input_dim + lstm_dim + self.features.middle_join_dim)
+            + (self.num_layers - 1) * 12 * lstm_dim * lstm_dim
+        )
+        extra_params = {"bidaf": 8 * lstm_dim * (9 + 3 + 3) * lstm_dim}.get(self.network, 32 * lstm_dim * lstm_dim)
+        return {"linear": 0, "bilstm": 2 * lstm_params}.get(self.network, 2 * lstm_params + extra_params)
 
     @property
-    def pooler(self) -> PoolerSpec:
-        return PoolerSpec("mean" if self.network in ("linear", "bilstm") else "first")
+    def pooler(self) -> PoolerConfig:
+        return PoolerConfig("mean" if self.network in ("linear", "bilstm") else "first")
 
-    def build(self) -> Over:
-        return Over(self)
+    def build(self) -> FeatureNetwork:
+        return FeatureNetwork(self)
 
 
-class BiLstm(nn.Module):
+class BiLSTM(nn.Module):
     """Layers that read both directions of those below, with dropout between them; the second may read more.
 
     `joins` is how long that is.
     """
 
-    def __init__(self, read: int, size: int, num_layers: int = 1, dropout: float = 0.0, joins: int = 0):
+    def __init__(self, input_dim: int, hidden_dim: int, num_layers: int = 1, dropout: float = 0.0, extra_dim: int = 0):
         super().__init__()
-        reads = [read, 2 * size + joins, *[2 * size] * num_layers][:num_layers]
-        specs = [RecurrentSpec(EmbeddingsSpec(1, n, 1), (size,), direction="crossed", forget_bias=1.0) for n in reads]
-        self.layers = nn.ModuleList(Layer(spec, spec.stacks[0], 1) for spec in specs)
+        input_dims = [input_dim, 2 * hidden_dim + extra_dim, *[2 * hidden_dim] * num_layers][:num_layers]
+        configs = [
+            RecurrentTrunkConfig(EmbeddingsConfig(1, dim, 1), (hidden_dim,), direction="bidirectional", forget_bias=1.0)
+            for dim in input_dims
+        ]
+        self.layers = nn.ModuleList(RecurrentLayer(config, config.stack_directions[0], 1) for config in configs)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, layout: Layout, joining: Tensor | None = None) -> Tensor:
-        steps = Steps(layout)
-        y = steps.enter(x)
+    def forward(self, x: Tensor, layout: PackedLayout, extra_features: Tensor | None = None) -> Tensor:
+        time_major = TimeMajor(layout)
+        y = time_major.to_time_major(x)
         for depth, layer in enumerate(self.layers):
             y = self.dropout(y) if depth else y
-            y = torch.cat([y, steps.enter(joining)], dim=-1) if depth == 1 and joining is not None else y
-            y = layer(y, steps, layer.start(steps.number, x), False)[0]  # type: ignore[operator]
-        return steps.leave(y)
+            y = (
+                torch.cat([y, time_major.to_time_major(extra_features)], dim=-1)
+                if depth == 1 and extra_features is not None
+                else y
+            )
+            y = layer(y, time_major, layer.initial_states(time_major.num_sequences, x), False)[0]  # type: ignore[operator]
+        return time_major.from_time_major(y)
 
 
-def attend_across(a: Tensor, of_a: Layout, b: Tensor, of_b: Layout) -> tuple[Tensor, Tensor]:
+def cross_align(a: Tensor, layout_a: PackedLayout, b: Tensor, layout_b: PackedLayout) -> tuple[Tensor, Tensor]:
     """For each row of a the rows of its partner b, weighted by softmax(a·b), and for each row of b those of a."""
-    one, other = of_a.pad(a), of_b.pad(b)
-    here, there = of_a.mask(), of_b.mask()
-    scores = one @ other.transpose(1, 2)
-    from_b = scores.masked_fill(~there[:, None], -torch.inf).softmax(2) @ other
-    from_a = scores.transpose(1, 2).masked_fill(~here[:, None], -torch.inf).softmax(2) @ one
-    return of_a.unpad(from_b), of_b.unpad(from_a)
+    padded_a, padded_b = layout_a.pad(a), layout_b.pad(b)
+    mask_a, mask_b = layout_a.attention_mask(), layout_b.attention_mask()
+    scores = padded_a @ padded_b.transpose(1, 2)
+    aligned_to_a = scores.masked_fill(~mask_b[:, None], -torch.inf).softmax(2) @ padded_b
+    aligned_to_b = scores.transpose(1, 2).masked_fill(~mask_a[:, None], -torch.inf).softmax(2) @ padded_a
+    return layout_a.unpad(aligned_to_a), layout_b.unpad(aligned_to_b)
 
 
 class Biattention(nn.Module):
     """The biattentive classification network behind its encoder; both sides share all weights."""
 
-    def __init__(self, size: int, dropout: float):
+    def __init__(self, hidden_dim: int, dropout: float):
         super().__init__()
         self.dropout = nn.Dropout(dropout)
-        self.integrate = BiLstm(6 * size, size)
-        self.look = nn.Linear(2 * size, 1)
-        self.maxout = nn.Linear(16 * size, 4 * size)
+        self.integrate = BiLSTM(6 * hidden_dim, hidden_dim)
+        self.pooling_score = nn.Linear(2 * hidden_dim, 1)
+        self.maxout = nn.Linear(16 * hidden_dim, 4 * hidden_dim)
 
-    def forward(self, a: Tensor, of_a: Layout, b: Tensor, of_b: Layout) -> Tensor:
-        seen = attend_across(a, of_a, b, of_b)
-        pooled = [self._pooled(x, y, of) for x, y, of in zip((a, b), seen, (of_a, of_b))]
+    def forward(self, a: Tensor, layout_a: PackedLayout, b: Tensor, layout_b: PackedLayout) -> Tensor:
+        aligned = cross_align(a, layout_a, b, layout_b)
+        pooled = [self._pool(x, y, layout) for x, y, layout in zip((a, b), aligned, (layout_a, layout_b))]
         return self.maxout(self.dropout(torch.cat(pooled, dim=-1))).unflatten(-1, (4, -1)).amax(1)
 
-    def _pooled(self, x: Tensor, seen: Tensor, layout: Layout) -> Tensor:
-        x = self.integrate(self.dropout(torch.cat([x, x - seen, x * seen], dim=-1)), layout)
-        shares = layout.pad(self.look(x), -torch.inf).softmax(1)
-        own = (shares * layout.pad(x)).sum(1)
-        least, most = layout.pad(x, torch.inf).amin(1), layout.pad(x, -torch.inf).amax(1)
-        return torch.cat([most, layout.mean(x), least, own], dim=-1)
+    def _pool(self, x: Tensor, aligned: Tensor, layout: PackedLayout) -> Tensor:
+        x = self.integrate(self.dropout(torch.cat([x, x - aligned, x * aligned], dim=-1)), layout)
+        weights = layout.pad(self.pooling_score(x), -torch.inf).softmax(1)
+        self_attentive_pooled = (weights * layout.pad(x)).sum(1)
+        min_pooled, max_pooled = layout.pad(x, torch.inf).amin(1), layout.pad(x, -torch.inf).amax(1)
+        return torch.cat([max_pooled, layout.mean_pool(x), min_pooled, self_attentive_pooled], dim=-1)
 
 
-class Esim(nn.Module):
+class ESIM(nn.Module):
     """Enhanced sequential inference behind its encoder: local comparison, composition, mean and greatest."""
 
-    def __init__(self, size: int, dropout: float):
+    def __init__(self, hidden_dim: int, dropout: float):
         super().__init__()
-        self.project, self.dropout = nn.Linear(8 * size, size), nn.Dropout(dropout)
-        self.compose = BiLstm(size, size)
-        self.final = nn.Linear(8 * size, size)
+        self.project, self.dropout = nn.Linear(8 * hidden_dim, hidden_dim), nn.Dropout(dropout)
+        self.compose = BiLSTM(hidden_dim, hidden_dim)
+        self.final = nn.Linear(8 * hidden_dim, hidden_dim)
 
-    def forward(self, a: Tensor, of_a: Layout, b: Tensor, of_b: Layout) -> Tensor:
+    def forward(self, a: Tensor, layout_a: PackedLayout, b: Tensor, layout_b: PackedLayout) -> Tensor:
         pooled = []
-        for x, seen, layout in zip((a, b), attend_across(a, of_a, b, of_b), (of_a, of_b)):
-            compared = torch.cat([x, seen, x - seen, x * seen], dim=-1)
-            y = self.compose(self.dropout(self.project(compared).relu()), layout)
-            pooled += [layout.mean(y), layout.pad(y, -torch.inf).amax(1)]
+        for x, aligned, layout in zip((a, b), cross_align(a, layout_a, b, layout_b), (layout_a, layout_b)):
+            comparison = torch.cat([x, aligned, x - aligned, x * aligned], dim=-1)
+            y = self.compose(self.dropout(self.project(comparison).relu()), layout)
+            pooled += [layout.mean_pool(y), layout.pad(y, -torch.inf).amax(1)]
         return self.final(self.dropout(torch.cat(pooled, dim=-1))).tanh()
 
 
-def attend_both_ways(h: Tensor, of_h: Layout, u: Tensor, of_u: Layout, w: Tensor) -> Tensor:
+def attention_flow(h: Tensor, layout_h: PackedLayout, u: Tensor, layout_u: PackedLayout, w: Tensor) -> Tensor:
     """G of Seo et al. 2017, §2 (4), [rows of h, 4 dim], from the similarity w·[h; u; h∘u] of a context and a question.
 
     Each word of the context looks at the question (ũ), and all of the context is looked at by how well any word of the
     question fits each of its words (h̃): [h; ũ; h∘ũ; h∘h̃].
     """
-    context, question, (to_h, to_u, to_both) = of_h.pad(h), of_u.pad(u), w.chunk(3)
-    scores = (context @ to_h)[:, :, None] + (question @ to_u)[:, None] + (context * to_both) @ question.transpose(1, 2)
-    scores = scores.masked_fill(~of_u.mask()[:, None], -torch.inf)
-    seen = of_h.unpad(scores.softmax(2) @ question)
-    shares = scores.amax(2).masked_fill(~of_h.mask(), -torch.inf).softmax(1)
-    whole = of_h.unpad((shares[:, None] @ context).expand_as(context))
-    return torch.cat([h, seen, h * seen, h * whole], dim=-1)
+    context, question, (w_h, w_u, w_hu) = layout_h.pad(h), layout_u.pad(u), w.chunk(3)
+    scores = (context @ w_h)[:, :, None] + (question @ w_u)[:, None] + (context * w_hu) @ question.transpose(1, 2)
+    scores = scores.masked_fill(~layout_u.attention_mask()[:, None], -torch.inf)
+    attended_question = layout_h.unpad(scores.softmax(2) @ question)
+    weights = scores.amax(2).masked_fill(~layout_h.attention_mask(), -torch.inf).softmax(1)
+    attended_context = layout_h.unpad((weights[:, None] @ context).expand_as(context))
+    return torch.cat([h, attended_question, h * attended_question, h * attended_context], dim=-1)
 
 
-class Bidaf(nn.Module):
+class BiDAF(nn.Module):
     """Bidirectional attention flow behind its encoder: attention, two modelling layers, and one more for the end.
 
     Of a word it says [G; M; M²], from which a head scores it as a start and as an end (in the paper a start sees no M²,
-    an end no M). Every other row has the state `none`, so that "no answer" has a score of its own (Levy et al. 2017,
-    §4).
+    an end no M). Every other row has the state `no_answer`, so that "no answer" has a score of its own (Levy et al.
+    2017, §4).
     """
 
-    def __init__(self, size: int, dropout: float):
+    def __init__(self, hidden_dim: int, dropout: float):
         super().__init__()
         self.dropout = nn.Dropout(dropout)
-        self.similarity = nn.Linear(6 * size, 1, bias=False)
-        self.model = BiLstm(8 * size, size, 2, dropout)
-        self.end = BiLstm(2 * size, size)
-        self.none = nn.Parameter(torch.zeros(12 * size))
+        self.similarity = nn.Linear(6 * hidden_dim, 1, bias=False)
+        self.modeling = BiLSTM(8 * hidden_dim, hidden_dim, 2, dropout)
+        self.end_encoder = BiLSTM(2 * hidden_dim, hidden_dim)
+        self.no_answer = nn.Parameter(torch.zeros(12 * hidden_dim))
 
-    def zeros(self) -> list[nn.Parameter]:
-        return [self.none]
+    def zero_init_params(self) -> list[nn.Parameter]:
+        return [self.no_answer]
 
-    def forward(self, h: Tensor, of_h: Layout, u: Tensor, of_u: Layout) -> Tensor:
-        attended = attend_both_ways(h, of_h, u, of_u, self.similarity.weight[0])
-        modelled = self.model(self.dropout(attended), of_h)
-        ended = self.end(self.dropout(modelled), of_h)
-        return self.dropout(torch.cat([attended, modelled, ended], dim=-1))
+    def forward(self, h: Tensor, layout_h: PackedLayout, u: Tensor, layout_u: PackedLayout) -> Tensor:
+        flow = attention_flow(h, layout_h, u, layout_u, self.similarity.weight[0])
+        modeling_states = self.modeling(self.dropout(flow), layout_h)
+        end_states = self.end_encoder(self.dropout(modeling_states), layout_h)
+        return self.dropout(torch.cat([flow, modeling_states, end_states], dim=-1))
 
 
-class Over(Trunk):
+class FeatureNetwork(Trunk):
     """A trunk whose tokens are places of a store."""
 
-    def __init__(self, spec: OverSpec):
+    def __init__(self, config: FeatureNetworkConfig):
         super().__init__()
-        self.spec = spec
-        self.features: Features = spec.features.build()
-        recurrent = spec.network != "linear"
-        sizes = spec.features.entering, spec.size, spec.num_layers
-        self.encoder = BiLstm(*sizes, spec.dropout, spec.features.between) if recurrent else None
-        pairs = {"biattentive": Biattention, "esim": Esim, "bidaf": Bidaf}
-        self.compare = pairs[spec.network](spec.size, spec.dropout) if spec.network in pairs else None
-        self.dropout = nn.Dropout(spec.dropout if recurrent else 0.0)
-        self.pooler = spec.pooler.build(spec.dim)
+        self.config = config
+        self.features: FrozenFeatures = config.features.build()
+        is_recurrent = config.network != "linear"
+        encoder_dims = config.features.input_dim, config.lstm_dim, config.num_layers
+        self.encoder = BiLSTM(*encoder_dims, config.dropout, config.features.middle_join_dim) if is_recurrent else None
+        pair_networks = {"biattentive": Biattention, "esim": ESIM, "bidaf": BiDAF}
+        self.pair_network = (
+            pair_networks[config.network](config.lstm_dim, config.dropout) if config.network in pair_networks else None
+        )
+        self.dropout = nn.Dropout(config.dropout if is_recurrent else 0.0)
+        self.pooler = config.pooler.build(config.dim)
 
     def forward(
         self,
         tokens: Tensor,
-        layout: Layout,
+        layout: PackedLayout,
         segments: Tensor | None = None,
         *,
-        keep: Iterable[int] = (),
+        layers: Iterable[int] = (),
         memory: Any = None,
-        remember: bool = False,
-        queries: Any = None,
+        return_memory: bool = False,
+        query_stream: Any = None,
         source: Any = None,
-    ) -> Reading:
-        x, later = self.features(tokens, segments)
-        if self.encoder is not None and self.compare is None:
-            x = self.dropout(self.encoder(x, layout, later if self.spec.features.between else None))
-        elif self.compare is not None:
-            x = self._compared(x, layout, segments)
-        return Reading(torch.cat([x, later], dim=-1) if later is not None and self.spec.features.behind else x, {})
+    ) -> TrunkOutput:
+        x, late_features = self.features(tokens, segments)
+        if self.encoder is not None and self.pair_network is None:
+            x = self.dropout(self.encoder(x, layout, late_features if self.config.features.middle_join_dim else None))
+        elif self.pair_network is not None:
+            x = self._compare(x, layout, segments)
+        return TrunkOutput(
+            torch.cat([x, late_features], dim=-1)
+            if late_features is not None and self.config.features.output_join_dim
+            else x,
+            {},
+        )
 
-    def _compared(self, x: Tensor, layout: Layout, segments: Tensor | None) -> Tensor:
+    def _compare(self, x: Tensor, layout: PackedLayout, segments: Tensor | None) -> Tensor:
         """Both texts of each sequence, or a text and itself; what is said of them stands at the first token, or at
         every token of the first text."""
-        assert self.encoder is not None and self.compare is not None
-        second = torch.zeros(len(x), dtype=torch.bool, device=x.device) if segments is None else segments > 0
-        places = [(~second).nonzero()[:, 0], second.nonzero()[:, 0]]
-        if not len(places[1]):
-            places[1] = places[0]
+        assert self.encoder is not None and self.pair_network is not None
+        is_second = torch.zeros(len(x), dtype=torch.bool, device=x.device) if segments is None else segments > 0
+        rows_per_side = [(~is_second).nonzero()[:, 0], is_second.nonzero()[:, 0]]
+        if not len(rows_per_side[1]):
+            rows_per_side[1] = rows_per_side[0]
         sides: list[Any] = []
-        for rows in places:
-            side = Layout.of(layout.counts(rows), device=x.device)
-            sides += [self.encoder(x.index_select(0, rows), side), side]
-        said = self.compare(*sides)
-        if isinstance(self.compare, Bidaf):
-            return self.compare.none.expand(len(x), -1).index_copy(0, places[0], said)
-        return x.new_zeros(len(x), said.shape[1]).index_copy(0, layout.first[: len(said)], said)
+        for rows in rows_per_side:
+            side_layout = PackedLayout.from_lengths(layout.count_per_sequence(rows), device=x.device)
+            sides += [self.encoder(x.index_select(0, rows), side_layout), side_layout]
+        outputs = self.pair_network(*sides)
+        if isinstance(self.pair_network, BiDAF):
+            return self.pair_network.no_answer.expand(len(x), -1).index_copy(0, rows_per_side[0], outputs)
+        return x.new_zeros(len(x), outputs.shape[1]).index_copy(0, layout.first_indices[: len(outputs)], outputs)
 
     @property
-    def table(self) -> None:
+    def token_embeddings(self) -> None:
         """There is none that a head could share."""
 
-    def groups(self) -> list[list[nn.Parameter]]:
-        parts = [part for part in (self.features, self.encoder, self.compare) if part is not None]
-        found = [list(part.parameters()) for part in parts]
-        return [group for group in found if group]
+    def layer_groups(self) -> list[list[nn.Parameter]]:
+        parts = [part for part in (self.features, self.encoder, self.pair_network) if part is not None]
+        groups = [list(part.parameters()) for part in parts]
+        return [group for group in groups if group]
 
-    def initialise(self, generator: torch.Generator | None = None) -> None:
-        self.spec.init.apply(self, 1, generator)
+    def initialize(self, generator: torch.Generator | None = None) -> None:
+        self.config.init.apply(self, 1, generator)
         for part in self.modules():
-            if isinstance(part, Recurrence):
-                part.initialise(generator)
+            if isinstance(part, RNNCellLayer):
+                part.initialize(generator)

@@ -17,19 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from polyseme.config import Spec, in_range
+from polyseme.config import Config, check_in_range
 from polyseme.errors import UserError
-from polyseme.nn.attention.relative import Queries
-from polyseme.nn.init import InitSpec
-from polyseme.nn.layers.char_cnn import CharactersSpec
-from polyseme.nn.layers.embeddings import EmbeddingsSpec
+from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.init import InitConfig
+from polyseme.nn.layers.char_cnn import CharCNNConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.memory import Memory
-from polyseme.nn.packing import Layout, Source
-from polyseme.nn.trunks.transformer import PoolerSpec, Reading
+from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.trunks.transformer import PoolerConfig, TrunkOutput
 
 Cell = Literal["rnn", "gru", "lstm"]
-GATES: dict[str, int] = {"rnn": 1, "gru": 3, "lstm": 4}  # products of a step, stacked as torch stacks them
-STATES: dict[str, int] = {"rnn": 1, "gru": 1, "lstm": 2}
+NUM_GATES: dict[str, int] = {"rnn": 1, "gru": 3, "lstm": 4}  # products of a step, stacked as torch stacks them
+NUM_STATES: dict[str, int] = {"rnn": 1, "gru": 1, "lstm": 2}
 
 # torch's kernels copy weights that do not lie side by side, and leave out one of their libraries: both cost little
 warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
@@ -37,437 +37,498 @@ warnings.filterwarnings("ignore", message="LSTM with projections is not supporte
 
 
 @dataclass(frozen=True)
-class RecurrentSpec(Spec):
-    """Layers of one cell over token vectors; `sizes` are those of the layers' states.
+class RecurrentTrunkConfig(Config):
+    """Layers of one cell over token vectors; `hidden_dims` are those of the layers' states.
 
-    An LSTM with a `projection` hands on, and back to itself, a vector of that size (Sak et al. 2014). `reset` is the
-    GRU's: before the product, as in its paper (Cho et al. 2014), or after it, as torch's fused kernel has it.
+    An LSTM with a `projection_dim` hands on, and back to itself, a vector of that size (Sak et al. 2014). `gru_reset`
+    is the GRU's: before the product, as in its paper (Cho et al. 2014), or after it, as torch's fused kernel has it.
 
-    `direction` both is two stacks side by side that know nothing of each other, one for each way; crossed has layers
-    that read both ways of the one below. A layer's output y stands for itself, or joins what the layer read, x:
+    `direction` both is two stacks side by side that know nothing of each other, one for each way; bidirectional has
+    layers that read both ways of the one below. A layer's output y stands for itself, or joins what the layer read, x:
     residual x + y, highway t·y + (1 − t)·x with a gate t of x (Srivastava et al. 2015), dense: a layer reads the token
-    vectors and the outputs of all layers below. The layers below `links_from` have no link.
+    vectors and the outputs of all layers below. The layers below `skip_from_layer` have no link.
 
     Dropout is on what enters the first layer (`input_dropout`), on what passes between layers (`dropout`), on what
-    leaves the last (`output_dropout`); `locked`, its mask is the same at every time step of a sequence (Gal and
-    Ghahramani 2016). `weight_dropout` is on the matrices from state to state, one mask for a whole reading (Merity et
-    al. 2018, §2).
+    leaves the last (`output_dropout`); `variational_dropout`, its mask is the same at every time step of a sequence
+    (Gal and Ghahramani 2016). `weight_dropout` is on the matrices from state to state, one mask for a whole reading
+    (Merity et al. 2018, §2).
 
-    With a `context`, whoever reads answers the first layer at every step: its state so far is the question, a vector of
-    that size the answer, which joins what the layer reads (`Answers`).
+    With a `context_dim`, whoever reads answers the first layer at every step: its state so far is the question, a
+    vector of that size the answer, which joins what the layer reads (`StepContext`).
     """
 
-    embeddings: EmbeddingsSpec | CharactersSpec
-    sizes: tuple[int, ...]
+    embeddings: EmbeddingsConfig | CharCNNConfig
+    hidden_dims: tuple[int, ...]
     cell: Cell = "lstm"
-    projection: int = 0
-    reset: Literal["before", "after"] = "after"
-    direction: Literal["forward", "backward", "both", "crossed"] = "forward"
-    links: Literal["none", "residual", "dense", "highway"] = "none"
+    projection_dim: int = 0
+    gru_reset: Literal["before", "after"] = "after"
+    direction: Literal["forward", "backward", "both", "bidirectional"] = "forward"
+    skip: Literal["none", "residual", "dense", "highway"] = "none"
     input_dropout: float = 0.0
     dropout: float = 0.0
     output_dropout: float = 0.0
     weight_dropout: float = 0.0
-    locked: bool = False
+    variational_dropout: bool = False
     forget_bias: float = 0.0  # added to the LSTM's forget gates at the start
-    forget_offset: float | None = None  # with a number, cells have one bias, and this is added to the forget gates
+    fixed_forget_bias: float | None = None  # with a number, cells have one bias, and this is added to the forget gates
     cell_clip: float = 0.0  # an LSTM's cell stays within ± this; 0 is anywhere. What is clipped runs the plain body
     projection_clip: float = 0.0
-    links_from: int = 1
-    context: int = 0
-    pooler: PoolerSpec = field(default_factory=lambda: PoolerSpec("last"))
-    init: InitSpec = field(default_factory=InitSpec)
+    skip_from_layer: int = 1
+    context_dim: int = 0
+    pooler: PoolerConfig = field(default_factory=lambda: PoolerConfig("last"))
+    init: InitConfig = field(default_factory=InitConfig)
 
     def __post_init__(self) -> None:
         for name in ("input_dropout", "dropout", "output_dropout", "weight_dropout"):
-            in_range(name, getattr(self, name), 0, 1)
-        in_range("projection", self.projection, 0, math.inf)
-        for size in self.sizes:
-            in_range("a size of sizes", size, 1, math.inf)
-        if self.projection and self.cell != "lstm":
-            raise UserError(f"projection is {self.projection}, which the cell {self.cell!r} does not have: 0 or 'lstm'")
-        in_range("cell_clip", self.cell_clip, 0, math.inf)
-        in_range("projection_clip", self.projection_clip, 0, math.inf)
-        in_range("links_from", self.links_from, 1, math.inf)
-        in_range("context", self.context, 0, math.inf)
-        reads = (self.embeddings.dim, *(self.width * size for size in self.outputs))[self.links_from - 1 :]
-        if self.links in ("residual", "highway") and len(set(reads)) > 1:
+            check_in_range(name, getattr(self, name), 0, 1)
+        check_in_range("projection_dim", self.projection_dim, 0, math.inf)
+        for hidden_dim in self.hidden_dims:
+            check_in_range("a value of hidden_dims", hidden_dim, 1, math.inf)
+        if self.projection_dim and self.cell != "lstm":
             raise UserError(
-                f"links {self.links!r} need what each layer reads and writes to be of one size, not {reads}"
+                f"projection_dim is {self.projection_dim}, which the cell {self.cell!r} does not have: 0 or 'lstm'"
+            )
+        check_in_range("cell_clip", self.cell_clip, 0, math.inf)
+        check_in_range("projection_clip", self.projection_clip, 0, math.inf)
+        check_in_range("skip_from_layer", self.skip_from_layer, 1, math.inf)
+        check_in_range("context_dim", self.context_dim, 0, math.inf)
+        layer_dims = (self.embeddings.dim, *(self.num_directions * hidden_dim for hidden_dim in self.output_dims))[
+            self.skip_from_layer - 1 :
+        ]
+        if self.skip in ("residual", "highway") and len(set(layer_dims)) > 1:
+            raise UserError(
+                f"skip {self.skip!r} needs what each layer reads and writes to be of one size, not {layer_dims}"
             )
 
     @property
-    def outputs(self) -> tuple[int, ...]:
+    def output_dims(self) -> tuple[int, ...]:
         """The size of what each layer hands on, in one direction."""
-        return tuple(self.projection or size for size in self.sizes)
+        return tuple(self.projection_dim or hidden_dim for hidden_dim in self.hidden_dims)
 
     @property
-    def stacks(self) -> tuple[tuple[str, ...], ...]:
+    def stack_directions(self) -> tuple[tuple[str, ...], ...]:
         """The ways that the layers of each stack read."""
-        return {"both": (("forward",), ("backward",)), "crossed": (("forward", "backward"),)}.get(
+        return {"both": (("forward",), ("backward",)), "bidirectional": (("forward", "backward"),)}.get(
             self.direction, ((self.direction,),)
         )
 
     @property
-    def width(self) -> int:
+    def num_directions(self) -> int:
         """How many directions stand side by side in what a layer of a stack reads."""
-        return len(self.stacks[0])
+        return len(self.stack_directions[0])
 
     @property
-    def inputs(self) -> tuple[int, ...]:
+    def input_dims(self) -> tuple[int, ...]:
         """What each layer of a stack reads."""
-        below = (self.embeddings.dim, *(self.width * size for size in self.outputs))
-        return tuple(sum(below[: i + 1]) if self.links == "dense" else below[i] for i in range(len(self.sizes)))
+        layer_dims = (self.embeddings.dim, *(self.num_directions * size for size in self.output_dims))
+        return tuple(
+            sum(layer_dims[: i + 1]) if self.skip == "dense" else layer_dims[i] for i in range(len(self.hidden_dims))
+        )
 
     @property
     def dim(self) -> int:
-        return self.outputs[-1] * len(self.stacks) * self.width
+        return self.output_dims[-1] * len(self.stack_directions) * self.num_directions
 
     @property
     def num_layers(self) -> int:
-        return len(self.sizes)
+        return len(self.hidden_dims)
 
     @property
     def num_blocks(self) -> int:
-        return len(self.sizes)
+        return len(self.hidden_dims)
 
     @property
     def causal(self) -> bool:
         return self.direction == "forward"
 
     @property
-    def weights(self) -> int:
+    def matmul_params(self) -> int:
         """How many weights of matrices a token meets."""
-        gates, highway = GATES[self.cell], self.links == "highway"
-        found = self.embeddings.inner * self.embeddings.dim + gates * self.context * sum(self.sizes[:1])
-        for read, size, out in zip(self.inputs, self.sizes, self.outputs):
-            one = gates * size * (read + out) + (size * out if self.projection else 0)
-            found += len(self.stacks) * (self.width * one + highway * read * read)
-        return found
+        num_gates, has_highway = NUM_GATES[self.cell], self.skip == "highway"
+        total = self.embeddings.embedding_dim * self.embeddings.dim + num_gates * self.context_dim * sum(
+            self.hidden_dims[:1]
+        )
+        for input_dim, hidden_dim, output_dim in zip(self.input_dims, self.hidden_dims, self.output_dims):
+            cell_params = num_gates * hidden_dim * (input_dim + output_dim) + (
+                hidden_dim * output_dim if self.projection_dim else 0
+            )
+            total += len(self.stack_directions) * (
+                self.num_directions * cell_params + has_highway * input_dim * input_dim
+            )
+        return total
 
     num_segments: ClassVar[int] = 0
     num_heads: ClassVar[int] = 0
-    by_lengths: ClassVar[bool] = True
-    one_shape: ClassVar[bool] = False
-    stream: ClassVar[bool] = False
+    depends_on_lengths: ClassVar[bool] = True
+    supports_static_shape: ClassVar[bool] = False
+    has_query_stream: ClassVar[bool] = False
 
     @property
-    def remembers(self) -> bool:
+    def has_bounded_memory(self) -> bool:
         return self.direction in ("forward", "backward")
 
-    def build(self) -> Recurrent:
-        if not self.sizes:
+    def build(self) -> RecurrentTrunk:
+        if not self.hidden_dims:
             raise UserError("a trunk needs one layer or more")
-        return Recurrent(self)
+        return RecurrentTrunk(self)
 
 
-class Steps:
+class TimeMajor:
     """The Layout as recurrence wants it: time step by time step.
 
     Where all sequences have one length, [length, sequences, …]; else one flat list as in a PackedSequence: the
-    sequences sorted from long to short, `counts` how many are left at each step.
+    sequences sorted from long to short, `batch_sizes` how many are left at each step.
     """
 
-    def __init__(self, layout: Layout):
-        lengths, device = np.array(layout.lengths, dtype=np.int64), layout.starts.device
-        self.number, self.longest = len(lengths), int(lengths.max(initial=0))
-        self.even = self.number > 0 and bool((lengths == self.longest).all())
-        self.sequences: Tensor | None = None  # those with a token, from long to short
-        if self.even:
-            self.counts = np.full(self.longest, self.number)
+    def __init__(self, layout: PackedLayout):
+        lengths, device = np.array(layout.lengths, dtype=np.int64), layout.cu_seqlens.device
+        self.num_sequences, self.max_seqlen = len(lengths), int(lengths.max(initial=0))
+        self.is_uniform = self.num_sequences > 0 and bool((lengths == self.max_seqlen).all())
+        self.sequence_order: Tensor | None = None  # those with a token, from long to short
+        if self.is_uniform:
+            self.batch_sizes = np.full(self.max_seqlen, self.num_sequences)
             return
         order = np.argsort(-lengths, kind="stable")[: int((lengths > 0).sum())]
         sizes, starts = lengths[order], (np.cumsum(lengths) - lengths)[order]
-        self.counts = len(sizes) - np.searchsorted(sizes[::-1], np.arange(self.longest), side="right")
-        times = np.repeat(np.arange(self.longest), self.counts)
-        ranks = np.arange(len(times)) - np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
-        index = starts[ranks] + times
-        back = np.empty_like(index)
-        back[index] = np.arange(len(index))
-        turned = back[starts[ranks] + sizes[ranks] - 1 - times]
-        self.sequences, self.index, self.back, self.turned, self.ranks = (
-            torch.from_numpy(found).to(device, non_blocking=True) for found in (order, index, back, turned, ranks)
+        self.batch_sizes = len(sizes) - np.searchsorted(sizes[::-1], np.arange(self.max_seqlen), side="right")
+        time_steps = np.repeat(np.arange(self.max_seqlen), self.batch_sizes)
+        ranks = np.arange(len(time_steps)) - np.repeat(np.cumsum(self.batch_sizes) - self.batch_sizes, self.batch_sizes)
+        index = starts[ranks] + time_steps
+        inverse = np.empty_like(index)
+        inverse[index] = np.arange(len(index))
+        reverse = inverse[starts[ranks] + sizes[ranks] - 1 - time_steps]
+        self.sequence_order, self.time_major_index, self.inverse_index, self.reverse_index, self.sequence_ranks = (
+            torch.from_numpy(array).to(device, non_blocking=True) for array in (order, index, inverse, reverse, ranks)
         )
 
-    def enter(self, x: Tensor) -> Tensor:
-        if self.even:
-            return x.view(self.number, self.longest, x.shape[-1]).transpose(0, 1)
-        return x.index_select(0, self.index)
+    def to_time_major(self, x: Tensor) -> Tensor:
+        if self.is_uniform:
+            return x.view(self.num_sequences, self.max_seqlen, x.shape[-1]).transpose(0, 1)
+        return x.index_select(0, self.time_major_index)
 
-    def leave(self, x: Tensor) -> Tensor:
-        return x.transpose(0, 1).flatten(0, 1) if self.even else x.index_select(0, self.back)
+    def from_time_major(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1).flatten(0, 1) if self.is_uniform else x.index_select(0, self.inverse_index)
 
-    def turn(self, x: Tensor) -> Tensor:
+    def reverse(self, x: Tensor) -> Tensor:
         """Each sequence from its end to its start, and the other way round."""
-        return x.flip(0) if self.even else x.index_select(0, self.turned)
+        return x.flip(0) if self.is_uniform else x.index_select(0, self.reverse_index)
 
-    def locked(self, x: Tensor, p: float) -> Tensor:
+    def variational_dropout(self, x: Tensor, p: float) -> Tensor:
         """Dropout whose mask is one for a sequence."""
-        mask = F.dropout(x.new_ones(len(self.counts) and int(self.counts[0]), x.shape[-1]), p)
-        return x * (mask if self.even else mask.index_select(0, self.ranks))
+        mask = F.dropout(x.new_ones(len(self.batch_sizes) and int(self.batch_sizes[0]), x.shape[-1]), p)
+        return x * (mask if self.is_uniform else mask.index_select(0, self.sequence_ranks))
 
-    def begin(self, states: Sequence[Tensor]) -> list[Tensor]:
+    def sort_states(self, states: Sequence[Tensor]) -> list[Tensor]:
         """The states of sequences as the body wants them."""
-        return [s if self.sequences is None else s.index_select(0, self.sequences) for s in states]
+        return [s if self.sequence_order is None else s.index_select(0, self.sequence_order) for s in states]
 
-    def end(self, states: Sequence[Tensor], before: Sequence[Tensor]) -> list[Tensor]:
-        """The inverse of `begin`; a sequence without a token keeps its state."""
-        if self.sequences is None:
+    def unsort_states(self, states: Sequence[Tensor], previous: Sequence[Tensor]) -> list[Tensor]:
+        """The inverse of `sort_states`; a sequence without a token keeps its state."""
+        if self.sequence_order is None:
             return list(states)
-        return [old.to(new.dtype).index_copy(0, self.sequences, new) for old, new in zip(before, states)]
+        return [old.to(new.dtype).index_copy(0, self.sequence_order, new) for old, new in zip(previous, states)]
 
 
-class Answers(Protocol):
+class StepContext(Protocol):
     """What answers a layer at every step, with a vector for each state."""
 
-    def along(self, sequences: Tensor | None) -> Callable[[Tensor], Tensor]:
+    def make_step_fn(self, sequence_order: Tensor | None) -> Callable[[Tensor], Tensor]:
         """For sequences in this order, the answers to the states [n, size] of the first n of them, [n, context]."""
 
-    def done(self, packed: Callable[[Tensor], Tensor]) -> None:
+    def finalize(self, pack: Callable[[Tensor], Tensor]) -> None:
         """All steps were asked for; the function turns rows, step after step, into a packed batch."""
 
 
-class Recurrence(nn.Module):
+class RNNCellLayer(nn.Module):
     """One cell, run over sequences in one direction; its weights are laid out as those of torch's own modules."""
 
-    def __init__(self, spec: RecurrentSpec, read: int, size: int, context: int = 0):
+    def __init__(self, config: RecurrentTrunkConfig, input_dim: int, hidden_dim: int, context_dim: int = 0):
         super().__init__()
-        self.spec, self.size, self.out = spec, size, spec.projection or size
-        rows = GATES[spec.cell] * size
-        self.weight_ih = nn.Parameter(torch.empty(rows, read))
-        self.weight_hh = nn.Parameter(torch.empty(rows, self.out))
+        self.config, self.hidden_dim, self.output_dim = config, hidden_dim, config.projection_dim or hidden_dim
+        rows = NUM_GATES[config.cell] * hidden_dim
+        self.weight_ih = nn.Parameter(torch.empty(rows, input_dim))
+        self.weight_hh = nn.Parameter(torch.empty(rows, self.output_dim))
         self.bias_ih = nn.Parameter(torch.empty(rows))
-        self.bias_hh = nn.Parameter(torch.empty(rows)) if spec.forget_offset is None else None
-        self.weight_hr = nn.Parameter(torch.empty(self.out, size)) if spec.projection else None
-        self.weight_ch = nn.Parameter(torch.empty(rows, context)) if context else None
+        self.bias_hh = nn.Parameter(torch.empty(rows)) if config.fixed_forget_bias is None else None
+        self.weight_hr = nn.Parameter(torch.empty(self.output_dim, hidden_dim)) if config.projection_dim else None
+        self.weight_ch = nn.Parameter(torch.empty(rows, context_dim)) if context_dim else None
 
     @torch.no_grad()
-    def initialise(self, generator: torch.Generator | None) -> None:
+    def initialize(self, generator: torch.Generator | None) -> None:
         """Uniform in ± 1 / √size, as torch's modules begin."""
         for parameter in self.parameters():
-            nn.init.uniform_(parameter, -(self.size**-0.5), self.size**-0.5, generator=generator)
-        if self.spec.cell == "lstm":
-            self.bias_ih[self.size : 2 * self.size] += self.spec.forget_bias
+            nn.init.uniform_(parameter, -(self.hidden_dim**-0.5), self.hidden_dim**-0.5, generator=generator)
+        if self.config.cell == "lstm":
+            self.bias_ih[self.hidden_dim : 2 * self.hidden_dim] += self.config.forget_bias
 
-    def start(self, number: int, like: Tensor) -> list[Tensor]:
-        return [like.new_zeros(number, size) for size in (self.out, self.size)[: STATES[self.spec.cell]]]
+    def initial_states(self, num_sequences: int, like: Tensor) -> list[Tensor]:
+        return [
+            like.new_zeros(num_sequences, size)
+            for size in (self.output_dim, self.hidden_dim)[: NUM_STATES[self.config.cell]]
+        ]
 
     def forward(
-        self, x: Tensor, steps: Steps, states: list[Tensor], plain: bool, answers: Answers | None = None
+        self,
+        x: Tensor,
+        time_major: TimeMajor,
+        states: list[Tensor],
+        use_reference: bool,
+        step_context: StepContext | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """What it says at each step, and its states after the last; `x` and the outcome are as `steps` has them."""
+        """What it says at each step, and its states after the last; `x` and the outcome are as `time_major` has
+        them."""
         states = [s.to(x.dtype) for s in states]  # under autocast a layer says less than it was told
-        hidden = F.dropout(self.weight_hh, self.spec.weight_dropout, self.training)
-        weights = [self.weight_ih, hidden, self.bias_ih, self._second_bias()]
+        hidden_weight = F.dropout(self.weight_hh, self.config.weight_dropout, self.training)
+        weights = [self.weight_ih, hidden_weight, self.bias_ih, self._hidden_bias()]
         if self.weight_hr is not None:
             weights.append(self.weight_hr)
-        if not steps.longest:
-            return x.new_zeros(*x.shape[:-1], self.out), states
-        plain = plain or (self.spec.cell == "gru" and self.spec.reset == "before")
-        plain = plain or self.spec.cell_clip > 0 or self.spec.projection_clip > 0
-        if plain or self.weight_ch is not None:
-            y, ended = self._plain(x, steps, weights, steps.begin(states), answers)
+        if not time_major.max_seqlen:
+            return x.new_zeros(*x.shape[:-1], self.output_dim), states
+        use_reference = use_reference or (self.config.cell == "gru" and self.config.gru_reset == "before")
+        use_reference = use_reference or self.config.cell_clip > 0 or self.config.projection_clip > 0
+        if use_reference or self.weight_ch is not None:
+            y, final_states = self._forward_reference(
+                x, time_major, weights, time_major.sort_states(states), step_context
+            )
         else:
-            y, ended = self._fused(x, steps, weights, steps.begin(states))
-        return y, steps.end(ended, states)
+            y, final_states = self._forward_fused(x, time_major, weights, time_major.sort_states(states))
+        return y, time_major.unsort_states(final_states, states)
 
-    def _second_bias(self) -> Tensor:
+    def _hidden_bias(self) -> Tensor:
         if self.bias_hh is not None:
             return self.bias_hh
-        found = torch.zeros_like(self.bias_ih)
-        if self.spec.cell == "lstm" and self.spec.forget_offset:
-            found[self.size : 2 * self.size] = self.spec.forget_offset
-        return found
+        bias = torch.zeros_like(self.bias_ih)
+        if self.config.cell == "lstm" and self.config.fixed_forget_bias:
+            bias[self.hidden_dim : 2 * self.hidden_dim] = self.config.fixed_forget_bias
+        return bias
 
-    def _fused(self, x: Tensor, steps: Steps, weights: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list]:
-        run: Any = {"rnn": torch.rnn_tanh, "gru": torch.gru, "lstm": torch.lstm}[self.spec.cell]
-        given: Any = [s[None].contiguous() for s in states]
-        given = given if self.spec.cell == "lstm" else given[0]
-        if steps.even:  # biases, one layer, no dropout, training, one direction, time first
-            y, *ended = run(x.contiguous(), given, weights, True, 1, 0.0, self.training, False, False)
+    def _forward_fused(
+        self, x: Tensor, time_major: TimeMajor, weights: list[Tensor], states: list[Tensor]
+    ) -> tuple[Tensor, list]:
+        kernel: Any = {"rnn": torch.rnn_tanh, "gru": torch.gru, "lstm": torch.lstm}[self.config.cell]
+        initial_states: Any = [s[None].contiguous() for s in states]
+        initial_states = initial_states if self.config.cell == "lstm" else initial_states[0]
+        if time_major.is_uniform:  # biases, one layer, no dropout, training, one direction, time first
+            y, *final_states = kernel(
+                x.contiguous(), initial_states, weights, True, 1, 0.0, self.training, False, False
+            )
         else:
-            counts = torch.from_numpy(steps.counts)
-            y, *ended = run(x, counts, given, weights, True, 1, 0.0, self.training, False)
-        return y, [s[0] for s in ended]
+            batch_sizes = torch.from_numpy(time_major.batch_sizes)
+            y, *final_states = kernel(x, batch_sizes, initial_states, weights, True, 1, 0.0, self.training, False)
+        return y, [s[0] for s in final_states]
 
-    def _plain(
-        self, x: Tensor, steps: Steps, weights: list[Tensor], states: list[Tensor], answers: Answers | None
+    def _forward_reference(
+        self,
+        x: Tensor,
+        time_major: TimeMajor,
+        weights: list[Tensor],
+        states: list[Tensor],
+        step_context: StepContext | None,
     ) -> tuple[Tensor, list]:
         """Step by step, as the papers write it; the products with the input are made for all steps at once."""
         from_input = F.linear(x, weights[0], weights[2]).flatten(0, -2)
-        found = []
-        answer = answers.along(steps.sequences) if answers and self.weight_ch is not None else None
-        for given in from_input.split(steps.counts.tolist()):
-            going, done = [s[: len(given)] for s in states], [s[len(given) :] for s in states]
-            if answer is not None and self.weight_ch is not None:
-                given = given + F.linear(answer(going[0]), self.weight_ch)
-            going = self._step(given, weights, *going)
-            found.append(going[0])
-            states = [torch.cat(pair) for pair in zip(going, done)] if len(done[0]) else going
-        if answer is not None and answers is not None:
-            answers.done(lambda rows: steps.leave(rows.view(*x.shape[:-1], -1)))
-        return torch.cat(found).view(*x.shape[:-1], self.out), states
+        outputs = []
+        context_fn = (
+            step_context.make_step_fn(time_major.sequence_order)
+            if step_context and self.weight_ch is not None
+            else None
+        )
+        for gates in from_input.split(time_major.batch_sizes.tolist()):
+            active, finished = [s[: len(gates)] for s in states], [s[len(gates) :] for s in states]
+            if context_fn is not None and self.weight_ch is not None:
+                gates = gates + F.linear(context_fn(active[0]), self.weight_ch)
+            active = self._cell_step(gates, weights, *active)
+            outputs.append(active[0])
+            states = [torch.cat(pair) for pair in zip(active, finished)] if len(finished[0]) else active
+        if context_fn is not None and step_context is not None:
+            step_context.finalize(lambda rows: time_major.from_time_major(rows.view(*x.shape[:-1], -1)))
+        return torch.cat(outputs).view(*x.shape[:-1], self.output_dim), states
 
-    def _step(self, given: Tensor, weights: list[Tensor], hidden: Tensor, *cell: Tensor) -> list[Tensor]:
+    def _cell_step(self, input_gates: Tensor, weights: list[Tensor], hidden: Tensor, *cell: Tensor) -> list[Tensor]:
         """The next states of some sequences, from what their input gives and their states."""
         matrix, bias = weights[1], weights[3]
-        if self.spec.cell == "rnn":
-            return [torch.tanh(given + F.linear(hidden, matrix, bias))]
-        if self.spec.cell == "lstm":
-            enter, forget, new, leave = (given + F.linear(hidden, matrix, bias)).chunk(4, dim=-1)
-            kept = _clipped(forget.sigmoid() * cell[0] + enter.sigmoid() * new.tanh(), self.spec.cell_clip)
-            said = leave.sigmoid() * kept.tanh()
+        if self.config.cell == "rnn":
+            return [torch.tanh(input_gates + F.linear(hidden, matrix, bias))]
+        if self.config.cell == "lstm":
+            input_gate, forget_gate, candidate, output_gate = (input_gates + F.linear(hidden, matrix, bias)).chunk(
+                4, dim=-1
+            )
+            cell_state = _clip(
+                forget_gate.sigmoid() * cell[0] + input_gate.sigmoid() * candidate.tanh(), self.config.cell_clip
+            )
+            output = output_gate.sigmoid() * cell_state.tanh()
             if self.weight_hr is not None:
-                said = _clipped(F.linear(said, self.weight_hr), self.spec.projection_clip)
-            return [said, kept]
-        size = self.size
-        reset, update = (given[:, : 2 * size] + F.linear(hidden, matrix[: 2 * size], bias[: 2 * size])).chunk(2, dim=-1)
-        reset, update = reset.sigmoid(), update.sigmoid()
-        if self.spec.reset == "before":
-            new = F.linear(reset * hidden, matrix[2 * size :], bias[2 * size :])
+                output = _clip(F.linear(output, self.weight_hr), self.config.projection_clip)
+            return [output, cell_state]
+        size = self.hidden_dim
+        reset_gate, update_gate = (
+            input_gates[:, : 2 * size] + F.linear(hidden, matrix[: 2 * size], bias[: 2 * size])
+        ).chunk(2, dim=-1)
+        reset_gate, update_gate = reset_gate.sigmoid(), update_gate.sigmoid()
+        if self.config.gru_reset == "before":
+            candidate = F.linear(reset_gate * hidden, matrix[2 * size :], bias[2 * size :])
         else:
-            new = reset * F.linear(hidden, matrix[2 * size :], bias[2 * size :])
-        return [(1 - update) * torch.tanh(given[:, 2 * size :] + new) + update * hidden]
+            candidate = reset_gate * F.linear(hidden, matrix[2 * size :], bias[2 * size :])
+        return [(1 - update_gate) * torch.tanh(input_gates[:, 2 * size :] + candidate) + update_gate * hidden]
 
 
-def _clipped(x: Tensor, most: float) -> Tensor:
-    return x.clamp(-most, most) if most else x
+def _clip(x: Tensor, limit: float) -> Tensor:
+    return x.clamp(-limit, limit) if limit else x
 
 
-class Layer(nn.Module):
+class RecurrentLayer(nn.Module):
     """The cells of one depth of a stack, one for each way it reads, and how their output joins what they read."""
 
-    def __init__(self, spec: RecurrentSpec, ways: tuple[str, ...], depth: int):
+    def __init__(self, config: RecurrentTrunkConfig, directions: tuple[str, ...], depth: int):
         super().__init__()
-        read, size = spec.inputs[depth - 1], spec.sizes[depth - 1]
-        self.links, self.ways = spec.links if depth >= spec.links_from else "none", ways
-        self.cells = nn.ModuleList(Recurrence(spec, read, size, spec.context * (depth == 1)) for _ in ways)
-        self.gate = nn.Linear(read, read) if self.links == "highway" else None
+        input_dim, hidden_dim = config.input_dims[depth - 1], config.hidden_dims[depth - 1]
+        self.skip, self.directions = config.skip if depth >= config.skip_from_layer else "none", directions
+        self.cells = nn.ModuleList(
+            RNNCellLayer(config, input_dim, hidden_dim, config.context_dim * (depth == 1)) for _ in directions
+        )
+        self.gate = nn.Linear(input_dim, input_dim) if self.skip == "highway" else None
 
-    def start(self, number: int, like: Tensor) -> list[list[Tensor]]:
+    def initial_states(self, num_sequences: int, like: Tensor) -> list[list[Tensor]]:
         """The states before a text, of each of its cells."""
-        return [cell.start(number, like) for cell in cast(Iterable[Recurrence], self.cells)]
+        return [cell.initial_states(num_sequences, like) for cell in cast(Iterable[RNNCellLayer], self.cells)]
 
     def forward(
-        self, x: Tensor, steps: Steps, states: list[list[Tensor]], plain: bool, answers: Answers | None = None
+        self,
+        x: Tensor,
+        time_major: TimeMajor,
+        states: list[list[Tensor]],
+        use_reference: bool,
+        step_context: StepContext | None = None,
     ) -> tuple[Tensor, list[list[Tensor]]]:
-        found, ended = [], []
-        for way, cell, own in zip(self.ways, self.cells, states):
-            turned = way == "backward"
-            y, after = cell(steps.turn(x) if turned else x, steps, own, plain, answers)
-            found.append(steps.turn(y) if turned else y)
-            ended.append(after)
-        y = torch.cat(found, dim=-1) if len(found) > 1 else found[0]
-        if self.links == "residual":
+        outputs, final_states = [], []
+        for direction, cell, cell_states in zip(self.directions, self.cells, states):
+            is_backward = direction == "backward"
+            y, cell_final_states = cell(
+                time_major.reverse(x) if is_backward else x, time_major, cell_states, use_reference, step_context
+            )
+            outputs.append(time_major.reverse(y) if is_backward else y)
+            final_states.append(cell_final_states)
+        y = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
+        if self.skip == "residual":
             y = x + y
         if self.gate is not None:
-            share = self.gate(x).sigmoid()
-            y = share * y + (1 - share) * x
-        return y, ended
+            gate = self.gate(x).sigmoid()
+            y = gate * y + (1 - gate) * x
+        return y, final_states
 
 
-class Recurrent(nn.Module):
-    """With `plain`, the plain body serves; with `recompute`, training keeps what layers read and runs them again."""
+class RecurrentTrunk(nn.Module):
+    """With `use_reference`, the plain body serves; with `gradient_checkpointing`, training keeps what layers read and
+    runs them again."""
 
-    def __init__(self, spec: RecurrentSpec):
+    def __init__(self, config: RecurrentTrunkConfig):
         super().__init__()
-        self.spec = spec
-        self.plain = self.recompute = False
-        self.embeddings = spec.embeddings.build()
+        self.config = config
+        self.use_reference = self.gradient_checkpointing = False
+        self.embeddings = config.embeddings.build()
         self.stacks = nn.ModuleList(
-            nn.ModuleList(Layer(spec, ways, depth) for depth in range(1, spec.num_layers + 1)) for ways in spec.stacks
+            nn.ModuleList(RecurrentLayer(config, directions, depth) for depth in range(1, config.num_layers + 1))
+            for directions in config.stack_directions
         )
-        self.pooler = spec.pooler.build(spec.dim)
+        self.pooler = config.pooler.build(config.dim)
 
     def forward(
         self,
         tokens: Tensor,
-        layout: Layout,
+        layout: PackedLayout,
         segments: Tensor | None = None,
         *,
-        keep: Iterable[int] = (),
+        layers: Iterable[int] = (),
         memory: Memory | None = None,
-        remember: bool = False,
-        queries: Queries | None = None,
-        source: Source | None = None,
-        table: Tensor | None = None,
-        answers: Answers | None = None,
-    ) -> Reading:
-        """Read a chunk. With `remember`, the reading carries the states with which the next chunk is read.
+        return_memory: bool = False,
+        query_stream: QueryStream | None = None,
+        source: EncoderInput | None = None,
+        token_embeddings: Tensor | None = None,
+        step_context: StepContext | None = None,
+    ) -> TrunkOutput:
+        """Read a chunk. With `return_memory`, the reading carries the states with which the next chunk is read.
 
-        The next chunk of a trunk that reads backwards stands before this one. Two stacks that read both ways each go
-        on from their own states, as ELMo's published program does from batch to batch. Layers are kept as they are
-        before the dropout that follows them; the vectors of tokens once for each stack. `table` are the token vectors
-        where they are another trunk's, `answers` what the first layer is told at each step.
+        The next chunk of a trunk that reads backwards stands before this one. Two stacks that read both ways each go on
+        from their own states, as ELMo's published program does from batch to batch. Layers are kept as they are before
+        the dropout that follows them; the vectors of tokens once for each stack. `token_embeddings` are the token
+        vectors where they are another trunk's, `step_context` what the first layer is told at each step.
         """
-        spec = self.spec
-        if (remember or memory) and spec.width > 1:
+        config = self.config
+        if (return_memory or memory) and config.num_directions > 1:
             raise UserError("a trunk whose layers read both directions of those below has no memory")
-        steps, wanted = Steps(layout), set(keep)
-        x = self.embeddings(tokens, layout.positions, segments, layout.longest, table)
-        depths: list[list[Tensor]] = [[] for _ in spec.sizes]  # of each depth, what each stack says
-        ends: list[tuple[Tensor, ...]] = []
-        lasts = []
-        first = self._dropped(steps.enter(x), steps, spec.input_dropout)
-        for number, stack in enumerate(self.stacks):
-            below, last = first, first
-            for depth, layer in enumerate(cast(Iterable[Layer], stack)):
+        time_major, layer_indices = TimeMajor(layout), set(layers)
+        x = self.embeddings(tokens, layout.positions, segments, layout.max_seqlen, token_embeddings)
+        outputs_per_layer: list[list[Tensor]] = [[] for _ in config.hidden_dims]  # of each depth, what each stack says
+        final_states: list[tuple[Tensor, ...]] = []
+        stack_outputs = []
+        stack_input = self._dropout(time_major.to_time_major(x), time_major, config.input_dropout)
+        for stack_index, stack in enumerate(self.stacks):
+            layer_input, layer_output = stack_input, stack_input
+            for depth, layer in enumerate(cast(Iterable[RecurrentLayer], stack)):
                 states = (
-                    [list(memory.states[number * spec.num_layers + depth])] if memory else layer.start(steps.number, x)
+                    [list(memory.states[stack_index * config.num_layers + depth])]
+                    if memory
+                    else layer.initial_states(time_major.num_sequences, x)
                 )
-                if self.recompute and self.training:
-                    y, ended = checkpoint(layer, below, steps, states, self.plain, answers, use_reentrant=False)
+                if self.gradient_checkpointing and self.training:
+                    y, layer_states = checkpoint(
+                        layer, layer_input, time_major, states, self.use_reference, step_context, use_reentrant=False
+                    )
                 else:
-                    y, ended = layer(below, steps, states, self.plain, answers)
-                ends.append(tuple(t for each in ended for t in each))
-                if depth + 1 in wanted:
-                    depths[depth].append(steps.leave(y))
-                top = depth + 1 == spec.num_layers
-                last = self._dropped(y, steps, spec.output_dropout if top else spec.dropout)
-                below = torch.cat([below, last], dim=-1) if spec.links == "dense" else last
-            lasts.append(steps.leave(last))
-        layers = {depth: torch.cat(depths[depth - 1], dim=-1) for depth in wanted if depth}
-        layers |= {0: torch.cat([x] * len(self.stacks), dim=-1)} if 0 in wanted else {}
-        found = torch.cat(lasts, dim=-1) if len(lasts) > 1 else lasts[0]
-        return Reading(found, layers, self._remembered(ends, layout, memory) if remember else None)
+                    y, layer_states = layer(layer_input, time_major, states, self.use_reference, step_context)
+                final_states.append(tuple(t for cell_states in layer_states for t in cell_states))
+                if depth + 1 in layer_indices:
+                    outputs_per_layer[depth].append(time_major.from_time_major(y))
+                is_top = depth + 1 == config.num_layers
+                layer_output = self._dropout(y, time_major, config.output_dropout if is_top else config.dropout)
+                layer_input = torch.cat([layer_input, layer_output], dim=-1) if config.skip == "dense" else layer_output
+            stack_outputs.append(time_major.from_time_major(layer_output))
+        layer_outputs = {depth: torch.cat(outputs_per_layer[depth - 1], dim=-1) for depth in layer_indices if depth}
+        layer_outputs |= {0: torch.cat([x] * len(self.stacks), dim=-1)} if 0 in layer_indices else {}
+        hidden = torch.cat(stack_outputs, dim=-1) if len(stack_outputs) > 1 else stack_outputs[0]
+        return TrunkOutput(
+            hidden, layer_outputs, self._make_memory(final_states, layout, memory) if return_memory else None
+        )
 
-    def _dropped(self, x: Tensor, steps: Steps, p: float) -> Tensor:
+    def _dropout(self, x: Tensor, time_major: TimeMajor, p: float) -> Tensor:
         if not p or not self.training:
             return x
-        return steps.locked(x, p) if self.spec.locked else F.dropout(x, p)
+        return time_major.variational_dropout(x, p) if self.config.variational_dropout else F.dropout(x, p)
 
-    def _remembered(self, ends: list[tuple[Tensor, ...]], layout: Layout, memory: Memory | None) -> Memory:
+    def _make_memory(
+        self, final_states: list[tuple[Tensor, ...]], layout: PackedLayout, memory: Memory | None
+    ) -> Memory:
         """One row for each sequence."""
-        read = memory.read if memory else (0,) * len(layout.lengths)
-        rows = Layout.recalled((1,) * len(layout.lengths), layout.starts.device)
-        return Memory(rows, tuple(ends), tuple(a + b for a, b in zip(read, layout.lengths)))
+        num_seen = memory.num_seen if memory else (0,) * len(layout.lengths)
+        state_layout = PackedLayout.cached((1,) * len(layout.lengths), layout.cu_seqlens.device)
+        return Memory(state_layout, tuple(final_states), tuple(a + b for a, b in zip(num_seen, layout.lengths)))
 
-    def pool(self, hidden: Tensor, layout: Layout) -> Tensor:
+    def pool(self, hidden: Tensor, layout: PackedLayout) -> Tensor:
         """One vector a sequence, [slots, dim]."""
         return self.pooler(hidden, layout)
 
     @property
-    def table(self) -> Any:
+    def token_embeddings(self) -> Any:
         """The token vectors, which tied language-model heads share."""
-        return self.embeddings.table
+        return self.embeddings.token_embeddings
 
-    def groups(self) -> list[list[nn.Parameter]]:
+    def layer_groups(self) -> list[list[nn.Parameter]]:
         """Parameters from input to output, one group a layer."""
-        depths = [nn.ModuleList(layers) for layers in zip(*self.stacks)]
-        found = [list(part.parameters()) for part in (self.embeddings, *depths, self.pooler)]
-        return [group for group in found if group]
+        layers = [nn.ModuleList(layer_per_stack) for layer_per_stack in zip(*self.stacks)]
+        groups = [list(part.parameters()) for part in (self.embeddings, *layers, self.pooler)]
+        return [group for group in groups if group]
 
-    def matrices(self) -> list[tuple[Tensor, int]]:
+    def hidden_matrices(self) -> list[tuple[Tensor, int]]:
         """The matrices of the cells, and how many are stacked in each: what Muon makes orthogonal."""
-        cells = [part for part in self.modules() if isinstance(part, Recurrence)]
-        found = [w for cell in cells for w in (cell.weight_ih, cell.weight_hh, cell.weight_ch) if w is not None]
-        return [(weight, GATES[self.spec.cell]) for weight in found]
+        cells = [part for part in self.modules() if isinstance(part, RNNCellLayer)]
+        weights = [w for cell in cells for w in (cell.weight_ih, cell.weight_hh, cell.weight_ch) if w is not None]
+        return [(weight, NUM_GATES[self.config.cell]) for weight in weights]
 
-    def initialise(self, generator: torch.Generator | None = None) -> None:
-        self.spec.init.apply(self, self.spec.num_layers, generator)
-        self.start_cells(generator)
+    def initialize(self, generator: torch.Generator | None = None) -> None:
+        self.config.init.apply(self, self.config.num_layers, generator)
+        self.initialize_cells(generator)
 
-    def start_cells(self, generator: torch.Generator | None) -> None:
+    def initialize_cells(self, generator: torch.Generator | None) -> None:
         for part in self.modules():
-            if isinstance(part, Recurrence):
-                part.initialise(generator)
+            if isinstance(part, RNNCellLayer):
+                part.initialize(generator)

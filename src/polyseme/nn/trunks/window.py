@@ -11,108 +11,112 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.nn.attention.relative import Queries
-from polyseme.nn.init import InitSpec
-from polyseme.nn.layers.embeddings import EmbeddingsSpec
-from polyseme.nn.memory import Memory, close_caches, open_caches
-from polyseme.nn.packing import Layout, Source
-from polyseme.nn.trunks.transformer import PoolerSpec, Reading, SimpleTrunkSpec, Trunk
+from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.init import InitConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.memory import Memory, create_layer_caches, memory_from_caches
+from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.trunks.transformer import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
 
 
 @dataclass(frozen=True)
-class WindowSpec(SimpleTrunkSpec):
+class FeedForwardLMConfig(TrunkConfig):
     """The vectors of `window` tokens, the state's own last, side by side, through one layer with tanh.
 
-    With `direct`, those vectors stand behind what the layer makes of them, so that a linear head on the state has
-    direct connections from words to words. Before the first token of a sequence there is nothing: zeros.
+    With `direct_connections`, those vectors stand behind what the layer makes of them, so that a linear head on the
+    state has direct connections from words to words. Before the first token of a sequence there is nothing: zeros.
     """
 
-    embeddings: EmbeddingsSpec
+    embeddings: EmbeddingsConfig
     window: int
     hidden_dim: int
-    direct: bool = False
+    direct_connections: bool = False
     dropout: float = 0.0  # on the state
-    pooler: PoolerSpec = field(default_factory=lambda: PoolerSpec("mean"))
-    init: InitSpec = field(default_factory=InitSpec)
+    pooler: PoolerConfig = field(default_factory=lambda: PoolerConfig("mean"))
+    init: InitConfig = field(default_factory=InitConfig)
 
     num_layers: ClassVar[int] = 1
     num_blocks: ClassVar[int] = 1
     num_segments: ClassVar[int] = 0
-    by_lengths: ClassVar[bool] = False
-    one_shape: ClassVar[bool] = True
-    remembers: ClassVar[bool] = True
+    depends_on_lengths: ClassVar[bool] = False
+    supports_static_shape: ClassVar[bool] = True
+    has_bounded_memory: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self.within(1, math.inf, "window", "hidden_dim")
-        self.within(0, 1, "dropout")
+        self.check_range(1, math.inf, "window", "hidden_dim")
+        self.check_range(0, 1, "dropout")
 
     @property
-    def read(self) -> int:
+    def input_dim(self) -> int:
         """The size of what stands side by side."""
         return self.window * self.embeddings.dim
 
     @property
     def dim(self) -> int:
-        return self.hidden_dim + self.read * self.direct
+        return self.hidden_dim + self.input_dim * self.direct_connections
 
     @property
-    def weights(self) -> int:
+    def matmul_params(self) -> int:
         """How many weights of matrices a token meets."""
-        return self.read * self.hidden_dim + self.embeddings.inner * self.embeddings.dim
+        return self.input_dim * self.hidden_dim + self.embeddings.embedding_dim * self.embeddings.dim
 
-    def build(self) -> Window:
-        return Window(self)
+    def build(self) -> FeedForwardLM:
+        return FeedForwardLM(self)
 
 
-class Window(Trunk):
-    def __init__(self, spec: WindowSpec):
+class FeedForwardLM(Trunk):
+    def __init__(self, config: FeedForwardLMConfig):
         super().__init__()
-        self.spec = spec
-        self.embeddings = spec.embeddings.build()
-        self.hidden = nn.Linear(spec.read, spec.hidden_dim)
-        self.pooler = spec.pooler.build(spec.dim)
+        self.config = config
+        self.embeddings = config.embeddings.build()
+        self.hidden = nn.Linear(config.input_dim, config.hidden_dim)
+        self.pooler = config.pooler.build(config.dim)
 
     def forward(
         self,
         tokens: Tensor,
-        layout: Layout,
+        layout: PackedLayout,
         segments: Tensor | None = None,
         *,
-        keep: Iterable[int] = (),
+        layers: Iterable[int] = (),
         memory: Memory | None = None,
-        remember: bool = False,
-        queries: Queries | None = None,
-        source: Source | None = None,
-    ) -> Reading:
+        return_memory: bool = False,
+        query_stream: QueryStream | None = None,
+        source: EncoderInput | None = None,
+    ) -> TrunkOutput:
         """Read a chunk; the memory is the vectors of the tokens before it that a window can reach."""
-        x = self.embeddings(tokens, layout.positions, segments, layout.longest)
-        caches = open_caches(memory, layout, 1) if remember or memory else None
-        rows, joined, new = x, layout, torch.arange(layout.total, device=x.device)
+        x = self.embeddings(tokens, layout.positions, segments, layout.max_seqlen)
+        caches = create_layer_caches(memory, layout, 1) if return_memory or memory else None
+        rows, full_layout, row_index = x, layout, torch.arange(layout.num_tokens, device=x.device)
         if caches:
-            rows, joined = caches[0].extend(x)
+            rows, full_layout = caches[0].extend(x)
             # the chunk's rows are the last of each sequence
-            shifts = joined.starts[1:].long() - layout.starts[1:].long()
-            new = new + shifts.repeat_interleave(layout.starts.diff(), output_size=layout.total)
-        positions = joined.positions.index_select(0, new)
-        beside = [
-            rows.index_select(0, (new - back).clamp(min=0)).masked_fill((positions < back)[:, None], 0.0)
-            for back in range(self.spec.window - 1, -1, -1)
+            shifts = full_layout.cu_seqlens[1:].long() - layout.cu_seqlens[1:].long()
+            row_index = row_index + shifts.repeat_interleave(layout.cu_seqlens.diff(), output_size=layout.num_tokens)
+        positions = full_layout.positions.index_select(0, row_index)
+        window_vectors = [
+            rows.index_select(0, (row_index - offset).clamp(min=0)).masked_fill((positions < offset)[:, None], 0.0)
+            for offset in range(self.config.window - 1, -1, -1)
         ]
-        read = torch.cat(beside, dim=-1)
-        state = torch.tanh(self.hidden(read))
-        state = torch.cat([state, read], dim=-1) if self.spec.direct else state
-        layers = {depth: each for depth, each in enumerate((x, state)) if depth in set(keep)}
-        last = F.dropout(state, self.spec.dropout, self.training)
-        kept = close_caches(caches, layout, memory).last(self.spec.window - 1) if caches and remember else None
-        return Reading(last, layers, kept)
+        window_input = torch.cat(window_vectors, dim=-1)
+        state = torch.tanh(self.hidden(window_input))
+        state = torch.cat([state, window_input], dim=-1) if self.config.direct_connections else state
+        layer_outputs = {depth: output for depth, output in enumerate((x, state)) if depth in set(layers)}
+        hidden = F.dropout(state, self.config.dropout, self.training)
+        new_memory = (
+            memory_from_caches(caches, layout, memory).truncate(self.config.window - 1)
+            if caches and return_memory
+            else None
+        )
+        return TrunkOutput(hidden, layer_outputs, new_memory)
 
-    def groups(self) -> list[list[nn.Parameter]]:
+    def layer_groups(self) -> list[list[nn.Parameter]]:
         """Parameters from input to output."""
-        found = [list(part.parameters()) for part in (self.embeddings, self.hidden, self.pooler)]
-        return [group for group in found if group]
+        groups = [list(part.parameters()) for part in (self.embeddings, self.hidden, self.pooler)]
+        return [group for group in groups if group]
 
-    def matrices(self) -> list[tuple[Tensor, int]]:
+    def hidden_matrices(self) -> list[tuple[Tensor, int]]:
         return [(self.hidden.weight, 1)]
 
-    def initialise(self, generator: torch.Generator | None = None) -> None:
-        self.spec.init.apply(self, 1, generator)
+    def initialize(self, generator: torch.Generator | None = None) -> None:
+        self.config.init.apply(self, 1, generator)

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from polyseme.errors import UserError
-from polyseme.nn.heads.tag_schemes import CHUNK, chunks
-from polyseme.tasks.examples import Kind
-from polyseme.tasks.metrics.coreference import coreference
+from polyseme.nn.heads.tag_schemes import TAG_PATTERN, extract_entities
+from polyseme.tasks.examples import TaskType
+from polyseme.tasks.metrics.coreference import coreference_metrics
 
-PRIMARY: dict[Kind, str] = {  # the headline
+DEFAULT_METRIC: dict[TaskType, str] = {  # the headline
     "classification": "accuracy",
     "pair": "accuracy",
     "regression": "spearman",
@@ -27,132 +27,153 @@ PRIMARY: dict[Kind, str] = {  # the headline
 PUNCTUATION = frozenset(string.punctuation)
 
 
-def score(kind: Kind, gold: Sequence, predicted: Sequence, labels: Sequence[str] = ()) -> dict[str, float]:
+def compute_metrics(
+    task_type: TaskType, gold: Sequence, predicted: Sequence, labels: Sequence[str] = ()
+) -> dict[str, float]:
     """The metrics of a kind over true and predicted labels, which for tagging are sequences of tags.
 
     `labels` are all there could be, in sorted order; without them, those that occur.
     """
-    if kind == "regression":
-        return regression(gold, predicted)
-    if kind == "span":
-        return spans(gold, predicted)
-    if kind == "coreference":
-        return coreference(gold, predicted)
-    if kind == "choice":
+    if task_type == "regression":
+        return regression_metrics(gold, predicted)
+    if task_type == "span":
+        return span_metrics(gold, predicted)
+    if task_type == "coreference":
+        return coreference_metrics(gold, predicted)
+    if task_type == "choice":
         return {"accuracy": sum(a == b for a, b in zip(gold, predicted, strict=True)) / max(len(gold), 1)}
-    return tagging(gold, predicted) if kind == "tagging" else classification(gold, predicted, labels)
+    return (
+        tagging_metrics(gold, predicted) if task_type == "tagging" else classification_metrics(gold, predicted, labels)
+    )
 
 
-def require(kind: Kind) -> None:
+def require_dependencies(task_type: TaskType) -> None:
     """Say at once, and not after an hour of training, that the library a metric needs is not here."""
-    if kind == "regression" and importlib.util.find_spec("scipy") is None:
+    if task_type == "regression" and importlib.util.find_spec("scipy") is None:
         raise UserError("scipy is needed for this: pip install 'polyseme[tasks]'")
 
 
-def classification(gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str] = ()) -> dict[str, float]:
+def classification_metrics(
+    gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str] = ()
+) -> dict[str, float]:
     """Accuracy, the mean F1 of all labels that occur, Matthews' correlation; of two labels, the F1 of the second.
 
     All come from the table of true against predicted labels; a share of nothing is 0.
     """
-    names = {name: i for i, name in enumerate(sorted({*gold, *predicted}))}
-    pairs = [names[a] * len(names) + names[b] for a, b in zip(gold, predicted, strict=True)]
-    counts = np.bincount(pairs, minlength=len(names) ** 2).reshape(len(names), -1).astype(np.float64)
-    right, true, said, total = counts.diagonal(), counts.sum(1), counts.sum(0), max(counts.sum(), 1.0)
-    f1 = 2 * right / np.maximum(true + said, 1)
-    spread = (total**2 - (true**2).sum()) * (total**2 - (said**2).sum())
-    found = {
-        "accuracy": float(right.sum() / total),
+    label_ids = {name: i for i, name in enumerate(sorted({*gold, *predicted}))}
+    cell_ids = [label_ids[a] * len(label_ids) + label_ids[b] for a, b in zip(gold, predicted, strict=True)]
+    confusion = np.bincount(cell_ids, minlength=len(label_ids) ** 2).reshape(len(label_ids), -1).astype(np.float64)
+    correct, gold_counts, predicted_counts, total = (
+        confusion.diagonal(),
+        confusion.sum(1),
+        confusion.sum(0),
+        max(confusion.sum(), 1.0),
+    )
+    f1 = 2 * correct / np.maximum(gold_counts + predicted_counts, 1)
+    variance_product = (total**2 - (gold_counts**2).sum()) * (total**2 - (predicted_counts**2).sum())
+    metrics = {
+        "accuracy": float(correct.sum() / total),
         "macro_f1": float(f1.mean()) if len(f1) else 0.0,
-        "matthews": float((right.sum() * total - true @ said) / np.sqrt(spread)) if spread > 0 else 0.0,
+        "matthews": float((correct.sum() * total - gold_counts @ predicted_counts) / np.sqrt(variance_product))
+        if variance_product > 0
+        else 0.0,
     }
-    known = list(labels) or list(names)
-    if len(known) == 2:
-        found["f1"] = float(f1[names[known[1]]]) if known[1] in names else 0.0
-    return found
+    all_labels = list(labels) or list(label_ids)
+    if len(all_labels) == 2:
+        metrics["f1"] = float(f1[label_ids[all_labels[1]]]) if all_labels[1] in label_ids else 0.0
+    return metrics
 
 
-def regression(gold: Sequence[str | float], predicted: Sequence[float]) -> dict[str, float]:
+def regression_metrics(gold: Sequence[str | float], predicted: Sequence[float]) -> dict[str, float]:
     """Pearson's and Spearman's correlation, 0 where one side is constant; and the mean squared error."""
-    require("regression")
+    require_dependencies("regression")
     from scipy import stats
 
-    true, guess = (np.array(numbers, dtype=np.float64) for numbers in (gold, predicted))
-    constant = len(true) < 2 or np.ptp(true) == 0 or np.ptp(guess) == 0
+    gold_values, predicted_values = (np.array(values, dtype=np.float64) for values in (gold, predicted))
+    is_constant = len(gold_values) < 2 or np.ptp(gold_values) == 0 or np.ptp(predicted_values) == 0
     return {
-        "pearson": 0.0 if constant else float(stats.pearsonr(true, guess).statistic),
-        "spearman": 0.0 if constant else float(stats.spearmanr(true, guess).statistic),
-        "mse": float(np.square(true - guess).mean()),
+        "pearson": 0.0 if is_constant else float(stats.pearsonr(gold_values, predicted_values).statistic),
+        "spearman": 0.0 if is_constant else float(stats.spearmanr(gold_values, predicted_values).statistic),
+        "mse": float(np.square(gold_values - predicted_values).mean()),
     }
 
 
-def tagging(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str | None]]) -> dict[str, float]:
+def tagging_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str | None]]) -> dict[str, float]:
     """Word accuracy; precision, recall and F1 of what was found. A word without a tag, None, is wrong.
 
     Found are entities, as conlleval counts them, where tags look like `B-X` and `I-X`: type and both borders
     must be right. With other tags they are the words with any tag but O.
     """
-    names = {tag for tags in (*gold, *predicted) for tag in tags if tag is not None}
-    marked = chunks if names != {"O"} and all(map(CHUNK.fullmatch, names)) else _marked
-    right = found = wanted = equal = words = 0
-    for true, guess in zip(gold, predicted, strict=True):
-        of_true, of_guess = marked(true), marked([tag or "O" for tag in guess])
-        right += len(of_true & of_guess)
-        wanted += len(of_true)
-        found += len(of_guess)
-        equal += sum(a == b for a, b in zip(true, guess, strict=True))
-        words += len(true)
+    tag_set = {tag for tags in (*gold, *predicted) for tag in tags if tag is not None}
+    extract_spans = extract_entities if tag_set != {"O"} and all(map(TAG_PATTERN.fullmatch, tag_set)) else _tagged_words
+    num_correct = num_predicted = num_gold = num_equal_tags = num_words = 0
+    for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
+        gold_spans, predicted_spans = extract_spans(gold_tags), extract_spans([tag or "O" for tag in predicted_tags])
+        num_correct += len(gold_spans & predicted_spans)
+        num_gold += len(gold_spans)
+        num_predicted += len(predicted_spans)
+        num_equal_tags += sum(a == b for a, b in zip(gold_tags, predicted_tags, strict=True))
+        num_words += len(gold_tags)
     return {
-        "accuracy": equal / max(words, 1),
-        "precision": right / max(found, 1),
-        "recall": right / max(wanted, 1),
-        "f1": 2 * right / max(found + wanted, 1),
+        "accuracy": num_equal_tags / max(num_words, 1),
+        "precision": num_correct / max(num_predicted, 1),
+        "recall": num_correct / max(num_gold, 1),
+        "f1": 2 * num_correct / max(num_predicted + num_gold, 1),
     }
 
 
-def spans(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> dict[str, float]:
+def span_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> dict[str, float]:
     """Exact matches and F1 over words, each the best over a question's true answers, as SQuAD's scripts count them.
 
     Where some questions have no answer, those with one and those without are shown apart too.
     """
-    exact, f1 = question_scores(gold, predicted)
-    found = {"exact": float(exact.mean()), "f1": float(f1.mean())}
-    some = np.array([bool(answers) for answers in gold])
-    if not some.all():
-        found |= {"no_answer_accuracy": float(exact[~some].mean())}
-        if some.any():
-            found |= {"has_answer_exact": float(exact[some].mean()), "has_answer_f1": float(f1[some].mean())}
-    return found
+    exact, f1 = squad_scores(gold, predicted)
+    metrics = {"exact": float(exact.mean()), "f1": float(f1.mean())}
+    has_answer = np.array([bool(answers) for answers in gold])
+    if not has_answer.all():
+        metrics |= {"no_answer_accuracy": float(exact[~has_answer].mean())}
+        if has_answer.any():
+            metrics |= {
+                "has_answer_exact": float(exact[has_answer].mean()),
+                "has_answer_f1": float(f1[has_answer].mean()),
+            }
+    return metrics
 
 
-def question_scores(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def squad_scores(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Exact and F1 of each question. Where some have no answer the rules are those of SQuAD 2.0, else of 1.1; they
     differ in what texts are worth that are nothing but articles and punctuation."""
-    second = not all(gold)
+    is_squad_v2 = not all(gold)
     rows = []
     for answers, text in zip(gold, predicted, strict=True):
-        said = bare(text)
-        truths = [bare(answer) for answer in answers]
-        if second:
-            truths = [truth for truth in truths if truth] or [""]
-        rows.append([max(truth == said for truth in truths), max(word_f1(truth, said, second) for truth in truths)])
+        prediction = normalize_answer(text)
+        references = [normalize_answer(answer) for answer in answers]
+        if is_squad_v2:
+            references = [reference for reference in references if reference] or [""]
+        rows.append(
+            [
+                max(reference == prediction for reference in references),
+                max(word_f1(reference, prediction, is_squad_v2) for reference in references),
+            ]
+        )
     exact, f1 = np.array(rows, dtype=np.float64).reshape(-1, 2).T
     return exact, f1
 
 
-def bare(text: str) -> str:
+def normalize_answer(text: str) -> str:
     """A text without case, punctuation and articles, single spaces between its words."""
     text = "".join(c for c in text.lower() if c not in PUNCTUATION)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def word_f1(truth: str, said: str, second: bool) -> float:
+def word_f1(reference: str, prediction: str, is_squad_v2: bool) -> float:
     """F1 of the words of two bare texts; by the rules of SQuAD 2.0 two without any are equal."""
-    a, b = truth.split(), said.split()
-    if second and not (a and b):
+    a, b = reference.split(), prediction.split()
+    if is_squad_v2 and not (a and b):
         return float(a == b)
     shared = (Counter(a) & Counter(b)).total()
     return 2 * shared / (len(a) + len(b)) if shared else 0.0
 
 
-def _marked(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+def _tagged_words(tags: Sequence[str]) -> set[tuple[str, int, int]]:
     return {(tag, i, i) for i, tag in enumerate(tags) if tag != "O"}

@@ -1,0 +1,79 @@
+"""Reading plain and compressed files in blocks."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from polyseme.errors import UserError
+
+COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst", ".bz2")
+_BLOCK_SIZE = 1 << 20
+_DECOMPRESSORS: dict[str, Callable[[BinaryIO], Any]] = {
+    ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".xz": partial(lzma.LZMAFile, format=lzma.FORMAT_XZ),
+    ".bz2": bz2.BZ2File,
+}
+
+
+def require_pyarrow(file_type: str) -> Any:
+    """The package pyarrow, which `file_type` is read with."""
+    try:
+        import pyarrow
+    except ImportError:
+        raise UserError(f"{file_type} are read with pyarrow, which is not installed: pip install pyarrow") from None
+    return pyarrow
+
+
+class CorruptFileError(UserError):
+    """A packed file that cannot be unpacked to its end."""
+
+
+def read_decompressed(path: Path) -> Iterator[bytes]:
+    """What a file holds, plain or packed as its ending says, in blocks of at most a megabyte.
+
+    All that can be unpacked is given before the `CorruptFileError` that ends a file cut off.
+    """
+    suffix = path.suffix.lower()
+    try:
+        if suffix == ".zst":
+            yield from _decompress_zst(path)
+            return
+        with open(path, "rb") as file:
+            stream = _DECOMPRESSORS.get(suffix, lambda plain: plain)(file)
+            while block := stream.read1(_BLOCK_SIZE):
+                yield block
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
+    except EOFError:
+        raise CorruptFileError(f"{path} is truncated: its compressed data stops before its end") from None
+    except (OSError, zlib.error, lzma.LZMAError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what unpacks
+            raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise CorruptFileError(f"{path} is not a whole {suffix} file: {error}") from None
+
+
+def _decompress_zst(path: Path) -> Iterator[bytes]:
+    num_bytes = 0
+    try:
+        for block in _read_zst_blocks(path, 0, 1 << 16):
+            num_bytes += len(block)
+            yield block
+    except OSError:
+        # What was unpacked in the read that failed is lost: come back to its start, and on by single bytes.
+        yield from _read_zst_blocks(path, num_bytes, 1)
+
+
+def _read_zst_blocks(path: Path, skip: int, size: int) -> Iterator[bytes]:
+    pa = require_pyarrow("files that end in .zst")
+    with open(path, "rb") as file, pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd") as stream:
+        while skip and (block := stream.read(min(skip, _BLOCK_SIZE))):
+            skip -= len(block)
+        while block := stream.read(size):
+            yield block
