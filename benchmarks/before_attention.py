@@ -82,12 +82,12 @@ def network(name: str, seed: int, options: argparse.Namespace) -> dict[str, floa
 
 def counted(name: str, options: argparse.Namespace) -> dict[str, float]:
     from polyseme.corpus.store import Corpus
-    from polyseme.ngram.model import NgramLM
+    from polyseme.ngram.model import NgramFolder
     from polyseme.ngram.train import NgramRecipe, measure_perplexity, train_ngram
 
     folder = options.out / name
     results = train_ngram(NgramRecipe(name=name, order=COUNTED[name], valid_fraction=0.0), options.train, folder)
-    found = measure_perplexity(NgramLM.open(folder / "model").ngrams, Corpus.open(options.test))
+    found = measure_perplexity(NgramFolder.load(folder / "model").ngrams, Corpus.open(options.test))
     return {"seconds": results["device_hours"] * 3600, "perplexity": found["perplexity_words"]}
 
 

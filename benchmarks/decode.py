@@ -24,7 +24,8 @@ import torch
 from report import header, table
 
 from polyseme.families import FAMILIES
-from polyseme.generation.sample import GREEDY, generate_tokens
+from polyseme.generation.config import GREEDY
+from polyseme.generation.sample import generate_tokens
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.weights.convert import from_published
 

@@ -40,8 +40,9 @@ from report import header, table
 
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import PolysemeError
-from polyseme.finetuning.feature_extraction import LAYER_SELECTIONS, FeatureEncoder, extract_features
+from polyseme.finetuning.feature_extraction import FeatureEncoder, extract_features
 from polyseme.io.json import read_json, write_json
+from polyseme.nn.layer_selection import FEATURE_SELECTIONS
 from polyseme.tasks.examples import Example, read_rows
 
 TABLES = ("lineage", "elmo", "layers")
@@ -85,7 +86,7 @@ def rows_of(names: Iterable[str]) -> list[Row]:
     bare = {**two, "word_dim": 0, "use_char_cnn": False}
     choices = (
         Row("layers", name, ("encoder",), False, False, "softmax", {**bare, "layers": name})
-        for name in LAYER_SELECTIONS
+        for name in FEATURE_SELECTIONS
     )
     return [*found, *choices]
 

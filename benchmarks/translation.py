@@ -51,7 +51,7 @@ def run(model: str, seed: int, args: argparse.Namespace) -> None:
     """Train with one seed and measure, or measure what an earlier call trained."""
     import polyseme
     from polyseme.cli.output import apply_overrides
-    from polyseme.generation.text import GenerationConfig
+    from polyseme.generation.config import GenerationConfig
     from polyseme.recipes import get_training_recipe
     from polyseme.tasks.metrics.translation import score_translations
     from polyseme.train.pretrain import pretrain

@@ -20,12 +20,13 @@ import torch
 
 from polyseme.corpus.sampling import build_samples
 from polyseme.corpus.store import Corpus
+from polyseme.inference.word_vectors import WordVectors
 from polyseme.objectives.word2vec import Word2Vec, count_tokens
 from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetConfig, Recipe
-from polyseme.word_vectors.model import WordVectors, load, read_analogy_questions, read_similarity_pairs
+from polyseme.word_vectors.evaluation import read_analogy_questions, read_similarity_pairs
 
 SETS = {"WordSim-353": "EN-WS-353-ALL.txt", "SimLex-999": "EN-SIMLEX-999.txt", "MEN": "EN-MEN-TR-3k.txt"}
 METHODS = {
@@ -65,7 +66,7 @@ def ours(recipe: Recipe, path: Path, known: float) -> tuple[WordVectors, float, 
         began = time.process_time()
         results = pretrain(recipe, path, Path(folder) / "run")
         used, words = time.process_time() - began, known * results["tokens"]
-        return load(Path(folder) / "run" / "model"), words / (results["device_hours"] * 3600), words / used
+        return WordVectors.load(Path(folder) / "run" / "model"), words / (results["device_hours"] * 3600), words / used
 
 
 def theirs(

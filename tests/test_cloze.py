@@ -30,7 +30,7 @@ def ours(tiny_folders):
 def test_choices_in_a_gap_against_transformers(tiny_folders, ours, normalise):
     theirs = transformers.BertForMaskedLM.from_pretrained(tiny_folders["bert"]).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folders["bert"])
-    found = ours["bert"].rank_choices_batch(QUESTIONS, normalization=normalise)
+    found = ours["bert"].rank_choices(*zip(*QUESTIONS), normalization=normalise)
     for (text, choices), choice in zip(QUESTIONS, found):
         for gap in ("____", "_", "@placeholder"):
             text = text.replace(gap, "[MASK]")
@@ -50,7 +50,7 @@ def test_choices_in_a_gap_against_transformers(tiny_folders, ours, normalise):
 @pytest.mark.parametrize("family", ["bert", "roberta", "albert", "xlnet"])
 def test_company_changes_nothing(ours, family):
     texts = [(text.replace("[MASK]", "_"), choices) for text, choices in QUESTIONS]
-    together = ours[family].rank_choices_batch(texts)
+    together = ours[family].rank_choices(*zip(*texts))
     for question, found in zip(texts, together):
         alone = ours[family].rank_choices(*question)
         assert alone.normalized_scores == pytest.approx(found.normalized_scores, abs=1e-4)
@@ -59,7 +59,7 @@ def test_company_changes_nothing(ours, family):
 def test_last_words_of_a_masked_model(ours, tmp_path, tiny_folders, done):
     model = ours["bert"]
     texts = [("The old cat sees the", "dog"), ("The wolf hears the bird in the", "zebra"), ("the " * 60, "wolf")]
-    found = model.last_words(texts)
+    found = model.score_last_words(texts)
     for (context, word), one in list(zip(texts, found))[:2]:
         choice = model.rank_choices(context, [word])
         assert one.score.log_prob == pytest.approx(choice.scores[0].log_prob, abs=1e-4) and one.num_truncated == 0
@@ -68,7 +68,7 @@ def test_last_words_of_a_masked_model(ours, tmp_path, tiny_folders, done):
         masks = " ".join(["[MASK]"] * one.score.num_tokens)
         best = [guesses[0].token for guesses in model.fill(f"{context} {masks}", top_k=1)]
         said = model.tokenizer.decode([model.tokenizer.backend.token_to_id(piece) for piece in best])
-        again = model.last_words([(context, said)])[0] if said.strip() else None
+        again = model.score_last_words([(context, said)])[0] if said.strip() else None
         assert again is None or again.score.num_tokens != one.score.num_tokens or again.is_correct
     (tmp_path / "l.txt").write_text("".join(f"{a} {b}\n" for a, b in texts[:2]))
     told = json.loads(done("score", tiny_folders["bert"], "--last-words", tmp_path / "l.txt", "--json"))
@@ -94,8 +94,8 @@ def test_mistakes(ours):
     bert = ours["bert"]
     for message, (prompt, choices, options) in {
         "there are 2 gaps in 'the _ sees a _ ', and one answer": ("the _ sees a _", ["b"], {}),
-        "there is nothing to read in the answer ' '": ("the _", ["b", " "], {}),
-        r"choices is \[\]: a list of answers": ("the _", [], {}),
+        "the answer ' ' has no tokens": ("the _", ["b", " "], {}),
+        r"choices is \[\], expected a list of answers": ("the _", [], {}),
         "longer than the model reads": ("the cat _ " + "sees " * 80, ["b"], {}),
         "normalization is 'unconditional'; valid: length, none": ("_", ["b"], {"normalization": "unconditional"}),
     }.items():
@@ -104,6 +104,6 @@ def test_mistakes(ours):
         assert "\n" not in str(caught.value)
     with pytest.raises(PolysemeError, match="alone is longer than the model reads"):
         mask_span(bert.tokenizer, "", "wolf " * 30, "", 12)
-    with pytest.raises(PolysemeError, match="cannot choose between answers"):
+    with pytest.raises(PolysemeError, match="cannot rank choices"):
         ours["t5"].rank_choices("the _", ["b"])
     assert [len(gap.positions) for gap in candidate_spans(bert.tokenizer, "snake_case is _", ["cat"], 40)] == [1]

@@ -11,7 +11,7 @@ import polyseme
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.inference.candidates import format_prompt
-from polyseme.inference.language_model import LanguageModel
+from polyseme.inference.neural_lm import NeuralLM
 from polyseme.nn.packing import PackedLayout
 from polyseme.text.importers import import_vocabulary
 from polyseme.text.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ def joined(prompt, choice):
 def test_an_answer_is_worth_its_text_less_its_prompt(family, ours):
     """log P(answer | prompt) = log P(prompt, answer) − log P(prompt), as `score` has them for whole texts."""
     model = ours[family]
-    for (prompt, choices), found in zip(QUESTIONS, model.rank_choices_batch(QUESTIONS)):
+    for (prompt, choices), found in zip(QUESTIONS, model.rank_choices(*zip(*QUESTIONS))):
         (before,) = model.score([prompt.rstrip()])
         wholes = model.score([joined(prompt, c) for c in choices])
         for whole, score, value in zip(wholes, found.scores, found.normalized_scores):
@@ -70,7 +70,9 @@ def test_against_transformers(family, normalise, ours, tiny_folders):
         return sum(picked), len(picked)
 
     shots = [("The dog", "swan")]
-    found = ours[family].rank_choices_batch(QUESTIONS, shots, "Q: {text}\nA: {answer}", normalise, context="A: ")
+    found = ours[family].rank_choices(
+        *zip(*QUESTIONS), shots=shots, template="Q: {text}\nA: {answer}", normalization=normalise, context="A: "
+    )
     shown = "".join(f"Q: {text}\nA: {answer}\n\n" for text, answer in shots)
     for (text, choices), answer in zip(QUESTIONS, found):
         for choice, value in zip(choices, answer.normalized_scores):
@@ -86,16 +88,16 @@ def test_company_changes_nothing_and_what_is_shared_is_read_once(ours, tiny_fold
     questions = [
         (f"the {a} cat {b}", ["the dog", "a swan", "fish fish"]) for a in ("old", "grey") for b in ("sees", "a")
     ]
-    together = ours["gpt2"].rank_choices_batch(questions, SHOTS)
-    small = LanguageModel(load_model(tiny_folders["gpt2"]), "cpu", max_batch_tokens=16)
-    for question, found, other in zip(questions, together, small.rank_choices_batch(questions, SHOTS)):
+    together = ours["gpt2"].rank_choices(*zip(*questions), shots=SHOTS)
+    small = NeuralLM(load_model(tiny_folders["gpt2"]), "cpu", max_batch_tokens=16)
+    for question, found, other in zip(questions, together, small.rank_choices(*zip(*questions), shots=SHOTS)):
         alone = ours["gpt2"].rank_choices(*question, shots=SHOTS)
         assert found.normalized_scores == pytest.approx(alone.normalized_scores, abs=1e-4)
         assert found.normalized_scores == pytest.approx(other.normalized_scores, abs=1e-4)
     sizes = []
     trunk = ours["gpt2"].model.trunk
     with mock.patch.object(trunk, "forward", side_effect=trunk.forward, autospec=False) as read:
-        ours["gpt2"].rank_choices_batch(questions, SHOTS)
+        ours["gpt2"].rank_choices(*zip(*questions), shots=SHOTS)
         sizes = [call.args[0].numel() for call in read.call_args_list]
     tokenizer = ours["gpt2"].tokenizer
     prompts = [len(tokenizer.encode(format_prompt(t, "{text} {answer}", SHOTS).rstrip())) for t, _ in questions]
@@ -135,7 +137,7 @@ def test_a_vocabulary_without_marks(tmp_path):
     assert whole.num_tokens == len(tokenizer.encode("the cat")) - 1
     found = model.rank_choices("the", ["cat", "dog"])
     assert found.normalized_scores[0] == pytest.approx(whole.log_prob, abs=1e-5) and found.scores[0].num_tokens == 3
-    with pytest.raises(PolysemeError, match="is one token, and nothing stands before it"):
+    with pytest.raises(PolysemeError, match="is a single token, and there is no token before it"):
         model.score(["the"])
     assert model.rank_choices("the the", ["cat", "dog"]).scores[0].num_tokens == 3
 
@@ -151,9 +153,9 @@ def test_templates():
 def test_mistakes(ours):
     for message, (family, prompt, choices, options) in {
         "normalization is 'len'; did you mean 'length'": ("gpt2", "a", ["b", "c"], {"normalization": "len"}),
-        "choices is 'b': a list": ("gpt2", "a", "b", {}),
-        r"choices is \[\]: a list": ("gpt2", "a", [], {}),
-        "nothing to read in the choice ''": ("gpt2", "a", ["b", ""], {}),
+        "choices is 'b', expected a list": ("gpt2", "a", "b", {}),
+        r"choices is \[\], expected a list": ("gpt2", "a", [], {}),
+        "the choice '' has no tokens": ("gpt2", "a", ["b", ""], {}),
         "is longer than the model reads": ("gpt2", "the cat " * 40, ["b", "c"], {}),
     }.items():
         with pytest.raises(PolysemeError, match=message) as caught:
@@ -175,7 +177,7 @@ def files(tmp_path):
 
 def test_score_choices(files, ours, tiny_folders, done):
     said = done("score", tiny_folders["gpt2"], "--choices", files / "q.jsonl", "--json").splitlines()
-    expected = ours["gpt2"].rank_choices_batch(QUESTIONS[:3])
+    expected = ours["gpt2"].rank_choices(*zip(*QUESTIONS[:3]))
     for line, found in zip(said, expected):
         row = json.loads(line)
         assert row["best_index"] == found.best_index and row["label"] == 0
@@ -195,7 +197,12 @@ def test_score_choices(files, ours, tiny_folders, done):
     plain = done("score", tiny_folders["gpt2"], "--choices", files / "q.jsonl", *options).splitlines()
     assert len(plain) == 4 and plain[-1].startswith("accuracy: ") and plain[-1].endswith("(3 questions, 2 shots)")
     order = [SHOTS, SHOTS[::-1]]
-    ranked = [ours["gpt2"].rank_choices_batch(QUESTIONS[:3], shots, "{text}\n{answer}", "length") for shots in order]
+    ranked = [
+        ours["gpt2"].rank_choices(
+            *zip(*QUESTIONS[:3]), shots=shots, template="{text}\n{answer}", normalization="length"
+        )
+        for shots in order
+    ]
     values = [[f.normalized_scores[f.best_index] for f in results] for results in ranked]
     assert [float(line.split()[0]) for line in plain[:3]] in [pytest.approx(v, abs=1e-3) for v in values]
 
@@ -213,6 +220,6 @@ def test_bad_commands(files, tiny_folders, refused):
     refused("score", model, "--choices", questions, "--template", "{text}", says="has to hold")
     refused("score", model, "--choices", questions, "--normalization", "no", says="normalization is 'no'")
     refused("score", model, "--choices", files / "none.jsonl", says="none.jsonl")
-    refused("score", tiny_folders["t5"], "--choices", questions, says="cannot choose")
+    refused("score", tiny_folders["t5"], "--choices", questions, says="cannot rank choices")
     (files / "bad.jsonl").write_text('{"text": "a", "choices": "b"}\n')
     refused("score", model, "--choices", files / "bad.jsonl", says=r"bad\.jsonl:1: choices is 'b'")

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
         PolysemeError,
         UnsupportedError,
     )
-    from polyseme.inference.language_model import LanguageModel, load
+    from polyseme.inference.base import LanguageModel
+    from polyseme.inference.load import load
 
 __version__ = "0.1.0"
 _ERRORS = ("PolysemeError", "ConfigError", "DataError", "ModelError", "UnsupportedError", "Interrupted")
@@ -31,10 +32,14 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import heavy dependencies when a name is first used, so that `import polyseme` is fast."""
-    if name in ("load", "LanguageModel"):
-        from polyseme.inference import language_model
+    if name == "load":
+        from polyseme.inference.load import load
 
-        return getattr(language_model, name)
+        return load
+    if name == "LanguageModel":
+        from polyseme.inference.base import LanguageModel
+
+        return LanguageModel
     if name in _ERRORS:
         from polyseme import errors
 

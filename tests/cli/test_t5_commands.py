@@ -56,7 +56,7 @@ def test_attention_of_the_encoder(made):
     theirs = transformers.T5EncoderModel.from_pretrained(made / "run/model", attn_implementation="eager").eval()
     model = polyseme.load(made / "run/model", device="cpu")
     pieces, maps = attention_maps(model, "the old cat sees the dog.")
-    ids = torch.tensor([model.encode("the old cat sees the dog.")["input_ids"]])
+    ids = torch.tensor([model.encode("the old cat sees the dog.").input_ids])
     with torch.no_grad():
         expected = torch.cat(theirs(input_ids=ids, output_attentions=True).attentions).numpy()
     assert len(pieces) == maps.shape[-1] and maps.sum(-1) == pytest.approx(1, abs=1e-5)

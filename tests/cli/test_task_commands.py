@@ -80,7 +80,7 @@ def test_grid_compare_and_ensemble(project, done, tmp_path, refused):
 def test_last_words(project, done, tmp_path, refused):
     model = polyseme.load(project.path / "run-gpt2/model")
     texts = [("The old cat sees the", "dog"), ("The wolf hears the bird in the", "forest")]
-    found = model.last_words(texts)
+    found = model.score_last_words(texts)
     for (context, word), one in zip(texts, found):
         whole, part = model.score([f"{context} {word}", context])
         assert one.score.log_prob == pytest.approx(whole.log_prob - part.log_prob, abs=1e-4)
@@ -90,9 +90,9 @@ def test_last_words(project, done, tmp_path, refused):
         tokens = torch.tensor([*model.bos_ids, *ids])
         best = model.tokenizer.decode([int(_next(model, tokens))]).strip()
     if best and " " not in best:
-        (said,) = model.last_words([(texts[0][0], best)])
+        (said,) = model.score_last_words([(texts[0][0], best)])
         assert said.is_correct or said.score.num_tokens > 1
-    (long,) = model.last_words([("The old cat. " * 30, "dog")])
+    (long,) = model.score_last_words([("The old cat. " * 30, "dog")])
     assert long.num_truncated > 0
     (tmp_path / "l.jsonl").write_text("".join(json.dumps({"context": a, "continuation": b}) + "\n" for a, b in texts))
     (tmp_path / "l.txt").write_text("".join(f"{a} {b}\n" for a, b in texts))
@@ -105,7 +105,7 @@ def test_last_words(project, done, tmp_path, refused):
     with pytest.raises(PolysemeError, match=r"bad\.txt:1: not a passage of several words"):
         read_lambada(tmp_path / "bad.txt")
     refused(
-        "score", project.path / "run-tagging/model", "--last-words", tmp_path / "l.txt", says="cannot guess last words"
+        "score", project.path / "run-tagging/model", "--last-words", tmp_path / "l.txt", says="cannot predict last words"
     )
 
 

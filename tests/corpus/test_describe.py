@@ -270,7 +270,7 @@ def test_what_prepare_says_is_shown(tmp_path: Path) -> None:
 
 def test_command(corpus: Corpus, tmp_path: Path, done: Any) -> None:
     before = corpus.manifest_hash
-    said = done("describe", corpus.path, "--num-samples", 2, "--top-k", 3)
+    said = done("describe", corpus.path, "--num-return-sequences", 2, "--top-k", 3)
     rows = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in said.splitlines()[1:-1])
     assert rows["tokens"] == f"{corpus.num_tokens:,}" and rows["documents removed"] == "15"
     assert rows["unigram entropy"].startswith(f"{compute_statistics(corpus).unigram.entropy:.4f} bits")
@@ -287,7 +287,7 @@ def test_command(corpus: Corpus, tmp_path: Path, done: Any) -> None:
     "options,says",
     [
         (("--out", "page.txt"), "page.txt.*html"),
-        (("--num-samples", -1), "num_samples is -1"),
+        (("--num-return-sequences", -1), "num_samples is -1"),
         (("--top-k", -1), "top_k is -1"),
         (("--seed", -1), "seed is -1"),
     ],

@@ -9,7 +9,8 @@ import torch
 
 import polyseme
 from polyseme.explain.translation import _best_path, align
-from polyseme.generation.text import GenerationConfig, TextGenerator
+from polyseme.generation.config import GenerationConfig
+from polyseme.generation.text import TextGenerator
 
 TEXT = "the old cat sees the dog."
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from polyseme.generation.beam import beam_search
-from polyseme.generation.sample import GREEDY, SamplingConfig, generate_tokens
+from polyseme.generation.config import GREEDY, SamplingConfig
+from polyseme.generation.sample import generate_tokens
 
 transformers = pytest.importorskip("transformers")
 

@@ -6,7 +6,8 @@ import torch
 
 from polyseme.errors import PolysemeError
 from polyseme.generation.beam import beam_search
-from polyseme.generation.sample import GREEDY, SamplingConfig, generate_tokens, sample_tokens, stream_tokens
+from polyseme.generation.config import GREEDY, SamplingConfig
+from polyseme.generation.sample import generate_tokens, sample_tokens, stream_tokens
 from polyseme.generation.session import is_seq2seq, start_session
 from tests.contracts import cases
 from tests.ngram import made

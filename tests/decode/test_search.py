@@ -12,7 +12,8 @@ import torch
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.generation.beam import beam_search
-from polyseme.generation.sample import GREEDY, SamplingConfig, generate_tokens
+from polyseme.generation.config import GREEDY, SamplingConfig
+from polyseme.generation.sample import generate_tokens
 from polyseme.generation.session import generation_head, is_seq2seq
 from polyseme.generation.topk import fast_topk
 from polyseme.ngram.trie import NgramTrie, NgramVocab

@@ -6,7 +6,8 @@ import torch
 from polyseme.generation import cuda_graph as stage
 from polyseme.generation import session as writing
 from polyseme.generation.beam import beam_search
-from polyseme.generation.sample import GREEDY, SamplingConfig, generate_tokens, stream_tokens
+from polyseme.generation.config import GREEDY, SamplingConfig
+from polyseme.generation.sample import generate_tokens, stream_tokens
 from tests.contracts import cases
 
 FAMILIES = ["gpt", "gpt2", "t5", "transformer"]

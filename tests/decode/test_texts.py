@@ -6,8 +6,8 @@ import pytest
 
 import polyseme
 from polyseme.errors import PolysemeError
-from polyseme.generation.sample import SamplingConfig
-from polyseme.generation.text import GenerationConfig, TextGenerator, decode_continuation
+from polyseme.generation.config import GenerationConfig
+from polyseme.generation.text import TextGenerator, decode_continuation
 
 WRITERS = ("gpt", "gpt2", "transformer_xl", "xlnet", "t5", "transformer", "seq2seq")
 PROMPT = "The old cat sees"
@@ -20,9 +20,9 @@ def test_texts_of_every_family(family, tiny_folders):
     (plain,) = model.generate(PROMPT, search)
     assert 0 < len(plain.tokens) <= 12 and plain.score < 0
     assert "".join(model.stream(PROMPT, search)) == plain.text
-    drawn = model.generate([PROMPT, "The dog"], GenerationConfig(12, SamplingConfig(seed=5), num_samples=2))
+    drawn = model.generate([PROMPT, "The dog"], GenerationConfig(12, do_sample=True, seed=5, num_return_sequences=2))
     assert [len(each) for each in drawn] == [2, 2] and drawn[0][0].text != drawn[0][1].text
-    alone = model.generate("The dog", GenerationConfig(12, SamplingConfig(seed=5)))
+    alone = model.generate("The dog", GenerationConfig(12, do_sample=True, seed=5))
     assert alone[0].text == drawn[1][0].text
     beams = model.generate(PROMPT, GenerationConfig(8, num_beams=3, num_return_sequences=3, length_penalty=0.0))
     assert [b.score for b in beams] == sorted((b.score for b in beams), reverse=True)
@@ -46,7 +46,7 @@ def test_against_generate_on_the_same_folder(tiny_folders):
         assert list(model.generate(PROMPT, ours)[0].tokens) == expected
     seq2seq = polyseme.load(tiny_folders["t5"], device="cpu")
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tiny_folders["t5"]).eval()
-    ids = torch.tensor([seq2seq.encode(PROMPT)["input_ids"]])
+    ids = torch.tensor([seq2seq.encode(PROMPT).input_ids])
     out = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=15, do_sample=False)
     expected = [t for t in out[0, 1:].tolist() if t != seq2seq.tokenizer.special_token_ids.eos]
     assert list(seq2seq.generate(PROMPT, GenerationConfig(15))[0].tokens) == expected
@@ -91,10 +91,10 @@ def test_the_command(project, done, refused, tmp_path):
     refused("generate", model, says="--prompt")
     refused("generate", model, "--prompt", "The", "--max-new-tokens", 33, says=["places for 32", "33 more"])
     refused("generate", model, "--prompt", "The", "--top-p", 1.5, says="top_p is 1.5")
-    refused("generate", model, "--prompt", "The", "--num-beams", 2, "--do-sample", says="draws nothing")
+    refused("generate", model, "--prompt", "The", "--num-beams", 2, "--do-sample", says="does not sample")
     beams = ("--num-beams", 2, "--num-return-sequences", 3)
     refused("generate", model, "--prompt", "The", *beams, says="num_return_sequences is 3")
-    refused("generate", project / "run-bert/model", "--prompt", "The", says="cannot write")
+    refused("generate", project / "run-bert/model", "--prompt", "The", says="cannot generate text")
 
 
 def test_prompts_that_cannot_be(tiny_folders):
@@ -102,8 +102,8 @@ def test_prompts_that_cannot_be(tiny_folders):
     if not gpt.bos_ids:
         with pytest.raises(PolysemeError, match="needs a beginning"):
             gpt.generate("")
-    with pytest.raises(PolysemeError, match="num_samples is 0, expected 1 or more"):
-        GenerationConfig(num_samples=0)
+    with pytest.raises(PolysemeError, match="num_return_sequences is 0, expected 1 or more"):
+        GenerationConfig(num_return_sequences=0)
     with pytest.raises(PolysemeError, match="without a source"):
         gpt.generate("The", GenerationConfig(0))
     with pytest.raises(PolysemeError, match="cannot be shown"):

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from polyseme.errors import PolysemeError
+from polyseme.inference.ngram_lm import NgramLM
 from polyseme.ngram.arpa import arpa_names, read_arpa, write_arpa
 from polyseme.ngram.count import count_ngrams
 from polyseme.ngram.estimate import estimate_kneser_ney
-from polyseme.ngram.model import NgramLM
+from polyseme.ngram.model import NgramFolder
 from polyseme.ngram.trie import NgramVocab
 from polyseme.text.tokenizer import Tokenizer
 from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS
@@ -104,15 +105,15 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
 def test_a_good_file_by_hand(tmp_path):
     (tmp_path / "good.arpa").write_text(GOOD)
     ngrams, tokenizer = read_arpa(tmp_path / "good.arpa")
-    NgramLM(tmp_path, ngrams, tokenizer).save(tmp_path / "model")
-    model = NgramLM.open(tmp_path / "model")
+    NgramFolder(tmp_path, ngrams, tokenizer).save(tmp_path / "model")
+    model = NgramLM(NgramFolder.load(tmp_path / "model"))
     (score, unknown, marks) = model.score(["the cat", "the dog", "the </s> cat"])
     assert math.isclose(score.log_prob / math.log(10), -0.2 - 0.1 - 0.4, rel_tol=1e-6)
     assert score.num_tokens == 3
     # "dog" is unknown, behind a context without 3-grams for it; then the end behind <unk>, which has no back-off
     assert math.isclose(unknown.log_prob / math.log(10), -0.2 + (-0.15 - 0.1 - 0.9) - 1, rel_tol=1e-6)
     assert marks.num_tokens == 4, "the name of a mark in a text is a word like others"
-    assert model.encode("the </s> cat")["tokens"] == ["<s>", "the", "<unk>", "cat", "</s>"]
+    assert model.encode("the </s> cat").tokens == ["<s>", "the", "<unk>", "cat", "</s>"]
 
 
 # -------------------------------------------------------------------------------------- what we write, read by others

@@ -17,12 +17,11 @@ import pytest
 
 import polyseme
 from polyseme.errors import PolysemeError
-from polyseme.generation.sample import SamplingConfig
-from polyseme.generation.text import GenerationConfig
+from polyseme.generation.config import GenerationConfig
+from polyseme.inference.ngram_lm import NgramLM
 from polyseme.io.json import read_json
 from polyseme.ngram.count import count_ngrams
 from polyseme.ngram.estimate import estimate_kneser_ney
-from polyseme.ngram.model import NgramLM
 from polyseme.ngram.train import NgramRecipe, train_ngram
 from polyseme.ngram.trie import NgramVocab
 from polyseme.recipes import get_recipe, get_training_recipe
@@ -113,10 +112,10 @@ def test_what_can_be_asked(run, cli, done, tmp_path):
     assert "whole" in done("verify", out / "model")
     for verb in (["fill", out / "model", "a [MASK]"], ["next", out / "model", "a", "b"]):
         answer = cli(*verb)
-        assert answer.status == 2 and answer.err.startswith("error: ") and "counts n-grams" in answer.err
+        assert answer.status == 2 and answer.err.startswith("error: ") and "is an n-gram model" in answer.err
     answer = cli("finetune", out / "model", "--task", "classification", "--train", "x", "--dev", "x", "--out", "y")
     assert answer.status == 2 and answer.err.count("\n") == 1
-    with pytest.raises(PolysemeError, match="nothing to read"):
+    with pytest.raises(PolysemeError, match="has no tokens"):
         model.score(["the cat", " "])
 
 
@@ -124,7 +123,7 @@ def test_it_writes(run, cli, done, tmp_path):
     """Through the searches of every model: drawn, the likeliest, by a beam, streamed; by the library and a command."""
     out, _ = run
     model = polyseme.load(out / "model")
-    drawn = [GenerationConfig(40, SamplingConfig(seed=seed), num_samples=200) for seed in (1, 2)]
+    drawn = [GenerationConfig(40, do_sample=True, seed=seed, num_return_sequences=200) for seed in (1, 2)]
     texts = [[found.text for found in model.generate("", search)] for search in drawn]
     assert texts[0] == [found.text for found in model.generate("", drawn[0])] != texts[1]
     starts = Counter(text.split()[0] for text in texts[0])
@@ -152,15 +151,17 @@ def test_it_writes(run, cli, done, tmp_path):
     assert len(rows) == 2 and json.loads(rows[0])["log_prob"] <= 0
     for wrong, says in (
         (["generate", out / "model", "--prompt", "It", "--temperature", "-1"], "temperature"),
-        (["generate", out / "model", "--prompt", "It", "--num-beams", 2, "--do-sample"], "draws nothing"),
-        (["translate", out / "model", "--data", tmp_path / "x"], "counts n-grams"),
+        (["generate", out / "model", "--prompt", "It", "--num-beams", 2, "--do-sample"], "does not sample"),
+        (["translate", out / "model", "--data", tmp_path / "x"], "is an n-gram model"),
         (["explain", out / "model", "--text", "It", "--out", tmp_path / "p"], "transformer, seq2seq or t5"),
     ):
         answer = cli(*wrong)
         assert answer.status == 2 and says in answer.err and answer.err.count("\n") == 1, answer.err
     assert not (tmp_path / "p").exists()
-    with pytest.raises(PolysemeError, match="cannot do that: it counts n-grams, which can be scored and can write"):
-        model.folder  # noqa: B018
+    with pytest.raises(
+        PolysemeError, match="cannot embed texts: it is an n-gram model of order 3, which supports encode"
+    ):
+        model.embed("It")
     with pytest.raises(PolysemeError, match="without a source"):
         model.generate("It", GenerationConfig(0))
 

@@ -171,18 +171,18 @@ def test_masks_are_filled_by_the_query_stream(tiny_folders):
     theirs = transformers.XLNetLMHeadModel.from_pretrained(folder).eval()
     found = ours.fill("The [MASK] cat sees a [MASK].", top_k=4)
     encoded = ours.encode("The [MASK] cat sees a [MASK].")
-    places = [i for i, piece in enumerate(encoded["tokens"]) if piece == "[MASK]"]
-    ids, size = torch.tensor([encoded["input_ids"]]), len(encoded["input_ids"])
+    places = [i for i, piece in enumerate(encoded.tokens) if piece == "[MASK]"]
+    ids, size = torch.tensor([encoded.input_ids]), len(encoded.input_ids)
     hidden = torch.zeros(1, size, size)
     hidden[:, :, places] = 1
     mapping = torch.nn.functional.one_hot(torch.tensor([places]), size).float()
     with torch.no_grad():
         logits = theirs(
-            ids, perm_mask=hidden, target_mapping=mapping, token_type_ids=torch.tensor([encoded["token_type_ids"]])
+            ids, perm_mask=hidden, target_mapping=mapping, token_type_ids=torch.tensor([encoded.token_type_ids])
         ).logits[0]
     for guesses, row in zip(found, logits.softmax(-1)):
         best = row.topk(4)
         assert [g.token for g in guesses] == ours.tokenizer.convert_ids_to_tokens(best.indices.tolist())
         assert [g.probability for g in guesses] == pytest.approx(best.values.tolist(), abs=1e-5)
-    assert encoded["token_type_ids"][-1] == 2 and encoded["tokens"][-2:] == ["[SEP]", "[CLS]"]
+    assert encoded.token_type_ids[-1] == 2 and encoded.tokens[-2:] == ["[SEP]", "[CLS]"]
     assert ours.score(["The old cat sees."])[0].num_tokens > 3

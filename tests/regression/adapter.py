@@ -212,7 +212,7 @@ GREEDY, SAMPLED, BEAM = (
         1.1,
         "--seed",
         3,
-        "--num-samples",
+        "--num-return-sequences",
         2,
     ],
     ["--num-beams", 3, "--num-return-sequences", 2, "--length-penalty", 0.8],

@@ -9,7 +9,7 @@ import pytest
 
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
-from polyseme.finetuning.feature_extraction import LAYER_SELECTIONS
+from polyseme.nn.layer_selection import FEATURE_SELECTIONS
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import save_model
 from polyseme.word_vectors.files import write_vectors
@@ -27,7 +27,7 @@ def test_the_rows_are_those_of_the_papers(harness):
     named = {row.name: row for row in rows if row.table == "lineage"}
     assert named["+ TagLM"].models == ("forward", "backward") and named["+ TagLM"].network["join_at"] == "between"
     assert {row.network.get("num_layers") for row in named.values()} == {2}
-    assert [row.name for row in rows if row.table == "layers"] == ["fine-tuned", *LAYER_SELECTIONS]
+    assert [row.name for row in rows if row.table == "layers"] == ["fine-tuned", *FEATURE_SELECTIONS]
     assert [row.network.get("join_at") for row in rows if row.table == "elmo"][-2:] == ["output", "both"]
     assert harness.rows_of(["taglm"])[1].models == ("taglm",)
 

@@ -8,9 +8,11 @@ import torch
 
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
-from polyseme.finetuning.feature_extraction import LAYER_SELECTIONS, FeatureNetworkSettings
+from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
 from polyseme.finetuning.frozen import FEATURE_DEFAULTS, load_feature_model, resolve_layer_selections, train_on_features
 from polyseme.finetuning.word_embeddings import PretrainedVectors, build_vocabulary, init_embeddings, resolve_words
+from polyseme.inference.word_vectors import WordVectors
+from polyseme.nn.layer_selection import FEATURE_SELECTIONS
 from polyseme.nn.layers import frozen_features as parts
 from polyseme.nn.layers.frozen_features import FeatureSourceConfig, FeatureStore, FrozenFeatures, FrozenFeaturesConfig
 from polyseme.nn.packing import PackedLayout
@@ -18,7 +20,7 @@ from polyseme.nn.trunks.feature_network import BiLSTM, FeatureNetworkConfig
 from polyseme.tasks.examples import Example
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import save_model
-from polyseme.word_vectors.files import WordVectorTable, to_model, write_vectors
+from polyseme.word_vectors.files import to_model, write_vectors
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt"]
 SMALL = FeatureNetworkSettings(lstm_dim=16, dropout=0.0)
@@ -54,7 +56,7 @@ def models(tmp_path_factory):
     for name, (family, kind, given) in kinds.items():
         texts = iter([" ".join(WORDS), *WORDS] * 30)
         tokenizer = Tokenizer.train(kind, texts, 300)
-        given = {"num_layers": 3 if name == "bert" else 2, "dim": 16, "vocab_size": tokenizer.vocab_size, **given}
+        given = {"num_layers": 4 if name == "bert" else 2, "dim": 16, "vocab_size": tokenizer.vocab_size, **given}
         made[name] = tmp_path_factory.mktemp(name)
         save_model(made[name], FAMILIES[family].model_config(**given).build(0), tokenizer)
     return made
@@ -199,7 +201,7 @@ def test_it_learns_is_saved_and_opened(case, models, vectors, tmp_path):
                           "both ends": {"input", "input-2", "output", "output-2"}}.get(case, set())  # fmt: skip
 
 
-@pytest.mark.parametrize("layers", LAYER_SELECTIONS)
+@pytest.mark.parametrize("layers", FEATURE_SELECTIONS)
 def test_every_choice_of_layers_makes_a_model(layers, models, tmp_path):
     """The rows of BERT's table 7: two BiLSTM layers over features alone."""
     data = tagged(6)
@@ -207,7 +209,7 @@ def test_every_choice_of_layers_makes_a_model(layers, models, tmp_path):
     train_on_features(models["bert"], "tagging", data, data, tmp_path / "run", RUN.replace(steps=1, network=network))
     opened = load_feature_model(tmp_path / "run" / "model")
     (source,) = opened.model.config.trunk.features.sources
-    number = {"scalar_mix": 4, "scalar_mix_last_4": 4, "concat_last_4": 4}.get(layers, 1)
+    number = {"scalar_mix": 5, "scalar_mix_last_4": 4, "concat_last_4": 4}.get(layers, 1)
     assert (source.num_layers, source.join) == (number, "side" if layers == "concat_last_4" else "mix")
     assert opened.model.config.trunk.features.input_dim == source.output_dim == (64 if source.join == "side" else 16)
     assert 0 <= opened.evaluate(data)["f1"] <= 1
@@ -241,7 +243,7 @@ def test_vectors_from_a_model_folder(vectors, tmp_path):
     save_model(tmp_path / "m", *to_model(list(vectors[1]), np.stack(list(vectors[1].values()))))
     given = PretrainedVectors.load(tmp_path / "m")
     assert given.dim == 6 and np.array_equal(given.lookup("CAT")[1], vectors[1]["cat"]) and given.lookup("mole") is None
-    made = WordVectorTable(["a"], np.ones((1, 2), np.float32), lambda word: np.full(2, len(word) - 3.0))
+    made = WordVectors(["a"], np.ones((1, 2), np.float32), oov_embedder=lambda word: np.full(2, len(word) - 3.0))
     assert made.get_vector("four").tolist() == [1, 1] and made.get_vector("two") is None
 
 

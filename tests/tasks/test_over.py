@@ -12,7 +12,6 @@ from polyseme.evaluation.predict import compute_logits_and_labels
 from polyseme.families import FAMILIES
 from polyseme.finetuning import feature_extraction as module
 from polyseme.finetuning.feature_extraction import (
-    LAYER_SELECTIONS,
     FeatureEncoder,
     FeatureNetworkSettings,
     extract_features,
@@ -26,6 +25,7 @@ from polyseme.finetuning.frozen import (
     train_on_features,
     with_mix_penalty,
 )
+from polyseme.nn.layer_selection import FEATURE_SELECTIONS
 from polyseme.nn.layers.frozen_features import (
     FeatureSourceConfig,
     FeatureStore,
@@ -53,7 +53,7 @@ def folders(tmp_path_factory):
         tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 300).with_cls_position(
             family.cls_position
         )
-        spec = family.model_config(num_layers=3, dim=32, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=24)
+        spec = family.model_config(num_layers=4, dim=32, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=24)
         made[name] = tmp_path_factory.mktemp(name)
         save_model(made[name], spec.build(0), tokenizer)
     return made
@@ -81,19 +81,20 @@ def examples(kind, n=80):
     return found
 
 
-@pytest.mark.parametrize("layers", LAYER_SELECTIONS)
+@pytest.mark.parametrize("layers", [*FEATURE_SELECTIONS, "3"])
 @pytest.mark.parametrize("family", ["bert", "gpt2", "elmo"])
 def test_features_are_the_layers_of_the_model(folders, family, layers):
     """In any company, of long sentences too, against one reading of each sentence."""
     encoder = FeatureEncoder.load(folders[family])
     sentences = [("cat", "dog"), ("wolf",), tuple(WORDS[:5]), ("\u200b", "cat"), ("cat", "dog")]
     found = extract_features(encoder, sentences, layers, None)
-    kept, how = encoder.resolve_layers(layers), LAYER_SELECTIONS[layers][1]
+    selection, kept = encoder.resolve_layers(layers)
+    how = selection.combination
     assert found.shape == (sum(map(len, sentences)), 1 if how == "sum" else len(kept), 32)
     for words, part in zip(sentences, np.split(found, np.cumsum([len(s) for s in sentences])[:-1])):
         ((_, _, ids, rows),) = encoder._split_into_chunks(0, words)
         with torch.no_grad():
-            reading = encoder.model.trunk(torch.from_numpy(ids), PackedLayout.from_lengths([len(ids)]), layers=range(4))
+            reading = encoder.model.trunk(torch.from_numpy(ids), PackedLayout.from_lengths([len(ids)]), layers=range(5))
         states = torch.stack([reading.layers[i] for i in kept], 1).numpy()[rows[:, 0]]
         np.testing.assert_allclose(part, states.sum(1, keepdims=True) if how == "sum" else states, atol=1e-5)
     long = extract_features(encoder, [tuple(WORDS * 6)], layers, None)
@@ -202,7 +203,7 @@ def test_micro_batches_add_up_with_the_penalty(folders, kind, name):
     model, task, encoded = model_of(folders, kind, name)
     model.double()
     with torch.no_grad():
-        model.trunk.features.scalar_mixes["input"].scores.copy_(torch.tensor([0.5, -1.0, 2.0, 0.0]))
+        model.trunk.features.scalar_mixes["input"].scores.copy_(torch.tensor([0.5, -1.0, 2.0, 0.0, 0.0]))
 
     def gradients(parts):
         model.zero_grad()
@@ -268,7 +269,7 @@ def test_by_command(folders, tmp_path, done):
             ["--features", "F", "--from-scratch"],
             "--from-scratch, --layer-decay, --unfreeze-every and --keep-checkpoints are for",
         ),
-        (["--features", "F", "--layers", "lst"], "there is no choice of layers 'lst'; did you mean 'last'"),
+        (["--features", "F", "--layers", "lst"], "unknown layers 'lst': a layer number or a name; did you mean 'last'"),
         (["--features", "F", "--network", "esim"], "esim compares two texts, which tagging has not"),
         (["--features", "F", "--network", "biattentive"], "biattentive says one thing of a text"),
         (["--features", "F", "--network", "bilstn"], "network.name is 'bilstn', expected one of"),
@@ -312,7 +313,7 @@ def test_words_and_layers_that_are_not_there(folders, tmp_path):
     save_model(
         small, FAMILIES["bert"].model_config(num_layers=2, dim=8, num_heads=1, vocab_size=300).build(0), tokenizer
     )
-    with pytest.raises(PolysemeError, match=r"concat_last_4 needs 4 layers, but .*small has 3$"):
+    with pytest.raises(PolysemeError, match=r"needs 4 layers, but the model has 2$"):
         extract_features(FeatureEncoder.load(small), [("a",)], "concat_last_4", tmp_path)
     data = [Example("d:1", "cat", label="a"), Example("d:2", " ", label="b")]
     with pytest.raises(PolysemeError, match=r"^d:2: a text has no words$"):
@@ -333,6 +334,6 @@ def test_another_encoder_is_refused(folders, tmp_path):
 
 
 def test_the_choices_are_those_of_the_papers():
-    assert set(LAYER_SELECTIONS) == {"embeddings", "last", "second_to_last", "sum_all", "scalar_mix",
-                           "scalar_mix_last_4", "concat_last_4"}  # fmt: skip
+    assert set(FEATURE_SELECTIONS) == {"embeddings", "last", "second_to_last", "sum_last_4", "sum_all", "scalar_mix",
+                                       "scalar_mix_last_4", "concat_last_4"}  # fmt: skip
     assert module.split_words("Don't stop, 42!") == ("Don", "'", "t", "stop", ",", "42", "!")

@@ -15,9 +15,9 @@ from polyseme.families import FAMILIES
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
 from polyseme.finetuning.multitask import TaskData, finetune_multitask, select_task
 from polyseme.finetuning.runner import epoch_batches
+from polyseme.generation.config import GenerationConfig
 from polyseme.generation.constrained import extract_spans, score_answers
 from polyseme.generation.sample import generate_tokens
-from polyseme.generation.text import GenerationConfig
 from polyseme.objectives.losses import compute_losses
 from polyseme.tasks.examples import Example
 from polyseme.tasks.task import Task

@@ -20,7 +20,7 @@ from polyseme.evaluation.context_length import (
 from polyseme.explain.attention import attention_maps
 from polyseme.explain.gradients import gradients_by_distance
 from polyseme.families import FAMILIES
-from polyseme.inference.language_model import LanguageModel
+from polyseme.inference.neural_lm import NeuralLM
 from polyseme.nn.packing import PackedLayout
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import load_model, read_model_config, save_model
@@ -139,7 +139,7 @@ def test_both_directions_are_the_mean_of_two(tmp_path, tiny_folders):
     tokenizer = load_model(tiny_folders["rnn_lm"]).tokenizer
     spec = FAMILIES["rnn_lm"].model_config(num_layers=2, dim=12, vocab_size=tokenizer.vocab_size, direction="both")
     save_model(tmp_path / "both", spec.build(seed=3), tokenizer)
-    opened = LanguageModel(load_model(tmp_path / "both"), "cpu")
+    opened = NeuralLM(load_model(tmp_path / "both"), "cpu")
     text = "the old cat sees the dog"
     ids = tokenizer.encode(text)
     eos, network = tokenizer.special_token_ids.eos, opened.model

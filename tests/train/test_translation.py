@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import polyseme
 from polyseme.errors import PolysemeError
-from polyseme.generation.text import GenerationConfig
+from polyseme.generation.config import GenerationConfig
 from polyseme.tasks.metrics.translation import score_translations
 from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS, done
 
@@ -88,10 +88,10 @@ def test_a_long_text_is_refused_or_split_never_cut(made):
     limit, writer = 8, model._text_generator
     assert len(writer.encode_source(short)) > limit
     object.__setattr__(model.model.config.trunk.encoder.embeddings, "max_len", limit)
-    (whole,) = model.translate([short], GenerationConfig(0), lambda _: ["old cat.", "young dog."])
+    (whole,) = model.translate([short], GenerationConfig(0), split=lambda _: ["old cat.", "young dog."])
     assert whole.text == " ".join(half.text for half in halves)
     with pytest.raises(PolysemeError, match="in a sentence"):
-        model.translate([long], GenerationConfig(0), lambda text: [text])
+        model.translate([long], GenerationConfig(0), split=lambda text: [text])
 
 
 def test_vocabularies_of_their_own(made):

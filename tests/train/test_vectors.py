@@ -13,6 +13,7 @@ from polyseme.cli.main import app
 from polyseme.corpus.build.prepare import prepare
 from polyseme.errors import PolysemeError
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.inference.word_vectors import WordVectors
 from polyseme.objectives.word2vec import Word2Vec
 from polyseme.recipes import get_training_recipe
 from polyseme.tasks.examples import Example
@@ -20,7 +21,6 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import Recipe
-from polyseme.word_vectors.model import WordVectors, load
 
 ANIMALS, TOOLS = ("cat", "dog", "fox", "hen", "cow", "pig"), ("saw", "axe", "hammer", "drill", "file", "plane")
 
@@ -78,7 +78,7 @@ RUNS = [("word2vec-tiny", {}), ("word2vec-tiny", {"loss": "hierarchical_softmax"
 def test_words_of_a_kind_come_together(name: str, objective: dict, corpus: Path, tmp_path: Path) -> None:
     results = pretrain(small(name, **objective), corpus, tmp_path / "run")
     assert all(np.isfinite(value) for value in results["valid"].values()) and results["tokens"] > 0
-    vectors = load(tmp_path / "run" / "model")
+    vectors = WordVectors.load(tmp_path / "run" / "model")
     assert apart(vectors) and "<unk>" not in vectors.words
     if name == "fasttext-tiny":
         assert "hammer" in [word for word, _ in vectors.neighbors("hammers", 5)]
@@ -116,7 +116,7 @@ def test_as_a_trunk_it_serves_every_task(corpus: Path, tmp_path: Path, monkeypat
         assert not app(
             ["vectors", "export", str(folder), "--out", f"v.{form}", "--format", form], standalone_mode=False
         )
-        assert load(f"v.{form}").neighbors("cat", 3) == load(folder).neighbors("cat", 3)
+        assert WordVectors.load(f"v.{form}").neighbors("cat", 3) == WordVectors.load(folder).neighbors("cat", 3)
     assert not app(["vectors", "import", "v.binary", "--out", "again"], standalone_mode=False)
     assert not app(["neighbors", "again", "cat", "--json"], standalone_mode=False)
     assert '"cosine"' in capsys.readouterr().out

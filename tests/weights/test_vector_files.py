@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from polyseme.errors import PolysemeError
-from polyseme.inference.language_model import load as load_model
+from polyseme.inference.load import load as load_model
+from polyseme.inference.word_vectors import WordVectors
 from polyseme.weights.folder import save_model
 from polyseme.word_vectors.files import VECTOR_FORMATS, VectorFormat, read_vectors, to_model, write_vectors
-from polyseme.word_vectors.model import load
 
 WORDS = ["the", "naïve", "東京", ",", "x" * 300, "12.5", "-", "U.S."]
 VECTORS = (np.random.default_rng(0).standard_normal((8, 7)) * 10.0 ** np.arange(-3, 4)).astype(np.float32)
@@ -99,5 +99,5 @@ def test_a_file_becomes_a_model_that_embeds(tmp_path: Path) -> None:
     np.testing.assert_allclose(found[0], VECTORS[:2].mean(0), rtol=1e-5)
     np.testing.assert_allclose(found[1], VECTORS[[1, 3, 2]].mean(0), rtol=1e-5)
     assert not found[2].any()
-    vectors = load(tmp_path / "model")
+    vectors = WordVectors.load(tmp_path / "model")
     assert vectors.words == words and (vectors.vectors == VECTORS[:4]).all()

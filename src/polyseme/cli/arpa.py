@@ -20,12 +20,12 @@ def export_arpa(
     """Write a model of n-grams as an ARPA file."""
     from polyseme.io.atomic import ensure_new_file
     from polyseme.ngram.arpa import write_arpa
-    from polyseme.ngram.model import NgramLM, is_ngram
+    from polyseme.ngram.model import NgramFolder, is_ngram
 
     if not is_ngram(model):
         raise UnsupportedError(f"{model} is no model of n-grams, and only these are written as ARPA")
     ensure_new_file(out)
-    ngram_model = NgramLM.open(model)
+    ngram_model = NgramFolder.load(model)
     write_arpa(out, ngram_model.ngrams, ngram_model.tokenizer)
     print(f"{out}: " + ", ".join(f"{size:,} {n}-grams" for n, size in enumerate(ngram_model.ngrams.sizes, start=1)))
 
@@ -41,10 +41,10 @@ def import_arpa(
     """Make a model folder from an ARPA file."""
     from polyseme.io.atomic import ensure_new_directory
     from polyseme.ngram.arpa import read_arpa
-    from polyseme.ngram.model import NgramLM
+    from polyseme.ngram.model import NgramFolder
     from polyseme.text.tokenizer import Tokenizer
 
     ensure_new_directory(out)
     ngrams, loaded_tokenizer = read_arpa(file, Tokenizer.load(tokenizer) if tokenizer else None)
-    NgramLM(out, ngrams, loaded_tokenizer).save(out, {"arpa": file.name})
+    NgramFolder(out, ngrams, loaded_tokenizer).save(out, {"arpa": file.name})
     print(f"{out}: " + ", ".join(f"{size:,} {n}-grams" for n, size in enumerate(ngrams.sizes, start=1)))

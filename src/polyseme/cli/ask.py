@@ -19,13 +19,10 @@ def ask(
 
     import polyseme
     from polyseme.cli.output import print_json
-    from polyseme.finetuning.frozen import answer_over, is_feature_model
     from polyseme.tasks.examples import read_lines
 
     text = "\n".join(read_lines(context))
-    answer = (
-        answer_over(model, text, question) if is_feature_model(model) else polyseme.load(model).answer(text, question)
-    )
+    answer = polyseme.load(model).answer(text, question)
     if as_json:
         print_json(asdict(answer))
     elif answer.text:

@@ -15,12 +15,14 @@ def encode(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Print pieces, input ids, segment mask and attention mask: the padded view that other tools use."""
+    from dataclasses import asdict
+
     import polyseme
     from polyseme.cli.output import print_json, print_table
 
-    encoding = polyseme.load(model).encode(text, text_pair)
+    encoded = polyseme.load(model).encode(text, text_pair)
     if as_json:
-        print_json(encoding)
+        print_json(asdict(encoded))
         return
-    names = ["tokens", "input_ids", "token_type_ids", "attention_mask"]
-    print_table(["token", "input id", "token type id", "attention"], list(zip(*(encoding[n] for n in names))))
+    rows = zip(encoded.tokens, encoded.input_ids, encoded.token_type_ids, encoded.attention_mask)
+    print_table(["token", "input id", "token type id", "attention"], list(rows))

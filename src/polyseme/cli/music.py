@@ -10,7 +10,7 @@ import typer
 from polyseme.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
-    from polyseme.inference.language_model import LanguageModel
+    from polyseme.inference.neural_lm import NeuralLM
 
 
 def music(
@@ -44,13 +44,14 @@ def music(
 
 
 def sample_events(
-    language_model: LanguageModel, primer_events: list[str], max_len: int, temperature: float = 1.0, seed: int = 0
+    language_model: NeuralLM, primer_events: list[str], max_len: int, temperature: float = 1.0, seed: int = 0
 ) -> list[int]:
     """The ids of a piece of at most `max_len` events that begins as given; it ends where the model ends it.
 
     Where places are relative, a piece may be longer than the model reads: it remembers as much as that.
     """
-    from polyseme.generation.sample import SamplingConfig, generate_tokens
+    from polyseme.generation.config import SamplingConfig
+    from polyseme.generation.sample import generate_tokens
     from polyseme.generation.session import is_unbounded
 
     model, specials = language_model.model, language_model.tokenizer.special_token_ids

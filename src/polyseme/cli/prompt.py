@@ -29,7 +29,6 @@ def prompt(
         read_questions,
         sample_shots,
     )
-    from polyseme.generation.text import GenerationConfig
 
     if (num_shots > 0) != (examples is not None):
         raise ConfigError("--num-shots K and --examples FILE go together")
@@ -39,7 +38,7 @@ def prompt(
     language_model = polyseme.load(model)
 
     def generate(prompts: list[str], max_new_tokens: int) -> list[str]:
-        return [texts[0].text for texts in language_model.generate(prompts, GenerationConfig(max_new_tokens))]
+        return [texts[0].text for texts in language_model.generate(prompts, max_new_tokens=max_new_tokens)]
 
     answers = answer_questions(generate, template, questions, shot_examples)
     for question, answer in zip(questions, answers):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from polyseme.inference.language_model import LanguageModel
+    from polyseme.inference.base import LanguageModel
     from polyseme.tasks.examples import Example
 
 
@@ -90,7 +90,7 @@ def _score_last_words(language_model: LanguageModel, path: Path, as_json: bool) 
 
     from polyseme.datasets.lambada import read_lambada
 
-    word_scores = language_model.last_words(read_lambada(path))
+    word_scores = language_model.score_last_words(read_lambada(path))
     summary = {
         "texts": len(word_scores),
         "accuracy": sum(word_score.is_correct for word_score in word_scores) / len(word_scores),
@@ -130,8 +130,10 @@ def _rank_choices(
 ) -> None:
     import json
 
-    questions = [(e.text or "", e.choices or ()) for e in examples]
-    choice_results = language_model.rank_choices_batch(questions, shots, template, normalization, context)
+    prompts, choices = [e.text or "" for e in examples], [e.choices or () for e in examples]
+    choice_results = language_model.rank_choices(
+        prompts, choices, shots=shots, template=template, normalization=normalization, context=context
+    )
     for example, choice in zip(examples, choice_results):
         best_text = (example.choices or ())[choice.best_index]
         if as_json:

@@ -13,7 +13,7 @@ def translate(
     data: Annotated[Path, typer.Option(help="texts to translate, one a line; an empty line has an empty translation")],
     reference: Annotated[Path | None, typer.Option(help="their right translations, one a line: BLEU and chrF")] = None,
     out: Annotated[Path | None, typer.Option(help="the file to write, one translation a line")] = None,
-    num_beams: Annotated[int, typer.Option(help="the width of the beam; 0 takes the likeliest token", min=0)] = 5,
+    num_beams: Annotated[int, typer.Option(help="width of the beam search; 0: greedy decoding", min=0)] = 5,
     length_penalty: Annotated[float, typer.Option(help="scores are divided by length to this power")] = 1.0,
     patience: Annotated[
         float, typer.Option(help="stop when beams × this many have ended, sooner; 0 when nothing better can come")
@@ -31,7 +31,7 @@ def translate(
     from polyseme.cli.output import print_json
     from polyseme.corpus.clean.sentences import split_sentences
     from polyseme.errors import ConfigError, DataError
-    from polyseme.generation.text import GenerationConfig
+    from polyseme.generation.config import GenerationConfig
     from polyseme.io.atomic import write_text
     from polyseme.tasks.metrics.translation import score_translations
 
@@ -49,7 +49,7 @@ def translate(
     translations = language_model.translate(
         texts,
         GenerationConfig(max_new_tokens, num_beams=num_beams, length_penalty=length_penalty, patience=patience),
-        sentence_splitter,
+        split=sentence_splitter,
     )
     lines = [" ".join(translation.text.split()) for translation in translations]
     if out is not None:

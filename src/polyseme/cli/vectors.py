@@ -21,9 +21,9 @@ def neighbors(
 ) -> None:
     """The words whose vectors are nearest, by cosine."""
     from polyseme.cli.output import print_json, print_table
-    from polyseme.word_vectors.model import load
+    from polyseme.inference.word_vectors import WordVectors
 
-    nearest_words = load(model).neighbors(word, top_k)
+    nearest_words = WordVectors.load(model).neighbors(word, top_k)
     if as_json:
         print_json([{"word": name, "cosine": value} for name, value in nearest_words])
         return
@@ -40,9 +40,10 @@ def analogy(
     """How many analogies come out right, by section."""
     from polyseme.cli.output import print_json, print_table
     from polyseme.errors import DataError
-    from polyseme.word_vectors.model import AnalogySection, load, read_analogy_questions
+    from polyseme.inference.word_vectors import AnalogySection, WordVectors
+    from polyseme.word_vectors.evaluation import read_analogy_questions
 
-    sections = load(model).evaluate_analogies(read_analogy_questions(data), cosmul, max_words)
+    sections = WordVectors.load(model).evaluate_analogies(read_analogy_questions(data), cosmul, max_words)
     counts = ("num_correct", "num_answerable", "num_questions")
     totals = [sum(getattr(section, name) for section in sections) for name in counts]
     total = AnalogySection("total", *totals)
@@ -62,9 +63,10 @@ def similarity(
 ) -> None:
     """Spearman's correlation of cosines with what people said: WordSim-353, SimLex-999, MEN."""
     from polyseme.cli.output import print_json, print_table
-    from polyseme.word_vectors.model import load, read_similarity_pairs
+    from polyseme.inference.word_vectors import WordVectors
+    from polyseme.word_vectors.evaluation import read_similarity_pairs
 
-    vectors, pair_sets = load(model), {path.name: read_similarity_pairs(path) for path in data}
+    vectors, pair_sets = WordVectors.load(model), {path.name: read_similarity_pairs(path) for path in data}
     results_by_set = {name: vectors.evaluate_similarity(pairs) for name, pairs in pair_sets.items()}
     if as_json:
         print_json({name: vars(similarity_result) for name, similarity_result in results_by_set.items()})
@@ -87,10 +89,10 @@ def export(
     format: Annotated[str, typer.Option(help="text or binary (word2vec's), or glove")] = "text",
 ) -> None:
     """Write a file of vectors that other tools read."""
+    from polyseme.inference.word_vectors import WordVectors
     from polyseme.word_vectors.files import write_vectors
-    from polyseme.word_vectors.model import load
 
-    vectors = load(model)
+    vectors = WordVectors.load(model)
     write_vectors(out, vectors.words, vectors.vectors, format)  # type: ignore[arg-type]
     print(f"{out}: {len(vectors.words):,} words, {vectors.vectors.shape[1]} numbers each")
 

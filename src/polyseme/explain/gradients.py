@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from polyseme.errors import ConfigError, DataError, UnsupportedError
-from polyseme.inference.language_model import LanguageModel
+from polyseme.inference.neural_lm import NeuralLM
 from polyseme.nn.packing import PackedLayout
 
 
 def gradients_by_distance(
-    model: LanguageModel, texts: list[str], max_distance: int = 50, num_windows: int = 64
+    model: NeuralLM, texts: list[str], max_distance: int = 50, num_windows: int = 64
 ) -> np.ndarray:
     """The mean norm of ∂loss/∂vector, [max_distance + 1]: of a prediction by the vector of a token so many before.
 

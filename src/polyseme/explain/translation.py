@@ -12,8 +12,9 @@ import torch
 
 from polyseme.errors import DataError, UnsupportedError
 from polyseme.generation.beam import BeamResult
-from polyseme.generation.text import GenerationConfig, TextGenerator
-from polyseme.inference.language_model import LanguageModel
+from polyseme.generation.config import GenerationConfig
+from polyseme.generation.text import TextGenerator
+from polyseme.inference.neural_lm import NeuralLM
 from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.report.html import escape, html_page, html_table, note
@@ -65,7 +66,7 @@ def align(generator: TextGenerator, source_ids: Sequence[int], target_ids: Seque
     return Alignment(_display_pieces(generator.tokenizer, list(source_ids)), target_pieces, weights)
 
 
-def explain_translation(model: LanguageModel, text: str, num_beams: int = 4, length_penalty: float = 1.0) -> str:
+def explain_translation(model: NeuralLM, text: str, num_beams: int = 4, length_penalty: float = 1.0) -> str:
     """A page of one translation, which needs no other file."""
     if not model.is_seq2seq:
         hint = "a model that writes a target for a source can be explained, such as transformer, seq2seq or t5"

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from polyseme.config import Config
-from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
+from polyseme.errors import ConfigError, DataError
 from polyseme.io.atomic import atomic_write, sha256
+from polyseme.nn.layer_selection import LayerSelection
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN, words_to_char_ids
 from polyseme.nn.layers.frozen_features import JoinPosition
 from polyseme.nn.model import Model
@@ -29,18 +30,6 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import setup_device
 from polyseme.weights.elmo_format import is_elmo_folder, read_elmo
 from polyseme.weights.folder import load_model
-
-# Which layers there are to choose from: those that are kept (from the last, -1; or all), and what becomes of them
-# (Devlin et al. 2019, table 7; Peters et al. 2018, §3.2).
-LAYER_SELECTIONS: dict[str, tuple[tuple[int, ...] | None, str]] = {
-    "embeddings": ((0,), "mix"),
-    "last": ((-1,), "mix"),
-    "second_to_last": ((-2,), "mix"),
-    "sum_all": (None, "sum"),
-    "scalar_mix": (None, "mix"),
-    "scalar_mix_last_4": ((-4, -3, -2, -1), "mix"),
-    "concat_last_4": ((-4, -3, -2, -1), "side"),
-}
 
 
 @dataclass(frozen=True)
@@ -139,24 +128,14 @@ class FeatureEncoder:
     def hash(self) -> str:
         return hash_model_files(self.path)
 
-    def resolve_layers(self, selection: str) -> list[int]:
-        """The numbers of the layers that a choice names."""
-        if selection not in LAYER_SELECTIONS:
-            raise ConfigError(f"there is no choice of layers {selection!r}; {suggest(selection, LAYER_SELECTIONS)}")
-        offsets, available = LAYER_SELECTIONS[selection][0], list(range(self.is_character_level, self.num_layers))
-        if self.is_character_level and selection == "embeddings":
-            raise UnsupportedError(
-                f"{self.path} reads characters: it has no vectors of words by themselves, as `last` are"
-            )
-        if offsets is not None and -min(offsets) > len(available):
-            raise ConfigError(f"{selection} needs {-min(offsets)} layers, but {self.path} has {len(available)}")
-        selected = available if offsets is None else [available[i] for i in offsets]
-        if len({self.layer_dims[i] for i in selected}) > 1:
-            dims_text = ", ".join(str(self.layer_dims[i]) for i in selected)
-            raise ConfigError(
-                f"{selection} needs layers of one size, but those of {self.path} have {dims_text}: last, embeddings"
-            )
-        return selected
+    def resolve_layers(self, layers: str | int) -> tuple[LayerSelection, list[int]]:
+        """The selection that a name or number stands for, and the indices of its layers in this encoder."""
+        selection = LayerSelection.parse(layers)
+        if selection.combination == "stack":
+            raise ConfigError(f"layers {selection.name!r} cannot be features: use 'scalar_mix', or 'sum_all'")
+        indices = selection.indices(self.num_layers - 1, has_embeddings=not self.is_character_level)
+        selection.check_dims([self.layer_dims[i] for i in indices])
+        return selection, indices
 
     def extract(self, sentences: Sequence[Sentence], layers: Sequence[int]) -> Iterator[tuple[int, int, np.ndarray]]:
         """(sentence, its first word, vectors [words, layers, dim]) for stretches of sentences, in no order.
@@ -229,8 +208,9 @@ def extract_features(
 
     They are kept under a hash of the model, the choice of layers and the words.
     """
-    layer_indices, combination = encoder.resolve_layers(selection), LAYER_SELECTIONS[selection][1]
-    num_layers, dim = 1 if combination == "sum" else len(layer_indices), encoder.layer_dims[layer_indices[0]]
+    layers, layer_indices = encoder.resolve_layers(selection)
+    is_sum = layers.combination == "sum"
+    num_layers, dim = 1 if is_sum else len(layer_indices), encoder.layer_dims[layer_indices[0]]
     sizes = np.array([len(words) for words in sentences], dtype=np.int64)
     for i, size in enumerate(sizes.tolist()):
         if not size:
@@ -240,13 +220,17 @@ def extract_features(
     def fill(array: np.ndarray) -> None:
         for sentence, first, vectors in encoder.extract(sentences, layer_indices):
             row = sentence_starts[sentence] + first
-            array[row : row + len(vectors)] = vectors.sum(1, keepdims=True) if combination == "sum" else vectors
+            array[row : row + len(vectors)] = vectors.sum(1, keepdims=True) if is_sum else vectors
 
     if cache_dir is None:
         word_features = np.empty(shape, dtype=np.float32)
         fill(word_features)
         return word_features
-    key_parts = [CACHE_VERSION, "sum" if combination == "sum" else layer_indices, encoder.hash]
+    key_parts = [
+        CACHE_VERSION,
+        ["sum", *layer_indices] if is_sum and len(layer_indices) > 1 else layer_indices,
+        encoder.hash,
+    ]
     key = json.dumps([key_parts, [list(words) for words in sentences]])
     path = Path(cache_dir) / f"{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}.npy"
     if not path.exists():

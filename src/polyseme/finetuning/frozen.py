@@ -14,10 +14,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyseme.errors import ConfigError, DataError, ModelError, UnsupportedError
-from polyseme.evaluation.predict import MetricsFn, evaluate_predictions, predict_encoded, to_examples
+from polyseme.errors import ConfigError, DataError, ModelError
+from polyseme.evaluation.predict import MetricsFn, evaluate_predictions, predict_encoded
 from polyseme.finetuning.feature_extraction import (
-    LAYER_SELECTIONS,
     FeatureEncoder,
     FeatureNetworkSettings,
     Sentence,
@@ -42,7 +41,6 @@ from polyseme.tasks.coreference import word_rows
 from polyseme.tasks.encoded import EncodedExample
 from polyseme.tasks.examples import Example, TaskType
 from polyseme.tasks.readers.squad import count_bad_offsets, with_valid_answers
-from polyseme.tasks.spans import SpanAnswer
 from polyseme.tasks.task import Prediction, Task
 from polyseme.tasks.word_windows import MAX_CONTEXT_WORDS, word_level_windows
 from polyseme.train.optimizer import OptimizerConfig
@@ -78,9 +76,10 @@ class FeatureReader:
         """What is stored of each encoder."""
         configs = []
         for encoder, layers in zip(self.encoders, self.layers):
-            layer_indices, combination = encoder.resolve_layers(layers), LAYER_SELECTIONS[layers][1]
-            num_layers, dim = 1 if combination == "sum" else len(layer_indices), encoder.layer_dims[layer_indices[0]]
-            configs.append(FeatureSourceConfig(num_layers, dim, "side" if combination == "side" else "mix"))
+            selection, indices = encoder.resolve_layers(layers)
+            num_layers = 1 if selection.combination == "sum" else len(indices)
+            join: Any = "side" if selection.combination == "concat" else "mix"
+            configs.append(FeatureSourceConfig(num_layers, encoder.layer_dims[indices[0]], join))
         return tuple(configs)
 
     def encode(
@@ -408,13 +407,3 @@ def load_feature_model(path: Path, cache_dir: Path | None = None) -> FeatureMode
         FeatureReader(encoders, layers, vocabulary, cache_dir, max_context_words, pretrained),
         metadata,
     )
-
-
-def answer_over(path: Path, context: str, question: str) -> SpanAnswer:
-    """The stretch of the context that answers the question, as `LanguageModel.answer` finds it."""
-    folder = load_feature_model(path)
-    if folder.task.task_type != "span":
-        raise UnsupportedError(f"{path} cannot find answers in a text: it was trained for {folder.task.task_type}")
-    (prediction,) = folder.predict(to_examples([(context, question)], folder.model))
-    assert prediction.span is not None
-    return prediction.span

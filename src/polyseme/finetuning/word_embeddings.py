@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyseme.errors import DataError
 from polyseme.finetuning.feature_extraction import hash_model_files
-from polyseme.word_vectors.files import WordVectorTable, open_vectors
+from polyseme.inference.word_vectors import WordVectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,11 +22,11 @@ class PretrainedVectors:
     """Word vectors from a file or a model folder."""
 
     path: Path
-    vectors: WordVectorTable
+    vectors: WordVectors
 
     @classmethod
     def load(cls, path: Path | str) -> PretrainedVectors:
-        return cls(Path(path), open_vectors(Path(path)))
+        return cls(Path(path), WordVectors.load(path))
 
     @cached_property
     def hash(self) -> str:

@@ -12,37 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.config import Config
 from polyseme.errors import ConfigError
+from polyseme.generation.config import GREEDY, SamplingConfig
 from polyseme.generation.session import AutoregressiveModel, TokenIds, start_session
 from polyseme.nn.model import Model
 from polyseme.rng import RandomStream, random_bits, uniform
 from polyseme.rng import derive_sample_keys as keys_of
-
-
-@dataclass(frozen=True)
-class SamplingConfig(Config):
-    """How a token is chosen. Scores go through these in turn; at temperature 0 the likeliest is taken.
-
-    `repetition_penalty` above 1 makes what stands in the text already less likely (Keskar et al. 2019, §4.1); `top_k`
-    leaves the k likeliest, 0 is all; `top_p` the fewest that have this share together (Holtzman et al. 2020, §3.1).
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self.check_range(0, math.inf, "temperature", "top_k")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p is {self.top_p}, expected a share above 0 and up to 1")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise ConfigError(f"repetition_penalty is {self.repetition_penalty}, expected a number above 0")
-
-
-GREEDY = SamplingConfig(temperature=0.0)
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyseme.config import Config
 from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.families import FAMILIES
 from polyseme.generation.beam import BeamResult, beam_search
-from polyseme.generation.sample import GREEDY, Hypothesis, SamplingConfig, generate_tokens, stream_tokens
+from polyseme.generation.config import GenerationConfig
+from polyseme.generation.sample import Hypothesis, generate_tokens, stream_tokens
 from polyseme.generation.session import AutoregressiveModel, generation_head, is_seq2seq
 from polyseme.nn.model import Model
 from polyseme.nn.packing import token_budget_batches
@@ -40,25 +39,6 @@ class TranslatedText:
     text: str
     score: float
     is_finished: bool
-
-
-@dataclass(frozen=True)
-class GenerationConfig(Config):
-    """How texts are looked for: drawn one token after another, or by a beam if it has a width."""
-
-    max_new_tokens: int = 100  # tokens; 0 goes by the length of the source
-    sampling: SamplingConfig = GREEDY
-    num_samples: int = 1  # texts drawn for each prompt
-    num_beams: int = 0
-    length_penalty: float = 1.0
-    num_return_sequences: int = 1
-    patience: float = 0.0  # 0 stops a beam when nothing better can come
-
-    def __post_init__(self) -> None:
-        self.check_range(1, math.inf, "num_samples", "num_return_sequences")
-        self.check_range(0, math.inf, "max_new_tokens", "num_beams")
-        if self.num_beams and (self.sampling != GREEDY or self.num_samples > 1):
-            raise ConfigError("a beam search draws nothing: give a width, or how to sample")
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +136,7 @@ class TextGenerator:
         total_lengths = [
             len(ids) + token_limit + size for ids, token_limit, size in zip(prompt_ids, token_limits, source_lengths)
         ]
-        rows_per_prompt = config.num_beams or config.num_samples
+        rows_per_prompt = config.num_beams or config.num_return_sequences
         on_gpu = isinstance(self.model, Model) and next(self.model.parameters()).is_cuda
         max_cells = MAX_CACHE_CELLS["cuda" if on_gpu else "cpu"]
         results: list[BeamResult | None] = [None] * len(prompt_ids)
@@ -177,7 +157,7 @@ class TextGenerator:
         config: GenerationConfig,
         token_limits: list[int],
     ) -> list[BeamResult]:
-        model, num_samples = self.model, config.num_samples
+        model, num_samples = self.model, config.num_return_sequences
         if config.num_beams:
             beam_settings = config.num_beams, config.length_penalty, config.num_return_sequences
             return beam_search(
@@ -277,7 +257,7 @@ def translate_texts(
 
 def stream_text(generator: TextGenerator, prompt: str, config: GenerationConfig, prefix: str = "") -> Iterator[str]:
     """The text behind one prompt, piece by piece; a character that is not whole yet is held back."""
-    if config.num_beams or config.num_samples > 1:
+    if config.num_beams or config.num_return_sequences > 1:
         raise ConfigError("a beam, or several copies, cannot be shown while it is written")
     prompt_ids, sources = generator.encode_inputs([prompt], prefix)
     steps = stream_tokens(

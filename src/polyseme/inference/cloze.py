@@ -1,10 +1,10 @@
-"""Gaps in a text, and how likely a masked model finds what stands in them: cloze questions, last words, and the
-pseudo-likelihood of a text, whose tokens are one gap each (Salazar et al. 2020, §2)."""
+"""Masked spans of a text and their log-probability: cloze questions, last words, and pseudo-log-likelihood
+(Salazar et al. 2020, §2)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from polyseme.errors import DataError, UnsupportedError
-from polyseme.inference.batching import PackedBatch
+from polyseme.inference.packed_model import PackedModel
 from polyseme.inference.results import TextScore
 
 if TYPE_CHECKING:
     from polyseme.text.tokenizer import Tokenizer
 
-GAP_PATTERN = r"_{2,}|(?<!\w)_(?!\w)|@placeholder"  # how data sets write a gap, beside the model's own mask
+GAP_PATTERN = r"_{2,}|(?<!\w)_(?!\w)|@placeholder"  # how data sets write a gap, besides the mask token
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +34,9 @@ class MaskedSpan:
 
 
 def candidate_spans(tokenizer: Tokenizer, prompt: str, choices: Sequence[str], max_len: int) -> list[MaskedSpan]:
-    """Each choice in the prompt's gap, or at its end if it has none. Of several it cannot be said which is meant."""
+    """Put each choice into the gap of the prompt, or at its end if it has none; several gaps are an error."""
     if isinstance(choices, str) or not choices:
-        raise DataError(f"choices is {choices!r}: a list of answers is needed")
+        raise DataError(f"choices is {choices!r}, expected a list of answers")
     gap = f"{re.escape(tokenizer.mask_token)}|{GAP_PATTERN}" if tokenizer.mask_token else GAP_PATTERN
     before, *after_gaps = re.split(gap, prompt)
     if len(after_gaps) > 1:
@@ -49,12 +49,12 @@ def candidate_spans(tokenizer: Tokenizer, prompt: str, choices: Sequence[str], m
 
 
 def mask_span(tokenizer: Tokenizer, before: str, word: str, after: str, max_len: int) -> MaskedSpan:
-    """The word in its place, as pieces. What is too long loses its beginning, and if need be its end."""
+    """Encode a word in its context. A text that is too long loses its start, and its end if necessary."""
     word_start = len(before)
     ids, offsets = tokenizer.encode_with_offsets(before + word + after)
     span_tokens = [i for i, (a, b) in enumerate(offsets) if b > word_start and a < word_start + len(word)]
     if not span_tokens or not word.strip():
-        raise DataError(f"there is nothing to read in the answer {word!r}")
+        raise DataError(f"the answer {word!r} has no tokens")
     first, last = span_tokens[0], span_tokens[-1] + 1
     max_text_tokens = max_len - tokenizer.num_special_tokens_to_add()
     if last - first > max_text_tokens:
@@ -71,37 +71,33 @@ def mask_span(tokenizer: Tokenizer, before: str, word: str, after: str, max_len:
     )
 
 
-def score_masked_spans(
-    spans: Sequence[MaskedSpan],
-    mask_id: int | None,
-    make_batches: Callable[[list[np.ndarray], list[np.ndarray]], Iterator[PackedBatch]],
-    masked_log_probs: Callable[[PackedBatch, Tensor], Tensor],
-) -> list[tuple[TextScore, bool]]:
-    """How likely the hidden tokens are, each from all that is not hidden; and whether each was the likeliest.
-
-    `make_batches` puts sequences into bins; `masked_log_probs` says of rows of one what may stand there,
-    [rows, vocabulary].
-    """
+def score_masked_spans(packed: PackedModel, spans: Sequence[MaskedSpan]) -> list[tuple[TextScore, bool]]:
+    """Score the tokens of each span with all of them masked; and whether each of them is the model's first choice."""
+    mask_id = packed.tokenizer.special_token_ids.mask
     if mask_id is None:
-        raise UnsupportedError("the tokenizer has no mask: gaps cannot be shown to the model")
+        raise UnsupportedError("the tokenizer has no mask token, which masked prediction needs")
     masked_ids = []
     for span in spans:
         span_ids = span.ids.copy()
         span_ids[span.positions.start : span.positions.stop] = mask_id
         masked_ids.append(span_ids)
     scores: list[tuple[TextScore, bool]] = [(TextScore(0.0, 0), False)] * len(spans)
-    for batch in make_batches(masked_ids, [span.segments for span in spans]):
+    for batch in packed.batches(masked_ids, [span.segments for span in spans]):
         batch_spans = [spans[i] for i in batch.index]
         starts = batch.layout.cu_seqlens.tolist()
         rows = np.concatenate([start + np.array(span.positions) for start, span in zip(starts, batch_spans)])
-        log_probs = masked_log_probs(batch, torch.from_numpy(rows))
-        targets = torch.from_numpy(
-            np.concatenate([span.ids[span.positions.start : span.positions.stop] for span in batch_spans])
-        )
-        targets = targets.to(log_probs.device)
+        log_probs = packed.masked_log_probs(batch, torch.from_numpy(rows))
+        targets = np.concatenate([span.ids[span.positions.start : span.positions.stop] for span in batch_spans])
         sizes = [len(span.positions) for span in batch_spans]
-        target_log_probs = log_probs.gather(1, targets[:, None])[:, 0].double().cpu().split(sizes)
-        is_correct = (log_probs.argmax(-1) == targets).cpu().split(sizes)
-        for i, span_log_probs, span_correct in zip(batch.index, target_log_probs, is_correct):
-            scores[i] = TextScore(float(span_log_probs.sum()), len(span_log_probs)), bool(span_correct.all())
+        for i, score in zip(batch.index, score_targets(log_probs, targets, sizes)):
+            scores[i] = score
     return scores
+
+
+def score_targets(log_probs: Tensor, targets: np.ndarray, sizes: Sequence[int]) -> list[tuple[TextScore, bool]]:
+    """Score consecutive groups of target tokens, given log-probabilities [targets, vocabulary]."""
+    target_ids = torch.from_numpy(targets).to(log_probs.device)
+    target_log_probs = log_probs.gather(1, target_ids[:, None])[:, 0].double().cpu().split(list(sizes))
+    is_first_choice = (log_probs.argmax(-1) == target_ids).cpu().split(list(sizes))
+    groups = zip(target_log_probs, is_first_choice)
+    return [(TextScore(float(part.sum()), len(part)), bool(is_correct.all())) for part, is_correct in groups]

@@ -1,36 +1,52 @@
-"""What language models answer: how likely a text is, a guess, the likeliest of several."""
+"""Result types of loaded models."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+from polyseme.report.notebook import NotebookResult
+
 
 @dataclass(frozen=True)
-class TextScore:
-    """How likely a text is. For a masked model each token is predicted from all others (pseudo-perplexity)."""
+class EncodedText(NotebookResult):
+    """A text, or a pair of texts, as a model reads it; the fields are those of tokenizers in `transformers`."""
+
+    tokens: list[str]
+    input_ids: list[int]
+    token_type_ids: list[int]
+    attention_mask: list[int]
+
+
+@dataclass(frozen=True)
+class TextScore(NotebookResult):
+    """The log-probability of a text, summed over its tokens.
+
+    A masked model predicts each token from all others, which gives the pseudo-log-likelihood (Salazar et al. 2020).
+    """
 
     log_prob: float
     num_tokens: int
 
     @property
     def perplexity(self) -> float:
+        """The exponential of the mean negative log-probability per token."""
         return math.exp(-self.log_prob / max(self.num_tokens, 1))
 
 
 @dataclass(frozen=True)
-class MaskPrediction:
-    """One way to fill a mask."""
+class MaskPrediction(NotebookResult):
+    """One candidate for a masked token."""
 
     token: str
     probability: float
 
 
 @dataclass(frozen=True)
-class LastWordScore:
-    """How likely a text's last word is, and whether each token of it was the likeliest (what greedy decoding says).
+class LastWordScore(NotebookResult):
+    """The log-probability of a text's last word, and whether greedy decoding would predict it.
 
-    `num_truncated` tokens of the context were left out, from its beginning, because the model reads no more.
+    `num_truncated` tokens were removed from the start of the context to fit the model's maximum length.
     """
 
     score: TextScore
@@ -39,8 +55,8 @@ class LastWordScore:
 
 
 @dataclass(frozen=True)
-class ChoiceResult:
-    """The likeliest of several answers: its number, what each is worth as compared, and what that rests on."""
+class ChoiceResult(NotebookResult):
+    """The index of the most likely choice, the normalized score of each choice, and its log-probability."""
 
     best_index: int
     normalized_scores: tuple[float, ...]

@@ -20,7 +20,7 @@ from polyseme.io.atomic import atomic_directory, ensure_new_directory
 from polyseme.io.json import write_json
 from polyseme.ngram.count import count_ngrams, sentence_streams
 from polyseme.ngram.estimate import estimate_kneser_ney
-from polyseme.ngram.model import FAMILY, NgramLM
+from polyseme.ngram.model import FAMILY, NgramFolder
 from polyseme.ngram.trie import MAX_ORDER, NgramTrie, NgramVocab
 from polyseme.progress import progress
 from polyseme.report.html import write_report
@@ -87,7 +87,7 @@ def train_ngram(recipe: NgramRecipe, corpus_path: Path, out: Path) -> dict[str, 
             "environment": {"numpy": np.__version__, "machine": platform.machine(), "device": "cpu"},
         }
         metadata = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash}
-        NgramLM(out, ngrams, tokenizer, main_language(corpus)).save(folder / "model", metadata)
+        NgramFolder(out, ngrams, tokenizer, main_language(corpus)).save(folder / "model", metadata)
         del ngrams, counts
         shutil.rmtree(work_dir)
         saved_recipe = {"recipe": recipe.to_json(), "corpus": str(corpus.path), "corpus_hash": corpus.manifest_hash}

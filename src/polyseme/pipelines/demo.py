@@ -23,7 +23,7 @@ from polyseme.corpus.store import Corpus
 from polyseme.errors import DataError
 from polyseme.explain.attention import attention_maps
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
-from polyseme.inference.language_model import LanguageModel
+from polyseme.inference.neural_lm import NeuralLM
 from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
 from polyseme.pipelines.codewords import is_held_out, load_examples
@@ -104,7 +104,7 @@ def run_demo(out: Path, minutes: float, num_seeds: int) -> Path:
 
 def compare_f1(
     out: Path, train: list[Example], test: Sequence[Example], num_seeds: int
-) -> tuple[dict[str, list[float]], LanguageModel]:
+) -> tuple[dict[str, list[float]], NeuralLM]:
     """F1 by four means. A seed draws the sentences to learn from, the new weights and the order of the examples."""
     settings = FinetuneConfig(epochs=6, batch_size=8, optimizer=OptimizerConfig(lr=1e-3), truncate=True)
     base = out / "pretrain" / "model"
@@ -164,9 +164,9 @@ def _build_page(
     results: dict[str, Any],
     unigram_entropy: float,
     fill_results: Sequence[tuple[str, Any]],
-    model: LanguageModel,
+    model: NeuralLM,
     f1_scores: dict[str, list[float]],
-    task_model: LanguageModel,
+    task_model: NeuralLM,
     test: Sequence[Example],
     seconds: float,
 ) -> str:

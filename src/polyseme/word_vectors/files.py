@@ -7,23 +7,19 @@ binary form has the same first line, then each word, a space, and its numbers as
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 
-from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.families import FAMILIES
 from polyseme.io.atomic import atomic_write
-from polyseme.nn.layers.subwords import SubwordEmbeddings
 from polyseme.nn.model import Model
-from polyseme.nn.trunks.lookup import StaticEmbeddingTrunkConfig
 from polyseme.text.pipelines import build_word_level
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.weights.folder import load_model
 
 VectorFormat = Literal["text", "binary", "glove"]
 VECTOR_FORMATS: tuple[VectorFormat, ...] = ("text", "binary", "glove")
@@ -54,55 +50,6 @@ def write_vectors(path: Path, words: Sequence[str], vectors: np.ndarray, file_fo
                     f.write("".join(f"{word} {line_format % tuple(row.tolist())}\n" for word, row in rows).encode())
 
     atomic_write(path, write)
-
-
-@dataclass(frozen=True, eq=False)
-class WordVectorTable:
-    """Words, the most frequent first, and their vectors as they are; `oov_fn` makes one for a word that is not there.
-
-    With `is_lowercase` no word has a capital, and none is looked for.
-    """
-
-    words: list[str]
-    vectors: np.ndarray  # [words, dim]
-    oov_fn: Callable[[str], np.ndarray] | None = None
-    is_lowercase: bool = False
-    index: dict[str, int] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "index", {word: i for i, word in enumerate(self.words)})
-
-    def get_vector(self, word: str) -> np.ndarray | None:
-        """The vector of a word as it is written, if it has one."""
-        word = word.lower() if self.is_lowercase else word
-        row = self.index.get(word)
-        if row is not None:
-            vector: np.ndarray = self.vectors[row]
-            return vector
-        oov_vector = self.oov_fn(word) if self.oov_fn is not None else None
-        return oov_vector if oov_vector is not None and oov_vector.any() else None
-
-
-def open_vectors(path: Path) -> WordVectorTable:
-    """From a model folder of word vectors or a file of them. A model's other tokens, the special ones, are left out."""
-    if path.is_file():
-        return WordVectorTable(*read_vectors(path))
-    if not path.exists():
-        raise DataError(f"there are no vectors at {path}: neither a file nor a model folder")
-    folder = load_model(path)
-    if not isinstance(folder.model.config.trunk, StaticEmbeddingTrunkConfig):
-        raise UnsupportedError(
-            f"{path} is a {folder.model.config.family}: its vectors depend on the context; `embed` gives them"
-        )
-    tokenizer = folder.tokenizer
-    embeddings: Any = folder.model.trunk.embeddings
-    token_ids = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.all_special_ids]
-    oov_fn = None
-    if isinstance(embeddings, SubwordEmbeddings):
-        oov_fn = lambda word: embeddings.word_vector(word).detach().numpy()  # noqa: E731
-    vocabulary = tokenizer.vocabulary
-    vectors = embeddings.look_up(torch.tensor(token_ids)).detach().numpy()
-    return WordVectorTable([vocabulary[i] for i in token_ids], vectors, oov_fn, tokenizer.lowercase)
 
 
 def read_vectors(path: Path) -> tuple[list[str], np.ndarray]:

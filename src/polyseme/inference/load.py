@@ -1,0 +1,69 @@
+"""`load`: open a model folder of any kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from polyseme.errors import ConfigError, ModelError, suggest
+from polyseme.inference.base import LanguageModel
+from polyseme.inference.feature_model import FeatureModel
+from polyseme.inference.neural_lm import NeuralLM
+from polyseme.inference.ngram_lm import NgramLM
+from polyseme.inference.word_vectors import WordVectors
+from polyseme.ngram.model import NgramFolder, is_ngram
+from polyseme.nn.trunks.lookup import StaticEmbeddingTrunkConfig
+from polyseme.weights.folder import load_model
+
+PRECISIONS = ("float32", "bf16")
+
+
+def load(
+    model: str | Path | LanguageModel, device: str | None = None, precision: str = "float32", task: str = ""
+) -> LanguageModel:
+    """Load a model folder that Polyseme or `transformers` wrote, or a file of word vectors.
+
+    Returns a `NeuralLM`, an `NgramLM`, a `FeatureModel` (a task model over frozen features), or `WordVectors`. On a GPU,
+    the precision `bf16` is several times faster. `task` selects one task of a model that was fine-tuned for several. A
+    loaded model is returned unchanged.
+
+    >>> model = polyseme.load("model")
+    >>> model.capabilities
+    ('encode', 'fill', 'next_sentence', 'score', 'score_last_words', 'rank_choices', 'embed')
+    """
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision is {precision!r}; {suggest(precision, PRECISIONS)}")
+    if isinstance(model, LanguageModel):
+        if device or task or precision != "float32":
+            raise ConfigError("device, precision and task apply to a folder, and this model is loaded already")
+        return model
+    path = Path(model)
+    if path.is_file():
+        loaded: LanguageModel = WordVectors.load(path)
+    elif is_ngram(path):
+        loaded = NgramLM(NgramFolder.load(path))
+    elif FeatureModel.is_folder(path):
+        loaded = FeatureModel.load(path)
+    else:
+        return _load_neural(path, device, precision, task)
+    if task or precision != "float32":
+        raise ConfigError(f"{path} is {loaded.description}: precision and task do not apply")
+    return loaded
+
+
+def _load_neural(path: Path, device: str | None, precision: str, task: str) -> LanguageModel:
+    if not (path / "config.json").exists() and (path / "model" / "config.json").exists():
+        raise ModelError(f"{path} is a run folder; its model is {path / 'model'}")
+    folder = load_model(path)
+    if task:
+        from polyseme.finetuning.multitask import select_task
+
+        folder = select_task(folder, task)
+    network = NeuralLM(folder, device)
+    if precision == "bf16":
+        if network.device.type != "cuda":
+            raise ConfigError("bf16 needs a GPU: leave the precision at float32")
+        network.model.to(torch.bfloat16)
+    is_table = isinstance(folder.model.config.trunk, StaticEmbeddingTrunkConfig)
+    return WordVectors.from_folder(folder) if is_table and "predict" not in network.capabilities else network

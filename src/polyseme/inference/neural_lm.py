@@ -1,0 +1,181 @@
+"""`NeuralLM`: a loaded neural network with its tokenizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from polyseme.errors import DataError
+from polyseme.families import FAMILIES
+from polyseme.generation.config import GenerationConfig
+from polyseme.generation.session import generation_head, is_seq2seq
+from polyseme.generation.text import (
+    GeneratedText,
+    TextGenerator,
+    TranslatedText,
+    generate_texts,
+    stream_text,
+    translate_texts,
+)
+from polyseme.inference import scoring
+from polyseme.inference.base import Granularity, LanguageModel
+from polyseme.inference.candidates import format_prompt
+from polyseme.inference.embedding import embed_texts
+from polyseme.inference.packed_model import MAX_BATCH_TOKENS, PackedModel
+from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
+from polyseme.nn.model import Model
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.weights.folder import ModelFolder
+
+if TYPE_CHECKING:
+    from polyseme.tasks.spans import SpanAnswer
+
+
+class NeuralLM(LanguageModel):
+    """A neural network with its tokenizer; its heads decide which operations it supports."""
+
+    def __init__(self, folder: ModelFolder, device: str | None = None, max_batch_tokens: int = 0):
+        super().__init__(folder.path)
+        self.folder = folder
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.model: Model = folder.model.to(self.device).eval()
+        max_batch_tokens = max_batch_tokens or MAX_BATCH_TOKENS["cuda" if self.device.type == "cuda" else "cpu"]
+        self._packed = PackedModel(self.model, folder.tokenizer, self.device, max_batch_tokens)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.folder.tokenizer
+
+    @property
+    def max_len(self) -> int:
+        """The longest text that the model reads, in tokens with special tokens."""
+        return self._packed.max_len
+
+    @property
+    def bos_ids(self) -> list[int]:
+        """The token that a causal model reads before a text, if there is one."""
+        return self._packed.bos_ids
+
+    @property
+    def is_seq2seq(self) -> bool:
+        return is_seq2seq(self.model)
+
+    @property
+    def is_masked_lm(self) -> bool:
+        """Whether the model fills gaps in a text rather than continues it."""
+        return "masked" in self.model.heads and "next" not in self.model.heads
+
+    @property
+    def description(self) -> str:
+        heads = ", ".join(self.model.heads)
+        return f"a {self.model.config.family} model with " + (f"the heads {heads}" if heads else "no head")
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        heads = self.model.heads
+        is_lm = "next" in heads and not self.is_seq2seq
+        pretraining_heads = FAMILIES[self.model.config.family].pretraining_heads(self.model.config.trunk)
+        has_task = "task" in self.folder.metadata or not set(heads) <= set(pretraining_heads)
+        supported = {
+            "encode": True,
+            "fill": "masked" in heads,
+            "next_sentence": "pair" in heads,
+            "score": is_lm or "previous" in heads or "masked" in heads,
+            "score_last_words": is_lm or self.is_masked_lm,
+            "rank_choices": is_lm or self.is_masked_lm,
+            "generate": bool(generation_head(self.model)),
+            "translate": bool(generation_head(self.model)) and self.is_seq2seq,
+            "embed": True,
+            "predict": has_task,
+            "answer": has_task,
+        }
+        return tuple(operation for operation, is_supported in supported.items() if is_supported)
+
+    def _encode(self, text: str, pair: str | None) -> EncodedText:
+        ids, segments = (row.tolist() for row in self._packed.encode_sequence(text, pair))
+        return EncodedText(self.tokenizer.convert_ids_to_tokens(ids), ids, segments, [1] * len(ids))
+
+    @torch.inference_mode()
+    def _fill(self, text: str, top_k: int) -> list[list[MaskPrediction]]:
+        ids, segments = self._packed.encode_sequence(text)
+        rows = np.flatnonzero(ids == self.tokenizer.special_token_ids.mask)
+        if not len(rows):
+            raise DataError(f"there is no {self.tokenizer.mask_token} in {text!r}")
+        batch = next(self._packed.batches([ids], [segments]))
+        probs = self._packed.masked_log_probs(batch, torch.from_numpy(rows)).exp()
+        best = probs.topk(min(top_k, probs.shape[-1]))
+        tokens = [self.tokenizer.convert_ids_to_tokens(row) for row in best.indices.tolist()]
+        return [list(map(MaskPrediction, *row)) for row in zip(tokens, best.values.tolist())]
+
+    @torch.inference_mode()
+    def _next_sentence(self, first: str, second: str) -> float:
+        ids, segments = self._packed.encode_sequence(first, second)
+        batch = next(self._packed.batches([ids], [segments]))
+        logits = self.model.predict("pair", self._packed.hidden(batch), batch.layout)
+        return float(logits.float().softmax(-1)[0, 0])
+
+    @torch.inference_mode()
+    def _score(self, texts: Sequence[str]) -> list[TextScore]:
+        heads = [head for head in ("next", "previous") if head in self.model.heads]
+        if not heads:
+            return scoring.score_masked(self._packed, texts)
+        directions = [scoring.score_causal(self._packed, texts, head) for head in heads]
+        return [
+            TextScore(math.fsum(score.log_prob for score in scores) / len(scores), scores[0].num_tokens)
+            for scores in zip(*directions)
+        ]
+
+    @torch.inference_mode()
+    def _score_last_words(self, texts: Sequence[tuple[str, str]]) -> list[LastWordScore]:
+        score = scoring.score_masked_last_words if self.is_masked_lm else scoring.score_last_words
+        return score(self._packed, texts)
+
+    @torch.inference_mode()
+    def _rank_choices(
+        self,
+        questions: Sequence[tuple[str, Sequence[str]]],
+        shots: Sequence[tuple[str, str]],
+        template: str,
+        normalization: str,
+        context: str,
+    ) -> list[ChoiceResult]:
+        prompts = [(format_prompt(text, template, shots), choices) for text, choices in questions]
+        return scoring.rank_choices(self._packed, prompts, normalization, context, self.is_masked_lm)
+
+    @cached_property
+    def _text_generator(self) -> TextGenerator:
+        return TextGenerator.from_folder(self.folder)
+
+    def _generate(self, prompts: Sequence[str], config: GenerationConfig, prefix: str) -> list[list[GeneratedText]]:
+        return generate_texts(self._text_generator, prompts, config, prefix)
+
+    def _stream(self, prompt: str, config: GenerationConfig, prefix: str) -> Iterator[str]:
+        return stream_text(self._text_generator, prompt, config, prefix)
+
+    def _translate(
+        self, texts: Sequence[str], config: GenerationConfig, split: Callable[[str], list[str]] | None
+    ) -> list[TranslatedText]:
+        return translate_texts(self._text_generator, texts, config, split)
+
+    @torch.inference_mode()
+    def _embed(
+        self, texts: Sequence[str], layers: str | int, granularity: Granularity, truncate: bool
+    ) -> np.ndarray | list[np.ndarray]:
+        return embed_texts(self._packed, texts, layers, granularity, truncate)
+
+    def _predict(self, examples: Sequence[Any]) -> list[Any]:
+        from polyseme.evaluation.predict import predict, to_examples
+
+        return predict(self.folder, to_examples(examples, self.model, self.folder.metadata))
+
+    def _answer(self, context: str, question: str) -> SpanAnswer:
+        from polyseme.evaluation.predict import predict, to_examples
+
+        (prediction,) = predict(self.folder, to_examples([(context, question)], self.model, self.folder.metadata))
+        assert prediction.span is not None
+        return prediction.span

@@ -1,0 +1,91 @@
+"""`NgramLM`: a loaded n-gram model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from polyseme.corpus.clean.sentences import split_sentences
+from polyseme.errors import DataError, UnsupportedError
+from polyseme.generation.config import GenerationConfig
+from polyseme.generation.text import GeneratedText, TextGenerator, generate_texts, stream_text
+from polyseme.inference.base import LanguageModel
+from polyseme.inference.results import EncodedText, TextScore
+from polyseme.ngram.model import NgramFolder
+from polyseme.text.tokenizer import Tokenizer
+
+_TEXTS_PER_BATCH = 4096
+
+
+class NgramLM(LanguageModel):
+    """An n-gram model with its tokenizer. It scores texts and generates them, sentence by sentence."""
+
+    capabilities = ("encode", "score", "generate")
+
+    def __init__(self, folder: NgramFolder):
+        super().__init__(folder.path)
+        self.folder, self.ngrams = folder, folder.ngrams
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.folder.tokenizer
+
+    @property
+    def description(self) -> str:
+        return f"an n-gram model of order {self.ngrams.order}"
+
+    def _encode(self, text: str, pair: str | None) -> EncodedText:
+        if pair is not None:
+            raise UnsupportedError(f"{self.path} cannot encode a pair of texts: it is {self.description}")
+        ids = self._encode_streams([text])[0].tolist()
+        vocab = self.ngrams.vocab
+        names = [*self.tokenizer.vocabulary, *["<s>"] * (vocab.size - self.tokenizer.vocab_size)]
+        eos_name = self.tokenizer.convert_ids_to_tokens([vocab.eos_id])[0] or "</s>"
+        names[vocab.eos_id : vocab.eos_id + 1] = [eos_name]
+        return EncodedText([names[i] for i in ids], ids, [0] * len(ids), [1] * len(ids))
+
+    def _score(self, texts: Sequence[str]) -> list[TextScore]:
+        """Texts are split into sentences as a corpus is; the end of a sentence counts as a token."""
+        scores: list[TextScore] = []
+        for first in range(0, len(texts), _TEXTS_PER_BATCH):
+            stream, lengths = self._encode_streams(texts[first : first + _TEXTS_PER_BATCH])
+            log_probs = np.log(10) * self.ngrams.log10_probs(stream)
+            starts = np.cumsum(lengths) - lengths
+            token_counts = np.add.reduceat(stream != self.ngrams.vocab.bos_id, starts)
+            scores += map(TextScore, np.add.reduceat(log_probs, starts).tolist(), token_counts.tolist())
+        return scores
+
+    def _generate(self, prompts: Sequence[str], config: GenerationConfig, prefix: str) -> list[list[GeneratedText]]:
+        return generate_texts(self._text_generator, prompts, config, prefix)
+
+    def _stream(self, prompt: str, config: GenerationConfig, prefix: str) -> Iterator[str]:
+        return stream_text(self._text_generator, prompt, config, prefix)
+
+    @cached_property
+    def _text_generator(self) -> TextGenerator:
+        tokenizer, eos_ids = self.tokenizer, frozenset([self.ngrams.vocab.eos_id])
+        suppressed = tokenizer.all_special_ids - eos_ids
+        return TextGenerator(self.path, self.ngrams, tokenizer, tokenizer, self._encode_prompt, eos_ids, suppressed)
+
+    def _encode_prompt(self, text: str) -> list[int]:
+        """Encode the sentences of a prompt; the last one stays open."""
+        stream, _ = self._encode_streams([text], allow_empty=True)
+        return stream[:-1].tolist() or [self.ngrams.vocab.bos_id]
+
+    def _encode_streams(self, texts: Sequence[str], allow_empty: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """All texts as one stream of sentences between their boundary tokens, and the length of each text in it."""
+        sentences = [split_sentences(text, self.folder.language) for text in texts]
+        encoded = self.tokenizer.encode_corpus([sentence for group in sentences for sentence in group])
+        is_nonempty = encoded.lengths > 0
+        text_index = np.repeat(np.arange(len(texts)), [len(group) for group in sentences])[is_nonempty]
+        lengths = np.bincount(text_index, encoded.lengths[is_nonempty] + 2, len(texts)).astype(np.int64)
+        if not allow_empty and not lengths.all():
+            raise DataError(f"the text has no tokens: {texts[int(np.argmin(lengths))]!r}")
+        vocab, unk_id = self.ngrams.vocab, self.tokenizer.special_token_ids.unk
+        is_boundary = ~vocab.is_predicted[encoded.ids] | (
+            encoded.ids == vocab.eos_id
+        )  # boundary names written in a text
+        ids = encoded.ids if unk_id is None else np.where(is_boundary, unk_id, encoded.ids)
+        return vocab.add_bos_eos(ids, encoded.lengths[is_nonempty]), lengths

@@ -1,0 +1,28 @@
+"""HTML views of results for notebooks."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from polyseme.report.html import html_table
+
+
+class NotebookResult:
+    """A base class of result dataclasses: notebooks show a table of their fields."""
+
+    def _repr_html_(self) -> str:
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return html_table(
+            [type(self).__name__, ""], [(f.name, _format(getattr(self, f.name))) for f in fields if f.repr]
+        )
+
+
+def _format(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {_format(part)}" for key, part in value.items())
+    if isinstance(value, tuple | list):
+        return ", ".join(map(_format, value))
+    return str(value)
