@@ -160,7 +160,7 @@ def test_weights_scale_the_gradient_and_not_the_report():
     terms, rows = Distillation().build_loss_fn(above), cases.sequences((5, 9))
     parts = {}
     for name in ("hard", "soft", "cosine"):
-        weights = dict.fromkeys(("hard", "soft", "cosine"), 0.0) | {name: 1.0}
+        weights = dict.fromkeys(("hard_weight", "soft_weight", "cosine_weight"), 0.0) | {f"{name}_weight": 1.0}
         report, parts[name] = gradients(below, terms, [batch_of(below, rows, **weights)])
     whole, found = gradients(below, terms, [batch_of(below, rows)])
     assert whole.loss == report.loss
@@ -202,7 +202,7 @@ def trained(model, terms, batches, steps, **changes):
 def test_one_batch_is_learnt_by_heart():
     """The states and guesses of a teacher of four layers, by a student of two, from fresh weights."""
     above, below = pair("bert", "distilbert", torch.float32)
-    batch = batch_of(below, cases.sequences((5, 9, 9)), hard=0.0, soft=1.0, cosine=1.0)
+    batch = batch_of(below, cases.sequences((5, 9, 9)), hard_weight=0.0, soft_weight=1.0, cosine_weight=1.0)
     reports = trained(below, Distillation().build_loss_fn(above), [batch], 150)
     for name in ("soft", "cosine"):
         assert reports[-1].loss[name] < reports[0].loss[name] / 10, (name, reports[0].loss, reports[-1].loss)
