@@ -24,7 +24,7 @@ from polyseme.corpus.build.prepare import prepare
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
 from polyseme.recipes import get_training_recipe
-from polyseme.text.events import Note, notes_to_events
+from polyseme.corpus.sources.events import Note, notes_to_events
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
 from polyseme.weights.folder import load_model

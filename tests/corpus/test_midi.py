@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.sources.events import Note, events_to_notes, notes_to_events
 from polyseme.corpus.sources.lines import Document
 from polyseme.corpus.sources.readers import SourceFile
 from polyseme.corpus.sources.sources import open_sources
 from polyseme.corpus.store import Corpus
 from polyseme.errors import PolysemeError
-from polyseme.text.events import Note, events_to_notes, notes_to_events
 from polyseme.text.tokenizer import Tokenizer
 from tests.corpus.test_fuzz_readers import mutated
 from tests.text.test_events import played

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import typer
 
+from polyseme.corpus.sources.events import Note
 from polyseme.corpus.sources.midi import write_notes
 from polyseme.families import FAMILIES
 from polyseme.families.summary import format_markdown
 from polyseme.recipes import NGRAM_RECIPES
-from polyseme.text.events import Note
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "polyseme"
@@ -28,11 +28,12 @@ LONGEST = 500
 
 # Every package and what it may import: whatever stands on a line above its own. There is no exception.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "progress"),
+    ("errors", "progress", "logs"),
     ("config", "io"),
     ("report", "rng"),
     ("nn",),
-    ("families", "text"),
+    ("families", "corpus.sources"),
+    ("text",),
     ("corpus", "weights"),
     ("objectives", "word_vectors"),
     ("train",),
@@ -50,7 +51,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 # Imports against that order, to be removed one by one.
 EXCEPTIONS = {
-    *{("ngram", "inference"), ("datasets", "evaluation"), ("finetuning", "evaluation")},
+    *{("datasets", "evaluation"), ("finetuning", "evaluation")},
     *{("inference", "evaluation"), ("inference", "finetuning"), ("tasks", "finetuning"), ("tasks", "inference")},
 }
 
@@ -93,7 +94,7 @@ def forbidden(unit: str, source: str) -> list[str]:
     """Imports that the layer of a unit does not allow; `from polyseme import load` is one of `__init__`."""
     found = []
     for name in imports(source):
-        target = name.split(".")[0]
+        target = unit_of_module(name)
         if target not in LEVEL:
             target = "__init__"
         if target != unit and LEVEL[target] >= LEVEL[unit] and (unit, target) not in EXCEPTIONS:
@@ -102,8 +103,12 @@ def forbidden(unit: str, source: str) -> list[str]:
 
 
 def unit_of(path: Path) -> str:
-    first = path.relative_to(PACKAGE).parts[0]
-    return first.removesuffix(".py")
+    return unit_of_module(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+
+
+def unit_of_module(name: str) -> str:
+    """The first part of a module's name; the sources of a corpus are below tokenizers, and the rest of it above them."""
+    return "corpus.sources" if name.startswith("corpus.sources") else name.split(".")[0]
 
 
 def test_imports_go_one_way():

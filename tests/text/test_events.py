@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polyseme.text.events import (
+from polyseme.corpus.sources.events import (
     EVENTS,
     MAX_SHIFT_STEPS,
     NUM_PITCHES,

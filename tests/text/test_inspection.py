@@ -92,7 +92,7 @@ def test_train_inspect_and_import(kind: str, corpus: Path, monkeypatch, capsys) 
 @pytest.mark.parametrize(
     "words,said",
     [
-        (["train", "en.txt", "--out", "o"], "--vocab-size is missing"),
+        (["train", "en.txt", "--out", "o"], "vocab_size is missing"),
         (["train", "en.txt", "--out", "o", "--vocab-size", "100", "--kind", "bpe"], "a vocabulary of 100 is too small"),
         (["train", "en.txt", "--out", "o", "--vocab-size", "3"], "a vocabulary of 3 is too small"),
         (["train", "en.txt", "--out", "o", "--vocab-size", "900", "--kind", "unigrams"], "did you mean 'unigram'?"),

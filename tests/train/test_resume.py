@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.sources.events import EVENTS
 from polyseme.errors import Interrupted, PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.recipes import RECIPES
-from polyseme.text.events import EVENTS
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
 from polyseme.train.budget import CLOCK_CHECKS, STEPS_PER_TIMING, Deadline

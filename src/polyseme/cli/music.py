@@ -23,9 +23,9 @@ def music(
 ) -> None:
     """Let a model play, event by event, and write the piece as MIDI."""
     import polyseme
+    from polyseme.corpus.sources.events import events_to_notes, notes_to_events
     from polyseme.corpus.sources.midi import read_notes, require_mido, write_notes
     from polyseme.io.atomic import ensure_new_file
-    from polyseme.text.events import events_to_notes, notes_to_events
 
     require_mido()
     ensure_new_file(out)

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyseme.cli.output import SOURCES_HELP
-from polyseme.errors import ConfigError, DataError
+from polyseme.errors import DataError
 
 if TYPE_CHECKING:
-    from polyseme.corpus.sources.readers import SourceFile
-    from polyseme.corpus.sources.sources import SourceReader
     from polyseme.text.inspection import TokenizationStats
     from polyseme.text.tokenizer import Tokenizer
 
@@ -74,38 +72,17 @@ def train(
     """Train a tokenizer on text, check it, and save it where `transformers` opens it too."""
     from polyseme.corpus.sources.sources import open_sources
     from polyseme.io.atomic import atomic_directory, ensure_new_directory
-    from polyseme.progress import progress
-    from polyseme.text.counts import MAX_WORDS, TextGroup, WordCounts
     from polyseme.text.tokenizer import Tokenizer
-    from polyseme.text.trainers import check_vocab_size
+    from polyseme.text.train_tokenizer import count_source_words, resolve_vocab_size
 
     ensure_new_directory(out)
-    if vocab_size is None and kind not in ("characters", "words", "whitespace"):
-        raise ConfigError(f"--vocab-size is missing: how many pieces a vocabulary of kind {kind} may have")
-    if vocab_size is None:
-        vocab_size = max_alphabet if kind == "characters" else MAX_WORDS
-    check_vocab_size(kind, vocab_size, num_sentinels)
-    sources = open_sources(source, key, split, skip_bad, lang=lang, format=format)
-    groups = {(source_file.source_index, source_file.lang) for source_file in sources.files}
-    counts = WordCounts(kind, lowercase, sample_characters, len(groups))
-    with progress("read", None, "characters") as bar:
-        for source_file, text in _iter_texts(sources):
-            bar.advance(len(text))
-            counts.add(
-                text,
-                TextGroup(source_file.lang, source_file.source_index, sources.sources[source_file.source_index].weight),
-            )
-    if not counts.num_chars:
-        raise DataError(f"there is no text in {', '.join(source)}")
+    vocab_size = resolve_vocab_size(kind, vocab_size, max_alphabet, num_sentinels)
+    reader = open_sources(source, key, split, skip_bad, lang=lang, format=format)
+    counts = count_source_words(kind, reader, lowercase, sample_characters)
     tokenizer = Tokenizer.from_counts(counts, vocab_size, min_frequency, max_alphabet, smoothing, num_sentinels)
     with atomic_directory(out) as folder:
         tokenizer.save(folder)
     _print_tokenizer(out, tokenizer)
-    print(f"{counts.num_chars:,} characters read, {counts.num_sampled_chars:,} of them counted")
-    if counts.dropped_fraction:
-        print(f"rare words dropped to save memory: {counts.dropped_fraction:.2%} of the text")
-    if sources.num_bad:
-        print(f"{sources.num_bad:,} bad rows were skipped, the first: {sources.bad_row_messages[0]}")
 
 
 @app.command()
@@ -125,6 +102,7 @@ def inspect(
     from polyseme.progress import progress
     from polyseme.text.inspection import describe_vocabulary, measure_tokenization
     from polyseme.text.tokenizer import Tokenizer
+    from polyseme.text.train_tokenizer import iter_texts
 
     loaded_tokenizer = Tokenizer.load(tokenizer)
     facts = describe_vocabulary(loaded_tokenizer)
@@ -134,7 +112,7 @@ def inspect(
         with progress("read", None, "characters") as bar:
 
             def texts() -> Iterator[tuple[tuple[str, str], str]]:
-                for source_file, content in _iter_texts(sources):
+                for source_file, content in iter_texts(sources):
                     bar.advance(len(content))
                     yield (source_file.lang, sources.sources[source_file.source_index].path), content
 
@@ -173,18 +151,6 @@ def import_(
     with atomic_directory(out) as folder:
         tokenizer.save(folder)
     _print_tokenizer(out, tokenizer)
-
-
-def _iter_texts(sources: SourceReader) -> Iterator[tuple[SourceFile, str]]:
-    """Every text with the input it comes from; bad rows stop this or are counted, as asked for."""
-    for position, document in sources.read():
-        if isinstance(document, DataError):
-            if not sources.skip_bad:
-                raise document
-            sources.num_bad += 1
-            sources.bad_row_messages += [str(document)] * (not sources.bad_row_messages)
-        elif document.text and not document.text.isspace():
-            yield sources.files[position.file_index], document.text
 
 
 def _print_tokenizer(out: Path, tokenizer: Tokenizer) -> None:

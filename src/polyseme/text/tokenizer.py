@@ -17,13 +17,14 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers.normalizers import BertNormalizer
 
+from polyseme.corpus.sources.events import EVENTS
 from polyseme.errors import ModelError
 from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json, write_json
 from polyseme.text import validation as contract
 from polyseme.text.cached_encoder import CachedEncoder, EncodedTexts, encode_uncached, pretokenization_rule
 from polyseme.text.counts import SMOOTHING, WordCounts
-from polyseme.text.events import EVENTS, build_event_tokenizer
+from polyseme.text.events import build_event_tokenizer
 from polyseme.text.importers import import_vocabulary, read_tokenizer, read_wordpiece_vocab
 from polyseme.text.pipelines import (
     METASPACE,
@@ -34,6 +35,7 @@ from polyseme.text.pipelines import (
     set_eos_template,
     set_text_template,
 )
+from polyseme.text.train_tokenizer import count_words, resolve_vocab_size
 from polyseme.text.trainers import MAX_ALPHABET, train_vocabulary
 
 # What each special role is called when a folder does not say; the first name found in the vocabulary counts.
@@ -94,21 +96,28 @@ class Tokenizer:
     def train(
         cls,
         kind: TokenizerKind,
-        texts: Iterable[str],
-        vocab_size: int,
+        sources: str | Path | Iterable[Any],
+        vocab_size: int | None = None,
         lowercase: bool | None = None,
         min_frequency: int = 2,
         max_alphabet: int = MAX_ALPHABET,
+        smoothing: float = SMOOTHING,
         num_sentinels: int = 0,
+        **source_options: Any,
     ) -> Tokenizer:
-        """Learn a vocabulary of at most `vocab_size` entries; the same texts give the same one.
+        """Train a tokenizer on sources of text (a path or a list of `Path`, as `prepare` reads them) or on texts.
 
-        By default WordPiece lowers case, as BERT's first model does, and the other kinds keep it.
+        The vocabulary has at most `vocab_size` entries; the same text gives the same one. `lowercase` is on for WordPiece
+        by default (as BERT's first model) and off for the other kinds. Further options are those of the sources: `key`,
+        `split`, `format`, `lang`, `skip_bad`, `sample_characters`.
+
+        >>> tokenizer = polyseme.Tokenizer.train("wordpiece", ["the cat sat", "the dog sat"] * 50, vocab_size=60)
+        >>> tokenizer.convert_ids_to_tokens(tokenizer.encode("the cat"))
+        ['the', 'cat']
         """
-        counts = WordCounts(kind, lowercase)
-        for text in texts:
-            counts.add(text)
-        return cls.from_counts(counts, vocab_size, min_frequency, max_alphabet, num_sentinels=num_sentinels)
+        vocab_size = resolve_vocab_size(kind, vocab_size, max_alphabet, num_sentinels)
+        counts = count_words(kind, sources, lowercase, **source_options)
+        return cls.from_counts(counts, vocab_size, min_frequency, max_alphabet, smoothing, num_sentinels)
 
     @classmethod
     def from_counts(

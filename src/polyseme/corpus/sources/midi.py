@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from polyseme.corpus.sources.events import Note, notes_to_events
 from polyseme.corpus.sources.lines import MAX_ROW_BYTES, Document, ReadResult, bad_input
 from polyseme.errors import DataError, PolysemeError, UnsupportedError
 from polyseme.io.atomic import atomic_write
 from polyseme.io.compression import read_decompressed
-from polyseme.text.events import Note, notes_to_events
 
 DEFAULT_TEMPO = 500_000  # microseconds a beat, where a file does not say
 TICKS_PER_BEAT = 500  # a beat in the files that are written, so that one lasts a millisecond

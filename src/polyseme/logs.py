@@ -1,0 +1,23 @@
+"""Logging for programs. The library logs under the name `polyseme` and installs no handler by itself."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+
+class StderrHandler(logging.Handler):
+    """Write messages to standard error as plain lines; warnings are marked as such."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        prefix = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        print(f"{prefix}{record.getMessage()}", file=sys.stderr, flush=True)
+
+
+def log_to_stderr(level: int = logging.INFO) -> None:
+    """Show the library's messages on standard error; calling it again changes the level."""
+    logger = logging.getLogger("polyseme")
+    logger.setLevel(level)
+    if not any(isinstance(handler, StderrHandler) for handler in logger.handlers):
+        logger.addHandler(StderrHandler())
+        logger.propagate = False
