@@ -1,10 +1,26 @@
-"""Polyseme: from a folder of text to a pre-trained language model, and from that model to an evaluated task model."""
+"""Polyseme: from a folder of text to a pre-trained language model, and from that model to an evaluated task model.
+
+    import polyseme as ps
+    tokenizer = ps.Tokenizer.train("wordpiece", "TEXT/", vocab_size=16_000)
+    corpus = ps.prepare("TEXT/", tokenizer, out="my/corpus")
+    run = ps.pretrain("bert-tiny", corpus, out="my/run", budget="20m", optimizer={"lr": 1e-3})
+    model = ps.load(run.model)
+    model.fill("The cat sat on the [MASK].", top_k=2)
+    task = ps.finetune(run.model, "classification", train="train.tsv", dev="dev.tsv", out="my/task", seeds=3)
+    ps.load(task.model).predict(["a new text"])
+
+Dependencies are imported when a function is first called, so `import polyseme` is fast.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polyseme.corpus.store import Corpus
     from polyseme.errors import (
         ConfigError,
         DataError,
@@ -13,35 +29,241 @@ if TYPE_CHECKING:
         PolysemeError,
         UnsupportedError,
     )
+    from polyseme.generation.config import GenerationConfig
+    from polyseme.generation.text import GeneratedText, TranslatedText
     from polyseme.inference.base import LanguageModel
+    from polyseme.inference.feature_model import FeatureModel
     from polyseme.inference.load import load
+    from polyseme.inference.neural_lm import NeuralLM
+    from polyseme.inference.ngram_lm import NgramLM
+    from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
+    from polyseme.inference.word_vectors import WordVectors
+    from polyseme.report.results import FinetuneResult, PretrainResult
+    from polyseme.text.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
-_ERRORS = ("PolysemeError", "ConfigError", "DataError", "ModelError", "UnsupportedError", "Interrupted")
+
+_LAZY = {
+    "Corpus": "corpus.store",
+    "Tokenizer": "text.tokenizer",
+    "load": "inference.load",
+    "LanguageModel": "inference.base",
+    "NeuralLM": "inference.neural_lm",
+    "NgramLM": "inference.ngram_lm",
+    "FeatureModel": "inference.feature_model",
+    "WordVectors": "inference.word_vectors",
+    "GenerationConfig": "generation.config",
+    "GeneratedText": "generation.text",
+    "TranslatedText": "generation.text",
+    "ChoiceResult": "inference.results",
+    "EncodedText": "inference.results",
+    "LastWordScore": "inference.results",
+    "MaskPrediction": "inference.results",
+    "TextScore": "inference.results",
+    "PretrainResult": "report.results",
+    "FinetuneResult": "report.results",
+    "PolysemeError": "errors",
+    "ConfigError": "errors",
+    "DataError": "errors",
+    "ModelError": "errors",
+    "UnsupportedError": "errors",
+    "Interrupted": "errors",
+}
 __all__ = [
+    "ChoiceResult",
     "ConfigError",
+    "Corpus",
     "DataError",
+    "EncodedText",
+    "FeatureModel",
+    "FinetuneResult",
+    "GeneratedText",
+    "GenerationConfig",
     "Interrupted",
     "LanguageModel",
+    "LastWordScore",
+    "MaskPrediction",
     "ModelError",
+    "NeuralLM",
+    "NgramLM",
     "PolysemeError",
+    "PretrainResult",
+    "TextScore",
+    "Tokenizer",
+    "TranslatedText",
     "UnsupportedError",
+    "WordVectors",
+    "evaluate",
+    "finetune",
+    "list_datasets",
+    "list_families",
+    "list_recipes",
     "load",
+    "prepare",
+    "pretrain",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import heavy dependencies when a name is first used, so that `import polyseme` is fast."""
-    if name == "load":
-        from polyseme.inference.load import load
-
-        return load
-    if name == "LanguageModel":
-        from polyseme.inference.base import LanguageModel
-
-        return LanguageModel
-    if name in _ERRORS:
-        from polyseme import errors
-
-        return getattr(errors, name)
+    """Import a public name when it is first used."""
+    if name in _LAZY:
+        return getattr(import_module(f"polyseme.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'polyseme' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__", "__doc__"])
+
+
+def prepare(
+    sources: str | Path | Sequence[str | Path], tokenizer: Tokenizer, out: str | Path, **options: Any
+) -> Corpus:
+    """Clean, deduplicate and tokenize text into a corpus folder. A stopped run continues where it stopped.
+
+    `sources` are files or folders of text, JSON lines, CSV, TSV, Parquet, WikiExtractor, WET or MIDI, or `python-docs` or
+    `gettext`; each may end in options such as `::lang=de,weight=2`. Options: `key`, `split`, `lang`, `format`, `clean`,
+    `dedup`, `dedup_threshold`, `skip_bad`, `append`, `num_workers`, `dask_address`.
+
+    >>> corpus = polyseme.prepare("text", tokenizer, out="corpus")
+    >>> corpus.num_tokens > 1000
+    True
+    """
+    from polyseme.corpus.build.prepare import prepare as run
+    from polyseme.corpus.store import Corpus
+
+    run([sources] if isinstance(sources, str | Path) else list(sources), tokenizer, Path(out), **options)
+    return Corpus.open(Path(out))
+
+
+def pretrain(
+    recipe: Any,
+    corpus: Any,
+    out: str | Path,
+    *,
+    budget: str = "",
+    resume: bool = False,
+    init_from: str | Path | None = None,
+    **overrides: Any,
+) -> PretrainResult:
+    """Pre-train a model on a corpus.
+
+    `recipe` is a name from `list_recipes()`, a `recipe.json`, or a `Recipe`. `budget` is a time (`20m`, `1h30m`), a
+    number of steps (`500steps`) or of tokens (`1e9tokens`). `resume` continues the run in `out` exactly. `init_from`
+    starts from a model of the same sizes, or from word vectors. Other keywords override fields of the recipe.
+
+    >>> run = polyseme.pretrain("bert-tiny", corpus, out="run", budget="2steps", valid_fraction=0.1)
+    >>> run.num_steps, run.valid.perplexity > 1
+    (2, True)
+    """
+    import time
+
+    start_time = time.perf_counter()  # importing takes seconds, which count toward a budget in minutes
+    from polyseme.config import Config, override_config
+    from polyseme.errors import ConfigError
+    from polyseme.ngram.train import NgramRecipe, train_ngram
+    from polyseme.recipes import get_recipe
+    from polyseme.report.results import PretrainResult
+    from polyseme.train.pretrain import pretrain as run
+    from polyseme.train.recipe import BudgetConfig
+    from polyseme.train.warm_start import init_from_model
+
+    corpus_path, out = Path(getattr(corpus, "path", corpus)), Path(out)
+    resolved = override_config(recipe if isinstance(recipe, Config) else get_recipe(str(recipe)), overrides)
+    if isinstance(resolved, NgramRecipe):
+        if budget or resume or init_from:
+            raise ConfigError(f"{resolved.name} counts n-grams in one pass: budget, resume and init_from do not apply")
+        return PretrainResult.from_results(out, train_ngram(resolved, corpus_path, out))
+    if budget:
+        resolved = resolved.replace(budget=BudgetConfig.parse(budget))
+    initial = init_from_model(Path(init_from), resolved, corpus_path) if init_from else None
+    return PretrainResult.from_results(out, run(resolved, corpus_path, out, resume, initial, start_time))
+
+
+def finetune(
+    model: Any,
+    task: str,
+    *,
+    train: str | Path,
+    dev: str | Path,
+    out: str | Path,
+    seeds: int = 1,
+    from_scratch: bool = False,
+    **overrides: Any,
+) -> FinetuneResult:
+    """Fine-tune a model on labeled examples, once per seed, and evaluate each on the dev examples.
+
+    `model` is a model folder or a loaded model, which is not changed. `task` is a task such as `classification`; `train`
+    and `dev` are files of examples (TSV, JSON lines, CoNLL columns, SQuAD's JSON). Other keywords override fields of the
+    fine-tuning config: `epochs=4`, `optimizer={"lr": 3e-5}`.
+
+    >>> result = polyseme.finetune("run/model", "classification", train="train.tsv", dev="dev.tsv", out="task", epochs=1.0)
+    >>> sorted(result.mean)[:1], result.model.name
+    (['accuracy'], 'model')
+    """
+    from polyseme.config import override_config
+    from polyseme.finetuning.finetune import FinetuneConfig
+    from polyseme.finetuning.finetune import finetune as run
+    from polyseme.report.results import FinetuneResult
+    from polyseme.tasks.examples import read_examples
+
+    folder, out = Path(getattr(model, "path", model)), Path(out)
+    config = override_config(FinetuneConfig(), overrides)
+    examples = [read_examples(Path(path), task) for path in (train, dev)]  # type: ignore[arg-type]
+    results = run(folder, task, *examples, out, config, seeds=seeds, from_scratch=from_scratch)  # type: ignore[arg-type]
+    return FinetuneResult.from_results(out, results)
+
+
+def evaluate(model: Any, data: str | Path, **options: Any) -> dict[str, float]:
+    """Evaluate a fine-tuned model on a file of labeled examples; options are those of the reader (`text`, `label`, …).
+
+    >>> sorted(polyseme.evaluate("task/model", "dev.tsv"))[:1]
+    ['accuracy']
+    """
+    from polyseme.evaluation.predict import evaluate as run
+    from polyseme.inference.feature_model import FeatureModel
+    from polyseme.inference.load import load
+    from polyseme.tasks.examples import read_examples
+    from polyseme.tasks.task import Task
+
+    loaded: Any = load(model)
+    task = Task.from_model(loaded.model, loaded.folder.metadata)
+    examples = read_examples(Path(data), task.task_type, **options)
+    return loaded.folder.evaluate(examples) if isinstance(loaded, FeatureModel) else run(loaded.folder, examples)
+
+
+def list_recipes(family: str | None = None) -> dict[str, str]:
+    """The names of the pre-training recipes, with a description of each.
+
+    >>> sorted(polyseme.list_recipes(family="bert"))
+    ['bert-base', 'bert-large', 'bert-small', 'bert-tiny', 'demo']
+    """
+    from polyseme.recipes import NGRAM_RECIPES, RECIPES
+
+    makers = {**RECIPES, **NGRAM_RECIPES}
+    return {
+        name: (make.__doc__ or "").split("\n")[0]
+        for name, make in makers.items()
+        if family is None or make().family == family
+    }
+
+
+def list_families() -> dict[str, str]:
+    """The names of the architectures, with the paper that each follows.
+
+    >>> polyseme.list_families()["bert"]
+    'Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformers'
+    """
+    from polyseme.families import FAMILIES
+
+    return {name: family.paper for name, family in FAMILIES.items()}
+
+
+def list_datasets() -> dict[str, str]:
+    """The names of the data sets, with a description of each.
+
+    >>> "glue/sst-2" in polyseme.list_datasets()
+    True
+    """
+    from polyseme.datasets import catalog
+
+    return {name: dataset.description for name, dataset in catalog.DATASETS.items()}

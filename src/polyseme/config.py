@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from polyseme.errors import ConfigError, suggest
+
+ConfigT = TypeVar("ConfigT", bound="Config")
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Config:
             check_in_range(name, getattr(self, name), low, high)
 
     def with_override(self, path: str, text: str) -> Self:
-        """A copy with the value at a dotted path replaced by parsed text: `--set optimizer.lr=1e-4`."""
+        """A copy with the value at a dotted path replaced by parsed text, such as `optimizer.lr` by `1e-4`."""
         name, _, rest = path.partition(".")
         hints = _field_types(type(self))
         if name not in hints:
@@ -81,6 +85,19 @@ class Config:
             except ConfigError as error:
                 raise ConfigError(f"{name}.{error}" if str(error).startswith(rest) else str(error)) from None
         return self.replace(**{name: parse_value(hints[name], _parse_text(text), path)})
+
+
+def override_config(config: ConfigT, overrides: Mapping[str, Any], prefix: str = "") -> ConfigT:
+    """Replace fields by plain values; a mapping replaces fields of a nested config: `{"optimizer": {"lr": 1e-4}}`."""
+    for name, value in overrides.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping) and "kind" not in value:
+            config = override_config(config, value, f"{path}.")
+        elif isinstance(value, Config):
+            config = config.replace(**{path: value})
+        else:
+            config = config.with_override(path, json.dumps(value))
+    return config
 
 
 _type_hints = functools.cache(typing.get_type_hints)  # it compiles every annotation anew
@@ -159,8 +176,6 @@ def _describe_type(hint: Any) -> str:
 
 
 def _parse_text(text: str) -> Any:
-    import json
-
     try:
         return json.loads(text)
     except json.JSONDecodeError:

@@ -11,7 +11,8 @@ class StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         prefix = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        print(f"{prefix}{record.getMessage()}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{prefix}{record.getMessage()}\n")
+        sys.stderr.flush()
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:

@@ -105,7 +105,11 @@ def test_last_words(project, done, tmp_path, refused):
     with pytest.raises(PolysemeError, match=r"bad\.txt:1: not a passage of several words"):
         read_lambada(tmp_path / "bad.txt")
     refused(
-        "score", project.path / "run-tagging/model", "--last-words", tmp_path / "l.txt", says="cannot predict last words"
+        "score",
+        project.path / "run-tagging/model",
+        "--last-words",
+        tmp_path / "l.txt",
+        says="cannot predict last words",
     )
 
 

@@ -11,21 +11,22 @@ import typer
 def distill(
     teacher: Annotated[Path, typer.Argument(help="the model folder of the teacher")],
     corpus: Annotated[Path, typer.Option(help="a corpus folder made with the teacher's tokenizer")],
-    out: Annotated[Path, typer.Option(help="the run folder to write, or to go on with")],
+    out: Annotated[Path, typer.Option(help="run folder to write, or to resume")],
     recipe: Annotated[
         str, typer.Option(help="a name from `polyseme recipes`, or a recipe.json; default: half the teacher's layers")
     ] = "",
     overrides: Annotated[list[str], typer.Option("--set", help="path=value, e.g. objective.temperature=1")] = [],  # noqa: B006
-    budget: Annotated[str, typer.Option(help="how long: 20m, 1h30m, 90s, 500steps or 1e9tokens")] = "",
-    resume: Annotated[bool, typer.Option(help="go on with the run in --out")] = False,
+    budget: Annotated[str, typer.Option(help="training budget: 20m, 1h30m, 90s, 500steps or 1e9tokens")] = "",
+    resume: Annotated[bool, typer.Option(help="resume the run in --out")] = False,
 ) -> None:
-    """Teach a smaller model what a larger one guesses. Ctrl-C and SIGTERM save and leave; --resume goes on exactly."""
+    """Distill a teacher into a smaller model. Ctrl-C and SIGTERM save the run and stop it; --resume continues it exactly."""
     from polyseme.cli.output import apply_overrides
     from polyseme.cli.pretrain import print_results
     from polyseme.compress.distill import build_student_recipe, with_distillation
     from polyseme.compress.distill import distill as run
     from polyseme.errors import ModelError
     from polyseme.recipes import get_training_recipe
+    from polyseme.report.results import PretrainResult
     from polyseme.train.recipe import BudgetConfig
     from polyseme.weights.folder import read_model_config
 
@@ -39,4 +40,4 @@ def distill(
     resolved_recipe = apply_overrides(with_distillation(resolved_recipe), overrides)
     if budget:
         resolved_recipe = resolved_recipe.replace(budget=BudgetConfig.parse(budget))
-    print_results(out, run(resolved_recipe, teacher, corpus, out, resume))
+    print_results(PretrainResult.from_results(out, run(resolved_recipe, teacher, corpus, out, resume)))

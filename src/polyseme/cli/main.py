@@ -38,6 +38,7 @@ from polyseme.cli import (
     vectors,
 )
 from polyseme.errors import ConfigError, Interrupted, PolysemeError
+from polyseme.logs import log_to_stderr
 
 app = typer.Typer(
     help="From a folder of text to a pre-trained language model, and from that model to a measured task model.",
@@ -89,6 +90,7 @@ ClickException: Any = next(
 
 
 def main() -> None:
+    log_to_stderr()
     try:
         for argument in sys.argv:
             _check_utf8(argument)

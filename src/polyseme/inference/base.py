@@ -77,6 +77,8 @@ class LanguageModel(ABC):
 
         >>> model.encode("the cat").tokens
         ['[CLS]', 'the', 'cat', '[SEP]']
+        >>> model.encode("the cat", "the dog").token_type_ids
+        [0, 0, 0, 0, 1, 1, 1]
         """
         self._require("encode")
         return self._encode(text, pair)
@@ -88,14 +90,19 @@ class LanguageModel(ABC):
     def fill(self, texts: str | Sequence[str], top_k: int = 5) -> list[Any]:
         """Predict the masked tokens of a text: for each mask the `top_k` most likely tokens, most likely first.
 
-        >>> [[prediction.token for prediction in mask] for mask in model.fill("the [MASK] sat", top_k=2)]
-        [['dog', 'cat']]
+        >>> (mask,) = model.fill("the [MASK] sat", top_k=2)
+        >>> [type(prediction.token).__name__ for prediction in mask]
+        ['str', 'str']
         """
         self._require("fill")
         return _map_texts(lambda each: [self._fill(text, top_k) for text in each], texts)
 
     def next_sentence(self, first: str, second: str) -> float:
-        """Return the probability that the second text follows the first (BERT's next-sentence prediction)."""
+        """Return the probability that the second text follows the first (BERT's next-sentence prediction).
+
+        >>> 0 < model.next_sentence("the cat sat", "the dog ran") < 1
+        True
+        """
         self._require("next_sentence")
         return self._next_sentence(first, second)
 
@@ -123,6 +130,9 @@ class LanguageModel(ABC):
         """Score the last word of each text given its context: pairs of context and word (LAMBADA, Paperno et al. 2016).
 
         A masked model fills one mask per token of the word, so it is told the number of tokens.
+
+        >>> model.score_last_words([("the cat sees the", "dog")])[0].score.num_tokens
+        1
         """
         self._require("score_last_words")
         return _map_texts(self._score_last_words, texts, single=tuple)
@@ -144,6 +154,11 @@ class LanguageModel(ABC):
         their mean per token ("length"), or their difference from the log-probability of the answer after `context` alone
         ("unconditional"; Brown et al. 2020, §2.4). A masked model fills the gap of the prompt (its mask token, `_`, or
         `@placeholder`), or a gap at its end.
+
+        >>> len(gpt.rank_choices("the cat", ["sat", "ran"]).normalized_scores)
+        2
+        >>> [result.best_index in (0, 1) for result in gpt.rank_choices(["the cat"], [["sat", "ran"]])]
+        [True]
         """
         self._require("rank_choices")
         is_single = isinstance(prompts, str)
@@ -168,8 +183,11 @@ class LanguageModel(ABC):
         Every generated text starts with `prefix`, which is not repeated in the result. A prompt gives a list of
         `num_return_sequences` texts, best or first sampled first.
 
-        >>> model.generate("the cat", max_new_tokens=5, temperature=0.8, seed=1)[0].text
-        ' saw the dog .'
+        >>> (text,) = gpt.generate("the cat", max_new_tokens=5, temperature=0.8, seed=1)
+        >>> len(text.tokens) <= 5
+        True
+        >>> len(gpt.generate(["the cat", "the dog"], max_new_tokens=3, num_beams=2))
+        2
         """
         self._require("generate")
         config = GenerationConfig.from_options(config, options)
@@ -180,8 +198,8 @@ class LanguageModel(ABC):
     ) -> Iterator[str]:
         """Generate one text as `generate` does, and yield it piece by piece.
 
-        >>> "".join(model.stream("the cat", max_new_tokens=5))
-        ' saw the dog .'
+        >>> "".join(gpt.stream("the cat", max_new_tokens=5)) == gpt.generate("the cat", max_new_tokens=5)[0].text
+        True
         """
         self._require("generate")
         return self._stream(prompt, GenerationConfig.from_options(config, options), prefix)
@@ -230,8 +248,10 @@ class LanguageModel(ABC):
         is a `LayerSelection`: a name such as `last` or `sum_last_4`, or a layer number (0: the embeddings); `all` keeps
         every layer on its own axis. Special tokens written in a text are plain characters here.
 
-        >>> model.embed(["a cat", "a dog"]).shape
-        (2, 128)
+        >>> model.embed(["the cat", "the dog"]).shape == (2, model.embed("the cat").shape[0])
+        True
+        >>> len(model.embed("the cat", layers="sum_all", granularity="word"))
+        2
         """
         self._require("embed")
         is_single = isinstance(texts, str)
@@ -244,8 +264,11 @@ class LanguageModel(ABC):
         A list gives a list of predictions; anything else is one example: a text, a tuple of two texts or of words,
         depending on the task.
 
-        >>> task_model.predict("a new text").label
-        'good'
+        >>> task_model = polyseme.load("task/model")
+        >>> task_model.predict("the cat sat").label in ("cat", "dog")
+        True
+        >>> len(task_model.predict(["the cat sat", "the dog ran"]))
+        2
         """
         self._require("predict")
         return _map_texts(self._predict, examples, single=(str, tuple, dict))

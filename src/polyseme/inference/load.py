@@ -28,7 +28,7 @@ def load(
     the precision `bf16` is several times faster. `task` selects one task of a model that was fine-tuned for several. A
     loaded model is returned unchanged.
 
-    >>> model = polyseme.load("model")
+    >>> model = polyseme.load("run/model")
     >>> model.capabilities
     ('encode', 'fill', 'next_sentence', 'score', 'score_last_words', 'rank_choices', 'embed')
     """

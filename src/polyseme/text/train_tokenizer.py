@@ -41,9 +41,7 @@ def count_words(
     return count_source_words(kind, open_sources(list(sources), **source_options), lowercase, sample_characters)
 
 
-def count_source_words(
-    kind: str, reader: SourceReader, lowercase: bool | None, sample_characters: int
-) -> WordCounts:
+def count_source_words(kind: str, reader: SourceReader, lowercase: bool | None, sample_characters: int) -> WordCounts:
     """Count the words of opened sources, each language and source by itself."""
     groups = {(file.source_index, file.lang) for file in reader.files}
     counts = WordCounts(kind, lowercase, sample_characters, len(groups))
@@ -73,7 +71,9 @@ def iter_texts(reader: SourceReader) -> Iterator[tuple[SourceFile, str]]:
             yield reader.files[position.file_index], document.text
 
 
-def resolve_vocab_size(kind: str, vocab_size: int | None, max_alphabet: int = MAX_ALPHABET, num_sentinels: int = 0) -> int:
+def resolve_vocab_size(
+    kind: str, vocab_size: int | None, max_alphabet: int = MAX_ALPHABET, num_sentinels: int = 0
+) -> int:
     """The size to train with; kinds whose vocabulary follows from the text may do without one."""
     if vocab_size is None and kind not in ("characters", "words", "whitespace"):
         raise ConfigError(f"vocab_size is missing: the maximum number of entries in a {kind} vocabulary")

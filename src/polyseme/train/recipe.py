@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_type_hints
 
 from polyseme.config import Config, parse_value
@@ -24,6 +25,8 @@ from polyseme.objectives.word2vec import Word2Vec
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class BudgetConfig(Config):
@@ -35,6 +38,16 @@ class BudgetConfig(Config):
 
     def __post_init__(self) -> None:
         self.check_range(0, math.inf, "steps", "tokens", "minutes")
+
+    def with_override(self, path: str, text: str) -> BudgetConfig:
+        """Set one limit; it replaces the others, so that the latest setting counts."""
+        changed = super().with_override(path, text)
+        replaced = {f.name: getattr(self, f.name) for f in fields(self) if f.name != path and getattr(self, f.name)}
+        if not getattr(changed, path) or not replaced:
+            return changed
+        listed = ", ".join(f"budget.{name}={value:g}" for name, value in replaced.items())
+        logger.info("budget.%s=%g replaces %s", path, getattr(changed, path), listed)
+        return type(self)(**{path: getattr(changed, path)})
 
     @property
     def is_wall_clock(self) -> bool:
