@@ -7,11 +7,10 @@ import sys
 
 
 class StderrHandler(logging.Handler):
-    """Write messages to standard error as plain lines; warnings are marked as such."""
+    """Write messages to standard error as plain lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        prefix = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        sys.stderr.write(f"{prefix}{record.getMessage()}\n")
+        sys.stderr.write(f"{record.getMessage()}\n")
         sys.stderr.flush()
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 
 class Progress:
@@ -40,7 +43,7 @@ class Progress:
             self._bar.update(self._task, completed=self.completed, note=text)
         elif now - self.last_printed >= self.interval:
             self.last_printed = now
-            print(self.format_line(note), file=sys.stderr, flush=True)
+            logger.info(self.format_line(note))
 
     def set_total(self, total: float) -> None:
         """Another amount of work than was said at first."""

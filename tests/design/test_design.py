@@ -155,6 +155,28 @@ def test_benchmarks_import_what_is_there():
                     assert there, f"{path.name} imports {name.name} from {node.module}"
 
 
+def library_files() -> list[Path]:
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.relative_to(PACKAGE).parts[0] != "cli"]
+
+
+def test_library_code_logs_and_never_prints():
+    for path in library_files():
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        assert not [call.lineno for call in calls if ast.unparse(call.func) in ("print", "typer.echo")], path
+
+
+def test_messages_of_the_library_name_no_flag():
+    """An error or a log message speaks of fields; the command line adds its flags."""
+    for path in library_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_message = isinstance(node, ast.Raise) or (
+                isinstance(node, ast.Call) and ast.unparse(node.func).startswith("logger.")
+            )
+            texts = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+            flags = [flag for text in texts if is_message for flag in re.findall(r"(?<![\w-])--[a-z][\w-]+", text)]
+            assert not flags, f"{path}:{node.lineno} names {flags}"  # type: ignore[attr-defined]
+
+
 def test_no_file_is_too_long():
     files = [path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     assert len(files) > 50

@@ -397,7 +397,7 @@ def test_two_ranks_train_the_same_model(corpora, tmp_path):
 def test_a_run_is_not_overwritten_and_not_mixed(corpora, tmp_path):
     short = recipe("bert").replace(budget=BudgetConfig(steps=2))
     pretrain(short, corpora["wordpiece"], tmp_path / "run")
-    with pytest.raises(PolysemeError, match="--resume"):
+    with pytest.raises(PolysemeError, match="resume the run"):
         pretrain(short, corpora["wordpiece"], tmp_path / "run")
     with pytest.raises(PolysemeError, match="seed was 0, now 5"):
         pretrain(short.replace(seed=5), corpora["wordpiece"], tmp_path / "run", resume=True)

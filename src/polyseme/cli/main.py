@@ -106,7 +106,7 @@ def main() -> None:
         print(f"{error} with --resume", file=sys.stderr)
         status = 128 + error.signum
     except PolysemeError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_with_flags(str(error))}", file=sys.stderr)
         status = 2
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
@@ -119,6 +119,21 @@ def main() -> None:
         print(f"error: {location}{error.strerror or error}", file=sys.stderr)
         status = 2
     sys.exit(status or 0)
+
+
+# What library messages say, and the flag that does it.
+_FLAGS = {
+    "resume the run": "--resume",
+    "choose another folder": "--out",
+    "prepare it with the tokenizer of": "--tokenizer",
+    "train a tokenizer of kind": "--kind",
+}
+
+
+def _with_flags(message: str) -> str:
+    """Add the command-line flags that a message of the library speaks of."""
+    flags = [flag for phrase, flag in _FLAGS.items() if phrase in message]
+    return f"{message} ({', '.join(flags)})" if flags else message
 
 
 def _check_utf8(argument: str) -> None:

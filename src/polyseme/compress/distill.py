@@ -32,7 +32,7 @@ def distill(recipe: Recipe, teacher_path: Path, corpus_path: Path, out: Path, re
     teacher, head = folder.model, recipe.objective.token_head
     if folder.tokenizer.hash != tokenizer.hash:
         raise DataError(
-            f"{corpus_path} has another vocabulary than {teacher_path}: prepare it with --tokenizer {teacher_path}"
+            f"{corpus_path} has another vocabulary than {teacher_path}: prepare it with the tokenizer of {teacher_path}"
         )
     if head not in teacher.heads:
         available = ", ".join(teacher.heads) or "none"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ from polyseme.evaluation.submission import SUBMISSION_FILES, write_submission
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
 from polyseme.io.json import read_json, write_json
 from polyseme.weights.folder import load_model, read_model_config
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def run_benchmark(
         )
         if dataset.get_warnings:
             for line in dataset.get_warnings(train, dev, task_results["mean"]["accuracy"]):
-                print(f"{task}: {line}", file=sys.stderr)
+                logger.warning(f"{task}: {line}")
         results[task] = task_results
         write_json(out / "benchmark.json", {"config": plan, "done": list(results)})
     scores: dict[str, list[float]] = {}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
@@ -30,6 +30,8 @@ from polyseme.tasks.spans import WindowAnswer, best_span, merge_window_answers
 from polyseme.tasks.task import Prediction, Task
 from polyseme.tasks.text_to_text import generate_spans, score_text_answers
 from polyseme.weights.folder import ModelFolder
+
+logger = logging.getLogger(__name__)
 
 WINDOWS_PER_BATCH = 512  # how many are read before only their answers are kept
 
@@ -279,7 +281,7 @@ def encode_examples(
     encoded = task.encode(examples, folder.tokenizer, length, should_truncate, use_labels)
     if num_truncated := sum(e.is_truncated for e in encoded):
         percentage = f"{num_truncated / len(examples):.1%}"
-        print(f"{num_truncated} of {len(examples)} examples ({percentage}) are cut to {length} tokens", file=sys.stderr)
+        logger.warning(f"{num_truncated} of {len(examples)} examples ({percentage}) are cut to {length} tokens")
     return encoded
 
 
@@ -291,8 +293,7 @@ def _count_truncated(windows: Iterable[EncodedExample], total: int) -> Iterator[
             truncated_examples.add(window.example_index)
         yield window
     if truncated_examples:
-        print(
+        logger.warning(
             f"{len(truncated_examples)} of {total} questions ({len(truncated_examples) / total:.1%}) "
             "are cut to half a window",
-            file=sys.stderr,
         )

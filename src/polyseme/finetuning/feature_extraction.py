@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -30,6 +30,8 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import setup_device
 from polyseme.weights.elmo_format import is_elmo_folder, read_elmo
 from polyseme.weights.folder import load_model
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,7 @@ def extract_features(
         if cached.shape != shape:
             raise ValueError(f"its shape is {cached.shape}")
     except (ValueError, OSError, EOFError) as error:
-        print(f"{path} is damaged ({error}): its features are read anew", file=sys.stderr)
+        logger.warning(f"{path} is damaged ({error}): its features are read anew")
         os.unlink(path)
         return extract_features(encoder, sentences, selection, cache_dir)
     return cached

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import html
 import json
+import logging
 import math
 import random
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -35,6 +35,8 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetConfig
+
+logger = logging.getLogger(__name__)
 
 VOCAB_SIZE = 6000
 NUM_TRAIN, NUM_TEST = 500, 1000
@@ -74,7 +76,7 @@ def run_demo(out: Path, minutes: float, num_seeds: int) -> Path:
     _log(start_time, f"held-out masked loss {results['valid']['masked']:.2f} nats; filling in masks")
     fill_results = [(text, model.fill(text, 4)) for text in MASKED_SENTENCES]
     for text, masks in fill_results:
-        print(f"  {text}  " + "; ".join(" ".join(guess.token for guess in guesses) for guesses in masks))
+        logger.info(f"  {text}  " + "; ".join(" ".join(guess.token for guess in guesses) for guesses in masks))
 
     _log(start_time, f"fine-tuning on {NUM_TRAIN} sentences: which words stood in backticks?")
     train, test = load_examples(is_test=False), load_examples(is_test=True)
@@ -82,7 +84,7 @@ def run_demo(out: Path, minutes: float, num_seeds: int) -> Path:
     test = _sample([example for example in test if example.words not in train_words], NUM_TEST, seed=0)
     f1_scores, task_model = compare_f1(out, train, test, num_seeds)
     for name, scores in f1_scores.items():
-        print(f"  {name:24} F1 {_mean_and_deviation(scores)}")
+        logger.info(f"  {name:24} F1 {_mean_and_deviation(scores)}")
     path = out / "report.html"
     write_text(
         path,
@@ -156,7 +158,7 @@ def _mean_and_deviation(scores: Sequence[float]) -> str:
 
 def _log(start_time: float, message: str) -> None:
     seconds = int(time.monotonic() - start_time)
-    print(f"[{seconds // 60}:{seconds % 60:02d}] {message}", file=sys.stderr, flush=True)
+    logger.info(f"[{seconds // 60}:{seconds % 60:02d}] {message}")
 
 
 def _build_page(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import math
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +20,8 @@ from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.compression import COMPRESSED_SUFFIXES, read_decompressed
 from polyseme.io.json import parse_json_object
 from polyseme.nn.heads.tag_schemes import first_invalid, repair_tags
+
+logger = logging.getLogger(__name__)
 
 TaskType = Literal["classification", "pair", "regression", "choice", "tagging", "span", "coreference"]
 GoldAnswer = tuple[str, int]  # a text, and the character where it stands in its context; -1 if nobody said
@@ -209,7 +211,7 @@ def read_rows(path: Path, row_readers: Iterable[RowReader], skip_bad: bool, stri
             errors.append(error)
     if errors:
         total = len(errors) + len(examples)
-        print(f"{path}: skipped {len(errors)} bad of {total} rows, the first: {errors[0]}", file=sys.stderr)
+        logger.warning(f"{path}: skipped {len(errors)} bad of {total} rows, the first: {errors[0]}")
     if not examples:
         raise DataError(f"{path} holds no examples" + (f" but {len(errors)} bad rows" if errors else ""))
     return _repair_examples(path, examples, strict)
@@ -231,7 +233,7 @@ def _repair_examples(path: Path, examples: list[Example], strict: bool) -> list[
         )
     num_changed = sum(a != b for i in changed_indices for a, b in zip(repaired_tags[i], examples[i].tags or ()))
     summary = f"{len(changed_indices)} of {len(examples)} sentences with broken tags"
-    print(f"{path}: mended {num_changed} tags in {summary}, the first: {problem}", file=sys.stderr)
+    logger.warning(f"{path}: mended {num_changed} tags in {summary}, the first: {problem}")
     return [replace(e, tags=repaired_tags[i]) if i in repaired_tags else e for i, e in enumerate(examples)]
 
 

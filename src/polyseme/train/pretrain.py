@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import platform
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -49,6 +49,8 @@ from polyseme.train.optimizer import load_optimizer_state_dict, optimizer_state_
 from polyseme.train.recipe import Recipe
 from polyseme.train.run_logger import RunLogger
 from polyseme.weights.folder import check_tokenizer_compatible, save_model
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -336,7 +338,7 @@ def open_streams(
         try:
             valid = recipe.objective.bind(valid_corpus, special_ids, recipe.max_len, recipe.seed)
         except PolysemeError as error:
-            print(f"note: nothing is held out for validation: {error}", file=sys.stderr)
+            logger.warning(f"nothing is held out for validation: {error}")
             return open_streams(
                 recipe.replace(valid_fraction=0.0), corpus, tokenizer, rank, world_size, target_tokenizer
             )
@@ -385,7 +387,7 @@ def try_compile(loss_fn: LossFn, device: torch.device) -> LossFn:
         torch.compile(lambda x: x * 2 + 1)(torch.ones(3, device=device))
     except Exception as error:
         reason = str(error).strip().split("\n")[0][:120]
-        print(f"torch.compile does not work here ({reason}); going on without it", file=sys.stderr)
+        logger.warning(f"torch.compile does not work here ({reason}); going on without it")
         return loss_fn
     return torch.compile(loss_fn)
 
@@ -396,10 +398,10 @@ def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool, provenanc
     path = out / "recipe.json"
     if not path.exists():
         if is_occupied(out):
-            raise ConfigError(f"{out} is already there and holds no run: choose another --out")
+            raise ConfigError(f"{out} exists already and holds no run: choose another folder")
         return saved
     if not resume:
-        raise ConfigError(f"{out} already holds a run: give --resume to go on with it, or another --out")
+        raise ConfigError(f"{out} already holds a run: resume the run, or choose another folder")
     existing = read_json(path)
     if not isinstance(existing, dict) or not saved.keys() <= existing.keys():
         raise DataError(f"{path} is not a run's recipe")
@@ -457,7 +459,7 @@ def _restore(
     metadata = checkpoint.state
     for key, saved_value in metadata["environment"].items():
         if environment.get(key) != saved_value and state.rank == 0:
-            print(f"note: {key} was {saved_value}, now {environment.get(key)}: bits may differ", file=sys.stderr)
+            logger.warning(f"{key} was {saved_value}, now {environment.get(key)}: bits may differ")
     state.model.load_state_dict(checkpoint.tensors["model"])
     load_optimizer_state_dict(state.optimizer, state.model, checkpoint.tensors["optimizer"])
     state.start_step = checkpoint.step

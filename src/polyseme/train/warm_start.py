@@ -36,7 +36,7 @@ def init_from_model(path: Path, recipe: Recipe, corpus_path: Path) -> InitialMod
         raise ModelError(f"{path} is of the family {saved_config.family}, but {recipe.name} is for {recipe.family}")
     tokenizer = Tokenizer.load(corpus_path / "tokenizer").with_cls_position(FAMILIES[recipe.family].cls_position)
     if folder.tokenizer.hash != tokenizer.hash:
-        raise DataError(f"{corpus_path} has another vocabulary than {path}: prepare it with --tokenizer {path}")
+        raise DataError(f"{corpus_path} has another vocabulary than {path}: prepare it with the tokenizer of {path}")
     model = recipe.check().model_config(tokenizer.vocab_size).build(recipe.seed)
     saved_state, state = folder.model.state_dict(), model.state_dict()
     for name, tensor in state.items():

@@ -188,7 +188,7 @@ def check_tokenizer_compatible(config: ModelConfig, tokenizer: Tokenizer) -> Non
     if expected_pad_id is not None and pad_id is not None and expected_pad_id != pad_id:
         raise ModelError(
             f"the tokenizer's pad token has the id {pad_id}, but {config.family} needs {expected_pad_id}: "
-            f"train one with --kind {FAMILIES[config.family].tokenizer}"
+            f"train a tokenizer of kind {FAMILIES[config.family].tokenizer}"
         )
 
 

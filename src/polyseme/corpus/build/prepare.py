@@ -10,7 +10,7 @@ marker that is there.
 from __future__ import annotations
 
 import itertools
-import sys
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -57,6 +57,8 @@ from polyseme.io.atomic import sha256, write_array
 from polyseme.io.json import read_json, write_json
 from polyseme.progress import progress
 from polyseme.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 DEDUP_MODES = ("near", "exact", "none")
 _UNITS = ("tokens", "sentences", "documents", "characters")
@@ -119,7 +121,7 @@ def prepare(
             "source_files": reader.file_facts,
         }
         if base_manifest and is_up_to_date(out, base_manifest, plan, append):
-            print(f"{out} is already prepared from the same sources", file=sys.stderr)
+            logger.info(f"{out} is already prepared from the same sources")
             rollback(out, False)
             return base_manifest
         write_or_check_plan(out, plan, base_manifest, tokenizer)
@@ -151,7 +153,7 @@ def _warn_about_sources(reader: SourceReader, cleaning: CleaningConfig) -> None:
         message = (
             f"{len(reader.skipped_files):,} files of other kinds were passed over, such as {reader.skipped_files[0]}"
         )
-        print(f"note: {message}", file=sys.stderr)
+        logger.warning(f"{message}")
     if cleaning.language:
         unsupported = sorted(
             {
@@ -161,7 +163,7 @@ def _warn_about_sources(reader: SourceReader, cleaning: CleaningConfig) -> None:
             }
         )
         if unsupported:
-            print(f"note: the language step cannot judge {', '.join(unsupported)}", file=sys.stderr)
+            logger.warning(f"the language step cannot judge {', '.join(unsupported)}")
 
 
 @dataclass

@@ -12,8 +12,8 @@ a document is a document of its own, as in the shared task.
 
 from __future__ import annotations
 
+import logging
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +23,8 @@ from pathlib import Path
 from polyseme.errors import DataError
 from polyseme.tasks.examples import ConllDocument, Example, RowReader, read_lines
 from polyseme.tasks.metrics.coreference import Clusters, Mention
+
+logger = logging.getLogger(__name__)
 
 WORD_COLUMN, SPEAKER_COLUMN, MIN_COLUMNS = 3, 9, 5
 BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
@@ -132,9 +134,8 @@ def _parse_clusters(path: Path, rows: list[_Row]) -> tuple[tuple[Mention, ...], 
             raise DataError(f"{path}:{line}: '({name}' opens a mention that is not closed before the document ends")
     merged_chains = _merge_chains([sorted(set(chain)) for chain in chains.values()])
     if num_merged := len(chains) - len(merged_chains):
-        print(
+        logger.warning(
             f"{path}:{rows[0].line}: {num_merged} chains share a mention with another, and are one with it",
-            file=sys.stderr,
         )
     return tuple(sorted(tuple(sorted(chain)) for chain in merged_chains))
 
