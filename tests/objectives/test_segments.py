@@ -195,7 +195,8 @@ def test_overfits_one_batch():
 @pytest.mark.parametrize("changes,says", [
     ({"family": "gpt2", "objective": StreamingCausalLM()}, "needs a memory of a set length: gpt2"),
     ({"family": "bert", "objective": PermutationLM()}, "PermutationLM needs a query stream, which bert has not"),
-    ({"family": "transformer_xl", "objective": StreamingCausalLM(), "batch_warmup_steps": 5}, "batch_warmup_steps is 5"),
+    ({"family": "transformer_xl", "objective": StreamingCausalLM(), "batch_warmup_steps": 5},
+     "batch_warmup_steps is 5"),
     ({"family": "xlnet", "objective": PermutationLM(), "compile": True}, "leave it false"),
     ({"family": "xlnet", "objective": StreamingCausalLM()}, "needs a head 'next', which xlnet has not"),
 ])  # fmt: skip

@@ -21,9 +21,9 @@ IGNORE_INDEX = -100  # a target value that fills a fixed shape and never counts
 class Targets:
     """The rows a term predicts and their true values.
 
-    `rows` index tokens (or sequences, for a term about whole sequences); what several columns mean, the head that
-    reads them knows. `count` is the number of values that count, known before the forward pass: the law of sums needs
-    it. `weight` is the term's factor in the loss; `label_smoothing` the share of each truth that goes to all values evenly,
+    `rows` index tokens (or sequences, for a term about whole sequences); what several columns mean, the head that reads
+    them knows. `count` is the number of values that count, known before the forward pass: the law of sums needs it.
+    `weight` is the term's factor in the loss; `label_smoothing` the share of each truth that goes to all values evenly,
     in training.
     """
 
@@ -45,11 +45,11 @@ class SegmentState:
 class Batch:
     """One micro-batch. `num_tokens` leaves filler out, and counts the tokens of a source too.
 
-    With `query_stream`, the states of the query stream stand behind those of the tokens, and targets may name their rows.
-    With a `segment_state`, the batch is read with the memory in it, unless it `starts_fresh` the row, and leaves its own there.
-    With `chunk_size`, sequences are read so many tokens at a time, and `grad_tokens` of their last tokens have a gradient (0 is
-    all). `lr_scale` is a factor on the rate of the step. Tokens that are the model's `sample_mask` are, in training, what it would
-    have written there (scheduled sampling).
+    With `query_stream`, the states of the query stream stand behind those of the tokens, and targets may name their
+    rows. With a `segment_state`, the batch is read with the memory in it, unless it `starts_fresh` the row, and leaves
+    its own there. With `chunk_size`, sequences are read so many tokens at a time, and `grad_tokens` of their last
+    tokens have a gradient (0 is all). `lr_scale` is a factor on the rate of the step. Tokens that are the model's
+    `sample_mask` are, in training, what it would have written there (scheduled sampling).
     """
 
     tokens: Tensor  # int64 [T]

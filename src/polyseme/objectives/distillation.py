@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Distillation(Config):
-    """The terms of `base`, each with the weight `hard_weight`, and two more: `soft_weight` and `cosine_weight`, with theirs.
+    """The terms of `base`, weighted by `hard_weight`, and two more, weighted by `soft_weight` and `cosine_weight`.
 
-    `soft_weight` is the divergence of the student's guesses from the teacher's, both at `temperature`, where `base` predicts
-    tokens; times the temperature squared, so that its gradient keeps its size (Hinton et al., §2). `cosine_weight` is one
-    minus the cosine of the two last states of every token. The weights are those of DistilBERT's released code.
+    The first is the divergence of the student's guesses from the teacher's, both at `temperature`, where `base`
+    predicts tokens; times the temperature squared, so that its gradient keeps its size (Hinton et al., §2). The second
+    is one minus the cosine of the two last states of every token. The weights are those of DistilBERT's released code.
     """
 
     base: Objective = field(default_factory=MaskedLM)

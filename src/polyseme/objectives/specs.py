@@ -62,8 +62,8 @@ class MaskedLM(MaskingConfig):
     """Masked LM on single runs of sentences, `[CLS] run [SEP]`.
 
     The runs are RoBERTa's "doc-sentences" (Liu et al. 2019, §4.2): they never cross into another document. With
-    `cross_documents` they are its "full-sentences": a run goes on into the next document, with a separator more between the two.
-    Departures from BERT: each token is chosen with probability 15 % instead of 15 % of each sequence exactly,
+    `cross_documents` they are its "full-sentences": a run goes on into the next document, with a separator more between
+    the two. Departures from BERT: each token is chosen with probability 15 % instead of 15 % of each sequence exactly,
     so a short sequence may have nothing to predict; [UNK], being special, is never masked.
     """
 
@@ -136,13 +136,13 @@ class SpanMaskedLM(MaskingConfig):
 class CausalLM(Config):
     """Next-token prediction: a document reads `<bos> w1 … wn` and predicts `w1 … wn <eos>`, cut at `max_len`.
 
-    So every token and the end of every document is predicted exactly once an epoch; a slice that does not
-    open its document starts with the token before its first prediction. GPT-2 has one mark, `<|endoftext|>`,
-    which is both; a tokenizer without bos uses eos, one with neither BERT's [CLS] and [SEP]. Without `add_bos_eos`, as in
-    GPT (2018), whose vocabulary has none, the first token and the end of a document are not predicted. Departure from
-    both: a sequence never runs on into the next document. Backward, it reads `w1 … wn <eos>` and predicts
-    `<bos> w1 … wn`, each token from those behind it; with both directions it reads all of them, and the states of each
-    direction predict its own (Peters et al. 2018).
+    So every token and the end of every document is predicted exactly once an epoch; a slice that does not open its
+    document starts with the token before its first prediction. GPT-2 has one mark, `<|endoftext|>`, which is both; a
+    tokenizer without bos uses eos, one with neither BERT's [CLS] and [SEP]. Without `add_bos_eos`, as in GPT (2018),
+    whose vocabulary has none, the first token and the end of a document are not predicted. Departure from both: a
+    sequence never runs on into the next document. Backward, it reads `w1 … wn <eos>` and predicts `<bos> w1 … wn`, each
+    token from those behind it; with both directions it reads all of them, and the states of each direction predict its
+    own (Peters et al. 2018).
     """
 
     add_bos_eos: bool = True
@@ -454,6 +454,7 @@ def _text_capacity(max_len: int, num_special_tokens: int, min_tokens: int) -> in
     """The length left for text beside the special tokens."""
     if max_len < num_special_tokens + min_tokens:
         raise ConfigError(
-            f"max_len is {max_len}, expected {num_special_tokens + min_tokens} or more: {num_special_tokens} go to special tokens"
+            f"max_len is {max_len}, expected {num_special_tokens + min_tokens} or more: "
+            f"{num_special_tokens} go to special tokens"
         )
     return max_len - num_special_tokens

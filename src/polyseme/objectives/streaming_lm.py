@@ -30,8 +30,8 @@ class StreamingCausalLM(Config):
     With a `bptt_std`, the length of a step's segments is drawn around `max_len` (in one step of twenty, around half of
     it) with that deviation, and the step's rate goes with it, so that it is not always the same tokens whose gradient
     is cut off (Merity et al. 2018, §4.1). Backward, the stream is read from its end, and a token predicts the one
-    before it. `activation_reg` is the weight of the mean square of the last states, `temporal_activation_reg` that of their change from
-    token to token before dropout (§4.6, AR and TAR; their α is 2, their β 1).
+    before it. `activation_reg` is the weight of the mean square of the last states, `temporal_activation_reg` that of
+    their change from token to token before dropout (§4.6, AR and TAR; their α is 2, their β 1).
     """
 
     bptt_std: float = 0.0

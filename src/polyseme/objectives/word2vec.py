@@ -33,10 +33,10 @@ TOKENS_PER_CHUNK = 1 << 22  # tokens that are counted together
 class Word2Vec(Config):
     """`architecture` the contexts of a word (skip-gram) or the word from their mean (CBOW).
 
-    `loss` is how: against `num_negatives` other words, drawn in proportion to count^`ns_exponent`, or down a tree. For a block
-    of `block_size` words `negatives_per_block` negatives are drawn once, each of which then counts for negatives / drawn. `subsample_threshold` is
-    the frequency above which words are left out: one of frequency f stays with probability √(t/f) + t/f, as in the
-    authors' code (the paper has the first term alone); 0 keeps all.
+    `loss` is how: against `num_negatives` other words, drawn in proportion to count^`ns_exponent`, or down a tree. For
+    a block of `block_size` words `negatives_per_block` negatives are drawn once, each of which then counts for
+    negatives / drawn. `subsample_threshold` is the frequency above which words are left out: one of frequency f stays
+    with probability √(t/f) + t/f, as in the authors' code (the paper has the first term alone); 0 keeps all.
     """
 
     architecture: Literal["skipgram", "cbow"] = "skipgram"

@@ -59,8 +59,9 @@ class BudgetConfig(Config):
 class Recipe(Config):
     """One pre-training run. `model` holds arguments of the family's trunk; its vocabulary is the corpus's.
 
-    A step reads `batch_tokens`, in micro-batches of `micro_batch_tokens`; over the first `batch_warmup_steps` steps it grows to that from one
-    micro-batch. A share `valid_fraction` of the documents, spread evenly over the corpus, is kept for validation.
+    A step reads `batch_tokens`, in micro-batches of `micro_batch_tokens`; over the first `batch_warmup_steps` steps it
+    grows to that from one micro-batch. A share `valid_fraction` of the documents, spread evenly over the corpus, is
+    kept for validation.
     """
 
     name: str
@@ -147,7 +148,8 @@ class Recipe(Config):
             raise ConfigError(f"{name} needs a memory of a set length: {self.family} as it is given here has none")
         if isinstance(self.objective, StreamingCausalLM) and self.batch_warmup_steps:
             raise ConfigError(
-                f"{name} reads the same lanes at every step: batch_warmup_steps is {self.batch_warmup_steps}, expected 0"
+                f"{name} reads the same lanes at every step: "
+                f"batch_warmup_steps is {self.batch_warmup_steps}, expected 0"
             )
         if self.compile and not config.trunk.supports_static_shape:
             raise ConfigError(f"compile is for models of one shape, and {self.family} works by lengths: leave it false")

@@ -1,8 +1,9 @@
 """A step that changes few rows of large tables: no gradient of a whole table is ever made.
 
 Descent adds up the gradients of some words at once, where the authors' code goes word by word. For that to come out the
-same, rows that stand in it many times must not run away: a sum of n terms is divided by 1 + n · rate · `damp`, which
-is nearly 1 for most words, and makes of many terms less than their sum, as if each had seen what those before it did.
+same, rows that stand in it many times must not run away: a sum of n terms is divided by 1 + n · lr · `count_damping`,
+which is nearly 1 for most words, and makes of many terms less than their sum, as if each had seen what those before it
+did.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class SparseStepExecutor:
-    """`Work` for heads that give gradients of rows; the tables change in `forward_backward`, after every `at_once` words."""
+    """Steps for heads that give gradients of rows: `forward_backward` changes tables every `words_per_update` words."""
 
     def __init__(self, state: TrainState):
         if distributed.is_distributed():

@@ -30,7 +30,7 @@ MAX_GRAPHS = 48  # recordings of a function
 
 
 class StepExecutor:
-    """The three things a device does in a step: `forward_backward` from each micro-batch, `reduce_and_clip`, and `optimizer_step` the weights."""
+    """What a device does in a step: `forward_backward` of each micro-batch, `reduce_and_clip`, `optimizer_step`."""
 
     def __init__(self, state: TrainState):
         self.state = state
