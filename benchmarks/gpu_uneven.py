@@ -22,11 +22,11 @@ from polyseme.finetuning.finetune import FinetuneConfig
 from polyseme.finetuning.runner import epoch_batches as all_steps
 from polyseme.inference.batching import mean_pool, packed_batches, to_host_async
 from polyseme.nn.compile import exclude_from_compile
-from polyseme.nn.heads.standard import ClassificationHeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.losses import compute_losses
-from polyseme.objectives.specs import MaskedLMWithSentencePairs
+from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.tasks.encoded import EncodedExample
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
@@ -36,6 +36,7 @@ from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.pretrain import open_streams
 from polyseme.train.recipe import Recipe
 from polyseme.train.schedule import ScheduleConfig
+from polyseme.nn.inputs import Inputs
 
 
 def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
@@ -51,7 +52,7 @@ def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
     def ours(trunk: Callable[..., Any], budget: int = 65_536) -> torch.Tensor:
         bins = packed_batches(rows, None, budget, DEVICE)
         found = np.empty((len(rows), row.size["dim"]), dtype=np.float32)
-        for index, part in to_host_async((b.index, mean_pool(trunk(b.tokens, b.layout).last, b.layout)) for b in bins):
+        for index, part in to_host_async((b.index, mean_pool(trunk(Inputs(b.tokens, b.layout)).last, b.layout)) for b in bins):
             found[index] = part
         return torch.from_numpy(found)
 

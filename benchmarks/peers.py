@@ -13,6 +13,7 @@ from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.weights.convert import from_published
+from polyseme.nn.inputs import Inputs
 
 HEADS = {"bert": ("masked", "pair"), "albert": ("masked", "pair"), "gpt": ("next",), "gpt2": ("next",), "t5": ("next",)}
 PAD = {"roberta": 1, "gpt": 0, "gpt2": 0}
@@ -81,10 +82,10 @@ def our_batch(family: str, lengths: Sequence[int], vocab_size: int) -> Batch:
         inputs = torch.cat([torch.zeros(1, dtype=torch.long), values[:-1]])
         inputs[short.cu_seqlens[: len(lengths)].long()] = 0
         targets = {"next": Targets(torch.arange(short.num_tokens), values, short.num_tokens)}
-        return Batch(inputs, short, None, targets, total + short.num_tokens, source=EncoderInput(tokens, layout))
+        return Batch(Inputs(inputs, short, source=EncoderInput(tokens, layout)), targets, total + short.num_tokens)
     if family in ("gpt", "gpt2"):
         rows = torch.cat([torch.arange(s, s + n - 1) for s, n in zip(layout.cu_seqlens.tolist(), lengths)])
-        return Batch(tokens, layout, None, {"next": Targets(rows, tokens[rows + 1], len(rows))}, total)
+        return Batch(Inputs(tokens, layout), {"next": Targets(rows, tokens[rows + 1], len(rows))}, total)
     if family == "xlnet":
         each = [max(n // 6, 1) for n in lengths]
         ranks = [torch.randperm(n, generator=draw) - (n - e) for n, e in zip(lengths, each)]
@@ -92,17 +93,16 @@ def our_batch(family: str, lengths: Sequence[int], vocab_size: int) -> Batch:
         rows = (order >= 0).nonzero()[:, 0]
         targets = {"masked": Targets(total + torch.arange(len(rows)), tokens[rows], len(rows))}
         return Batch(
-            tokens, layout, None, targets, total, query_stream=QueryStream(order, rows, PackedLayout.from_lengths(each))
-        )
+            Inputs(tokens, layout, query_stream=QueryStream(order, rows, PackedLayout.from_lengths(each))), targets, total)
     count = total * 15 // 100
     rows = torch.randperm(total, generator=draw)[:count].sort().values
     targets = {"masked": Targets(rows, torch.randint(0, vocab_size, (count,), generator=draw), count)}
     if family not in ("bert", "albert"):
-        return Batch(tokens, layout, None, targets, total)
+        return Batch(Inputs(tokens, layout), targets, total)
     pairs = torch.randint(0, 2, (len(lengths),), generator=draw)
     targets["pair"] = Targets(torch.arange(len(lengths)), pairs, len(lengths))
     halves = torch.repeat_interleave(torch.tensor(lengths), torch.tensor(lengths)) // 2
-    return Batch(tokens, layout, (layout.positions[:total] >= halves).long(), targets, total)
+    return Batch(Inputs(tokens, layout, (layout.positions[:total] >= halves).long()), targets, total)
 
 
 def peer_inputs(family: str, batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:

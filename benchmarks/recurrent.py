@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from report import header, table
 from torch import Tensor, nn
 
-from polyseme.nn.heads.standard import LMHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
@@ -31,6 +31,7 @@ from polyseme.objectives.batch import Batch, SegmentState, Targets
 from polyseme.train.loop import TrainState, setup_device, train
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
+from polyseme.nn.inputs import Inputs
 
 SIZES = {  # vocabulary, vectors, layers
     "tiny": (2000, 64, (128, 64)),
@@ -124,7 +125,7 @@ def main() -> None:
         draw = torch.Generator().manual_seed(0)
         tokens, values = (torch.randint(0, SIZES[size][0], (number,), generator=draw) for _ in range(2))
         targets = {"next": Targets(torch.arange(number), values, number)}
-        batch = Batch(tokens, PackedLayout.from_lengths([given.segment] * given.lanes), None, targets, number)
+        batch = Batch(Inputs(tokens, PackedLayout.from_lengths([given.segment] * given.lanes)), targets, number)
         model, fused = ours(size, device, batch, dropouts=False, plain=False)
         work = {PEER: theirs(size, device, batch, model, given.lanes), "polyseme, no dropout": fused}
         work["polyseme, five dropouts"] = ours(size, device, batch, dropouts=True, plain=False)[1]

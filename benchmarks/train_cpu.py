@@ -26,6 +26,7 @@ from polyseme.train.loop import TrainState, train
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
 from polyseme.weights.convert import to_published
+from polyseme.nn.inputs import Inputs
 
 VOCAB = 30522
 
@@ -44,7 +45,7 @@ def make_batch(rng: np.random.Generator, tokens: int, longest: int) -> Batch:
         "masked": Targets(rows, ids[rows], len(rows)),
         "pair": Targets(torch.arange(len(lengths)), pairs, len(lengths)),
     }
-    return Batch(ids, layout, torch.zeros_like(ids), targets, layout.num_tokens)
+    return Batch(Inputs(ids, layout, torch.zeros_like(ids)), targets, layout.num_tokens)
 
 
 def main() -> None:

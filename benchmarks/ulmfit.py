@@ -38,6 +38,7 @@ from polyseme.tasks.examples import Example, read_lines
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import TrainState, setup_device, train
 from polyseme.train.schedule import ScheduleConfig
+from polyseme.nn.inputs import Inputs
 
 HELD_OUT = 500
 FULL = "three stages"
@@ -160,14 +161,7 @@ def speed(options: argparse.Namespace) -> None:
     }
     batches = [
         Batch(
-            part[:, :-1].flatten(),
-            layout,
-            None,
-            {"next": Targets(rows, part[:, 1:].flatten(), len(rows)), **penalties},
-            len(rows),
-            segment_state=carry,
-            starts_fresh=number == 0,
-        )
+            Inputs(part[:, :-1].flatten(), layout), {"next": Targets(rows, part[:, 1:].flatten(), len(rows)), **penalties}, len(rows), segment_state=carry, starts_fresh=number == 0)
         for number, part in enumerate(tokens)
     ]
     precision = "bf16" if device.type == "cuda" else "float32"

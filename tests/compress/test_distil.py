@@ -21,7 +21,9 @@ from polyseme.nn.compile import exclude_from_compile
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.objectives.distillation import Distillation
-from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedLMWithSentencePairs
+from polyseme.objectives.causal_lm import CausalLM
+from polyseme.objectives.masked_lm import MaskedLM
+from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
 from polyseme.train.checkpoint import load_checkpoint
@@ -33,6 +35,7 @@ from polyseme.train.schedule import ScheduleConfig
 from polyseme.weights.folder import load_model, save_model
 from tests.conftest import documents
 from tests.contracts import cases
+from polyseme.nn.inputs import Inputs
 
 STUDENTS = [("bert", "distilbert"), ("bert", "bert"), ("roberta", "roberta"), ("gpt2", "gpt2")]
 SIZE = {"dim": 24, "num_heads": 3, "ffn_dim": 40, "vocab_size": cases.VOCAB, "max_len": 32}
@@ -75,7 +78,7 @@ def test_a_student_starts_as_its_teacher(teacher, student):
         if not name.endswith("positions.weight"):
             assert torch.equal(tensor, given[name]), name
     tokens = torch.arange(5, 17)
-    first, second = (m.trunk(tokens, PackedLayout.from_lengths([12]), layers=[0]).layers[0] for m in (above, below))
+    first, second = (m.trunk(Inputs(tokens, PackedLayout.from_lengths([12])), layers=[0]).layers[0] for m in (above, below))
     torch.testing.assert_close(first, second, atol=1e-12, rtol=0)
 
 
@@ -114,7 +117,7 @@ def test_terms_are_the_papers(teacher, student):
     found = objective.build_loss_fn(above)(below, batch)
     assert tuple(found) == tuple(batch.targets)
     assert {name: batch.targets[name].weight for name in (head, "soft", "cosine")} == {head: 2, "soft": 5, "cosine": 1}
-    last, shown = (m.trunk(batch.tokens, batch.layout, batch.segments).hidden for m in (below, above))
+    last, shown = (m.trunk(Inputs(batch.tokens, batch.layout, batch.segments)).hidden for m in (below, above))
     mine, theirs = (m.predict(head, h, batch.layout, target.rows) for m, h in ((below, last), (above, shown)))
     soft = torch.nn.KLDivLoss(reduction="batchmean")(F.log_softmax(mine / 2, -1), F.softmax(theirs / 2, -1)) * 4
     cosine = torch.nn.CosineEmbeddingLoss()(last, shown, torch.ones(len(last)))

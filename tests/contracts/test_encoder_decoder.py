@@ -8,6 +8,7 @@ from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from tests.contracts import cases
+from polyseme.nn.inputs import Inputs
 
 FAMILIES = [name for name in cases.NAMES if isinstance(cases.tiny_spec(name).trunk, EncoderDecoderConfig)]
 SOURCES, TARGETS = (5, 9, 9, 1, 12, 5), (3, 2, 2, 7, 1, 3)
@@ -19,7 +20,7 @@ def pairs(device="cpu"):
 
 def read(model, sources, targets, **more):
     source = EncoderInput(torch.cat(sources), layout_of(sources))
-    return model.trunk(torch.cat(targets), layout_of(targets), source=source, **more)
+    return model.trunk(Inputs(torch.cat(targets), layout_of(targets), source=source), **more)
 
 
 def layout_of(rows):
@@ -55,7 +56,7 @@ def test_packing_of_fixed_shapes(family):
     layout = PackedLayout.from_lengths([*TARGETS, 5, 1], num_slots=11, max_seqlen=9)
     with torch.no_grad():
         expected = read(model, sources, targets).hidden
-        found = model.trunk(torch.cat([*targets, torch.zeros(6, dtype=torch.long)]), layout, source=filled).hidden
+        found = model.trunk(Inputs(torch.cat([*targets, torch.zeros(6, dtype=torch.long)]), layout, source=filled)).hidden
     torch.testing.assert_close(found[:-6], expected, atol=1e-12, rtol=0)
 
 
@@ -73,7 +74,7 @@ def test_memory_in_chunks_equals_at_once(family, device, dtype, tolerance):
             if memory is None:
                 reading = read(model, sources, chunk, return_memory=True)
             else:
-                reading = model.trunk(torch.cat(chunk), layout_of(chunk), memory=memory.detach(), return_memory=True)
+                reading = model.trunk(Inputs(torch.cat(chunk), layout_of(chunk)), memory=memory.detach(), return_memory=True)
             for i, part in enumerate(reading.hidden.split(list(sizes))):
                 found[i].append(part)
             memory, done = reading.memory, [d + n for d, n in zip(done, sizes)]
@@ -120,7 +121,7 @@ def test_a_target_needs_a_decoder():
     assert not spec.heads
     tokens, layout = torch.arange(3), PackedLayout.from_lengths([3])
     with pytest.raises(UserError, match="encoder alone"):
-        spec.build(0).trunk(tokens, layout, source=EncoderInput(tokens, layout))
+        spec.build(0).trunk(Inputs(tokens, layout, source=EncoderInput(tokens, layout)))
     wrong = ALL["t5"].trunk_config(num_layers=1, dim=8, num_heads=2, vocab_size=11)
     with pytest.raises(UserError, match="cross attention"):
         wrong.replace(decoder=wrong.encoder)

@@ -8,6 +8,7 @@ from polyseme.errors import UserError
 from polyseme.objectives.permutation_lm import PermutationLM
 from tests.contracts import cases
 from tests.objectives.test_specs import BERT, CLS, SEP, all_of, pages
+from polyseme.nn.inputs import Inputs
 
 
 def bind(spec=None, corpus=None, max_len=64, seed=1):
@@ -88,7 +89,7 @@ def test_no_place_sees_its_own_token_or_a_later_one():
 
     def states(ids):
         with torch.no_grad():
-            return model.trunk(ids, batch.layout, query_stream=queries).hidden
+            return model.trunk(Inputs(ids, batch.layout, query_stream=queries)).hidden
 
     before = states(tokens)
     seen = 0
@@ -112,7 +113,7 @@ def test_overfits_one_batch():
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
     rows = batch.targets["masked"].rows
     for _ in range(60):
-        last = model.trunk(batch.tokens % cases.VOCAB, batch.layout, query_stream=batch.query_stream).hidden
+        last = model.trunk(Inputs(batch.tokens % cases.VOCAB, batch.layout, query_stream=batch.query_stream)).hidden
         loss = model.loss("masked", last, batch.layout, rows, values, -100) / len(values)
         optimiser.zero_grad()
         loss.backward()

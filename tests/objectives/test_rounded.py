@@ -5,12 +5,15 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES
-from polyseme.nn.heads.standard import ClassificationHeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import PackedLayout
-from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets, shape_signature, tree_leaves, tree_map
+from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
+from polyseme.nn.cuda_graph import shape_signature
+from polyseme.nn.tree import tree_leaves, tree_map
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.packing import pad_to_bucket
+from polyseme.nn.inputs import Inputs
 
 MAX_LEN = 48
 
@@ -21,7 +24,7 @@ def batch_of(lengths, head="classify", seed=0):
     rows = torch.arange(len(lengths)) if head == "classify" else torch.arange(0, layout.num_tokens, 3)
     values = torch.randint(0, 3, (len(rows),), generator=draw)
     tokens = torch.randint(0, 50, (layout.num_tokens,), generator=draw)
-    return Batch(tokens, layout, torch.zeros_like(tokens), {head: Targets(rows, values, len(rows))}, layout.num_tokens)
+    return Batch(Inputs(tokens, layout, torch.zeros_like(tokens)), {head: Targets(rows, values, len(rows))}, layout.num_tokens)
 
 
 @pytest.fixture(scope="module")

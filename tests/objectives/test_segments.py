@@ -17,6 +17,7 @@ from polyseme.train.pretrain import BatchStream
 from polyseme.train.recipe import Recipe
 from tests.contracts import cases
 from tests.objectives.test_specs import GPT2, Pages, all_of
+from polyseme.nn.inputs import Inputs
 
 DOCUMENTS = [[30, 20, 50], [1], [], [63], [64], [65]]
 
@@ -152,7 +153,7 @@ def test_a_row_of_batches_is_the_whole_read_at_once():
     whole = bound.segment_batch(np.array([0, length]), length)
     layout = PackedLayout.from_lengths([length] * 2)
     with torch.no_grad():
-        last = model.trunk(whole.tokens, layout).hidden
+        last = model.trunk(Inputs(whole.tokens, layout)).hidden
         expected = model.loss("next", last, layout, whole.targets["next"].rows, whole.targets["next"].labels, -100)
     assert carry_total == pytest.approx(float(expected), rel=1e-6)
 
@@ -184,7 +185,7 @@ def test_overfits_one_batch():
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
     rows = torch.arange(4, len(tokens))
     for _ in range(80):
-        last = model.trunk(tokens, batch.layout).hidden
+        last = model.trunk(Inputs(tokens, batch.layout)).hidden
         loss = model.loss("next", last, batch.layout, rows, values[4:], -100) / len(rows)
         optimiser.zero_grad()
         loss.backward()

@@ -17,6 +17,7 @@ from polyseme.objectives.translation import ParallelText, Translation
 from polyseme.rng import RandomStream, derive_sample_keys
 from tests.contracts.cases import fitting
 from tests.objectives.test_specs import SIZE, Pages, pages
+from polyseme.nn.inputs import Inputs
 
 PAD, EOS, UNK = range(3)
 SENTINELS = tuple(SIZE + 99 - i for i in range(100))
@@ -206,7 +207,7 @@ def test_label_smoothing_is_a_sum_over_targets():
     bound = Translation(0.2).bind(ParallelText.from_ids(*parallel()), VOCABULARY, 16)
     whole, *parts = (bound.batch(ids, 0) for ids in (np.arange(40), np.arange(7), np.arange(7, 40)))
     with torch.no_grad():
-        last = model.trunk(whole.tokens, whole.layout, source=whole.source).hidden
+        last = model.trunk(Inputs(whole.tokens, whole.layout, source=whole.source)).hidden
         chances = model.predict("next", last, whole.layout).log_softmax(-1)
         values = whole.targets["next"].labels
         right = chances.gather(1, values[:, None]).sum()

@@ -8,7 +8,10 @@ from polyseme.corpus.sampling import ShuffledSampler
 from polyseme.errors import UserError
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.objectives.packing import SpecialIds, StaticShape
-from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedLMWithSentencePairs, SpanMaskedLM
+from polyseme.objectives.causal_lm import CausalLM
+from polyseme.objectives.masked_lm import MaskedLM
+from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
+from polyseme.objectives.span_masked_lm import SpanMaskedLM
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 SIZE = 2000

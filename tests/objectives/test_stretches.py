@@ -8,7 +8,8 @@ from polyseme.families import FAMILIES
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.masking import mask_tokens, span_boundaries
 from polyseme.objectives.packing import SpecialIds
-from polyseme.objectives.specs import MaskedLMWithSentencePairs, SpanMaskedLM
+from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
+from polyseme.objectives.span_masked_lm import SpanMaskedLM
 from polyseme.rng import derive_sample_keys
 from tests.objectives.test_specs import BERT, MASK, SIZE, all_of, bind, halves, numbered, pages, rebuilt
 

@@ -10,6 +10,7 @@ from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.train.loop import setup_device
 from polyseme.weights.folder import load_model, save_model
+from polyseme.nn.inputs import Inputs
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -46,7 +47,7 @@ def ours(model: Model) -> torch.Tensor:
     size = model.trunk.token_embeddings.shape[0]
     tokens, layout = ids(LENGTHS, size, 0)
     source = EncoderInput(*ids(SOURCES, size, 1)) if model.config.family == "t5" else None
-    return model.trunk(tokens, layout, source=source).hidden
+    return model.trunk(Inputs(tokens, layout, source=source)).hidden
 
 
 def theirs(model: torch.nn.Module, call=None) -> torch.Tensor:

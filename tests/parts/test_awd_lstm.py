@@ -14,6 +14,7 @@ from polyseme.train.loop import TrainState, train
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
 from tests.objectives.test_specs import GPT2, Pages
+from polyseme.nn.inputs import Inputs
 
 NONE = dict.fromkeys(
     ["embedding_row_dropout", "input_dropout", "weight_dropout", "hidden_dropout", "output_dropout"], 0.0
@@ -69,7 +70,7 @@ def test_word_dropout_takes_a_word_wherever_it_stands_and_leaves_the_table():
     before = net.trunk.token_embeddings.detach().clone()
     tokens, layout = batch()
     seen = entering(net)
-    net.trunk(tokens, layout)
+    net.trunk(Inputs(tokens, layout))
     mask = (seen["embeddings"][1] / F.embedding(tokens, before)).nan_to_num(0.0)
     assert all(len(row.unique()) == 1 for row in mask.round(decimals=6))  # whole words
     for word in tokens.unique():
@@ -82,7 +83,7 @@ def test_input_dropout_is_locked_and_behind_the_table():
     net = model(input_dropout=0.5)
     tokens, layout = batch()
     seen = entering(net)
-    net.trunk(tokens, layout)
+    net.trunk(Inputs(tokens, layout))
     mask = locked_mask(steps_first(seen["layer0"][0]), lanes(seen["embeddings"][1]))
     assert set(mask.round(decimals=6).unique().tolist()) == {0.0, 2.0}
 
@@ -91,7 +92,7 @@ def test_hidden_dropout_is_locked_and_between_layers_alone():
     net = model(hidden_dropout=0.5)
     tokens, layout = batch()
     seen = entering(net)
-    last = net.trunk(tokens, layout).hidden
+    last = net.trunk(Inputs(tokens, layout)).hidden
     masks = [locked_mask(steps_first(seen[f"layer{i + 1}"][0]), steps_first(seen[f"layer{i}"][1][0])) for i in (0, 1)]
     assert not torch.equal(*masks)
     torch.testing.assert_close(steps_first(seen["layer0"][0]), lanes(seen["embeddings"][1]))
@@ -102,7 +103,7 @@ def test_output_dropout_is_locked_and_on_the_last_layer_alone():
     net = model(output_dropout=0.5)
     tokens, layout = batch()
     seen = entering(net)
-    reading = net.trunk(tokens, layout, layers=[3])
+    reading = net.trunk(Inputs(tokens, layout), layers=[3])
     locked_mask(lanes(reading.hidden), steps_first(seen["layer2"][1][0]))
     torch.testing.assert_close(steps_first(seen["layer1"][0]), steps_first(seen["layer0"][1][0]))
     torch.testing.assert_close(lanes(reading.layers[3]), steps_first(seen["layer2"][1][0]))  # kept before it: for TAR
@@ -124,7 +125,7 @@ def test_weight_dropout_is_on_the_matrices_from_state_to_state(plain, monkeypatc
 
     monkeypatch.setattr(F, "dropout", recorded)
     tokens, layout = batch()
-    found = net.trunk(tokens, layout).hidden
+    found = net.trunk(Inputs(tokens, layout)).hidden
     found.square().sum().backward()
     assert [d.shape for d in drawn] == [c.weight_hh.shape for c in cells]
     x = lanes(F.embedding(tokens, net.trunk.token_embeddings))
@@ -138,10 +139,10 @@ def test_weight_dropout_is_on_the_matrices_from_state_to_state(plain, monkeypatc
         assert ((cell.weight_hh.grad != 0) == (matrix != 0)).all()
     torch.testing.assert_close(lanes(found.detach()), x)
     assert all(torch.equal(p, raw[name]) for name, p in net.named_parameters())
-    again = net.trunk(tokens, layout).hidden
+    again = net.trunk(Inputs(tokens, layout)).hidden
     assert not torch.allclose(again, found)
     net.eval()
-    torch.testing.assert_close(net.trunk(tokens, layout).hidden, net.trunk(tokens, layout).hidden)
+    torch.testing.assert_close(net.trunk(Inputs(tokens, layout)).hidden, net.trunk(Inputs(tokens, layout)).hidden)
 
 
 def plain_step(weights, tokens, values, states, masks, rate, penalties, clip, decay):

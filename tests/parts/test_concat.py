@@ -6,10 +6,11 @@ from torch import nn
 
 from polyseme.families import FAMILIES
 from polyseme.nn.chunking import forward_chunked
-from polyseme.nn.heads.standard import ClassificationHeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.layers.norms import BatchNormConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.train.mixed_precision import BF16WorkingCopy
+from polyseme.nn.inputs import Inputs
 
 HEAD = ClassificationHeadConfig(
     ("no", "yes"), "concat", 0.1, dense=True, hidden_dim=50, activation="relu", norm=BatchNormConfig(),
@@ -68,7 +69,7 @@ def test_a_half_copy_moves_the_model_s_own_running_figures():
     half = BF16WorkingCopy(model)
     before = model.heads["classify"].input_norm.running_mean.clone()
     layout = PackedLayout.from_lengths([3, 4])
-    last = half.copy_weights_from_master().trunk(torch.arange(7), layout).hidden
+    last = half.copy_weights_from_master().trunk(Inputs(torch.arange(7), layout)).hidden
     half.model.predict("classify", last, layout)
     moved = model.heads["classify"].input_norm.running_mean
     assert moved.dtype == torch.float32 and not torch.equal(moved, before)
@@ -107,7 +108,7 @@ def reader(family):
 def test_in_chunks_as_at_once(family, chunk):
     model, layout = reader(family), PackedLayout.from_lengths(LENGTHS)
     tokens = torch.randint(0, 30, (layout.num_tokens,))
-    whole = model.trunk(tokens, layout).hidden
+    whole = model.trunk(Inputs(tokens, layout)).hidden
     found = forward_chunked(model.trunk, tokens, layout, None, chunk, grad_tokens=3)
     torch.testing.assert_close(found, whole, atol=1e-10, rtol=0)
 

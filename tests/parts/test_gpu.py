@@ -14,6 +14,7 @@ from polyseme.nn.attention.attend import attend_eager, attend_varlen
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.objectives.losses import compute_losses
+from polyseme.nn.inputs import Inputs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 LENGTHS = [[128] * 3, [5, 17, 128, 1, 64, 90], [512, 511, 3], [1000, 64, 513], [33, 32, 31], [7]]
@@ -163,7 +164,7 @@ def model_and_batch(**changes: Any) -> tuple[Any, Batch]:
         "pair": Targets(torch.arange(4), torch.tensor([0, 1, 1, 0]), 4),
     }
     tokens = torch.randint(0, 500, (layout.num_tokens,), generator=draw)
-    return spec.build(seed=1), Batch(tokens, layout, torch.zeros_like(tokens), targets, layout.num_tokens)
+    return spec.build(seed=1), Batch(Inputs(tokens, layout, torch.zeros_like(tokens)), targets, layout.num_tokens)
 
 
 def test_a_model_in_bfloat16_says_what_it_says_in_float32() -> None:

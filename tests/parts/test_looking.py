@@ -17,6 +17,7 @@ from polyseme.objectives.losses import compute_losses, forward_trunk
 from polyseme.objectives.packing import SpecialIds
 from polyseme.objectives.translation import ParallelText, Translation
 from tests.contracts import cases
+from polyseme.nn.inputs import Inputs
 
 SOURCES, TARGETS = (5, 2, 7), (3, 6, 1)
 KINDS = [("none", "after_recurrence")]
@@ -115,7 +116,7 @@ def test_a_packed_batch_against_the_equations(attention, order, cell):
     sources, targets = [s % 20 for s in sources], [t % 20 for t in targets]
     source = EncoderInput(torch.cat(sources), PackedLayout.from_lengths(SOURCES))
     with torch.no_grad():
-        found = model.trunk(torch.cat(targets), PackedLayout.from_lengths(TARGETS), source=source).hidden.split(
+        found = model.trunk(Inputs(torch.cat(targets), PackedLayout.from_lengths(TARGETS), source=source)).hidden.split(
             list(TARGETS)
         )
         maps = model.trunk.cross_weights(torch.cat(targets), PackedLayout.from_lengths(TARGETS), source)
@@ -212,7 +213,7 @@ def test_own_words_are_the_likeliest_behind_the_true_ones():
             tokens[i] = said[i - 1]
     assert (tokens != batch.tokens).sum() > 10
     with torch.no_grad():
-        plain = model.trunk(tokens, batch.layout, source=batch.source).hidden
+        plain = model.trunk(Inputs(tokens, batch.layout, source=batch.source)).hidden
         scores = model.predict("next", plain, batch.layout)
         expected = nn.functional.cross_entropy(scores, batch.targets["next"].labels, reduction="sum")
         assert compute_losses(model, batch)["next"].item() == pytest.approx(expected.item())
@@ -234,13 +235,13 @@ def test_a_gpu_gives_the_same_and_nothing_waits_for_it(attention, order):
     )
     tokens = torch.cat(targets)
     with torch.no_grad():
-        expected = model.trunk(tokens, layout, source=source).hidden
+        expected = model.trunk(Inputs(tokens, layout, source=source)).hidden
     model.cuda().train()  # kernels that cuDNN can go back through
     given = tokens.cuda(), layout.to("cuda"), source.to("cuda")
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = model.trunk(*given[:2], source=given[2]).hidden
+        found = model.trunk(Inputs(*given[:2], source=given[2])).hidden
         found.sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")

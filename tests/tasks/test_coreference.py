@@ -26,6 +26,7 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
 from tests.conftest import cli
+from polyseme.nn.inputs import Inputs
 
 WOMEN, MEN = ["Ann", "Eve", "Mary Lee"], ["Bob", "Tom", "Mr Hill"]
 SMALL = CoreferenceHeadConfig(
@@ -79,7 +80,7 @@ def loaded(folders, dtype=torch.float64, family="bert", spec=SMALL):
 
 def states_of(folder, task, encoded):
     batch, order = task.collate(encoded)
-    last = folder.model.trunk(batch.tokens, batch.layout, batch.segments).hidden
+    last = folder.model.trunk(Inputs(batch.tokens, batch.layout, batch.segments)).hidden
     head = folder.model.heads["coreference"]
     return (
         head,

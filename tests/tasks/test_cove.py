@@ -13,6 +13,7 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.warm_start import init_from_model
 from polyseme.weights.folder import load_model, save_model
 from tests.conftest import ANIMALS, done, task_rows
+from polyseme.nn.inputs import Inputs
 
 SENTENCES = [("the", "old", "cat"), ("unseen",), ("dog", "sees", "the", "river", ".")]
 
@@ -31,7 +32,7 @@ def test_words_have_the_states_of_the_encoder(family, tiny_folders):
             pieces, of = tokenizer.encode_words(words)
             tokens = torch.tensor([*pieces, tokenizer.special_token_ids.eos])
             with torch.no_grad():
-                reading = trunk(tokens, PackedLayout.from_lengths([len(tokens)]), layers=chosen)
+                reading = trunk(Inputs(tokens, PackedLayout.from_lengths([len(tokens)])), layers=chosen)
             for i in range(len(words)):
                 expected = [reading.layers[layer][of.index(i)].numpy() for layer in chosen]
                 np.testing.assert_allclose(found[row], np.stack(expected), atol=1e-5)

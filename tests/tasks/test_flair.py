@@ -14,6 +14,7 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
 from polyseme.weights.folder import save_model
 from tests.conftest import documents
+from polyseme.nn.inputs import Inputs
 
 SENTENCES = [("The", "old", "cat"), ("a",), ("sees", ",", "naïve", "\u200b", "x9"), tuple("abcdefg")]
 
@@ -91,7 +92,7 @@ def test_one_way_over_pieces(tmp_path, direction, row):
     ids, of = pieces.encode_words(words)
     assert len(ids) > 5
     with torch.no_grad():
-        states = encoder.model.trunk(torch.tensor(ids), PackedLayout.from_lengths([len(ids)])).hidden.numpy()
+        states = encoder.model.trunk(Inputs(torch.tensor(ids), PackedLayout.from_lengths([len(ids)]))).hidden.numpy()
     expected = [states[[i for i, word in enumerate(of) if word == n][row]] for n in range(3)]
     np.testing.assert_allclose(extract_features(encoder, [words], "last", None)[:, 0], expected, atol=1e-6)
 

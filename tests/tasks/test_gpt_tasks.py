@@ -12,7 +12,7 @@ from polyseme.evaluation.predict import compute_logits, evaluate, predict, to_ex
 from polyseme.families import FAMILIES
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
 from polyseme.finetuning.runner import epoch_batches
-from polyseme.nn.heads.standard import ClassificationHeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.packing import pad_to_bucket
 from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline

@@ -7,7 +7,7 @@ import torch
 from polyseme.errors import UserError
 from polyseme.evaluation.predict import compute_logits, to_examples
 from polyseme.families import FAMILIES
-from polyseme.nn.heads.standard import ClassificationHeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.packing import token_budget_batches
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.objectives.losses import compute_losses

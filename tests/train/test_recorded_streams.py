@@ -18,6 +18,7 @@ from polyseme.recipes import get_training_recipe
 from polyseme.train.loop import TrainState, train
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
+from polyseme.nn.inputs import Inputs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 LANES, VOCABULARY, STEPS = 8, 500, 24
@@ -30,7 +31,7 @@ def stream(lengths: list[int]) -> list[Batch]:
         tokens = torch.randint(0, VOCABULARY // 10, (LANES, length + 1), generator=draw)
         rows = torch.arange(LANES * length)
         targets = {"next": Targets(rows, tokens[:, 1:].flatten(), len(rows))}
-        batch = Batch(tokens[:, :-1].flatten(), PackedLayout.from_lengths([length] * LANES), None, targets, len(rows))
+        batch = Batch(Inputs(tokens[:, :-1].flatten(), PackedLayout.from_lengths([length] * LANES)), targets, len(rows))
         found.append(replace(batch, segment_state=carry, starts_fresh=number % 9 == 0))
     return found
 
@@ -45,7 +46,7 @@ def permuted() -> list[Batch]:
         queries = QueryStream(order.clamp(min=-1), rows, PackedLayout.from_lengths([each] * LANES))
         targets = {"masked": Targets(len(tokens) + torch.arange(len(rows)), tokens[rows], len(rows))}
         found.append(
-            Batch(tokens, PackedLayout.from_lengths([length] * LANES), None, targets, len(tokens), query_stream=queries)
+            Batch(Inputs(tokens, PackedLayout.from_lengths([length] * LANES), query_stream=queries), targets, len(tokens))
         )
     return found
 
@@ -60,7 +61,7 @@ def windows(output: str, mean: bool) -> list[Batch]:
         negatives = torch.randint(0, VOCABULARY, (40, 4), generator=draw)
         near, none = WindowBatch(tokens, reach, negatives, 16, 5, 5 / 4, mean), torch.zeros(0, dtype=torch.int64)
         found.append(
-            Batch(none, PackedLayout.from_lengths([]), None, {output: Targets(none, none, size)}, size, sparse=near)
+            Batch(Inputs(none, PackedLayout.from_lengths([])), {output: Targets(none, none, size)}, size, sparse=near)
         )
     return found
 

@@ -14,6 +14,7 @@ from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.weights.folder import load_model, read_model_config, save_model, verify_model
+from polyseme.nn.inputs import Inputs
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -55,7 +56,7 @@ def assert_same(ours, theirs, names=None):
     tokens, layout, segments = batch(ours.config.trunk.embeddings.vocab_size, family)
     expected = theirs_on(theirs, tokens, layout, segments)
     with torch.no_grad():
-        last = ours.eval().trunk(tokens, layout, segments).hidden
+        last = ours.eval().trunk(Inputs(tokens, layout, segments)).hidden
         found = {
             name: ours.predict(name, last, layout) for name in ours.heads if name in FAMILIES[family].head_weight_maps
         }

@@ -30,6 +30,7 @@ from polyseme.tasks.spans import WindowAnswer, best_span, merge_window_answers
 from polyseme.tasks.task import Prediction, Task
 from polyseme.tasks.text_to_text import generate_spans, score_text_answers
 from polyseme.weights.folder import ModelFolder
+from polyseme.nn.inputs import Inputs
 
 WINDOWS_PER_BATCH = 512  # how many are read before only their answers are kept
 
@@ -173,7 +174,7 @@ def compute_logits_and_labels(
         for members in token_budget_batches([len(e.ids) for e in encoded], max_batch_tokens):
             batch, order = task.collate([encoded[i] for i in members])
             batch = batch.to(device)
-            last = model.trunk(batch.tokens, batch.layout, batch.segments).hidden
+            last = model.trunk(Inputs(batch.tokens, batch.layout, batch.segments)).hidden
             rows = batch.targets[task.head_name].rows
             head_outputs = model.predict_labels(task.head_name, last, batch.layout, rows)
             scores, best = (t.cpu().numpy() for t in head_outputs)

@@ -29,6 +29,7 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import setup_device
 from polyseme.weights.elmo_format import is_elmo_folder, read_elmo
 from polyseme.weights.folder import load_model
+from polyseme.nn.inputs import Inputs
 
 # Which layers there are to choose from: those that are kept (from the last, -1; or all), and what becomes of them
 # (Devlin et al. 2019, table 7; Peters et al. 2018, §3.2).
@@ -132,7 +133,7 @@ class FeatureEncoder:
         device = next(self.model.parameters()).device
         token, layers = torch.zeros(1, dtype=torch.long, device=device), range(self.num_layers)
         with torch.inference_mode():
-            layer_states = self.model.trunk(token, PackedLayout.from_lengths([1], device=device), layers=layers).layers
+            layer_states = self.model.trunk(Inputs(token, PackedLayout.from_lengths([1], device=device)), layers=layers).layers
         return [layer_states[i].shape[-1] for i in layers]
 
     @cached_property
@@ -173,7 +174,7 @@ class FeatureEncoder:
                 items = [chunks[i] for i in index]
                 tokens = torch.from_numpy(np.concatenate([ids for *_, ids, _ in items])).to(device)
                 layout = PackedLayout.from_lengths([len(ids) for *_, ids, _ in items], device=device)
-                layer_states = self.model.trunk(tokens, layout, layers=layers).layers
+                layer_states = self.model.trunk(Inputs(tokens, layout), layers=layers).layers
                 states = torch.stack([layer_states[i] for i in layers], dim=1).chunk(len(self.stacks), dim=-1)
                 starts = np.cumsum([0, *layout.lengths])
                 positions = np.concatenate([rows + begin for (*_, rows), begin in zip(items, starts)])

@@ -39,6 +39,7 @@ from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.progress import progress
 from polyseme.weights.folder import ModelFolder, load_model
+from polyseme.nn.inputs import Inputs
 
 if TYPE_CHECKING:
     from polyseme.tasks.spans import SpanAnswer
@@ -168,7 +169,7 @@ class LanguageModel:
         if head == "previous":
             input_rows, target_rows = target_rows, input_rows
         for batch in self._batches(input_rows):
-            hidden = self.model.trunk(batch.tokens, batch.layout).hidden
+            hidden = self.model.trunk(Inputs(batch.tokens, batch.layout)).hidden
             targets = torch.from_numpy(np.concatenate([target_rows[i] for i in batch.index])).to(self.device)
             log_probs = torch.cat(
                 [
@@ -224,7 +225,7 @@ class LanguageModel:
             num_truncated.append(excess)
         word_scores: list[LastWordScore | None] = [None] * len(texts)
         for batch in self._batches([row[:-1] for row in ids]):
-            hidden = self.model.trunk(batch.tokens, batch.layout).hidden
+            hidden = self.model.trunk(Inputs(batch.tokens, batch.layout)).hidden
             starts = batch.layout.cu_seqlens.tolist()
             rows = [
                 torch.arange(starts[k] + answer_starts[i] - 1, starts[k] + len(ids[i]) - 1)
@@ -397,7 +398,7 @@ class LanguageModel:
 
         def layer_states() -> Iterator[tuple[PackedBatch, Tensor]]:
             for batch in self._batches(ids, segments):
-                trunk_output = self.model.trunk(batch.tokens, batch.layout, batch.segments, layers=layer_indices)
+                trunk_output = self.model.trunk(Inputs(batch.tokens, batch.layout, batch.segments), layers=layer_indices)
                 yield batch, combine_layers([trunk_output.layers[k] for k in layer_indices])
 
         if granularity == "text":
@@ -466,7 +467,7 @@ class LanguageModel:
 
     def _encode_hidden(self, ids: list[int], segments: list[int]) -> tuple[PackedBatch, Tensor]:
         batch = next(self._batches([np.array(ids)], [np.array(segments)]))
-        return batch, self.model.trunk(batch.tokens, batch.layout, batch.segments).hidden
+        return batch, self.model.trunk(Inputs(batch.tokens, batch.layout, batch.segments)).hidden
 
     def _masked_log_probs(self, batch: PackedBatch, rows: Tensor) -> Tensor:
         """What masked tokens may be, [rows, vocabulary]; a query stream, where there is one, sees all but them."""
@@ -477,7 +478,7 @@ class LanguageModel:
             counts = np.histogram(rows.cpu().numpy(), batch.layout.cu_seqlens.cpu().numpy())[0]
             queries = QueryStream(order, rows, PackedLayout.from_lengths(counts, device=self.device))
             predicted_rows = batch.layout.num_tokens + torch.arange(len(rows), device=self.device)
-        hidden = trunk(batch.tokens, batch.layout, batch.segments, query_stream=queries).hidden
+        hidden = trunk(Inputs(batch.tokens, batch.layout, batch.segments, query_stream=queries)).hidden
         return self._log_probs("masked", (batch, hidden), predicted_rows)
 
     def _log_probs(self, head: str, batch_and_hidden: tuple[PackedBatch, Tensor], rows: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from polyseme.tasks.examples import Example
 from polyseme.tasks.spans import WindowAnswer, sliding_windows
 from polyseme.tasks.text_templates import TextToTextTemplate
 from polyseme.text.tokenizer import Tokenizer
+from polyseme.nn.inputs import Inputs
 
 if TYPE_CHECKING:
     from polyseme.tasks.task import Task
@@ -157,13 +158,7 @@ def collate_text(encoded: Sequence[EncodedExample]) -> tuple[Batch, list[int]]:
     source = EncoderInput(torch.from_numpy(np.concatenate(source_ids)), source_layout)
     decoder_tokens = torch.from_numpy(np.concatenate(tokens))
     return Batch(
-        decoder_tokens,
-        layout,
-        None,
-        {"next": head_targets},
-        layout.num_tokens + source_layout.num_tokens,
-        source=source,
-    ), order
+        Inputs(decoder_tokens, layout, source=source), {"next": head_targets}, layout.num_tokens + source_layout.num_tokens), order
 
 
 def score_text_answers(

@@ -115,8 +115,8 @@ def train(state: TrainState, batches: Iterable[tuple[list[Batch], Any]]) -> Iter
             start_time = time.perf_counter()
             # dropout is drawn from (seed, step, rank) and nothing else, so a run goes on exactly where it stopped
             _seed((state.seed << 40) + (step << 12) + state.rank, state.device)
-            terms = tuple(micro_batches[0].targets)
-            counts = {name: sum(b.targets[name].count for b in micro_batches) for name in terms}
+            terms = tuple(micro_batches[0].counts())
+            counts = {name: sum(b.counts()[name] for b in micro_batches) for name in terms}
             counts |= {" tokens": sum(b.num_tokens for b in micro_batches)}
             counts = distributed.all_reduce_counts(counts, state.device)
             lr = (
