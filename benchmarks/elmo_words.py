@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN, words_to_char_ids
 from polyseme.nn.packing import PackedLayout, token_budget_batches
 from polyseme.tasks.examples import read_examples
-from polyseme.nn.inputs import Inputs
 
 
 def main() -> None:

@@ -28,14 +28,14 @@ from report import header, table
 
 from polyseme.families import FAMILIES
 from polyseme.families.transformer_xl import scale_cutoffs
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
-from polyseme.objectives.batch import Batch, SegmentState, Targets
+from polyseme.objectives.batch import Batch, SegmentExtra, SegmentState, Targets
 from polyseme.objectives.losses import compute_losses
 from polyseme.train.loop import TrainState, train
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
-from polyseme.nn.inputs import Inputs
 
 FAMILIES_WITH_PEER = ("bert", "roberta", "albert", "distilbert", "modernbert", "gpt", "gpt2", "xlnet", "t5")
 SIZES = {"tiny": ((2, 128, 2), 32), "base": ((12, 768, 12), 4)}  # layers, dim, heads; sequences of up to 128 tokens
@@ -122,7 +122,11 @@ def transformer_xl(size: str, old: Path, rounds: int) -> tuple[float, float]:
     tokens = torch.randint(0, vocab, (sequences * 64,))
     targets = {"next": Targets(torch.arange(len(tokens)), tokens.roll(-1), len(tokens))}
     batch = Batch(
-        Inputs(tokens, PackedLayout.from_lengths([64] * sequences)), targets, len(tokens), segment_state=SegmentState())
+        Inputs(tokens, PackedLayout.from_lengths([64] * sequences)),
+        targets,
+        len(tokens),
+        extra=SegmentExtra(SegmentState()),
+    )
     (ours,) = seconds([our_step(spec.build(seed=0), batch)], rounds)
     told = json.dumps([layers, dim, heads, ffn, vocab, scale_cutoffs(vocab), sequences, rounds])
     paths = os.pathsep.join([str(old), *sys.path[1:]])

@@ -21,6 +21,7 @@ import torch
 from report import header, table
 
 from polyseme.corpus.build.prepare import prepare
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
 from polyseme.recipes import get_training_recipe
@@ -28,7 +29,6 @@ from polyseme.text.events import Note, notes_to_events
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
 from polyseme.weights.folder import load_model
-from polyseme.nn.inputs import Inputs
 
 CYCLE = (0, 5, 7, 0)  # the transpositions of a motif, in half tones
 FURTHER = 4  # how many times the length of training the held-out pieces have

@@ -9,11 +9,11 @@ import torch
 
 from polyseme.families import FAMILIES
 from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.weights.convert import from_published
-from polyseme.nn.inputs import Inputs
 
 HEADS = {"bert": ("masked", "pair"), "albert": ("masked", "pair"), "gpt": ("next",), "gpt2": ("next",), "t5": ("next",)}
 PAD = {"roberta": 1, "gpt": 0, "gpt2": 0}
@@ -93,7 +93,10 @@ def our_batch(family: str, lengths: Sequence[int], vocab_size: int) -> Batch:
         rows = (order >= 0).nonzero()[:, 0]
         targets = {"masked": Targets(total + torch.arange(len(rows)), tokens[rows], len(rows))}
         return Batch(
-            Inputs(tokens, layout, query_stream=QueryStream(order, rows, PackedLayout.from_lengths(each))), targets, total)
+            Inputs(tokens, layout, query_stream=QueryStream(order, rows, PackedLayout.from_lengths(each))),
+            targets,
+            total,
+        )
     count = total * 15 // 100
     rows = torch.randperm(total, generator=draw)[:count].sort().values
     targets = {"masked": Targets(rows, torch.randint(0, vocab_size, (count,), generator=draw), count)}
@@ -107,13 +110,17 @@ def our_batch(family: str, lengths: Sequence[int], vocab_size: int) -> Batch:
 
 def peer_inputs(family: str, batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:
     """The same as the peer takes it: padded to the longest, a label at every position."""
-    layout = batch.layout if batch.source is None else batch.source.layout
-    tokens = batch.tokens if batch.source is None else batch.source.values
+    layout = batch.inputs.layout if batch.inputs.source is None else batch.inputs.source.layout
+    tokens = batch.inputs.tokens if batch.inputs.source is None else batch.inputs.source.values
     inputs = {"input_ids": layout.pad(tokens, PAD.get(family, 0)), "attention_mask": layout.attention_mask().long()}
-    if batch.source is not None:
-        inputs["labels"] = batch.layout.pad(batch.targets["next"].labels, -100)
-    elif batch.query_stream is not None:
-        order, rows, each = batch.query_stream.rank, batch.query_stream.target_positions, batch.query_stream.layout
+    if batch.inputs.source is not None:
+        inputs["labels"] = batch.inputs.layout.pad(batch.targets["next"].labels, -100)
+    elif batch.inputs.query_stream is not None:
+        order, rows, each = (
+            batch.inputs.query_stream.rank,
+            batch.inputs.query_stream.target_positions,
+            batch.inputs.query_stream.layout,
+        )
         ranks = layout.pad(order, len(order))
         inputs["perm_mask"] = (ranks[:, None, :] >= ranks[:, :, None].clamp(min=0)).float()  # i must not see j
         places = each.pad(layout.positions[: layout.num_tokens][rows])
@@ -125,8 +132,8 @@ def peer_inputs(family: str, batch: Batch, device: torch.device) -> dict[str, to
         labels = torch.full_like(tokens, -100)
         labels[batch.targets["masked"].rows] = batch.targets["masked"].labels
         inputs["labels"] = layout.pad(labels, -100)
-    if batch.segments is not None:
-        inputs["token_type_ids"] = layout.pad(batch.segments)
+    if batch.inputs.segments is not None:
+        inputs["token_type_ids"] = layout.pad(batch.inputs.segments)
         label = "sentence_order_label" if family == "albert" else "next_sentence_label"
         inputs[label] = batch.targets["pair"].labels
     return {name: value.to(device) for name, value in inputs.items()}

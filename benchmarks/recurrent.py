@@ -23,15 +23,15 @@ from report import header, table
 from torch import Tensor, nn
 
 from polyseme.nn.heads.lm import LMHeadConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
-from polyseme.objectives.batch import Batch, SegmentState, Targets
+from polyseme.objectives.batch import Batch, SegmentExtra, SegmentState, Targets
 from polyseme.train.loop import TrainState, setup_device, train
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
-from polyseme.nn.inputs import Inputs
 
 SIZES = {  # vocabulary, vectors, layers
     "tiny": (2000, 64, (128, 64)),
@@ -79,7 +79,7 @@ def ours(
     precision = "bf16" if device.type == "cuda" else "float32"
     schedule, optimiser = ScheduleConfig("constant", warmup=0), optim.build(model, model.trunk.layer_groups())
     run = TrainState(model, optimiser, optim, schedule, 1 << 30, device, precision=precision)
-    carried = replace(batch, segment_state=SegmentState())
+    carried = replace(batch, extra=SegmentExtra(SegmentState()))
 
     def forever() -> Iterator[tuple[list[Batch], None]]:
         while True:
@@ -97,7 +97,7 @@ def theirs(size: str, device: torch.device, batch: Batch, model: Model, lanes: i
             for name, weight in layer.cells[0].named_parameters():
                 getattr(own, f"{name}_l0").copy_(weight)
     optimiser = torch.optim.AdamW(peer.parameters(), 1e-3, eps=1e-6, weight_decay=0.0, fused=True)
-    tokens = batch.tokens.view(lanes, -1).t().contiguous().to(device)
+    tokens = batch.inputs.tokens.view(lanes, -1).t().contiguous().to(device)
     values = batch.targets["next"].labels.view(lanes, -1).t().reshape(-1).to(device)
 
     def step() -> float:

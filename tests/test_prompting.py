@@ -12,11 +12,11 @@ from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.inference.candidates import format_prompt
 from polyseme.inference.language_model import LanguageModel
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.text.importers import import_vocabulary
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import load_model, save_model
-from polyseme.nn.inputs import Inputs
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()

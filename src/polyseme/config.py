@@ -8,8 +8,8 @@ import inspect
 import math
 import types
 import typing
-from dataclasses import dataclass
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from polyseme.errors import UserError, suggest
@@ -52,9 +52,7 @@ class Config:
                 continue
             if key not in hints:
                 raise UserError(f"unknown key {key!r} in {cls.__name__}{suffix}; {suggest(key, hints)}")
-            values[key] = parse_value(
-                hints[key], value, f"{location}.{key}" if location else key, config_types
-            )
+            values[key] = parse_value(hints[key], value, f"{location}.{key}" if location else key, config_types)
         required = {
             f.name
             for f in dataclasses.fields(cls)

@@ -11,12 +11,12 @@ from polyseme.families import FAMILIES, Family
 from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.span_boundary import SpanBoundaryHeadConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.train.loop import setup_device
-from polyseme.nn.inputs import Inputs
 
 VOCAB = 61
 WORDS = [f"word{i}" for i in range(VOCAB)]
@@ -135,4 +135,6 @@ def training_batch(model: Model, rows: list[torch.Tensor], seed: int = 3) -> Bat
         source = EncoderInput(
             torch.cat([row.flip(0).repeat(2) for row in rows]), PackedLayout.from_lengths([2 * len(r) for r in rows])
         )
-    return Batch(Inputs(torch.cat(rows), layout, segments, query_stream=queries, source=source), targets, layout.num_tokens)
+    return Batch(
+        Inputs(torch.cat(rows), layout, segments, query_stream=queries, source=source), targets, layout.num_tokens
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.losses import compute_losses
@@ -16,7 +17,6 @@ from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
 from polyseme.weights.convert import from_published, to_published
 from tests.contracts import cases
-from polyseme.nn.inputs import Inputs
 
 LENGTHS = (5, 9, 9, 1, 12, 5)
 
@@ -57,15 +57,18 @@ def test_memory_in_chunks_equals_at_once(family, device, dtype, tolerance):
     model = cases.tiny_model(family, dtype, device)
     rows = cases.sequences((7, 12, 4), device=device)
     with torch.no_grad():
-        at_once = model.trunk(Inputs(torch.cat(rows), PackedLayout.from_lengths([7, 12, 4], device=device))).hidden.split(
-            [7, 12, 4]
-        )
+        at_once = model.trunk(
+            Inputs(torch.cat(rows), PackedLayout.from_lengths([7, 12, 4], device=device))
+        ).hidden.split([7, 12, 4])
         memory, found = None, [[], [], []]
         done = [0, 0, 0]
         for sizes in ((3, 1, 2), (1, 6, 1), (3, 5, 1)):
             chunk = [row[d : d + n] for row, d, n in zip(rows, done, sizes)]
             reading = model.trunk(
-                Inputs(torch.cat(chunk), PackedLayout.from_lengths(sizes, device=device)), memory=memory, return_memory=True)
+                Inputs(torch.cat(chunk), PackedLayout.from_lengths(sizes, device=device)),
+                memory=memory,
+                return_memory=True,
+            )
             for i, part in enumerate(reading.hidden.split(list(sizes))):
                 found[i].append(part)
             memory, done = reading.memory, [d + n for d, n in zip(done, sizes)]

@@ -16,10 +16,10 @@ from polyseme.generation.sample import GREEDY, SamplingConfig, generate_tokens
 from polyseme.generation.session import generation_head, is_seq2seq
 from polyseme.generation.topk import fast_topk
 from polyseme.ngram.trie import NgramTrie, NgramVocab
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from tests.contracts import cases
 from tests.ngram import made
-from polyseme.nn.inputs import Inputs
 
 EOS = 3
 NETWORKS = [name for name in cases.NAMES if generation_head(cases.tiny_model(name))]

@@ -78,7 +78,7 @@ def test_a_sample_does_not_depend_on_its_neighbours(epoch):
     for _ in range(5):
         ids = rng.permutation(len(bound))[:9]
         batch = bound.batch(ids, epoch)
-        found = batch.tokens.split(list(batch.layout.lengths))
+        found = batch.inputs.tokens.split(list(batch.inputs.layout.lengths))
         assert all(torch.equal(part, alone[i].tokens) for i, part in zip(ids, found))
         assert batch.targets["masked"].count == sum(alone[i].targets["masked"].count for i in ids)
 
@@ -87,7 +87,7 @@ def test_marks_between_documents_are_never_masked():
     bound, corpus = bound_of(SHORT)
     batch = bound.batch(all_of(bound), 0)
     assert (batch.targets["masked"].labels >= 5).all()
-    assert int((batch.tokens == SEP).sum()) == len(SHORT) - 1 + len(bound) - sum(
+    assert int((batch.inputs.tokens == SEP).sum()) == len(SHORT) - 1 + len(bound) - sum(
         corpus.document_of[s] != corpus.document_of[s - 1] for s in bound.samples.starts[1:]
     )
 

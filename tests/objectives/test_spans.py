@@ -9,6 +9,7 @@ import torch
 from polyseme.corpus.sampling import ShuffledSampler
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.packing import SpecialIds
@@ -17,7 +18,6 @@ from polyseme.objectives.translation import ParallelText, Translation
 from polyseme.rng import RandomStream, derive_sample_keys
 from tests.contracts.cases import fitting
 from tests.objectives.test_specs import SIZE, Pages, pages
-from polyseme.nn.inputs import Inputs
 
 PAD, EOS, UNK = range(3)
 SENTINELS = tuple(SIZE + 99 - i for i in range(100))
@@ -36,7 +36,9 @@ def sides(batch):
     """Sources, decoder inputs and targets of each sample, as lists."""
     values = batch.targets["next"].labels
     return zip(
-        split(batch.source.values, batch.source.layout), split(batch.tokens, batch.layout), split(values, batch.layout)
+        split(batch.inputs.source.values, batch.inputs.source.layout),
+        split(batch.inputs.tokens, batch.inputs.layout),
+        split(values, batch.inputs.layout),
     )
 
 
@@ -207,8 +209,8 @@ def test_label_smoothing_is_a_sum_over_targets():
     bound = Translation(0.2).bind(ParallelText.from_ids(*parallel()), VOCABULARY, 16)
     whole, *parts = (bound.batch(ids, 0) for ids in (np.arange(40), np.arange(7), np.arange(7, 40)))
     with torch.no_grad():
-        last = model.trunk(Inputs(whole.tokens, whole.layout, source=whole.source)).hidden
-        chances = model.predict("next", last, whole.layout).log_softmax(-1)
+        last = model.trunk(Inputs(whole.inputs.tokens, whole.inputs.layout, source=whole.inputs.source)).hidden
+        chances = model.predict("next", last, whole.inputs.layout).log_softmax(-1)
         values = whole.targets["next"].labels
         right = chances.gather(1, values[:, None]).sum()
         expected = -(0.8 * right + 0.2 * chances.mean(-1).sum())

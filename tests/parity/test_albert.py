@@ -10,6 +10,7 @@ import polyseme
 from polyseme.errors import UserError
 from polyseme.explain.attention import attention_maps
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
@@ -18,7 +19,6 @@ from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoi
 from polyseme.train.flops import count_training_flops
 from polyseme.weights.convert import from_published, to_published
 from polyseme.weights.folder import load_model, save_model
-from polyseme.nn.inputs import Inputs
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -148,7 +148,9 @@ def test_shared_layers_cost_what_others_cost():
     models = [
         ALBERT.model_config("tiny", sharing=s, vocab_size=99).build(seed=0) for s in ("all", "attention", "ffn", "none")
     ]
-    assert len({count_training_flops(m, Batch(Inputs(tokens, layout), num_tokens=layout.num_tokens)) for m in models}) == 1
+    assert (
+        len({count_training_flops(m, Batch(Inputs(tokens, layout), num_tokens=layout.num_tokens)) for m in models}) == 1
+    )
     sizes = [sum(p.numel() for p in m.parameters()) for m in models]
     assert sizes[0] < sizes[2] < sizes[1] < sizes[3]
 

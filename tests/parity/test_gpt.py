@@ -10,6 +10,7 @@ from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
 from polyseme.nn.attention.multihead import AttentionConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
@@ -20,7 +21,6 @@ from polyseme.weights.folder import load_model, save_model
 from tests.contracts import cases
 from tests.contracts.test_laws import LENGTHS as LAW_LENGTHS
 from tests.contracts.test_laws import gradients
-from polyseme.nn.inputs import Inputs
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -160,7 +160,9 @@ def banded() -> Model:
 def test_the_laws_hold_with_bands():
     model, rows = banded(), cases.sequences(LAW_LENGTHS)
     with torch.no_grad():
-        together = model.trunk(Inputs(torch.cat(rows), PackedLayout.from_lengths(LAW_LENGTHS))).hidden.split(list(LAW_LENGTHS))
+        together = model.trunk(Inputs(torch.cat(rows), PackedLayout.from_lengths(LAW_LENGTHS))).hidden.split(
+            list(LAW_LENGTHS)
+        )
         for row, found in zip(rows, together):
             n, cut = len(row), len(row) // 2
             torch.testing.assert_close(

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.train.loop import setup_device
 from polyseme.weights.folder import load_model, save_model
-from polyseme.nn.inputs import Inputs
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

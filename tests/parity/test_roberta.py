@@ -6,12 +6,12 @@ import torch.nn.functional as F
 
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
 from polyseme.weights.convert import expand_weight_maps, from_published, to_published
-from polyseme.nn.inputs import Inputs
 
 transformers = pytest.importorskip("transformers")
 

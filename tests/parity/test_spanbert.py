@@ -6,10 +6,10 @@ from safetensors.torch import load_file
 
 from polyseme.families import FAMILIES
 from polyseme.nn.heads.span_boundary import SpanBoundaryHeadConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.norms import LayerNormConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.weights.folder import load_model, read_model_config, save_model
-from polyseme.nn.inputs import Inputs
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()

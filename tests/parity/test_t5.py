@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
 from polyseme.weights.convert import from_published
 from polyseme.weights.folder import load_model, save_model
-from polyseme.nn.inputs import Inputs
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.weights.convert import from_published
-from polyseme.nn.inputs import Inputs
 
 transformers = pytest.importorskip("transformers")
 

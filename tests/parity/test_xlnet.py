@@ -6,10 +6,10 @@ import torch
 import polyseme
 from polyseme.families import FAMILIES
 from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.weights.convert import expand_weight_maps, from_published
-from polyseme.nn.inputs import Inputs
 
 transformers = pytest.importorskip("transformers")
 
@@ -99,7 +99,9 @@ def test_both_streams_and_gradients(memory):
     layout = PackedLayout.from_lengths([9] * 3)
     if memory:
         mems = theirs(input_ids=past, use_mems=True).mems
-        kept = model.trunk(Inputs(past.flatten(), PackedLayout.from_lengths([6] * 3)), return_memory=True).memory.detach()
+        kept = model.trunk(
+            Inputs(past.flatten(), PackedLayout.from_lengths([6] * 3)), return_memory=True
+        ).memory.detach()
         assert kept.layout.lengths == (min(memory, 6),) * 3
     expected = theirs(
         input_ids=tokens, perm_mask=forbidden, target_mapping=mapping, token_type_ids=segments, mems=mems,
@@ -109,7 +111,11 @@ def test_both_streams_and_gradients(memory):
         order.flatten(), (predicted + 9 * torch.arange(3)[:, None]).flatten(), PackedLayout.from_lengths([3] * 3)
     )
     reading = model.trunk(
-        Inputs(tokens.flatten(), layout, segments.flatten(), query_stream=queries), layers=range(4), memory=kept, return_memory=True)
+        Inputs(tokens.flatten(), layout, segments.flatten(), query_stream=queries),
+        layers=range(4),
+        memory=kept,
+        return_memory=True,
+    )
     for depth, (content, query) in enumerate(zip(expected.hidden_states[::2], expected.hidden_states[1::2])):
         found = reading.layers[depth].split([27, 9])
         close(found[0], content.flatten(0, 1))

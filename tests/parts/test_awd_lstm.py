@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import SegmentState
 from polyseme.objectives.losses import compute_losses
@@ -14,7 +15,6 @@ from polyseme.train.loop import TrainState, train
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
 from tests.objectives.test_specs import GPT2, Pages
-from polyseme.nn.inputs import Inputs
 
 NONE = dict.fromkeys(
     ["embedding_row_dropout", "input_dropout", "weight_dropout", "hidden_dropout", "output_dropout"], 0.0

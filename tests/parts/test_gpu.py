@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from polyseme.nn.attention.attend import attend_eager, attend_varlen
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.objectives.losses import compute_losses
-from polyseme.nn.inputs import Inputs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 LENGTHS = [[128] * 3, [5, 17, 128, 1, 64, 90], [512, 511, 3], [1000, 64, 513], [33, 32, 31], [7]]
@@ -185,7 +185,7 @@ def train_tiny(
 
     model, batch = model_and_batch(dropout=dropout, attention_dropout=dropout)
     model = model.to("cuda")
-    other = dataclasses.replace(batch, tokens=batch.tokens.flip(0))
+    other = dataclasses.replace(batch, tokens=batch.inputs.tokens.flip(0))
     optim = OptimizerConfig(lr=rate, name=method)
     run = TrainState(
         model,

@@ -9,11 +9,11 @@ from torch import nn
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.recurrent import RecurrentTrunk, RecurrentTrunkConfig
 from polyseme.nn.trunks.window import FeedForwardLMConfig
-from polyseme.nn.inputs import Inputs
 
 VOCAB, DIM = 20, 6
 UNEVEN, EVEN = (3, 0, 7, 1, 7), (5, 5, 5)

@@ -7,13 +7,13 @@ import torch
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.feature_extraction import FeatureEncoder, extract_features
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.warm_start import init_from_model
 from polyseme.weights.folder import load_model, save_model
 from tests.conftest import ANIMALS, done, task_rows
-from polyseme.nn.inputs import Inputs
 
 SENTENCES = [("the", "old", "cat"), ("unseen",), ("dog", "sees", "the", "river", ".")]
 

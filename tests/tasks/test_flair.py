@@ -8,13 +8,13 @@ from polyseme.corpus.build.prepare import prepare
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.feature_extraction import FeatureEncoder, extract_features
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
 from polyseme.weights.folder import save_model
 from tests.conftest import documents
-from polyseme.nn.inputs import Inputs
 
 SENTENCES = [("The", "old", "cat"), ("a",), ("sees", ",", "naïve", "\u200b", "x9"), tuple("abcdefg")]
 

@@ -5,9 +5,9 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.evaluation.context_length import evaluate_segments, evaluate_sliding_window, with_memory_len
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from tests.contracts import cases
-from polyseme.nn.inputs import Inputs
 
 TEXT = cases.sequences((26,), seed=4)[0]
 

@@ -12,13 +12,13 @@ from polyseme.cli.music import sample_events
 from polyseme.corpus.build.prepare import prepare
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
 from polyseme.weights.folder import load_model, read_model_config, save_model
-from polyseme.nn.inputs import Inputs
 
 LENGTH = 48
 

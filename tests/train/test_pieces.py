@@ -11,6 +11,7 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
@@ -25,7 +26,6 @@ from polyseme.train.pretrain import pretrain, try_compile
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.schedule import ScheduleConfig
 from tests.contracts.cases import fitting
-from polyseme.nn.inputs import Inputs
 
 # --- schedules -------------------------------------------------------------------------------------------------------
 
@@ -291,9 +291,9 @@ def test_training_flops_ignore_filler():
     model = tiny("gpt2")
     batch = batch_of(model)
     layout = PackedLayout.from_lengths((3, 5), num_slots=6, max_seqlen=16)
-    assert count_training_flops(model, Batch(Inputs(batch.tokens, layout), batch.targets, 8)) == count_training_flops(
-        model, batch
-    )
+    assert count_training_flops(
+        model, Batch(Inputs(batch.inputs.tokens, layout), batch.targets, 8)
+    ) == count_training_flops(model, batch)
 
 
 def test_num_parameters():

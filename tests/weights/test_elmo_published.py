@@ -9,11 +9,11 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, words_to_char_ids
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
 from polyseme.weights.elmo_format import read_elmo, write_elmo
-from polyseme.nn.inputs import Inputs
 
 h5py = pytest.importorskip("h5py")
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "elmo-fixture"
@@ -102,7 +102,9 @@ def states(model, texts):
         PackedLayout.from_lengths([len(each) for each in words]),
     )
     with torch.no_grad():
-        layers = model.trunk(Inputs(torch.from_numpy(tokens), layout), layers=range(model.config.trunk.num_layers + 1)).layers
+        layers = model.trunk(
+            Inputs(torch.from_numpy(tokens), layout), layers=range(model.config.trunk.num_layers + 1)
+        ).layers
     return [[layers[i].split(list(layout.lengths))[j].numpy() for i in sorted(layers)] for j in range(len(texts))]
 
 

@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.weights.folder import load_model, read_model_config, save_model, verify_model
-from polyseme.nn.inputs import Inputs
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()

@@ -8,8 +8,8 @@ from typing import Any
 from polyseme.corpus.store import Corpus
 from polyseme.errors import UserError
 from polyseme.nn.model import Model, ModelConfig
-from polyseme.objectives.distillation import Distillation
 from polyseme.objectives.causal_lm import CausalLM
+from polyseme.objectives.distillation import Distillation
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import InitialModel, pretrain
 from polyseme.train.recipe import Recipe

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from polyseme.errors import UserError
 from polyseme.nn.attention.relative import RelativeAttentionConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, build_meta
 from polyseme.nn.packing import PackedLayout
-from polyseme.nn.inputs import Inputs
 
 
 @dataclass(frozen=True)

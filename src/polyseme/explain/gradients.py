@@ -10,8 +10,8 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.inference.language_model import LanguageModel
-from polyseme.nn.packing import PackedLayout
 from polyseme.nn.inputs import Inputs
+from polyseme.nn.packing import PackedLayout
 
 
 def gradients_by_distance(

@@ -40,7 +40,6 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-
 def get_family(name: str, families: Sequence[Family] = ()) -> Family:
     """Return the family of this name, from `families` or the package."""
     known = FAMILIES | {family.name: family for family in families}

@@ -12,8 +12,8 @@ from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.char_cnn import CharCNNConfig
 from polyseme.nn.layers.feedforward import ActivationName
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 from polyseme.nn.trunks.base import PoolerConfig
+from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
 FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from polyseme.config import Config
 from polyseme.errors import UserError, suggest
 from polyseme.nn.heads.base import HeadConfig
-from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.base import TrunkConfig
 
 # The heads of tasks: a label of the sequence, of each token, where an answer begins and ends, the worth of a choice.
 HEAD_POOLING: dict[str, Literal["tokens", "pooled"]] = {

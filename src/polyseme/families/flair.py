@@ -11,8 +11,8 @@ from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 from polyseme.nn.trunks.base import PoolerConfig
+from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
 
 def trunk_config(

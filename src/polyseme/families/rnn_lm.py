@@ -19,8 +19,8 @@ from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 from polyseme.nn.trunks.base import PoolerConfig
+from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
 UNLIMITED_LEN = 1 << 20  # nothing in it depends on a place: what one reading may hold
 POOLING: dict[str, Literal["last", "first", "final_states"]] = {

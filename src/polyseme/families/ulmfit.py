@@ -13,8 +13,8 @@ from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.norms import BatchNormConfig
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 from polyseme.nn.trunks.base import PoolerConfig
+from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
 VOCAB_SIZE = 33_278  # the words of WikiText-2
 DROPOUTS = ("embedding_row_dropout", "input_dropout", "weight_dropout", "hidden_dropout", "output_dropout")

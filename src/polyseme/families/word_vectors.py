@@ -12,9 +12,9 @@ from polyseme.families.family import (
     read_hf_config,
     same_names,
 )
-from polyseme.nn.heads.glove import GloVeHeadConfig
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.glove import GloVeHeadConfig
 from polyseme.nn.heads.word2vec import HierarchicalSoftmaxHeadConfig, NegativeSamplingHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig

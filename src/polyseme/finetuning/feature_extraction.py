@@ -19,6 +19,7 @@ import torch
 from polyseme.config import Config
 from polyseme.errors import UserError, suggest
 from polyseme.io.atomic import atomic_write, sha256
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN, words_to_char_ids
 from polyseme.nn.layers.frozen_features import JoinPosition
 from polyseme.nn.model import Model
@@ -29,7 +30,6 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import setup_device
 from polyseme.weights.elmo_format import is_elmo_folder, read_elmo
 from polyseme.weights.folder import load_model
-from polyseme.nn.inputs import Inputs
 
 # Which layers there are to choose from: those that are kept (from the last, -1; or all), and what becomes of them
 # (Devlin et al. 2019, table 7; Peters et al. 2018, §3.2).
@@ -133,7 +133,9 @@ class FeatureEncoder:
         device = next(self.model.parameters()).device
         token, layers = torch.zeros(1, dtype=torch.long, device=device), range(self.num_layers)
         with torch.inference_mode():
-            layer_states = self.model.trunk(Inputs(token, PackedLayout.from_lengths([1], device=device)), layers=layers).layers
+            layer_states = self.model.trunk(
+                Inputs(token, PackedLayout.from_lengths([1], device=device)), layers=layers
+            ).layers
         return [layer_states[i].shape[-1] for i in layers]
 
     @cached_property

@@ -16,10 +16,10 @@ from polyseme.evaluation.predict import MetricsFn
 from polyseme.families import FAMILIES
 from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
 from polyseme.finetuning.runner import Experiment, OnSeedPredictions, Split, run_seeds
-from polyseme.nn.heads.coreference import CoreferenceHeadConfig
-from polyseme.nn.heads.crf import CRFConfig
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.coreference import CoreferenceHeadConfig
+from polyseme.nn.heads.crf import CRFConfig
 from polyseme.nn.heads.tag_schemes import first_invalid
 from polyseme.nn.model import Model
 from polyseme.tasks.encoded import EncodedExample

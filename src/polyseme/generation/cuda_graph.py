@@ -30,9 +30,7 @@ class GraphedDecoder:
 
     memory: StaticKVCache
     weight_pointers: tuple[int, ...]  # where the model's are: a model that was moved or cast is recorded anew
-    graphs: CudaGraphs = field(
-        default_factory=lambda: CudaGraphs(1, MAX_GRAPHS, clone_outputs=False, share_pool=False)
-    )
+    graphs: CudaGraphs = field(default_factory=lambda: CudaGraphs(1, MAX_GRAPHS, clone_outputs=False, share_pool=False))
     layouts: dict[int, PackedLayout] = field(default_factory=dict)
     current_user: Callable[[], object | None] = lambda: None  # who is on it
 

@@ -15,12 +15,12 @@ from torch import Tensor
 from polyseme.errors import UserError
 from polyseme.generation.cuda_graph import GraphedDecoder, get_graphed_decoder, uses_cuda_graphs
 from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.nn.static_memory import StaticKVCache
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
-from polyseme.nn.inputs import Inputs
 
 TokenIds = Sequence[int]
 
@@ -223,8 +223,7 @@ class _MemorySession(_NeuralSession):
     def _forward(
         self, tokens: Tensor, layout: PackedLayout, memory: Memory | None, source: EncoderInput | None = None
     ) -> None:
-        source_kwargs = {"source": source} if source is not None else {}
-        trunk_output = self.model.trunk(Inputs(tokens, layout), memory=memory, return_memory=True, **source_kwargs)
+        trunk_output = self.model.trunk(Inputs(tokens, layout, source=source), memory=memory, return_memory=True)
         self.memory = trunk_output.memory
         trunk = self.model.config.trunk
         if is_unbounded(self.model) and not trunk.has_bounded_memory:
@@ -274,7 +273,7 @@ class _UncachedSession(_NeuralSession):
             return
         tokens, layout = _pack(self.token_ids, self.model)
         source = _pack_sources(self.sources, self.model)
-        hidden = self.model.trunk(Inputs(tokens, layout), **({"source": source} if source is not None else {})).hidden
+        hidden = self.model.trunk(Inputs(tokens, layout, source=source)).hidden
         self.scores = self._predict(hidden, layout, layout.last_indices)
 
     def advance(self, tokens: Tensor, row_indices: Sequence[int] | None = None) -> None:

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from polyseme.errors import UserError
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout, token_budget_batches
 from polyseme.progress import progress
-from polyseme.nn.inputs import Inputs
 
 TEXT_FIELD, ANSWER_FIELD = "{text}", "{answer}"
 

@@ -34,12 +34,12 @@ from polyseme.inference.layers import mean_per_word, select_layers
 from polyseme.inference.results import ChoiceResult, LastWordScore, MaskPrediction, TextScore
 from polyseme.ngram.model import NgramLM, is_ngram
 from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.progress import progress
 from polyseme.weights.folder import ModelFolder, load_model
-from polyseme.nn.inputs import Inputs
 
 if TYPE_CHECKING:
     from polyseme.tasks.spans import SpanAnswer
@@ -398,7 +398,10 @@ class LanguageModel:
 
         def layer_states() -> Iterator[tuple[PackedBatch, Tensor]]:
             for batch in self._batches(ids, segments):
-                trunk_output = self.model.trunk(Inputs(batch.tokens, batch.layout, batch.segments), layers=layer_indices)
+                trunk_output = self.model.trunk(
+                    self.model.config.trunk.omit_unsupported(Inputs(batch.tokens, batch.layout, batch.segments)),
+                    layers=layer_indices,
+                )
                 yield batch, combine_layers([trunk_output.layers[k] for k in layer_indices])
 
         if granularity == "text":
@@ -467,7 +470,8 @@ class LanguageModel:
 
     def _encode_hidden(self, ids: list[int], segments: list[int]) -> tuple[PackedBatch, Tensor]:
         batch = next(self._batches([np.array(ids)], [np.array(segments)]))
-        return batch, self.model.trunk(Inputs(batch.tokens, batch.layout, batch.segments)).hidden
+        inputs = self.model.config.trunk.omit_unsupported(Inputs(batch.tokens, batch.layout, batch.segments))
+        return batch, self.model.trunk(inputs).hidden
 
     def _masked_log_probs(self, batch: PackedBatch, rows: Tensor) -> Tensor:
         """What masked tokens may be, [rows, vocabulary]; a query stream, where there is one, sees all but them."""
@@ -478,7 +482,8 @@ class LanguageModel:
             counts = np.histogram(rows.cpu().numpy(), batch.layout.cu_seqlens.cpu().numpy())[0]
             queries = QueryStream(order, rows, PackedLayout.from_lengths(counts, device=self.device))
             predicted_rows = batch.layout.num_tokens + torch.arange(len(rows), device=self.device)
-        hidden = trunk(Inputs(batch.tokens, batch.layout, batch.segments, query_stream=queries)).hidden
+        inputs = Inputs(batch.tokens, batch.layout, batch.segments, query_stream=queries)
+        hidden = trunk(self.model.config.trunk.omit_unsupported(inputs)).hidden
         return self._log_probs("masked", (batch, hidden), predicted_rows)
 
     def _log_probs(self, head: str, batch_and_hidden: tuple[PackedBatch, Tensor], rows: Tensor) -> Tensor:

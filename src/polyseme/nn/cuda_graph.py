@@ -77,9 +77,7 @@ class CudaGraphs:
         torch.cuda.current_stream().wait_stream(self.stream)
         return output
 
-    def _capture(
-        self, fn: Callable[..., Any], args: tuple[Any, ...]
-    ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Any]:
+    def _capture(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Any]:
         static_args = tree_map(args, lambda tensor: tensor.to("cuda", copy=True))
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # the capture allocates anew what eager calls have used

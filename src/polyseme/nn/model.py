@@ -20,7 +20,12 @@ from polyseme.nn.heads.crf import CRF, ChainLayout
 from polyseme.nn.heads.glove import CooccurrenceBatch, GloVeHeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.heads.span_boundary import SpanBoundaryHeadConfig
-from polyseme.nn.heads.word2vec import HierarchicalSoftmaxHeadConfig, NegativeSamplingHeadConfig, SparseLossOutput, WindowBatch
+from polyseme.nn.heads.word2vec import (
+    HierarchicalSoftmaxHeadConfig,
+    NegativeSamplingHeadConfig,
+    SparseLossOutput,
+    WindowBatch,
+)
 from polyseme.nn.layers.adaptive import AdaptiveSoftmaxHeadConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.sparse import SparseRowGrad

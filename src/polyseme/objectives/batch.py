@@ -13,7 +13,7 @@ from polyseme.nn.inputs import Inputs
 from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model, SparseBatch
 from polyseme.nn.tree import tree_map
-from polyseme.nn.trunks.base import TrunkOutput
+from polyseme.nn.trunks.base import TrunkConfig, TrunkOutput
 
 IGNORE_INDEX = -100  # label of rows that only fill up a fixed shape
 
@@ -63,6 +63,11 @@ class Batch(_Movable):
     def counts(self) -> dict[str, int]:
         """Return the number of labels of each term."""
         return {name: targets.count for name, targets in self.targets.items()}
+
+    def for_trunk(self, trunk: TrunkConfig) -> Batch:
+        """Return the batch without the inputs that a trunk does not take."""
+        inputs = trunk.omit_unsupported(self.inputs)
+        return self if inputs is self.inputs else replace(self, inputs=inputs)
 
     def forward(self, model: Model, layers: tuple[int, ...] = ()) -> TrunkOutput:
         """Run the trunk of a model on the batch."""

@@ -85,7 +85,10 @@ class _CausalLMBatchBuilder(BatchBuilder):
         all_but_last, all_but_first = np.delete(extended, last), np.delete(extended, first)
         rows = np.arange(len(extended))
         if self.config.direction == "both":
-            next_labels, previous_labels = (np.delete(rows, last), all_but_first), (np.delete(rows, first), all_but_last)
+            next_labels, previous_labels = (
+                (np.delete(rows, last), all_but_first),
+                (np.delete(rows, first), all_but_last),
+            )
             return pack(extended, sizes + 1, shape, {"next": next_labels, "previous": previous_labels})
         tokens, labels = all_but_last, all_but_first
         if self.config.direction == "backward":

@@ -95,7 +95,9 @@ class MaskingBatchBuilder(BatchBuilder):
     ) -> tuple[np.ndarray, Labels]:
         """Return masked token ranges with special tokens, and labels; `sizes` and `sample_keys` belong to sequences."""
         needs_word_starts = self.config.mask_unit != "token"
-        tokens, word_starts = add_special_tokens(self.corpus, starts, lengths, has_cls, self.cls, self.sep, needs_word_starts)
+        tokens, word_starts = add_special_tokens(
+            self.corpus, starts, lengths, has_cls, self.cls, self.sep, needs_word_starts
+        )
         corrupted, rows, labels = mask_tokens(
             tokens,
             np.repeat(sample_keys, sizes),
@@ -116,7 +118,13 @@ class MaskedLMBatchBuilder(MaskingBatchBuilder):
     """Builder of masked sequences of sentences."""
 
     def __init__(
-        self, config: MaskingConfig, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int, cross_documents: bool = False
+        self,
+        config: MaskingConfig,
+        corpus: Corpus,
+        special_ids: SpecialIds,
+        max_len: int,
+        seed: int,
+        cross_documents: bool = False,
     ):
         samples = build_samples(corpus, text_capacity(max_len, 2, 1), cross_documents=cross_documents)
         document_offsets = np.unique(np.asarray(corpus.sentence_offsets)[np.asarray(corpus.document_offsets)])

@@ -81,7 +81,9 @@ class _SentencePairBatchBuilder(MaskingBatchBuilder):
         document_offsets = np.asarray(corpus.sentence_offsets)[np.asarray(corpus.document_offsets)]
         self.document_units = np.searchsorted(samples.unit_offsets, document_offsets)
         if not self.is_sentence_order and np.count_nonzero(np.diff(self.document_units)) < 2:
-            raise UserError("MaskedLMWithSentencePairs needs two documents or more: a random B comes from another document")
+            raise UserError(
+                "MaskedLMWithSentencePairs needs two documents or more: a random B comes from another document"
+            )
         single_fraction = float(np.mean(np.diff(samples.first_units) == 1))
         if single_fraction == 1:
             raise UserError("MaskedLMWithSentencePairs needs documents of two sentences or more; the corpus has none")
@@ -96,7 +98,9 @@ class _SentencePairBatchBuilder(MaskingBatchBuilder):
         first, last, start = samples.first_units[ids], samples.first_units[ids + 1], samples.starts[ids]
         is_single = last - first == 1
         split = first + 1 + integers(random_bits(pair_keys, 0, RandomStream.PAIR_SPLIT), last - first - ~is_single)
-        ends = np.where(self.is_sentence_order & is_single, start + samples.lengths[ids] // 2, samples.unit_offsets[split])
+        ends = np.where(
+            self.is_sentence_order & is_single, start + samples.lengths[ids] // 2, samples.unit_offsets[split]
+        )
         starts = np.stack((start, ends), axis=1)
         lengths = np.stack((ends - start, start + samples.lengths[ids] - ends), axis=1)
         is_negative = bernoulli(random_bits(pair_keys, 0, RandomStream.PAIR_IS_NEGATIVE), self.negative_prob)
@@ -106,20 +110,28 @@ class _SentencePairBatchBuilder(MaskingBatchBuilder):
             return starts, lengths, is_negative
         is_negative |= is_single
         negatives = np.flatnonzero(is_negative)
-        starts[negatives, 1], lengths[negatives, 1] = self._draw_random_segment(ids[negatives], lengths[negatives, 0], pair_keys[negatives])
+        starts[negatives, 1], lengths[negatives, 1] = self._draw_random_segment(
+            ids[negatives], lengths[negatives, 0], pair_keys[negatives]
+        )
         return starts, lengths, is_negative
 
-    def _draw_random_segment(self, ids: np.ndarray, used_lengths: np.ndarray, pair_keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _draw_random_segment(
+        self, ids: np.ndarray, used_lengths: np.ndarray, pair_keys: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return start and length of a B from another document, for pairs whose A has `used_lengths`."""
         borders, documents = self.samples.unit_offsets, self.samples.document_ids[ids]
         low, high = self.document_units[documents], self.document_units[documents + 1]
         units, pending = np.empty(len(ids), dtype=np.int64), np.arange(len(ids))
         for attempt in range(MAX_TRIES):
             skipped = (high - low)[pending]
-            candidates = integers(random_bits(pair_keys[pending], attempt, RandomStream.RANDOM_SENTENCE), len(borders) - 1 - skipped)
+            candidates = integers(
+                random_bits(pair_keys[pending], attempt, RandomStream.RANDOM_SENTENCE), len(borders) - 1 - skipped
+            )
             candidates += np.where(candidates >= low[pending], skipped, 0)
             units[pending] = candidates
-            pending = pending[borders[candidates + 1] - borders[candidates] > self.text_capacity - used_lengths[pending]]
+            pending = pending[
+                borders[candidates + 1] - borders[candidates] > self.text_capacity - used_lengths[pending]
+            ]
             if not len(pending):
                 break
         starts = borders[units]
@@ -138,6 +150,10 @@ class _SentencePairBatchBuilder(MaskingBatchBuilder):
         sample_keys = derive_sample_keys(self.seed, self.config.mask_epoch(epoch), ids)
         tokens, masked = self.corrupt(starts.ravel(), lengths.ravel(), has_cls, sizes, sample_keys)
         segments = np.repeat(np.tile([0, 1], len(ids)), (lengths + np.array([2, 1])).ravel())
-        labeled = np.flatnonzero(np.diff(self.samples.first_units)[ids] > 1) if self.is_sentence_order else np.arange(len(ids))
+        labeled = (
+            np.flatnonzero(np.diff(self.samples.first_units)[ids] > 1)
+            if self.is_sentence_order
+            else np.arange(len(ids))
+        )
         pairs = labeled, is_negative[labeled].astype(np.int64)
         return pack(tokens, sizes, shape, {"masked": masked}, {"pair": pairs}, segments)

@@ -13,12 +13,13 @@ import torch
 
 from polyseme.errors import UserError, suggest
 from polyseme.families.family import FIXED_LABELS, Family
-from polyseme.nn.heads.coreference import CoreferenceHeadConfig
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
-from polyseme.nn.trunks.base import TrunkConfig
+from polyseme.nn.heads.coreference import CoreferenceHeadConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
+from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.tasks.coreference import batch_word_rows, encode_documents, gold_mentions, head_config_from_examples
 from polyseme.tasks.encoded import EncodedExample, Target, add_special_tokens, encode_words, separator_id
@@ -28,7 +29,6 @@ from polyseme.tasks.spans import ExtractiveQAConfig, SpanAnswer, sliding_windows
 from polyseme.tasks.text_templates import TextToTextTemplate
 from polyseme.tasks.text_to_text import collate_text, encode_source_windows, encode_sources
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.nn.inputs import Inputs
 
 HEAD_BY_TASK: dict[TaskType, str] = {
     "classification": "classify",

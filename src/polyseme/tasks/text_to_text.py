@@ -16,6 +16,7 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.generation.constrained import CopiedSpan, extract_spans, score_answers
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, PackedLayout, token_budget_batches
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
@@ -25,7 +26,6 @@ from polyseme.tasks.examples import Example
 from polyseme.tasks.spans import WindowAnswer, sliding_windows
 from polyseme.tasks.text_templates import TextToTextTemplate
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.nn.inputs import Inputs
 
 if TYPE_CHECKING:
     from polyseme.tasks.task import Task
@@ -158,7 +158,10 @@ def collate_text(encoded: Sequence[EncodedExample]) -> tuple[Batch, list[int]]:
     source = EncoderInput(torch.from_numpy(np.concatenate(source_ids)), source_layout)
     decoder_tokens = torch.from_numpy(np.concatenate(tokens))
     return Batch(
-        Inputs(decoder_tokens, layout, source=source), {"next": head_targets}, layout.num_tokens + source_layout.num_tokens), order
+        Inputs(decoder_tokens, layout, source=source),
+        {"next": head_targets},
+        layout.num_tokens + source_layout.num_tokens,
+    ), order
 
 
 def score_text_answers(

@@ -255,8 +255,9 @@ def build_train_state(
     loss = recipe.objective.build_loss(device, dtype)
     state.loss_fn = loss.fn
     if loss.frozen_models:
-        state.flops_fn = lambda model, batch: count_training_flops(model, batch) + sum(
-            count_training_flops(frozen, batch) // 3 for frozen in loss.frozen_models
+        state.flops_fn = lambda model, batch: (
+            count_training_flops(model, batch)
+            + sum(count_training_flops(frozen, batch) // 3 for frozen in loss.frozen_models)
         )
     eager_loss_fn = state.loss_fn
     if recipe.compile:
@@ -390,7 +391,9 @@ def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool, provenanc
         raise UserError(f"{path} is not a run's recipe")
     if existing["corpus_hash"] != saved["corpus_hash"]:
         raise UserError(f"{out} was begun on another corpus ({existing['corpus']})")
-    saved_recipe = Recipe.from_json(existing["recipe"], config_types=(type(recipe.objective),)).to_json()  # with the fields that it did not have yet
+    saved_recipe = Recipe.from_json(
+        existing["recipe"], config_types=(type(recipe.objective),)
+    ).to_json()  # with the fields that it did not have yet
     existing = existing | {"recipe": saved_recipe}
     if saved_recipe != saved["recipe"]:
         key = next(k for k in recipe.to_json() if existing["recipe"].get(k) != recipe.to_json()[k])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from contextlib import suppress
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_type_hints
 
@@ -97,9 +97,7 @@ class Recipe(Config):
         *(SpanCorruption, Translation, Word2Vec, GloVe, Distillation),
     )
 
-    def model_config(
-        self, vocab_size: int, target_vocab_size: int = 0, families: Sequence[Family] = ()
-    ) -> ModelConfig:
+    def model_config(self, vocab_size: int, target_vocab_size: int = 0, families: Sequence[Family] = ()) -> ModelConfig:
         """Return the model with the heads that the objective trains; `families` are those beyond the package's."""
         family = get_family(self.family, families)
         arguments = get_type_hints(family.trunk_config)
@@ -146,7 +144,9 @@ class Recipe(Config):
         if self.micro_batch_tokens < self.max_len:
             raise UserError(f"micro_batch_tokens {self.micro_batch_tokens} is smaller than max_len {self.max_len}")
         if self.batch_tokens % self.micro_batch_tokens:
-            raise UserError(f"batch_tokens {self.batch_tokens} is not a multiple of micro_batch_tokens {self.micro_batch_tokens}")
+            raise UserError(
+                f"batch_tokens {self.batch_tokens} is not a multiple of micro_batch_tokens {self.micro_batch_tokens}"
+            )
         if self.optimizer.lr <= 0:
             raise UserError(f"optimizer.lr is {self.optimizer.lr}, which is not above 0")
         if self.optimizer.name == "nt_asgd" and not self.valid_fraction:

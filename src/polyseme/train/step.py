@@ -6,6 +6,7 @@ On a GPU with micro-batches of one shape, the kernels of a step are captured in 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from polyseme.train.mixed_precision import BF16WorkingCopy
 if TYPE_CHECKING:
     from polyseme.train.loop import TrainState
 
+
 class StepExecutor:
     """Runs the parts of a step: `forward_backward` for each micro-batch, `reduce_and_clip`, `optimizer_step`."""
 
@@ -37,8 +39,10 @@ class StepExecutor:
         self.first_nonfinite_step = torch.zeros((), device=state.device)  # 0 for none; after it, weights do not change
         if is_cuda:
             state.optimizer.found_inf = torch.zeros((), device=state.device)  # type: ignore[attr-defined]
-        self._run_first, self._run_next = self._first_micro_batch, self._next_micro_batch
-        self.reduce_and_clip, self.optimizer_step = self._reduce_and_clip, self._optimizer_step
+        self._run_first: Callable[..., Memory | None] = self._first_micro_batch
+        self._run_next: Callable[..., Memory | None] = self._next_micro_batch
+        self.reduce_and_clip: Callable[..., Tensor] = self._reduce_and_clip
+        self.optimizer_step: Callable[..., None] = self._optimizer_step
         if state.use_cuda_graphs and self.bf16_copy and not distributed.is_distributed():
             self._run_first, self._run_next = CudaGraphed(self._run_first), CudaGraphed(self._run_next)
             self.reduce_and_clip = CudaGraphed(self._reduce_and_clip)

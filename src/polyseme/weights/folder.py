@@ -7,7 +7,7 @@ lie in `polyseme.safetensors`. Weights are safetensors only: a pickle is refused
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -201,9 +201,7 @@ class FrozenFeatures(nn.Module):
         assert store is not None, "a network over features needs a feature store"
         config, reference = self.config, next(self.parameters(), torch.empty(0))
         token_ids = tokens.cpu().numpy()
-        layers = [
-            store.gather_vectors(i, tokens, token_ids).to(reference.dtype) for i in range(len(config.sources))
-        ]
+        layers = [store.gather_vectors(i, tokens, token_ids).to(reference.dtype) for i in range(len(config.sources))]
         unique_words, inverse = np.unique(store.word_ids[token_ids], return_inverse=True)
         inputs = [self._combine_sources(layers, "input")] if "input" in config.join_positions else []
         inverse_index = torch.from_numpy(inverse.reshape(-1)).to(tokens.device)

@@ -139,8 +139,10 @@ class EncoderDecoder(Trunk):
     def check(
         self, inputs: Inputs, *, memory: Any = None, layers: Iterable[int] = (), return_memory: bool = False
     ) -> None:
-        super().check(inputs, memory=memory, return_memory=return_memory)  # layers are checked by the stack that runs
         is_decoding = inputs.source is not None or memory is not None
+        if is_decoding and self.decoder is None:
+            raise UserError("the model has no decoder: it takes no source and has no memory")
+        super().check(inputs, memory=memory, return_memory=return_memory)  # layers are checked by the stack that runs
         if is_decoding and (inputs.segments is not None or inputs.query_stream is not None):
             raise UserError("a decoder takes neither segments nor a query stream")
         if return_memory and not is_decoding:
@@ -190,7 +192,7 @@ class EncoderDecoder(Trunk):
         return self.encoder.position_bias
 
     @property
-    def gradient_checkpointing(self) -> bool:  # type: ignore[override]
+    def gradient_checkpointing(self) -> bool:
         return self.encoder.gradient_checkpointing
 
     @gradient_checkpointing.setter

@@ -50,7 +50,9 @@ class FeatureNetworkConfig(TrunkConfig):
         self.check_range(1, 100, "num_layers")
         if self.features.middle_join_dim and (self.network != "bilstm" or self.num_layers < 2):
             actual = f"{self.network} with num_layers {self.num_layers}"
-            raise UserError(f"features can join between layers only in a bilstm with num_layers of at least 2, not in {actual}")
+            raise UserError(
+                f"features can join between layers only in a bilstm with num_layers of at least 2, not in {actual}"
+            )
 
     @property
     def embeddings(self) -> FrozenFeaturesConfig:
@@ -207,7 +209,9 @@ class BiDAF(nn.Module):
 
 
 class FeatureNetwork(Trunk):
-    """A trunk whose tokens are places of a store."""
+    """A network over frozen features; its tokens index a feature store."""
+
+    config: FeatureNetworkConfig
 
     def __init__(self, config: FeatureNetworkConfig):
         super().__init__()

@@ -56,7 +56,9 @@ class RecurrentTrunkConfig(TrunkConfig):
     weight_dropout: float = 0.0
     variational_dropout: bool = False
     forget_bias: float = 0.0  # initial bias of the LSTM's forget gates
-    fixed_forget_bias: float | None = None  # if set, cells have one bias vector and a constant one of this value on the forget gates
+    fixed_forget_bias: float | None = (
+        None  # if set, cells have one bias vector and a constant one of this value on the forget gates
+    )
     cell_clip: float = 0.0  # limit of an LSTM's cell state, 0 for none; clipping uses the reference implementation
     projection_clip: float = 0.0
     skip_from_layer: int = 1
@@ -71,9 +73,7 @@ class RecurrentTrunkConfig(TrunkConfig):
         for hidden_dim in self.hidden_dims:
             check_in_range("a value of hidden_dims", hidden_dim, 1, math.inf)
         if self.projection_dim and self.cell != "lstm":
-            raise UserError(
-                f"projection_dim is {self.projection_dim}, but the cell is {self.cell!r}: use 0, or 'lstm'"
-            )
+            raise UserError(f"projection_dim is {self.projection_dim}, but the cell is {self.cell!r}: use 0, or 'lstm'")
         check_in_range("cell_clip", self.cell_clip, 0, math.inf)
         check_in_range("projection_clip", self.projection_clip, 0, math.inf)
         check_in_range("skip_from_layer", self.skip_from_layer, 1, math.inf)
@@ -82,9 +82,7 @@ class RecurrentTrunkConfig(TrunkConfig):
             self.skip_from_layer - 1 :
         ]
         if self.skip in ("residual", "highway") and len(set(layer_dims)) > 1:
-            raise UserError(
-                f"skip {self.skip!r} needs layers of one size, not {layer_dims}"
-            )
+            raise UserError(f"skip {self.skip!r} needs layers of one size, not {layer_dims}")
 
     @property
     def output_dims(self) -> tuple[int, ...]:

@@ -172,7 +172,7 @@ class RecurrentDecoder(Trunk):
         return self.stack.token_embeddings
 
     @property
-    def gradient_checkpointing(self) -> bool:  # type: ignore[override]
+    def gradient_checkpointing(self) -> bool:
         return self.stack.gradient_checkpointing
 
     @gradient_checkpointing.setter

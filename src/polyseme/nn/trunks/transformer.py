@@ -86,7 +86,9 @@ class TransformerConfig(TrunkConfig):
 
     @property
     def supports_static_cache(self) -> bool:
-        has_kv_memory = all(isinstance(block.attention, AttentionConfig) for block in (self.block, *self.block_variants))
+        has_kv_memory = all(
+            isinstance(block.attention, AttentionConfig) for block in (self.block, *self.block_variants)
+        )
         return has_kv_memory and self.causal and not self.memory_len
 
     @property
@@ -228,10 +230,11 @@ class Transformer(Trunk):
 
     def cross_weights(self, inputs: Inputs) -> list[list[Tensor]]:
         """Return the cross-attention weights of each layer and sequence, [heads, queries, keys]."""
-        states = self(inputs, layers=range(self.config.num_layers)).layers
+        states, source = self(inputs, layers=range(self.config.num_layers)).layers, inputs.source
+        assert source is not None, "cross attention needs a source"
         _, position_info = self.position_bias(states[0], inputs.layout, None, None, None)
         return [
-            block.cross_weights(states[i], inputs.layout, position_info, inputs.source)
+            block.cross_weights(states[i], inputs.layout, position_info, source)
             for i, block in enumerate(self.layers())
         ]
 
