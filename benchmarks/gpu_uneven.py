@@ -161,7 +161,7 @@ def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
     for _ in range(4 * len(inputs)):  # the shapes that occur are recorded in these
         next(reports)
     found = measure(lambda: next(reports), tokens, flops, peak, 64)
-    found.metadata = {"loss": apart}
+    found.notes = {"loss": apart}
     reports.close()  # type: ignore[attr-defined]
     return {"polyseme": found, **others}
 

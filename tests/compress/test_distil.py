@@ -321,7 +321,7 @@ def test_filler_counts_for_nothing(school):
         with_distillation(recipe).replace(compile=True), module.Corpus.open(folder / "corpus"),
         Tokenizer.load(folder / "corpus/tokenizer"), 0, 1,
     )  # fmt: skip
-    (first, *_), _ = next(data.steps(module.Cursor()))
+    (first, *_), _ = next(data.steps(module.DataPosition()))
     assert first.num_tokens < len(first.tokens) == 192
     cosine = first.targets["cosine"]
     assert cosine.count == first.num_tokens == int((cosine.labels != IGNORE_INDEX).sum())
@@ -354,20 +354,20 @@ def test_mistakes_are_one_line(school, tmp_path):
 
 
 def test_the_command(project, done, cli, tmp_path):
-    common = ("distil", project / "run-bert/model", "--corpus", project / "corpus-bert", "--out", tmp_path / "run")
-    options = ("--budget", "3steps", "--set", "objective.temperature=1.5", "--set", "objective.base.rate=0.2")
+    common = ("distill", project / "run-bert/model", "--corpus", project / "corpus-bert", "--out", tmp_path / "run")
+    options = ("--budget", "3steps", "--set", "objective.temperature=1.5", "--set", "objective.base.mask_prob=0.2")
     said = done(
         *common, *options, "--set", "max_len=32", "--set", "batch_tokens=256", "--set", "micro_batch_tokens=256"
     )
     assert "valid masked:" in said and f"{tmp_path}/run/model" in said
     saved = json.loads((tmp_path / "run/recipe.json").read_text())["recipe"]
-    assert saved["objective"]["temperature"] == 1.5 and saved["objective"]["base"]["rate"] == 0.2
+    assert saved["objective"]["temperature"] == 1.5 and saved["objective"]["base"]["mask_prob"] == 0.2
     assert saved["family"] == "distilbert" and saved["model"]["num_layers"] == 1
     assert "--resume" in cli(*common, *options).err
-    said = done("distil", project / "run-gpt2/model", "--corpus", project / "corpus-gpt2", "--out", tmp_path / "gpt2",
+    said = done("distill", project / "run-gpt2/model", "--corpus", project / "corpus-gpt2", "--out", tmp_path / "gpt2",
                 "--budget", "2steps", "--set", "batch_tokens=256", "--set", "micro_batch_tokens=256")  # fmt: skip
     assert "valid next:" in said
-    answer = cli("distil", project / "run-gpt2/model", "--corpus", project / "corpus-bert", "--out", tmp_path / "no")
+    answer = cli("distill", project / "run-gpt2/model", "--corpus", project / "corpus-bert", "--out", tmp_path / "no")
     assert answer.status == 2 and "another vocabulary" in answer.err and not (tmp_path / "no").exists()
-    answer = cli("distil", tmp_path / "none", "--corpus", project / "corpus-bert", "--out", tmp_path / "no")
+    answer = cli("distill", tmp_path / "none", "--corpus", project / "corpus-bert", "--out", tmp_path / "no")
     assert answer.status == 2 and "no model folder" in answer.err

@@ -112,7 +112,7 @@ def test_a_good_file_by_hand(tmp_path):
     # "dog" is unknown, behind a context without 3-grams for it; then the end behind <unk>, which has no back-off
     assert math.isclose(unknown.log_prob / math.log(10), -0.2 + (-0.15 - 0.1 - 0.9) - 1, rel_tol=1e-6)
     assert marks.num_tokens == 4, "the name of a mark in a text is a word like others"
-    assert model.encode("the </s> cat")["pieces"] == ["<s>", "the", "<unk>", "cat", "</s>"]
+    assert model.encode("the </s> cat")["tokens"] == ["<s>", "the", "<unk>", "cat", "</s>"]
 
 
 # -------------------------------------------------------------------------------------- what we write, read by others

@@ -15,12 +15,12 @@ def bind(spec=None, corpus=None, max_len=64, seed=1):
     return (spec or PermutationLM()).bind(corpus or pages(), BERT, max_len, seed)
 
 
-@pytest.mark.parametrize("one_in,longest", [(6, 5), (7, 5), (2, 1), (3, 8)])
-def test_the_set_predicted_is_one_in_so_many(one_in, longest):
-    bound = bind(PermutationLM(one_in, longest))
+@pytest.mark.parametrize("predict_one_in,max_span_length", [(6, 5), (7, 5), (2, 1), (3, 8)])
+def test_the_set_predicted_is_one_in_so_many(predict_one_in, max_span_length):
+    bound = bind(PermutationLM(predict_one_in, max_span_length))
     batch = bound.batch(all_of(bound), 0)
     queries, sizes = batch.inputs.query_stream, np.array(batch.inputs.layout.lengths) - 2
-    assert queries.layout.lengths == tuple((sizes // one_in).tolist())
+    assert queries.layout.lengths == tuple((sizes // predict_one_in).tolist())
     rows = queries.target_positions.numpy()
     assert len(set(rows)) == len(rows) == batch.targets["masked"].count
     assert (batch.targets["masked"].rows == len(batch.inputs.tokens) + torch.arange(len(rows))).all()
@@ -116,22 +116,22 @@ def test_overfits_one_batch():
     model = cases.tiny_spec("xlnet").build(seed=0)
     batch = bind(corpus=pages(6, 4, 12), max_len=24).batch(np.arange(6), 0)
     values = batch.targets["masked"].labels % cases.VOCAB
-    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     rows = batch.targets["masked"].rows
     for _ in range(60):
         last = model.trunk(
             Inputs(batch.inputs.tokens % cases.VOCAB, batch.inputs.layout, query_stream=batch.inputs.query_stream)
         ).hidden
         loss = model.loss("masked", last, batch.inputs.layout, rows, values, -100) / len(values)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert loss.item() < 0.1
 
 
 def test_mistakes_are_told():
     assert PermutationLM.from_json(PermutationLM(7, 3).to_json()) == PermutationLM(7, 3)
-    with pytest.raises(UserError, match="one_in is 1"):
+    with pytest.raises(UserError, match="predict_one_in is 1"):
         PermutationLM(1)
     with pytest.raises(UserError, match="max_len is 7"):
         bind(max_len=7)

@@ -111,7 +111,7 @@ def test_backwards_each_token_predicts_the_one_before_it():
         if after.epoch:
             break
     tokens, values = torch.cat(read, dim=1).flip(0), torch.cat(asked, dim=1).flip(0)  # the lanes too run backwards
-    forward = bound.segment_batch(np.array([0, back.end // 2]), back.end // 2)
+    forward = bound.segment_batch(np.array([0, back.stream_end // 2]), back.stream_end // 2)
     assert torch.equal(values.flatten(), forward.tokens)
     assert torch.equal(tokens.flatten(), forward.targets["next"].labels)
 
@@ -186,21 +186,21 @@ def test_overfits_one_batch():
     _, bound = bind([[50, 30]], 8)
     batch = bound.batch(np.arange(6), 0)
     tokens, values = batch.inputs.tokens % cases.VOCAB, batch.targets["next"].labels % cases.VOCAB
-    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     rows = torch.arange(4, len(tokens))
     for _ in range(80):
         last = model.trunk(Inputs(tokens, batch.inputs.layout)).hidden
         loss = model.loss("next", last, batch.inputs.layout, rows, values[4:], -100) / len(rows)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert loss.item() < 0.3
 
 
 @pytest.mark.parametrize("changes,says", [
     ({"family": "gpt2", "objective": StreamingCausalLM()}, "needs a memory of a set length: gpt2"),
     ({"family": "bert", "objective": PermutationLM()}, "PermutationLM needs a query stream, which bert has not"),
-    ({"family": "transformer_xl", "objective": StreamingCausalLM(), "batch_warmup_steps": 5}, "ramp is 5"),
+    ({"family": "transformer_xl", "objective": StreamingCausalLM(), "batch_warmup_steps": 5}, "batch_warmup_steps is 5"),
     ({"family": "xlnet", "objective": PermutationLM(), "compile": True}, "leave it false"),
     ({"family": "xlnet", "objective": StreamingCausalLM()}, "needs a head 'next', which xlnet has not"),
 ])  # fmt: skip

@@ -101,7 +101,7 @@ def test_a_sample_is_the_same_in_any_batch() -> None:
 
 
 def test_counts_are_known_before_the_forward_pass() -> None:
-    for predict in ("contexts", "word"):
+    for predict in ("skipgram", "cbow"):
         bound = Word2Vec(architecture=predict).bind(corpus(), WORDS, 64)
         batch = bound.batch(np.arange(9), 0)
         assert batch.count == int(batch.examples.count()) > 0
@@ -110,7 +110,7 @@ def test_counts_are_known_before_the_forward_pass() -> None:
 
 def test_text_without_a_word_left_is_no_error() -> None:
     pages = corpus()
-    pages.tokens[: pages.sentences[8]] = 1
+    pages.tokens[: pages.sentence_offsets[8]] = 1
     batch = Word2Vec().bind(pages, WORDS, 64).batch(np.array([0]), 0)
     assert batch.count == 0 and not batch.examples.tokens.any()
     pages.tokens[:] = 1
@@ -118,7 +118,7 @@ def test_text_without_a_word_left_is_no_error() -> None:
         Word2Vec().bind(pages, WORDS, 64)
 
 
-@pytest.mark.parametrize("given,said", [({"window": 0}, "window is 0"), ({"subsample": -1.0}, "subsample is -1"),
+@pytest.mark.parametrize("given,said", [({"window": 0}, "window is 0"), ({"subsample_threshold": -1.0}, "subsample_threshold is -1"),
                                         ({"window": 40}, "wider than a block of 16")])  # fmt: skip
 def test_settings_that_cannot_be(given: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):

@@ -88,7 +88,7 @@ def test_each_phase_has_a_triangle_of_its_own_and_each_group_its_rate(tmp_path):
     depth = {id(p): i for i, group in enumerate(groups) for p in group}
     for group in run.optimizer.param_groups:
         below = {len(groups) - depth.get(id(p), len(groups)) for p in group["params"]}
-        assert len(below) == 1 and group["scale"] == pytest.approx(2.6 ** -below.pop())
+        assert len(below) == 1 and group["lr_scale"] == pytest.approx(2.6 ** -below.pop())
 
 
 def test_phases_are_runs_of_epochs():

@@ -100,7 +100,7 @@ def test_gradients_by_distance(runs, done, refused, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(documents(20, seed=9)) + "\n")
     folders = [runs / name / "model" for name in ("rnn", "lstm", "nnlm")]
     picture = tmp_path / "picture.svg"
-    said = done("gradients", *folders, "--data", tmp_path / "texts.txt", "--out", picture, "--distance", 20)
+    said = done("gradients", *folders, "--data", tmp_path / "texts.txt", "--out", picture, "--max-distance", 20)
     assert "rnn_lm rnn" in said and "nnlm" in said and "<svg" in picture.read_text()
     curves = {
         name: gradients_by_distance(polyseme.load(runs / name / "model", "cpu"), documents(20, seed=9), 20)
@@ -111,8 +111,8 @@ def test_gradients_by_distance(runs, done, refused, tmp_path):
     args = ("--data", tmp_path / "texts.txt", "--out")
     refused("gradients", runs / "backward/model", *args, tmp_path / "p.svg", says="does not predict what comes next")
     refused("gradients", runs / "rnn/model", *args, tmp_path / "p.png", says="does not end in .svg")
-    refused("gradients", runs / "rnn/model", *args, tmp_path / "p.svg", "--distance", 10**6, says="tokens")
-    refused("gradients", runs / "rnn/model", *args, tmp_path / "p.svg", "--distance", 0, says="distance is 0")
+    refused("gradients", runs / "rnn/model", *args, tmp_path / "p.svg", "--max-distance", 10**6, says="tokens")
+    refused("gradients", runs / "rnn/model", *args, tmp_path / "p.svg", "--max-distance", 0, says="max_distance is 0")
 
 
 def test_gradients_are_those_of_the_last_prediction(runs):

@@ -17,7 +17,7 @@ WORDS = {word: f"{word[::-1]}o" for word in (*ANIMALS, *VERBS, *ADJECTIVES, *PLA
 RECIPE = {
     "name": "toy", "family": "transformer", "model": {"num_layers": 1, "dim": 48, "num_heads": 4, "dropout": 0.0},
     "objective": {"kind": "Translation"}, "max_len": 48, "batch_tokens": 768, "micro_batch_tokens": 768,
-    "budget": {"steps": 200}, "optimizer": {"rate": 6e-3, "beta2": 0.98, "decay": 0.0},
+    "budget": {"steps": 200}, "optimizer": {"lr": 6e-3, "beta2": 0.98, "weight_decay": 0.0},
     "schedule": {"shape": "inverse_sqrt", "warmup": 60}, "eval_every": 100, "save_every": 20, "num_averaged": 3,
     "valid_fraction": 0.02,
 }  # fmt: skip
@@ -108,7 +108,7 @@ def test_vocabularies_of_their_own(made):
 
 def test_the_model_is_the_mean_of_the_last_checkpoints(made):
     run = made / "run-pairs"
-    steps = json.loads((run / "results.json").read_text())["averaged"]
+    steps = json.loads((run / "results.json").read_text())["averaged_steps"]
     assert steps == [200, 180, 160]
     files = [load_file(run / f"checkpoints/step-{step}/model.safetensors") for step in steps]
     model = polyseme.load(run / "model", device="cpu").model.state_dict()

@@ -232,7 +232,7 @@ def _set_adjusted_counts(
     lower: NgramCounts, level: NgramCounts, vocab: NgramVocab, work_dir: Path, length: int
 ) -> None:
     """Below the highest order an n-gram counts for the words it was seen behind; nothing stands before a start."""
-    continuations = zeros_in_file(work_dir / f"{length - 1}.adjusted", np.uint32, len(lower))
+    continuations = zeros_in_file(work_dir / f"{length - 1}.adjusted_counts", np.uint32, len(lower))
     for _, suffix in _blocks(level.suffix_ids):
         np.add.at(continuations, suffix, np.uint32(1))
     continuations[lower.bos_range] = lower.raw_counts[lower.bos_range]

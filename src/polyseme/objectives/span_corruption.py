@@ -72,7 +72,7 @@ class _SpanCorruptionBatchBuilder(Seq2SeqBatchBuilder):
             available = f"has {len(self.sentinels)}" if len(self.sentinels) else "has none"
             raise UserError(
                 f"{name} with max_len {max_len} needs {num_sentinels} sentinels, and the tokenizer {available}: "
-                "train it with --sentinels, or set a smaller max_len"
+                "train it with more sentinels, or set a smaller max_len"
             )
         samples = build_samples(corpus, int(fitting_lengths[-1]))
         start = self.eos if special_ids.pad is None else special_ids.pad

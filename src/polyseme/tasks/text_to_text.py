@@ -234,7 +234,7 @@ def _ensemble_spans(
     for candidates, *log_probs in zip(proposals, *log_probs_per_model):
         means = np.logaddexp.reduce(log_probs, axis=0) - np.log(len(log_probs))
         best = int(means[1:].argmax())
-        yield candidates[best]._replace(score=float(means[1 + best]), none=float(means[0]))
+        yield candidates[best]._replace(score=float(means[1 + best]), no_answer_score=float(means[0]))
 
 
 @contextmanager
