@@ -64,7 +64,7 @@ def test_ranks():
         orders.append(order.tolist())
     assert orders[0] != orders[1]
     again = bind().batch(ids, 1)
-    assert again.query_stream.rank.tolist() == orders[1]
+    assert again.inputs.query_stream.rank.tolist() == orders[1]
 
 
 def test_alone_equals_packed():

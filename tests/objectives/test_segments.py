@@ -13,6 +13,7 @@ from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import SegmentExtra, SegmentState
 from polyseme.objectives.losses import compute_losses, evaluate_batch
+from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.objectives.permutation_lm import PermutationLM
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.train.pretrain import BatchStream
@@ -39,7 +40,7 @@ def test_the_stream_is_every_document_between_marks():
     assert np.array_equal(batch.targets["next"].labels.numpy(), stream[1 : read + 1])
     assert batch.inputs.layout.lengths == (16,) * len(bound)
     some = bound.batch(np.array([7, 2]), 3)
-    assert np.array_equal(some.tokens.numpy(), np.concatenate([stream[112:128], stream[32:48]]))
+    assert np.array_equal(some.inputs.tokens.numpy(), np.concatenate([stream[112:128], stream[32:48]]))
 
 
 def test_lanes_go_on_and_any_place_is_reached():
@@ -112,7 +113,7 @@ def test_backwards_each_token_predicts_the_one_before_it():
             break
     tokens, values = torch.cat(read, dim=1).flip(0), torch.cat(asked, dim=1).flip(0)  # the lanes too run backwards
     forward = bound.segment_batch(np.array([0, back.stream_end // 2]), back.stream_end // 2)
-    assert torch.equal(values.flatten(), forward.tokens)
+    assert torch.equal(values.flatten(), forward.inputs.tokens)
     assert torch.equal(tokens.flatten(), forward.targets["next"].labels)
 
 
@@ -198,11 +199,12 @@ def test_overfits_one_batch():
 
 
 @pytest.mark.parametrize("changes,says", [
-    ({"family": "gpt2", "objective": StreamingCausalLM()}, "needs a memory of a set length: gpt2"),
-    ({"family": "bert", "objective": PermutationLM()}, "PermutationLM needs a query stream, which bert has not"),
+    ({"family": "gpt2", "objective": StreamingCausalLM()}, "needs a memory of fixed size, which gpt2"),
+    ({"family": "bert", "objective": PermutationLM()}, "PermutationLM needs a query stream, which bert does not have"),
     ({"family": "transformer_xl", "objective": StreamingCausalLM(), "batch_warmup_steps": 5}, "batch_warmup_steps is 5"),
-    ({"family": "xlnet", "objective": PermutationLM(), "compile": True}, "leave it false"),
-    ({"family": "xlnet", "objective": StreamingCausalLM()}, "needs a head 'next', which xlnet has not"),
+    ({"family": "xlnet", "objective": PermutationLM(), "compile": True}, "set it to false"),
+    ({"family": "xlnet", "objective": MaskedLM()}, "xlnet predicts tokens by its query stream, which MaskedLM does not"),
+    ({"family": "xlnet", "objective": StreamingCausalLM()}, "needs a head 'next', which xlnet does not have"),
 ])  # fmt: skip
 def test_recipes_that_do_not_fit_are_told(changes, says):
     with pytest.raises(UserError, match=says):

@@ -144,12 +144,14 @@ def test_fixed_shape(micro_batch_tokens):
         exact, fixed = bound.batch(found.sample_ids, 0), bound.batch(found.sample_ids, 0, shape)
         seen += len(found.sample_ids)
         assert list(sides(exact)) == list(sides(fixed))[: len(found.sample_ids)]
-        assert fixed.num_tokens == exact.num_tokens == len(exact.tokens) + len(exact.source.values)
-        assert fixed.tokens.shape == (shape.num_tokens,) and fixed.source.values.shape == (shape.source.num_tokens,)
-        for layout, wanted in ((fixed.layout, shape), (fixed.source.layout, shape.source)):
+        assert fixed.num_tokens == exact.num_tokens == len(exact.inputs.tokens) + len(exact.inputs.source.values)
+        assert fixed.inputs.tokens.shape == (shape.num_tokens,) and fixed.inputs.source.values.shape == (
+            shape.source.num_tokens,
+        )
+        for layout, wanted in ((fixed.inputs.layout, shape), (fixed.inputs.source.layout, shape.source)):
             assert layout.cu_seqlens.shape == (wanted.num_sequences + 1,) and layout.cu_seqlens[-1] == wanted.num_tokens
             assert min(layout.lengths) > 0 and max(layout.lengths) <= layout.max_seqlen == wanted.max_seqlen
-        assert len(fixed.layout.lengths) == len(fixed.source.layout.lengths), "a source for every filler"
+        assert len(fixed.inputs.layout.lengths) == len(fixed.inputs.source.layout.lengths), "a source for every filler"
         target = fixed.targets["next"]
         assert target.rows.shape == target.labels.shape == (shape.num_predictions,)
         assert target.count == exact.targets["next"].count == int((target.labels != IGNORE_INDEX).sum())

@@ -144,14 +144,19 @@ def test_fixed_shape(spec):
             break
         exact, fixed = bound.batch(found.sample_ids, 0), bound.batch(found.sample_ids, 0, shape)
         real = exact.num_tokens
-        assert fixed.num_tokens == real and fixed.tokens.shape == (1000,) == fixed.layout.positions.shape
-        assert torch.equal(fixed.tokens[:real], exact.tokens)
-        lengths = fixed.layout.lengths
-        assert lengths[: len(exact.layout.lengths)] == exact.layout.lengths
-        assert sum(lengths) == 1000 and max(lengths) <= fixed.layout.max_seqlen == 64
-        assert fixed.layout.cu_seqlens.shape == (shape.num_sequences + 1,) and fixed.layout.cu_seqlens[-1] == 1000
-        if exact.segments is not None:
-            assert torch.equal(fixed.segments[:real], exact.segments) and fixed.segments.shape == (1000,)
+        assert fixed.num_tokens == real and fixed.inputs.tokens.shape == (1000,) == fixed.inputs.layout.positions.shape
+        assert torch.equal(fixed.inputs.tokens[:real], exact.inputs.tokens)
+        lengths = fixed.inputs.layout.lengths
+        assert lengths[: len(exact.inputs.layout.lengths)] == exact.inputs.layout.lengths
+        assert sum(lengths) == 1000 and max(lengths) <= fixed.inputs.layout.max_seqlen == 64
+        assert (
+            fixed.inputs.layout.cu_seqlens.shape == (shape.num_sequences + 1,)
+            and fixed.inputs.layout.cu_seqlens[-1] == 1000
+        )
+        if exact.inputs.segments is not None:
+            assert torch.equal(fixed.inputs.segments[:real], exact.inputs.segments) and fixed.inputs.segments.shape == (
+                1000,
+            )
         for name, target in fixed.targets.items():
             own, cap = exact.targets[name], shape.num_sequences if name == "pair" else shape.num_predictions
             assert target.rows.shape == (cap, *own.rows.shape[1:]) and target.labels.shape == (cap,)
@@ -195,8 +200,8 @@ def test_masked_lm_reads_the_corpus_whole():
     bound = MaskedLM().bind(corpus, vocabulary, 64, 0)
     read = np.concatenate([s[1:-1] for s in split(bound.batch(all_of(bound), 0))])
     assert np.array_equal(read - 5, np.arange(corpus.num_tokens))
-    assert bound.batch(all_of(bound), 0).layout.lengths == (52, 42, 64, 64, 64, 16, 7)
-    assert bound.batch(all_of(bound), 0).segments is None
+    assert bound.batch(all_of(bound), 0).inputs.layout.lengths == (52, 42, 64, 64, 64, 16, 7)
+    assert bound.batch(all_of(bound), 0).inputs.segments is None
 
 
 def test_words_are_whole_even_where_a_sample_cuts_one():
@@ -218,7 +223,7 @@ def test_masks_are_new_each_epoch_or_come_back():
     ids = np.arange(100)
 
     def look(bound, epoch):
-        return bound.batch(ids, epoch).tokens.tolist()
+        return bound.batch(ids, epoch).inputs.tokens.tolist()
 
     assert len({tuple(look(dynamic, e)) for e in range(6)}) == 6
     assert len({tuple(look(static, e)) for e in range(6)}) == 1
@@ -323,8 +328,8 @@ def test_backward_and_both_predict_what_forward_does_from_the_other_side():
     corpus = pages()
     forward, backward = (bind(CausalLM(direction=way), corpus) for way in ("forward", "backward"))
     ahead, behind = (bound.batch(all_of(bound), 0) for bound in (forward, backward))
-    assert torch.equal(ahead.tokens, behind.targets["previous"].labels)
-    assert torch.equal(behind.tokens, ahead.targets["next"].labels)
+    assert torch.equal(ahead.inputs.tokens, behind.targets["previous"].labels)
+    assert torch.equal(behind.inputs.tokens, ahead.targets["next"].labels)
     found = bind(CausalLM(direction="both"), corpus)
     batch = found.batch(all_of(found), 0)
     later, earlier = batch.targets["next"], batch.targets["previous"]

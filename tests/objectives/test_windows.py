@@ -95,9 +95,9 @@ def test_a_sample_is_the_same_in_any_batch() -> None:
     assert np.concatenate([words_of(s) for s in alone]).tolist() == words_of(whole).tolist()
     assert sum(int(s.count()) for s in alone) == int(whole.count())
     again = bound.batch(np.arange(6), 2).examples
-    assert all((a == b).all() for a, b in zip((again.tokens, again.negatives), (whole.inputs.tokens, whole.negatives)))
+    assert all((a == b).all() for a, b in zip((again.tokens, again.negatives), (whole.tokens, whole.negatives)))
     other = bound.batch(np.arange(6), 3).examples
-    assert len(other.tokens) != len(whole.inputs.tokens) or not (other.tokens == whole.inputs.tokens).all()
+    assert len(other.tokens) != len(whole.tokens) or not (other.tokens == whole.tokens).all()
 
 
 def test_counts_are_known_before_the_forward_pass() -> None:

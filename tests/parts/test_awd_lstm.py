@@ -1,5 +1,7 @@
 """AWD-LSTM: where each of the five dropouts acts, what it keeps constant; two steps against a plain implementation."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch.nn.functional as F
 from polyseme.families import FAMILIES
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
-from polyseme.objectives.batch import SegmentState
+from polyseme.objectives.batch import SegmentExtra, SegmentState
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.train.loop import TrainState, train
@@ -206,7 +208,7 @@ def test_two_steps_against_a_plain_implementation(monkeypatch):
     carry, masks, data = SegmentState(), [], []
     for place, length in ((0, 9), (9, 14)):
         found = bound.segment_batch(torch.arange(LANES).numpy() * 30 + place, length)
-        data.append(found.__class__(**{**found.__dict__, "segment_state": carry, "starts_fresh": place == 0}))
+        data.append(dataclasses.replace(found, extra=SegmentExtra(carry, starts_fresh=place == 0)))
     real = F.dropout
 
     def recorded(x, p=0.5, training=True, inplace=False):
@@ -216,7 +218,7 @@ def test_two_steps_against_a_plain_implementation(monkeypatch):
 
     monkeypatch.setattr(F, "dropout", recorded)
     for given, report in zip(data, train(run, iter([([b], None) for b in data]))):
-        length = given.layout.lengths[0]
+        length = given.inputs.layout.lengths[0]
         drawn, masks[:] = list(masks), []
         # in the order of the reading: words, input, then of each layer its matrix and what leaves it
         assert [tuple(m.shape) for m in drawn] == [

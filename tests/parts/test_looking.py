@@ -145,7 +145,7 @@ def test_specs_that_do_not_fit():
     with pytest.raises(UserError, match="dot compares states of one size, not 8 with 6"):
         RNNAttentionConfig("dot").build(8, 6)
     trunk = FAMILIES["seq2seq"].trunk_config(dim=8, context_order="inside_recurrence")
-    with pytest.raises(UserError, match="needs attention"):
+    with pytest.raises(UserError, match="with attention"):
         RecurrentDecoderConfig(trunk.decoder.stack, 8)
     with pytest.raises(UserError, match="attention"):
         data = FAMILIES["seq2seq"].model_config(dim=8).to_json()

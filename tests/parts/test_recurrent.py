@@ -156,7 +156,7 @@ def test_a_variational_mask_is_constant_in_time(where, lengths):
         trunk = built(spec(hidden_dims=(40, 40), variational_dropout=variational, **{where: 0.5})).train()
         with torch.no_grad():
             reading = trunk(Inputs(tokens, layout), layers=[0, 1, 2])
-            assert torch.equal(trunk.eval()(tokens, layout, layers=[0]).layers[0], reading.layers[0])
+            assert torch.equal(trunk.eval()(Inputs(tokens, layout), layers=[0]).layers[0], reading.layers[0])
         if where != "output_dropout":
             assert torch.equal(reading.hidden, reading.layers[2])
             continue
@@ -189,7 +189,7 @@ def test_weight_drop(cell, theirs):
     assert torch.equal(own.weight_hh, before) and own.weight_hh.requires_grad
     assert (own.weight_hh.grad[dropped == 0] == 0).all() and (own.weight_hh.grad[dropped != 0] != 0).any()
     assert not torch.equal(trunk(Inputs(tokens, layout)).hidden, found)
-    assert torch.equal(trunk.eval()(tokens, layout).hidden, trunk(Inputs(tokens, layout)).hidden)
+    assert torch.equal(trunk.eval()(Inputs(tokens, layout)).hidden, trunk(Inputs(tokens, layout)).hidden)
 
 
 def test_word_dropout_takes_a_word_wherever_it_stands():
@@ -216,11 +216,11 @@ def test_what_does_not_fit_is_told(changes, says):
 
 
 def test_no_layers_and_no_memory_of_bidirectional_layers():
-    with pytest.raises(UserError, match="one layer or more"):
+    with pytest.raises(UserError, match="at least one layer"):
         spec(hidden_dims=()).build()
     tokens, layout = text((3, 3))
-    with pytest.raises(UserError, match="no memory"):
-        built(spec(direction="bidirectional"))(tokens, layout, return_memory=True)
+    with pytest.raises(UserError, match="does not support memory"):
+        built(spec(direction="bidirectional"))(Inputs(tokens, layout), return_memory=True)
 
 
 def test_per_layer_sizes_have_the_counts_of_the_lecture():
