@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyseme.errors import UserError
+    from polyseme.errors import DataError
     from polyseme.inference.language_model import LanguageModel, load
 
 __version__ = "0.1.0"
-__all__ = ["LanguageModel", "UserError", "load"]
+__all__ = ["LanguageModel", "DataError", "load"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,8 +18,8 @@ def __getattr__(name: str) -> Any:
         from polyseme.inference import language_model
 
         return getattr(language_model, name)
-    if name == "UserError":
-        from polyseme.errors import UserError
+    if name == "DataError":
+        from polyseme.errors import DataError
 
-        return UserError
+        return DataError
     raise AttributeError(f"module 'polyseme' has no attribute {name!r}")

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 
-class UserError(Exception):
+class PolysemeError(Exception):
     """Something the user can put right. The message is one line: what is wrong, the value, where.
 
     The command line prints it and exits with status 2; nothing half written is left behind.
