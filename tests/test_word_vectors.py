@@ -75,7 +75,9 @@ def test_similarity_by_hand() -> None:
 
 def test_a_word_that_is_not_there_names_near_ones(tmp_path: Path) -> None:
     write_vectors(tmp_path / "v.txt", ["river", "rivers", "banana"], VECTORS[:3])
-    with pytest.raises(PolysemeError, match=r"'rivver' is not in the vocabulary of .*v.txt; near it in spelling: river"):
+    with pytest.raises(
+        PolysemeError, match=r"'rivver' is not in the vocabulary of .*v.txt; near it in spelling: river"
+    ):
         load(tmp_path / "v.txt").neighbors("rivver")
     assert load(tmp_path / "v.txt").neighbors("River")[0][0] in ("rivers", "banana")
     with pytest.raises(PolysemeError, match="it has 3 words"):

@@ -165,7 +165,7 @@ def test_weights_scale_the_gradient_and_not_the_report():
     terms, rows = DistillationLoss(Distillation(), above).compute, cases.sequences((5, 9))
     parts = {}
     for name in ("hard", "soft", "cosine"):
-        weights = dict.fromkeys(("hard", "soft", "cosine"), 0.0) | {name: 1.0}
+        weights = dict.fromkeys(("hard_weight", "soft_weight", "cosine_weight"), 0.0) | {f"{name}_weight": 1.0}
         report, parts[name] = gradients(below, terms, [batch_of(below, rows, **weights)])
     whole, found = gradients(below, terms, [batch_of(below, rows)])
     assert whole.loss == report.loss

@@ -95,7 +95,9 @@ def test_broken_tags_are_mended_and_counted_or_refused(tmp_path, capsys, cli):
     assert [e.tags for e in found] == [("B-P", "I-P"), ("O", "B-P", "I-P"), ("B-Q", "B-P")]
     said = capsys.readouterr().err
     assert said == f"{path}: mended 2 tags in 2 of 3 sentences with broken tags, the first: {path}:4: 'I-P' at word 2\n"
-    with pytest.raises(PolysemeError, match=r"t\.conll:4: 'I-P' at word 2 cannot stand there; 2 of 3 sentences have such"):
+    with pytest.raises(
+        PolysemeError, match=r"t\.conll:4: 'I-P' at word 2 cannot stand there; 2 of 3 sentences have such"
+    ):
         read_examples(path, "tagging", strict=True)
     whole = tmp_path / "iob1.conll"
     whole.write_text("in O\nParis I-P\nTexas B-P\n", encoding="utf-8")

@@ -188,7 +188,9 @@ def test_mistakes(base, tmp_path):
         text_task("pair", data).encode([Example("x:1", "cat", label="yes")], tokenizer, 48)
     with pytest.raises(PolysemeError, match="symmetric_pairs adds two states, and this family answers in text"):
         finetune(base, "pair", data, data, None, QUICK.replace(symmetric_pairs=True))
-    with pytest.raises(PolysemeError, match="lm_loss_weight weighs the loss of a causal language model, which t5 is not"):
+    with pytest.raises(
+        PolysemeError, match="lm_loss_weight weighs the loss of a causal language model, which t5 is not"
+    ):
         finetune(base, "pair", data, data, None, QUICK.replace(lm_loss_weight=0.5))
     with pytest.raises(PolysemeError, match="has to end in"):
         TextToTextTemplate("cola: {text} is")

@@ -123,7 +123,7 @@ def test_as_a_trunk_it_serves_every_task(corpus: Path, tmp_path: Path, monkeypat
     Path("pairs.txt").write_text("cat dog 9\ncat saw 1\naxe saw 8\n")
     Path("questions.txt").write_text(": kinds\ncat dog saw axe\ncat dog saw spoon\n")
     assert not app(["similarity", "again", "--data", "pairs.txt"], standalone_mode=False)
-    assert not app(["analogy", "again", "--data", "questions.txt", "--multiply"], standalone_mode=False)
+    assert not app(["analogy", "again", "--data", "questions.txt", "--cosmul"], standalone_mode=False)
     assert "total" in capsys.readouterr().out
     with pytest.raises(PolysemeError, match="has no blocks and no attention"):
         from polyseme.explain.attention import attention_maps

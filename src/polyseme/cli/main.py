@@ -100,12 +100,12 @@ def main() -> None:
         is_help = type(error).__name__ == "NoArgsIsHelpError"
         print(message if is_help else f"error: {' '.join(message.split())}", file=sys.stderr)
         status = 2
+    except Interrupted as error:
+        print(f"{error} with --resume", file=sys.stderr)
+        status = 128 + error.signum
     except PolysemeError as error:
         print(f"error: {error}", file=sys.stderr)
         status = 2
-    except Interrupted as stop:
-        print(stop, file=sys.stderr)
-        status = 128 + stop.signum
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         status = 130

@@ -31,7 +31,9 @@ def music(
     ensure_new_file(out)
     language_model = polyseme.load(model)
     if language_model.tokenizer.kind != "events":
-        raise UnsupportedError(f"{model} writes text and not music: its tokenizer is of kind {language_model.tokenizer.kind}")
+        raise UnsupportedError(
+            f"{model} writes text and not music: its tokenizer is of kind {language_model.tokenizer.kind}"
+        )
     primer_events = notes_to_events(read_notes(primer)) if primer else []
     events = language_model.tokenizer.convert_ids_to_tokens(
         sample_events(language_model, primer_events, max_len, temperature, seed)

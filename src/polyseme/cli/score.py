@@ -38,7 +38,7 @@ def score(
     told how many tokens they have.
     """
     import polyseme
-    from polyseme.errors import ConfigError, DataError
+    from polyseme.errors import ConfigError
 
     if sum(option is not None for option in (data, choices, last_words)) != 1:
         raise ConfigError("give --data with texts to score, --choices with questions to answer, or --last-words")
@@ -104,7 +104,7 @@ def _sample_shots(path: Path, num_shots: int, seed: int, questions: list[Example
     """Examples with their right answers, the same for every question: so they are read once."""
     import random
 
-    from polyseme.errors import ConfigError
+    from polyseme.errors import ConfigError, DataError
     from polyseme.tasks.examples import read_examples
 
     examples = read_examples(path, "choice")

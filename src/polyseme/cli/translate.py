@@ -72,7 +72,7 @@ def translate(
 
 def _read_lines(path: Path) -> list[str]:
     """The lines of a file, empty ones too: an answer stands in the line of its text."""
-    from polyseme.errors import ConfigError
+    from polyseme.errors import DataError
     from polyseme.io.compression import read_decompressed
 
     try:

@@ -106,7 +106,9 @@ def paired_bootstrap(a: FinetuneRun, b: FinetuneRun, num_resamples: int = 1000, 
         if not run.predictions:
             raise DataError(f"{run.path} has no predictions.json: fine-tune it again")
         if not run.supports_bootstrap:
-            raise UnsupportedError(f"{run.path}: {run.metric} cannot be had from its answers alone, so there is no bootstrap")
+            raise UnsupportedError(
+                f"{run.path}: {run.metric} cannot be had from its answers alone, so there is no bootstrap"
+            )
     if a.gold != b.gold or a.metric != b.metric:
         raise DataError(f"{a.path} and {b.path} were not measured on the same examples by the same metric")
     rng = np.random.default_rng(seed)

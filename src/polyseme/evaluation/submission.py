@@ -42,7 +42,9 @@ def write_submission(
     """Labels as they were in training; numbers of STS-B from 0 to 5; for SuperGLUE an object a line, by the ids that
     its files have."""
     if name not in SUBMISSION_FILES:
-        raise ConfigError(f"{name} is not scored by the servers of GLUE and SuperGLUE; {suggest(name, SUBMISSION_FILES)}")
+        raise ConfigError(
+            f"{name} is not scored by the servers of GLUE and SuperGLUE; {suggest(name, SUBMISSION_FILES)}"
+        )
     if name.startswith("superglue/"):
         rows = [json.dumps(row, ensure_ascii=False) for row in _superglue_objects(name, predictions, examples)]
         write_text(path, "\n".join(rows) + "\n")

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from polyseme.config import Config
-from polyseme.errors import ConfigError, DataError, suggest, UnsupportedError
+from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.io.atomic import atomic_write, sha256
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN, words_to_char_ids

@@ -241,7 +241,9 @@ def translate_texts(
     `split` cuts a text into parts, whose translations are joined with spaces.
     """
     if not generator.is_seq2seq:
-        raise UnsupportedError(f"{generator.path} cannot translate: it goes on with a text, and does not write one for it")
+        raise UnsupportedError(
+            f"{generator.path} cannot translate: it goes on with a text, and does not write one for it"
+        )
     limit = generator.max_lengths[0]
     text_parts: list[list[str]] = []
     for text_number, text in enumerate(texts, 1):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.errors import ConfigError, DataError, suggest, UnsupportedError
+from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.generation.text import (
     GenerationConfig,
     TextGenerator,

@@ -27,7 +27,9 @@ def require_pyarrow(file_type: str) -> Any:
     try:
         import pyarrow
     except ImportError:
-        raise UnsupportedError(f"{file_type} are read with pyarrow, which is not installed: pip install pyarrow") from None
+        raise UnsupportedError(
+            f"{file_type} are read with pyarrow, which is not installed: pip install pyarrow"
+        ) from None
     return pyarrow
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyseme.errors import ConfigError, DataError, suggest, UnsupportedError
+from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.families.family import FIXED_LABELS, Family
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig

@@ -54,7 +54,9 @@ def import_vocabulary(files: Sequence[Path], lowercase: bool | None = None) -> t
     if formats == {"a BERT vocabulary"}:
         return read_wordpiece_vocab(path, lowercase), {}
     if lowercase is not None:
-        raise ConfigError(f"{path} says itself whether it lowers case: lowercase is for BERT's and GPT-2's vocabularies")
+        raise ConfigError(
+            f"{path} says itself whether it lowers case: lowercase is for BERT's and GPT-2's vocabularies"
+        )
     if formats == {"a tokenizer.json"}:
         return read_tokenizer(path), {}
     return sentence_pieces.build_tokenizer(sentence_pieces.parse_model(contents[path]), str(path))

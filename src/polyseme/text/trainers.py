@@ -99,7 +99,9 @@ def check_vocab_size(kind: str, vocab_size: int, num_sentinels: int = 0) -> None
             f"a vocabulary of {vocab_size} is too small for {kind}: 256 bytes and {special_tokens} need {min_size}"
         )
     if vocab_size <= len(BERT_SPECIALS):
-        raise ConfigError(f"a vocabulary of {vocab_size} is too small: the special tokens alone are {len(BERT_SPECIALS)}")
+        raise ConfigError(
+            f"a vocabulary of {vocab_size} is too small: the special tokens alone are {len(BERT_SPECIALS)}"
+        )
 
 
 def _train_wordpiece(

@@ -48,11 +48,11 @@ def on_rank_zero(fn: Callable[[], ResultT]) -> ResultT:
         try:
             payload = [("answer", fn())]
         except PolysemeError as error:
-            payload = [("error", str(error))]
+            payload = [("error", error)]
     dist.broadcast_object_list(payload)
     kind, value = payload[0]
     if kind == "error":
-        raise PolysemeError(value)
+        raise value
     return value
 
 

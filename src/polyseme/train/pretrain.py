@@ -117,7 +117,7 @@ def pretrain(
     recipe = recipe.check()
     distributed.on_rank_zero(lambda: verify_corpus(corpus_path))
     corpus, tokenizer = Corpus.open(corpus_path), Tokenizer.load(corpus_path / "tokenizer")
-    has_target_vocab = corpus.manifest.get("pairs", {}).get("separate")
+    has_target_vocab = corpus.manifest.get("pairs", {}).get("has_target_tokenizer")
     target_tokenizer = Tokenizer.load(corpus_path / "target") if has_target_vocab else None
     vocab_sizes = tokenizer.vocab_size, target_tokenizer.vocab_size if target_tokenizer else 0
     config = recipe.model_config(*vocab_sizes) if initial_model is None else initial_model.model.config

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.errors import ModelError, suggest, UnsupportedError
+from polyseme.errors import ModelError, UnsupportedError, suggest
 from polyseme.families import FAMILIES
 from polyseme.io.atomic import atomic_directory
 from polyseme.io.json import read_json, write_json

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from polyseme.errors import ConfigError, DataError, suggest, UnsupportedError
+from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.families import FAMILIES
 from polyseme.io.atomic import atomic_write
 from polyseme.nn.layers.subwords import SubwordEmbeddings

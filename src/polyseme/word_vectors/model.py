@@ -90,13 +90,13 @@ class WordVectors:
         )
         raise DataError(f"{word!r} is not in the vocabulary of {self.source_name}{hint}")
 
-    def neighbors(self, word: str, top: int = 10) -> list[tuple[str, float]]:
+    def neighbors(self, word: str, top_k: int = 10) -> list[tuple[str, float]]:
         """The words whose vectors have the largest cosine with a word's, best first, without that word."""
         scores = self.normalized @ self.vector(word)
         word_index = self.find_index(word)
         if word_index is not None:
             scores[word_index] = -np.inf
-        top_indices = np.argsort(-scores, kind="stable")[: min(top, len(scores) - (word_index is not None))]
+        top_indices = np.argsort(-scores, kind="stable")[: min(top_k, len(scores) - (word_index is not None))]
         return [(self.words[i], float(scores[i])) for i in top_indices]
 
     def evaluate_similarity(self, pairs: Sequence[tuple[str, str, float]]) -> SimilarityResult:
@@ -120,7 +120,7 @@ class WordVectors:
         return oov_vector / np.linalg.norm(oov_vector) if oov_vector is not None and oov_vector.any() else None
 
     def evaluate_analogies(
-        self, sections: dict[str, list[tuple[str, str, str, str]]], multiply: bool = False, max_words: int = 30_000
+        self, sections: dict[str, list[tuple[str, str, str, str]]], cosmul: bool = False, max_words: int = 30_000
     ) -> list[AnalogySection]:
         """a is to b as c is to d: how often d is the best of the first `max_words` words but a, b and c.
 
@@ -135,7 +135,7 @@ class WordVectors:
             num_correct = 0
             for batch_start in range(0, len(rows), _BATCH_SIZE):
                 a, b, c, d = rows[batch_start : batch_start + _BATCH_SIZE].T
-                if multiply:
+                if cosmul:
                     plus, plus_other, minus = ((table[x] @ table.T + 1) / 2 for x in (b, c, a))
                     scores = plus * plus_other / (minus + 0.001)
                 else:

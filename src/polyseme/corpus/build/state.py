@@ -131,7 +131,9 @@ def write_or_check_plan(out: Path, plan: dict[str, Any], base: dict[str, Any] | 
         is_obsolete = base is not None and earlier_plan.get("base") != base["hash"]  # it was finished, or can never be
         if any(work_dir.glob("*-00000.json")) and not is_obsolete:
             advice = f"remove {work_dir} to drop it" if base else "choose another folder, or remove it"
-            raise ConfigError(f"{out} holds an unfinished run with {mismatch}: run that again to finish it, or {advice}")
+            raise ConfigError(
+                f"{out} holds an unfinished run with {mismatch}: run that again to finish it, or {advice}"
+            )
         for path in work_dir.iterdir():
             if path.name not in ("lock", "stdin"):
                 path.unlink()

@@ -129,7 +129,9 @@ def _connect_cluster(address: str) -> Iterator[Any]:
     try:
         from distributed import Client
     except ImportError:
-        raise UnsupportedError("a cluster is reached by dask, which is not installed: pip install distributed") from None
+        raise UnsupportedError(
+            "a cluster is reached by dask, which is not installed: pip install distributed"
+        ) from None
     _check_reachable(address)
     try:
         client = Client(address, timeout=20, set_as_default=False)

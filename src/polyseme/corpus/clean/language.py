@@ -78,5 +78,7 @@ def _load_model() -> Any:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:
-        raise UnsupportedError("languages are told by py3langid, which is not installed: pip install py3langid") from None
+        raise UnsupportedError(
+            "languages are told by py3langid, which is not installed: pip install py3langid"
+        ) from None
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

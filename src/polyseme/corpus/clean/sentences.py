@@ -72,6 +72,8 @@ def _load_segmenter() -> Callable[[str, str], list[str]]:
     try:
         import sentencex
     except ImportError:
-        raise UnsupportedError("sentences are split by sentencex, which is not installed: pip install sentencex") from None
+        raise UnsupportedError(
+            "sentences are split by sentencex, which is not installed: pip install sentencex"
+        ) from None
     segment: Callable[[str, str], list[str]] = sentencex.segment
     return segment

@@ -69,7 +69,9 @@ def parse_source(text: str, defaults: CorpusSource | None = None) -> CorpusSourc
 
 def _check_source(source: CorpusSource) -> CorpusSource:
     if not 0 < source.weight <= MAX_WEIGHT:
-        raise ConfigError(f"{source.path}: weight is {source.weight}; it must be a number above 0, at most {MAX_WEIGHT}")
+        raise ConfigError(
+            f"{source.path}: weight is {source.weight}; it must be a number above 0, at most {MAX_WEIGHT}"
+        )
     if source.split not in SPLITS:
         raise ConfigError(f"split is {source.split!r}: {suggest(source.split, SPLITS)}")
     if source.format and source.format not in FORMATS:
@@ -124,7 +126,7 @@ class SourceReader:
                 yield document
 
     def check_unchanged(self) -> None:
-        """A `ConfigError` if a file is not as it was when this was first called."""
+        """A `DataError` if a file is not as it was when this was first called."""
         for source_file, stat in zip(self.files, self._stats):
             if _stat_file(source_file) != stat:
                 raise DataError(f"{source_file.path} has changed while it was read: begin again")

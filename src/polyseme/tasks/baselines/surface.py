@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from polyseme.errors import ConfigError, DataError, suggest, UnsupportedError
+from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.tasks.baselines.feature_taggers import TaggerType, predict_chain_tags, word_features
 from polyseme.tasks.examples import Example, TaskType, parse_float
 from polyseme.tasks.metrics.standard import compute_metrics
