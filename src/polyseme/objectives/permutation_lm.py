@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 
-from polyseme.config import Config
 from polyseme.corpus.sampling import build_samples
 from polyseme.errors import ConfigError
 from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.packing import PackedLayout
+from polyseme.objectives.base import Objective
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape, pack
 from polyseme.rng import RandomStream, derive_sample_keys, integers, random_bits
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PermutationLM(Config):
+class PermutationLM(Objective):
     """Runs of sentences, `run <sep> <cls>`, of which one token in `predict_one_in` is predicted.
 
     Spans as in §3.1: a sequence is cut into windows of `predict_one_in` · L tokens, L drawn evenly from 1 to
@@ -34,6 +34,8 @@ class PermutationLM(Config):
     """
 
     terms: ClassVar[tuple[str, ...]] = ("masked",)
+    needs_query_stream: ClassVar[bool] = True
+    has_static_shapes: ClassVar[bool] = True  # where all sequences have one length
     predict_one_in: int = 6
     max_span_length: int = 5
 
@@ -81,7 +83,7 @@ class _PermutationLMBatchBuilder(BatchBuilder):
         ), lengths
 
     def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> Batch:
-        """Of exact size whatever the shape: a query stream has as many rows as there are places to predict."""
+        """Return a batch of exact size, whatever the shape: a query stream has one row per predicted position."""
         sizes, sample_keys = self.samples.lengths[ids], derive_sample_keys(self.seed, epoch, ids)
         ends = np.cumsum(sizes + 2)
         firsts = ends - sizes - 2
@@ -111,4 +113,4 @@ class _PermutationLMBatchBuilder(BatchBuilder):
         query_stream = QueryStream(
             torch.from_numpy(ranks), torch.from_numpy(predicted), PackedLayout.from_lengths(lengths.sum(axis=1))
         )
-        return Batch(batch.tokens, batch.layout, None, batch.targets, batch.num_tokens, query_stream=query_stream)
+        return replace(batch, inputs=replace(batch.inputs, query_stream=query_stream))
