@@ -259,7 +259,9 @@ def test_more_than_the_model_has_places_for_is_refused(search):
     run = generate_tokens if search == "sample" else beam_search
     model, prompts, _ = texts("gpt2")
     assert len(run(model, [prompts[0]], 27)) == 1
-    with pytest.raises(PolysemeError, match="beginning of 5 tokens and 28 more are 33, and the model has places for 32"):
+    with pytest.raises(
+        PolysemeError, match="beginning of 5 tokens and 28 more are 33, and the model has places for 32"
+    ):
         run(model, [prompts[0]], 28)
     other = cases.tiny_model("transformer")
     with pytest.raises(PolysemeError, match="places for 32"):

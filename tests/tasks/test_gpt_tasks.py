@@ -279,7 +279,9 @@ def test_one_batch_is_learnt_by_heart(folders):
 
 def test_bad_settings(folders, tmp_path):
     data = pairs()
-    with pytest.raises(PolysemeError, match="lm_loss_weight weighs the loss of a causal language model, which bert is not"):
+    with pytest.raises(
+        PolysemeError, match="lm_loss_weight weighs the loss of a causal language model, which bert is not"
+    ):
         finetune(folders["bert"], "pair", data, data, None, FinetuneConfig(steps=1, lm_loss_weight=0.5))
     with pytest.raises(PolysemeError, match=r"lm_loss_weight is -1\.0, expected 0 or more"):
         FinetuneConfig(lm_loss_weight=-1.0).validate()

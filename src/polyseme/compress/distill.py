@@ -70,7 +70,9 @@ def teacher_layer_map(num_student_layers: int, num_teacher_layers: int) -> list[
     Of 12 for 6 these are 0, 2, 4, 7, 9 and 11, as in DistilBERT's released code.
     """
     if num_student_layers > num_teacher_layers:
-        raise ConfigError(f"a student of {num_student_layers} layers cannot start from a teacher of {num_teacher_layers}")
+        raise ConfigError(
+            f"a student of {num_student_layers} layers cannot start from a teacher of {num_teacher_layers}"
+        )
     return [round(i * (num_teacher_layers - 1) / max(num_student_layers - 1, 1)) for i in range(num_student_layers)]
 
 
@@ -102,7 +104,9 @@ def init_from_teacher(student: Model, teacher: Model) -> None:
         }
     for name, tensor in student_state.items():
         if name not in initial_state and not name.startswith("heads."):
-            raise ModelError(f"the student cannot start from its teacher ({teacher.config.family}), which has no {name}")
+            raise ModelError(
+                f"the student cannot start from its teacher ({teacher.config.family}), which has no {name}"
+            )
         if name in initial_state and initial_state[name].shape != tensor.shape:
             sizes = f"{tuple(tensor.shape)} in the student and {tuple(initial_state[name].shape)} in the teacher"
             raise ModelError(f"the student cannot start from its teacher: {name} is {sizes}")

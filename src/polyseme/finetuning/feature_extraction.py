@@ -148,7 +148,9 @@ class FeatureEncoder:
             raise ConfigError(f"there is no choice of layers {selection!r}; {suggest(selection, LAYER_SELECTIONS)}")
         offsets, available = LAYER_SELECTIONS[selection][0], list(range(self.is_character_level, self.num_layers))
         if self.is_character_level and selection == "embeddings":
-            raise UnsupportedError(f"{self.path} reads characters: it has no vectors of words by themselves, as `last` are")
+            raise UnsupportedError(
+                f"{self.path} reads characters: it has no vectors of words by themselves, as `last` are"
+            )
         if offsets is not None and -min(offsets) > len(available):
             raise ConfigError(f"{selection} needs {-min(offsets)} layers, but {self.path} has {len(available)}")
         selected = available if offsets is None else [available[i] for i in offsets]

@@ -396,7 +396,9 @@ def load_feature_model(path: Path, cache_dir: Path | None = None) -> FeatureMode
     try:
         model.load_state_dict(load_file(path / "model.safetensors"))
     except Exception as error:
-        raise ModelError(f"{path}/model.safetensors does not fit its spec ({str(error).splitlines()[0][:80]})") from None
+        raise ModelError(
+            f"{path}/model.safetensors does not fit its spec ({str(error).splitlines()[0][:80]})"
+        ) from None
     vocabulary = {word: i for i, word in enumerate(read_json(path / "words.json"), 1)}
     task = Task.from_model(model, metadata)
     max_context_words = metadata.get("settings", {}).get("max_len") or MAX_CONTEXT_WORDS

@@ -343,7 +343,9 @@ def build_train_state(model: Model, settings: FinetuneConfig, num_examples: int,
             parameter.requires_grad_(False)
     trunk = model.config.trunk
     if settings.chunk_size and not (trunk.has_bounded_memory or (trunk.causal and trunk.num_layers)):
-        raise ConfigError(f"chunk_size is {settings.chunk_size}, but {model.config.family} has no memory to read on with")
+        raise ConfigError(
+            f"chunk_size is {settings.chunk_size}, but {model.config.family} has no memory to read on with"
+        )
     precision = settings.precision
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" else "float32"

@@ -443,7 +443,9 @@ class LanguageModel:
     def _require_head(self, head: str, operation: str) -> None:
         if head not in self.model.heads:
             head_names = ", ".join(self.model.heads) or "no head"
-            raise UnsupportedError(f"{self.path} cannot {operation}: it has {head_names}, and that needs the head {head!r}")
+            raise UnsupportedError(
+                f"{self.path} cannot {operation}: it has {head_names}, and that needs the head {head!r}"
+            )
         if head == "next" and isinstance(self.model.config.trunk, EncoderDecoderConfig):
             raise UnsupportedError(f"{self.path} cannot {operation}: it writes a target for a source")
 

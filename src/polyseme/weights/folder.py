@@ -99,7 +99,9 @@ def load_model(path: str | Path, heads: dict[str, HeadConfig] | None = None, see
     state = _load_tensors(extra) if extra.exists() else {}
     for name, tensor in state.items():
         if shapes.get(name) != tensor.shape:
-            raise ModelError(f"{extra} has a tensor {name!r} of shape {tuple(tensor.shape)} that the spec does not have")
+            raise ModelError(
+                f"{extra} has a tensor {name!r} of shape {tuple(tensor.shape)} that the spec does not have"
+            )
     published = {name: t for file in list_weight_files(folder) for name, t in _load_tensors(file).items()}
     state |= from_published(family, config, {n: s for n, s in shapes.items() if n not in state}, published, str(folder))
     if heads is not None:

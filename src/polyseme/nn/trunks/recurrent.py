@@ -73,7 +73,9 @@ class RecurrentTrunkConfig(TrunkConfig):
         for hidden_dim in self.hidden_dims:
             check_in_range("a value of hidden_dims", hidden_dim, 1, math.inf)
         if self.projection_dim and self.cell != "lstm":
-            raise ConfigError(f"projection_dim is {self.projection_dim}, but the cell is {self.cell!r}: use 0, or 'lstm'")
+            raise ConfigError(
+                f"projection_dim is {self.projection_dim}, but the cell is {self.cell!r}: use 0, or 'lstm'"
+            )
         check_in_range("cell_clip", self.cell_clip, 0, math.inf)
         check_in_range("projection_clip", self.projection_clip, 0, math.inf)
         check_in_range("skip_from_layer", self.skip_from_layer, 1, math.inf)
