@@ -25,8 +25,9 @@ def pages() -> list[Path]:
 
 
 def guides() -> list[Path]:
-    """Return the guides in the order in which the README links to them, which is the order of reading."""
-    return [ROOT / path for path in re.findall(r"\]\((docs/guide/[^)#]+)\)", read(README))]
+    """Return the guides in reading order, which is the order of the README's section "Read more"."""
+    contents = read(README).split("\n## Read more\n")[1]
+    return [ROOT / path for path in re.findall(r"\]\((docs/guide/[^)#]+)\)", contents)]
 
 
 def code_blocks(page: Path, language: str) -> list[str]:
@@ -67,4 +68,7 @@ def generated() -> dict[tuple[Path, str], str]:
 
 if __name__ == "__main__":
     for (target, part), table in generated().items():
-        target.write_text(read(target).replace(section(target, part), table + "\n"), encoding="utf-8")
+        start, end = f"<!-- {part} -->\n", "<!-- end -->"
+        before, rest = read(target).split(start)
+        after = rest.split(end, 1)[1]
+        target.write_text(before + start + table + "\n" + end + after, encoding="utf-8")
