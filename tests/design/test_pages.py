@@ -228,7 +228,7 @@ AMERICAN_TOO = {"advertising", "arising", "comprised", "comprising", "precised",
 AMERICAN_TOO |= {"revised", "rising", "supervised", "surprised", "surprising", "used", "wiser", "exercised", "advised"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "plan.md"], ids=lambda page: page.name)
 def test_pages_use_us_spelling(page):
     prose = re.sub(r"`[^`\n]*`", "", read(page))
     words = {match.lower() for match in re.findall(BRITISH, prose, re.IGNORECASE)}
