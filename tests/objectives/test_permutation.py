@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.objectives.permutation_lm import PermutationLM
 from tests.contracts import cases
 from tests.objectives.test_specs import BERT, CLS, SEP, all_of, pages
@@ -122,7 +122,7 @@ def test_overfits_one_batch():
 
 def test_mistakes_are_told():
     assert PermutationLM.from_json(PermutationLM(7, 3).to_json()) == PermutationLM(7, 3)
-    with pytest.raises(UserError, match="predict_one_in is 1"):
+    with pytest.raises(PolysemeError, match="predict_one_in is 1"):
         PermutationLM(1)
-    with pytest.raises(UserError, match="max_len is 7"):
+    with pytest.raises(PolysemeError, match="max_len is 7"):
         bind(max_len=7)
