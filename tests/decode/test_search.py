@@ -16,6 +16,7 @@ from polyseme.generation.sample import GREEDY, SamplingConfig, generate_tokens
 from polyseme.generation.session import generation_head, is_seq2seq
 from polyseme.generation.topk import fast_topk
 from polyseme.ngram.trie import NgramTrie, NgramVocab
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from tests.contracts import cases
 from tests.ngram import made
@@ -66,7 +67,7 @@ def log_probability(model, prompt, written, source=None):
             if source is None
             else {"source": EncoderInput(torch.tensor(source), PackedLayout.from_lengths([len(source)]))}
         )
-        last = model.trunk(row, layout, **more).hidden
+        last = model.trunk(Inputs(row, layout), **more).hidden
         scores = model.predict("next", last, layout, places).log_softmax(-1)
     return float(scores.gather(1, row[len(prompt) :, None]).sum())
 
@@ -78,7 +79,7 @@ def _streamed(model, row):
     tokens, n = torch.cat([row, torch.tensor([0])]), len(row)
     queries = QueryStream(torch.arange(n + 1), torch.tensor([n]), PackedLayout.from_lengths([1]))
     layout = PackedLayout.from_lengths([n + 1])
-    last = model.trunk(tokens, layout, query_stream=queries).hidden
+    last = model.trunk(Inputs(tokens, layout, query_stream=queries)).hidden
     return model.predict("masked", last, layout, torch.tensor([n + 1]))[0]
 
 
@@ -258,9 +259,7 @@ def test_more_than_the_model_has_places_for_is_refused(search):
     run = generate_tokens if search == "sample" else beam_search
     model, prompts, _ = texts("gpt2")
     assert len(run(model, [prompts[0]], 27)) == 1
-    with pytest.raises(
-        PolysemeError, match="beginning of 5 tokens and 28 more are 33, and the model has places for 32"
-    ):
+    with pytest.raises(PolysemeError, match="beginning of 5 tokens and 28 more are 33, and the model has places for 32"):
         run(model, [prompts[0]], 28)
     other = cases.tiny_model("transformer")
     with pytest.raises(PolysemeError, match="places for 32"):
