@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from polyseme.corpus.sources.midi import write_notes
+from polyseme.corpus.sources.midi import Note, write_notes
 from polyseme.recipes import NGRAM_RECIPES
-from polyseme.text.events import Note
 from tests.design.pages import (
     ARCHITECTURE,
     GUIDES,
