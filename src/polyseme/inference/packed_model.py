@@ -13,6 +13,7 @@ from torch import Tensor
 from polyseme.errors import DataError
 from polyseme.inference.batching import PackedBatch, packed_batches
 from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
 from polyseme.text.tokenizer import Tokenizer
@@ -67,13 +68,17 @@ class PackedModel:
         used_segments = segments if self.model.config.trunk.num_segments else None
         return packed_batches(ids, used_segments, self.max_batch_tokens, self.device)
 
+    def _inputs(self, batch: PackedBatch, query_stream: QueryStream | None = None) -> Inputs:
+        inputs = Inputs(batch.tokens, batch.layout, batch.segments, query_stream=query_stream)
+        return self.model.config.trunk.omit_unsupported(inputs)
+
     def hidden(self, batch: PackedBatch) -> Tensor:
         """Run the trunk: the last layer's states, [tokens, dim]."""
-        return self.model.trunk(batch.tokens, batch.layout, batch.segments).hidden
+        return self.model.trunk(self._inputs(batch)).hidden
 
     def layers(self, batch: PackedBatch, indices: Sequence[int]) -> list[Tensor]:
         """Run the trunk: the states of the given layers, [tokens, dim] each."""
-        output = self.model.trunk(batch.tokens, batch.layout, batch.segments, layers=indices)
+        output = self.model.trunk(self._inputs(batch), layers=indices)
         return [output.layers[index] for index in indices]
 
     def log_probs(self, head: str, batch: PackedBatch, hidden: Tensor, rows: Tensor) -> Tensor:
@@ -83,11 +88,11 @@ class PackedModel:
     def masked_log_probs(self, batch: PackedBatch, rows: Tensor) -> Tensor:
         """The log-probabilities of masked tokens, [rows, vocabulary]; a query stream (XLNet) sees all tokens but them."""
         rows = rows.to(self.device)
-        trunk, queries, predicted_rows = self.model.trunk, None, rows
-        if trunk.config.has_query_stream:
+        queries, predicted_rows = None, rows
+        if self.model.config.trunk.has_query_stream:
             order = torch.full_like(batch.tokens, -1).index_fill(0, rows, 0)
             counts = np.histogram(rows.cpu().numpy(), batch.layout.cu_seqlens.cpu().numpy())[0]
             queries = QueryStream(order, rows, PackedLayout.from_lengths(counts, device=self.device))
             predicted_rows = batch.layout.num_tokens + torch.arange(len(rows), device=self.device)
-        hidden = trunk(batch.tokens, batch.layout, batch.segments, query_stream=queries).hidden
+        hidden = self.model.trunk(self._inputs(batch, queries)).hidden
         return self.log_probs("masked", batch, hidden, predicted_rows)
