@@ -134,7 +134,7 @@ def test_scores_do_not_depend_on_company(family, ours, tiny_folders):
 
 @pytest.mark.parametrize("family", PAIRED)
 def test_what_makes_no_sense_of_two_texts_is_told(family, ours):
-    with pytest.raises(PolysemeError, match="cannot score texts: it is a .* which supports encode, generate"):
+    with pytest.raises(PolysemeError, match=r"cannot score texts: it is a .* which supports encode, generate"):
         ours[family].score(TEXTS)
     with pytest.raises(PolysemeError, match="cannot rank choices"):
         ours[family].rank_choices("the", ["cat", "dog"])
@@ -186,7 +186,7 @@ def test_embed_every_layer(family, ours, theirs, tokenizers):
             "sum_all": every[i][:, 1:].sum(1), "all": every[i],
         }  # fmt: skip
         for name in set(LAYER_SELECTIONS) - set(expected):
-            with pytest.raises(ConfigError, match="needs 4 layers, but the model has 3|a task learns"):
+            with pytest.raises(ConfigError, match=r"needs 4 layers, but the model has 3|a task learns"):
                 model.embed([text], name)
         for name, value in expected.items():
             np.testing.assert_allclose(model.embed([text], name, "token")[0], value, atol=1e-5)

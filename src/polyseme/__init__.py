@@ -120,9 +120,9 @@ def prepare(
 ) -> Corpus:
     """Clean, deduplicate and tokenize text into a corpus folder. A stopped run continues where it stopped.
 
-    `sources` are files or folders of text, JSON lines, CSV, TSV, Parquet, WikiExtractor, WET or MIDI, or `python-docs` or
-    `gettext`; each may end in options such as `::lang=de,weight=2`. Options: `key`, `split`, `lang`, `format`, `clean`,
-    `dedup`, `dedup_threshold`, `skip_bad`, `append`, `num_workers`, `dask_address`.
+    `sources` are files or folders of text, JSON lines, CSV, TSV, Parquet, WikiExtractor, WET or MIDI, or `python-docs`
+    or `gettext`; each may end in options such as `::lang=de,weight=2`. Options: `key`, `split`, `lang`, `format`,
+    `clean`, `dedup`, `dedup_threshold`, `skip_bad`, `append`, `num_workers`, `dask_address`.
 
     >>> corpus = polyseme.prepare("text", tokenizer, out="corpus")
     >>> corpus.num_tokens > 1000
@@ -168,7 +168,7 @@ def pretrain(
     from polyseme.train.warm_start import init_from_model
 
     corpus_path, out = Path(getattr(corpus, "path", corpus)), Path(out)
-    resolved = override_config(recipe if isinstance(recipe, Config) else get_recipe(str(recipe)), overrides)
+    resolved: Any = override_config(recipe if isinstance(recipe, Config) else get_recipe(str(recipe)), overrides)
     if isinstance(resolved, NgramRecipe):
         if budget or resume or init_from:
             raise ConfigError(f"{resolved.name} counts n-grams in one pass: budget, resume and init_from do not apply")
@@ -192,11 +192,12 @@ def finetune(
 ) -> FinetuneResult:
     """Fine-tune a model on labeled examples, once per seed, and evaluate each on the dev examples.
 
-    `model` is a model folder or a loaded model, which is not changed. `task` is a task such as `classification`; `train`
-    and `dev` are files of examples (TSV, JSON lines, CoNLL columns, SQuAD's JSON). Other keywords override fields of the
-    fine-tuning config: `epochs=4`, `optimizer={"lr": 3e-5}`.
+    `model` is a model folder or a loaded model, which is not changed. `task` is a task such as `classification`;
+    `train` and `dev` are files of examples (TSV, JSON lines, CoNLL columns, SQuAD's JSON). Other keywords override
+    fields of the fine-tuning config: `epochs=4`, `optimizer={"lr": 3e-5}`.
 
-    >>> result = polyseme.finetune("run/model", "classification", train="train.tsv", dev="dev.tsv", out="task", epochs=1.0)
+    >>> files = {"train": "train.tsv", "dev": "dev.tsv"}
+    >>> result = polyseme.finetune("run/model", "classification", **files, out="task", epochs=1.0)
     >>> sorted(result.mean)[:1], result.model.name
     (['accuracy'], 'model')
     """
@@ -208,8 +209,9 @@ def finetune(
 
     folder, out = Path(getattr(model, "path", model)), Path(out)
     config = override_config(FinetuneConfig(), overrides)
-    examples = [read_examples(Path(path), task) for path in (train, dev)]  # type: ignore[arg-type]
-    results = run(folder, task, *examples, out, config, seeds=seeds, from_scratch=from_scratch)  # type: ignore[arg-type]
+    task_type: Any = task
+    examples = [read_examples(Path(path), task_type) for path in (train, dev)]
+    results = run(folder, task_type, examples[0], examples[1], out, config, seeds=seeds, from_scratch=from_scratch)
     return FinetuneResult.from_results(out, results)
 
 
@@ -239,7 +241,7 @@ def list_recipes(family: str | None = None) -> dict[str, str]:
     """
     from polyseme.recipes import NGRAM_RECIPES, RECIPES
 
-    makers = {**RECIPES, **NGRAM_RECIPES}
+    makers: dict[str, Any] = {**RECIPES, **NGRAM_RECIPES}
     return {
         name: (make.__doc__ or "").split("\n")[0]
         for name, make in makers.items()

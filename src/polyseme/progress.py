@@ -1,4 +1,4 @@
-"""A progress bar with rate and time left; plain lines when the output is not a terminal."""
+"""A progress bar with rate and time left; log messages when standard error is not a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class Progress:
-    """Counts work done. `advance(n, note)` is cheap enough for an inner loop."""
+    """Count completed work. `advance(n, note)` is cheap enough for an inner loop."""
 
     def __init__(self, title: str, total: float | None, unit: str, interval: float = 10.0, show: bool = True):
         self.title, self.total, self.unit, self.interval = title, total, unit, interval if show else float("inf")
@@ -33,7 +33,8 @@ class Progress:
             self._bar.start()
 
     def format_rate(self) -> str:
-        return f"{_format_number((self.completed - self.resumed) / max(time.monotonic() - self.start, 1e-9))} {self.unit}/s"
+        seconds = max(time.monotonic() - self.start, 1e-9)
+        return f"{_format_number((self.completed - self.resumed) / seconds)} {self.unit}/s"
 
     def advance(self, amount: float, note: str = "") -> None:
         self.completed += amount
@@ -46,13 +47,13 @@ class Progress:
             logger.info(self.format_line(note))
 
     def set_total(self, total: float) -> None:
-        """Another amount of work than was said at first."""
+        """Change the total amount of work."""
         self.total = total
         if self._bar is not None:
             self._bar.update(self._task, total=total)
 
     def add_completed(self, amount: float) -> None:
-        """Work done earlier: it counts as done, but not towards the rate."""
+        """Add work that an earlier run completed: it does not count toward the rate."""
         self.completed += amount
         self.resumed += amount
 

@@ -98,7 +98,7 @@ def unit_of(path: Path) -> str:
 
 
 def unit_of_module(name: str) -> str:
-    """The first part of a module's name; the sources of a corpus are below tokenizers, and the rest of it above them."""
+    """The first part of a module's name; the sources of a corpus are below tokenizers, the rest above."""
     return "corpus.sources" if name.startswith("corpus.sources") else name.split(".")[0]
 
 

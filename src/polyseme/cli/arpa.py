@@ -1,4 +1,4 @@
-"""`polyseme arpa`: models of n-grams to the format that other tools read, and back."""
+"""`polyseme arpa`: export n-gram models to ARPA files, and import them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import typer
 
 from polyseme.errors import UnsupportedError
 
-app = typer.Typer(help="Write and read ARPA files of n-grams.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Export and import ARPA files of n-gram models.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("export")
 def export_arpa(
-    model: Annotated[Path, typer.Argument(help="a model folder of n-grams")],
-    out: Annotated[Path, typer.Option(help="the file to write: .arpa or .arpa.gz")],
+    model: Annotated[Path, typer.Argument(help="model folder of an n-gram model")],
+    out: Annotated[Path, typer.Option(help="output file: .arpa or .arpa.gz")],
 ) -> None:
-    """Write a model of n-grams as an ARPA file."""
+    """Export an n-gram model to an ARPA file."""
     from polyseme.io.atomic import ensure_new_file
     from polyseme.ngram.arpa import write_arpa
     from polyseme.ngram.model import NgramFolder, is_ngram
 
     if not is_ngram(model):
-        raise UnsupportedError(f"{model} is no model of n-grams, and only these are written as ARPA")
+        raise UnsupportedError(f"{model} is not an n-gram model, and only these can be exported to ARPA")
     ensure_new_file(out)
     ngram_model = NgramFolder.load(model)
     write_arpa(out, ngram_model.ngrams, ngram_model.tokenizer)
@@ -32,13 +32,13 @@ def export_arpa(
 
 @app.command("import")
 def import_arpa(
-    file: Annotated[Path, typer.Argument(help="an ARPA file, plain or packed (.gz .xz .bz2 .zst)")],
-    out: Annotated[Path, typer.Option(help="the model folder to write")],
+    file: Annotated[Path, typer.Argument(help="ARPA file, plain or compressed (.gz .xz .bz2 .zst)")],
+    out: Annotated[Path, typer.Option(help="output model folder")],
     tokenizer: Annotated[
-        Path | None, typer.Option(help="a folder with the tokenizer whose pieces the words are; else words by spaces")
+        Path | None, typer.Option(help="folder of the tokenizer whose tokens the words are; default: whitespace")
     ] = None,
 ) -> None:
-    """Make a model folder from an ARPA file."""
+    """Import an ARPA file as a model folder."""
     from polyseme.io.atomic import ensure_new_directory
     from polyseme.ngram.arpa import read_arpa
     from polyseme.ngram.model import NgramFolder

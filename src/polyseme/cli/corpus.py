@@ -15,25 +15,27 @@ CLEANING_STEPS = "nfc, control, boilerplate=10, min_chars=200, max_chars=1000000
 
 def prepare(
     source: Annotated[list[str], typer.Argument(help=SOURCES_HELP)],
-    tokenizer: Annotated[
-        Path, typer.Option(help="a folder with a tokenizer, a published vocabulary, or events (MIDI)")
-    ],
-    out: Annotated[Path, typer.Option(help="the corpus folder to write, or to go on with")],
-    append: Annotated[bool, typer.Option("--append", help="add these sources to the finished corpus at --out")] = False,
-    key: Annotated[str, typer.Option(help="the key or column of the text; a+b joins two")] = "text",
-    split: Annotated[str, typer.Option(help="what is a document in a text file: file, blank (lines) or line")] = "file",
-    format: Annotated[str, typer.Option(help="the format, where the names of the files do not tell")] = "",
-    lang: Annotated[str, typer.Option(help="the language of sources that do not say their own")] = "en",
-    clean: Annotated[str, typer.Option(help=f"steps, with their limits: {CLEANING_STEPS}; or none")] = "nfc,control",
-    dedup: Annotated[str, typer.Option(help="near (exact ones too), exact or none")] = "near",
+    tokenizer: Annotated[Path, typer.Option(help="tokenizer folder, a published vocabulary, or `events` for MIDI")],
+    out: Annotated[Path, typer.Option(help="corpus folder to write, or to continue")],
+    append: Annotated[bool, typer.Option("--append", help="add these sources to the finished corpus in --out")] = False,
+    key: Annotated[str, typer.Option(help="key or column of the text; a+b joins two")] = "text",
+    split: Annotated[
+        str, typer.Option(help="document unit in text files: file, blank (separated by blank lines), or line")
+    ] = "file",
+    format: Annotated[str, typer.Option(help="file format, if the file names do not show it")] = "",
+    lang: Annotated[str, typer.Option(help="language of sources that do not name one")] = "en",
+    clean: Annotated[
+        str, typer.Option(help=f"cleaning steps with their thresholds: {CLEANING_STEPS}; or none")
+    ] = "nfc,control",
+    dedup: Annotated[str, typer.Option(help="deduplication: near (includes exact), exact, or none")] = "near",
     dedup_threshold: Annotated[
-        float, typer.Option(help="how alike near duplicates are: Jaccard of 5-word shingles")
+        float, typer.Option(help="near duplicates: minimum Jaccard similarity of 5-word shingles (MinHash LSH)")
     ] = 0.8,
-    skip_bad: Annotated[bool, typer.Option(help="go on past bad rows and count them")] = False,
-    num_workers: Annotated[int | None, typer.Option(help="processes; by default one a core", min=1)] = None,
-    dask_address: Annotated[str, typer.Option(help="the address of a dask scheduler whose workers do the work")] = "",
+    skip_bad: Annotated[bool, typer.Option(help="skip bad rows and count them")] = False,
+    num_workers: Annotated[int | None, typer.Option(help="worker processes; default: one per core", min=1)] = None,
+    dask_address: Annotated[str, typer.Option(help="address of a Dask scheduler whose workers to use")] = "",
 ) -> None:
-    """Turn text into a corpus: cleaned, without duplicates, in hashed shards. Killed, it goes on where it stopped."""
+    """Clean, deduplicate and tokenize text into a corpus. An interrupted run continues where it stopped."""
     from polyseme.corpus.build.prepare import prepare as run
     from polyseme.text.tokenizer import Tokenizer
 
@@ -62,7 +64,7 @@ def prepare(
         print(f"{removed['num_bad']:,} bad rows were skipped, such as {removed['bad_row_messages'][0]}")
 
 
-def verify(folder: Annotated[Path, typer.Argument(help="a corpus folder or a model folder")]) -> None:
+def verify(folder: Annotated[Path, typer.Argument(help="corpus folder or model folder")]) -> None:
     """Check every hash of a corpus, or every tensor of a model."""
     if (folder / "manifest.json").exists() or (folder / ".work").is_dir():
         from polyseme.corpus.store import verify_corpus

@@ -1,4 +1,4 @@
-"""`polyseme demo`: the whole way, on text that is already here."""
+"""`polyseme demo`: the whole pipeline on text that comes with Python."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import typer
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="the folder to write")] = Path("runs/demo"),
-    minutes: Annotated[float, typer.Option(help="how long to pre-train", min=0.01)] = 4.0,
-    seeds: Annotated[int, typer.Option(help="how many fine-tuning runs for each row", min=1)] = 3,
+    out: Annotated[Path, typer.Option(help="output folder")] = Path("runs/demo"),
+    minutes: Annotated[float, typer.Option(help="minutes of pre-training", min=0.01)] = 4.0,
+    seeds: Annotated[int, typer.Option(help="number of fine-tuning runs per row", min=1)] = 3,
 ) -> None:
-    """Pre-train a small BERT on Python's own documentation, fine-tune it, and write a report; under six minutes."""
+    """Pre-train a small BERT on Python's documentation, fine-tune it, and write a report, in under six minutes."""
     import shutil
 
     from polyseme.errors import ConfigError

@@ -1,4 +1,4 @@
-"""`polyseme describe`: a page about a corpus."""
+"""`polyseme describe`: statistics of a corpus as a page."""
 
 from __future__ import annotations
 
@@ -23,13 +23,17 @@ _MAX_ROWS = 40  # of a table whose length the corpus decides
 
 
 def describe(
-    corpus: Annotated[Path, typer.Argument(help="a corpus folder made by `polyseme prepare`")],
-    out: Annotated[Path | None, typer.Option(help="the page to write; default: description.html in the corpus")] = None,
-    seed: Annotated[int, typer.Option(help="which documents are shown")] = 0,
-    num_samples: Annotated[int, typer.Option(help="how many documents are shown")] = 5,
-    top_k: Annotated[int, typer.Option(help="how many frequent tokens of each kind are shown")] = 50,
+    corpus: Annotated[Path, typer.Argument(help="corpus folder made by `polyseme prepare`")],
+    out: Annotated[
+        Path | None, typer.Option(help="output page; default: description.html in the corpus folder")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="random seed of the sampled documents")] = 0,
+    num_samples: Annotated[int, typer.Option(help="number of sampled documents")] = 5,
+    top_k: Annotated[
+        int, typer.Option(help="number of most frequent tokens to show, word-initial and word-internal")
+    ] = 50,
 ) -> None:
-    """Write a page about a corpus: sizes, sources, lengths, tokens, entropy, what was removed, random documents."""
+    """Write a page of corpus statistics: sizes, sources, lengths, tokens, entropy, removed documents, samples."""
     from polyseme.cli.output import print_table
     from polyseme.corpus.inspect.statistics import compute_statistics as run
     from polyseme.corpus.store import Corpus
@@ -47,7 +51,7 @@ def describe(
 
 
 def summary_rows(description: CorpusStatistics) -> list[tuple[str, str]]:
-    """What the command prints."""
+    """The rows that the command prints."""
     unigram = description.unigram
     return [
         *_size_rows(description),

@@ -19,7 +19,7 @@ def distill(
     budget: Annotated[str, typer.Option(help="training budget: 20m, 1h30m, 90s, 500steps or 1e9tokens")] = "",
     resume: Annotated[bool, typer.Option(help="resume the run in --out")] = False,
 ) -> None:
-    """Distill a teacher into a smaller model. Ctrl-C and SIGTERM save the run and stop it; --resume continues it exactly."""
+    """Distill a teacher into a smaller model. Ctrl-C and SIGTERM save and stop; --resume continues exactly."""
     from polyseme.cli.output import apply_overrides
     from polyseme.cli.pretrain import print_results
     from polyseme.compress.distill import build_student_recipe, with_distillation

@@ -9,18 +9,20 @@ import typer
 
 
 def embed(
-    model: Annotated[Path, typer.Argument(help="a model folder")],
-    data: Annotated[Path, typer.Option(help="a text file, one text a line")],
-    out: Annotated[Path, typer.Option(help="the .npz file to write")],
+    model: Annotated[Path, typer.Argument(help="model folder")],
+    data: Annotated[Path, typer.Option(help="text file, one text per line")],
+    out: Annotated[Path, typer.Option(help="output .npz file")],
     layers: Annotated[
         str,
-        typer.Option(help="embeddings, last, second_to_last, sum_last_4, concat_last_4, sum_all, all, or a depth"),
+        typer.Option(
+            help="layers: embeddings, last, second_to_last, sum_last_4, concat_last_4, sum_all, all, or a number"
+        ),
     ] = "last",
-    granularity: Annotated[str, typer.Option(help="token, word or text (the mean over its tokens)")] = "text",
+    granularity: Annotated[str, typer.Option(help="one vector per token, word, or text (mean pooling)")] = "text",
     precision: Annotated[str, typer.Option(help="float32, or bf16 on a GPU")] = "float32",
-    truncate: Annotated[bool, typer.Option(help="cut texts that are longer than the model reads")] = False,
+    truncate: Annotated[bool, typer.Option(help="truncate texts that are longer than the model reads")] = False,
 ) -> None:
-    """Write vectors to an .npz file: `vectors`, and for tokens or words `starts`, where each text begins."""
+    """Write vectors to an .npz file: `vectors`, and for tokens or words `starts`, the first row of each text."""
     import numpy as np
 
     import polyseme
@@ -30,7 +32,7 @@ def embed(
 
     if out.suffix != ".npz":
         raise ConfigError(f"--out {out} does not end in .npz")
-    vectors = polyseme.load(model, precision=precision).embed(read_texts(data), layers, granularity, truncate)  # type: ignore[arg-type]
+    vectors = polyseme.load(model, precision=precision).embed(read_texts(data), layers, granularity, truncate)
     arrays = {"vectors": vectors}
     if isinstance(vectors, list):
         arrays = {"vectors": np.concatenate(vectors), "starts": np.cumsum([0, *map(len, vectors)])}

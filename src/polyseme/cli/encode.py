@@ -1,4 +1,4 @@
-"""`polyseme encode`: what a model sees of a text."""
+"""`polyseme encode`: tokens and ids of a text."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 
 
 def encode(
-    model: Annotated[Path, typer.Argument(help="a model folder")],
-    text: Annotated[str, typer.Argument(help="a text")],
-    text_pair: Annotated[str | None, typer.Argument(help="a second text, read as a pair")] = None,
+    model: Annotated[Path, typer.Argument(help="model folder")],
+    text: Annotated[str, typer.Argument(help="text to encode")],
+    text_pair: Annotated[str | None, typer.Argument(help="second text of a pair")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Print pieces, input ids, segment mask and attention mask: the padded view that other tools use."""
+    """Print tokens, input ids, token type ids and attention mask, as other tools show them."""
     from dataclasses import asdict
 
     import polyseme

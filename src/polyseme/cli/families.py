@@ -1,4 +1,4 @@
-"""`polyseme families`: every architecture with its sizes."""
+"""`polyseme families`: list the architectures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 
 def families(as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False) -> None:
-    """List the families, their sizes, and their parameters without heads."""
+    """List the families with their sizes and numbers of parameters (without heads)."""
     from polyseme.cli.output import print_json, print_table
     from polyseme.families import FAMILIES
     from polyseme.families.summary import FamilySummary, summarize_families

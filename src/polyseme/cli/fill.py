@@ -1,4 +1,4 @@
-"""`polyseme fill`: what stands behind a mask."""
+"""`polyseme fill`: predict masked tokens."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import typer
 
 
 def fill(
-    model: Annotated[Path, typer.Argument(help="a model folder")],
-    text: Annotated[str, typer.Argument(help="a text with one or several [MASK]")],
-    top_k: Annotated[int, typer.Option(help="how many guesses for each mask", min=1)] = 5,
+    model: Annotated[Path, typer.Argument(help="model folder")],
+    text: Annotated[str, typer.Argument(help="text with one or more mask tokens, such as [MASK]")],
+    top_k: Annotated[int, typer.Option(help="number of predictions per mask", min=1)] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Fill in the masks of a text, best guesses first."""
+    """Predict the masked tokens of a text, most likely first."""
     import polyseme
     from polyseme.cli.output import print_json
 

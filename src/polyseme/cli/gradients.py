@@ -1,4 +1,4 @@
-"""`polyseme gradients`: from how far back do models learn?"""
+"""`polyseme gradients`: gradient norm by distance."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import typer
 
 
 def gradients(
-    models: Annotated[list[Path], typer.Argument(help="model folders that predict what comes next")],
-    data: Annotated[Path, typer.Option(help="a text file, one text a line")],
-    out: Annotated[Path, typer.Option(help="the .svg file to write")],
-    max_distance: Annotated[int, typer.Option(help="how many tokens back to look")] = 50,
+    models: Annotated[list[Path], typer.Argument(help="folders of causal language models")],
+    data: Annotated[Path, typer.Option(help="text file, one text per line")],
+    out: Annotated[Path, typer.Option(help="output .svg file")],
+    max_distance: Annotated[int, typer.Option(help="maximum distance in tokens")] = 50,
 ) -> None:
-    """Draw the norm of a prediction's gradient by distance, a line for each model: the vanishing gradient of RNNs."""
-    import polyseme
+    """Plot the gradient norm of a prediction by distance, one line per model: vanishing gradients of RNNs."""
     from polyseme.cli.output import print_table, read_texts
     from polyseme.errors import ConfigError, UnsupportedError
     from polyseme.explain.gradients import gradients_by_distance, plot_gradients
+    from polyseme.inference.load import load_neural
     from polyseme.io.atomic import atomic_write
 
     if out.suffix != ".svg":
@@ -30,7 +30,7 @@ def gradients(
     texts = read_texts(data)
     curves = {}
     for folder in models:
-        language_model = polyseme.load(folder)
+        language_model = load_neural(folder)
         config = language_model.model.config
         name = " ".join(part for part in (config.family, getattr(config.trunk, "cell", "")) if part)
         label = name if name not in curves else f"{name} ({folder})"

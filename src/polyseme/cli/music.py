@@ -1,4 +1,4 @@
-"""`polyseme music`: a piece from a model."""
+"""`polyseme music`: generate a piece of music."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 
 def music(
-    model: Annotated[Path, typer.Argument(help="a model folder that was trained on MIDI files")],
-    out: Annotated[Path, typer.Option(help="the MIDI file to write")],
-    max_len: Annotated[int, typer.Option(help="how many events at most, those of --primer too", min=1)] = 1024,
-    temperature: Annotated[float, typer.Option(help="below 1 what is likely gets likelier; 0 takes the likeliest")] = 1,
-    seed: Annotated[int, typer.Option(help="which piece")] = 0,
-    primer: Annotated[Path | None, typer.Option(help="a MIDI file to go on with")] = None,
+    model: Annotated[Path, typer.Argument(help="folder of a model trained on MIDI files")],
+    out: Annotated[Path, typer.Option(help="output MIDI file")],
+    max_len: Annotated[int, typer.Option(help="maximum number of events, including those of --primer", min=1)] = 1024,
+    temperature: Annotated[float, typer.Option(help="sampling temperature; 0: greedy decoding")] = 1,
+    seed: Annotated[int, typer.Option(help="random seed")] = 0,
+    primer: Annotated[Path | None, typer.Option(help="MIDI file to continue")] = None,
 ) -> None:
-    """Let a model play, event by event, and write the piece as MIDI."""
-    import polyseme
+    """Generate a piece event by event and write it as MIDI."""
     from polyseme.corpus.sources.events import events_to_notes, notes_to_events
     from polyseme.corpus.sources.midi import read_notes, require_mido, write_notes
+    from polyseme.inference.load import load_neural
     from polyseme.io.atomic import ensure_new_file
 
     require_mido()
     ensure_new_file(out)
-    language_model = polyseme.load(model)
+    language_model = load_neural(model)
     if language_model.tokenizer.kind != "events":
         raise UnsupportedError(
             f"{model} writes text and not music: its tokenizer is of kind {language_model.tokenizer.kind}"

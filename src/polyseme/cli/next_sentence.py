@@ -1,4 +1,4 @@
-"""`polyseme next`: does B follow A?"""
+"""`polyseme next`: next-sentence prediction."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import typer
 
 
 def next_sentence(
-    model: Annotated[Path, typer.Argument(help="a model folder with a next-sentence head")],
-    a: Annotated[str, typer.Argument(help="the first text")],
-    b: Annotated[str, typer.Argument(help="the text that may follow it")],
+    model: Annotated[Path, typer.Argument(help="folder of a model with a next-sentence head")],
+    a: Annotated[str, typer.Argument(help="first text")],
+    b: Annotated[str, typer.Argument(help="candidate next text")],
 ) -> None:
     """Print the probability that B follows A."""
     import polyseme

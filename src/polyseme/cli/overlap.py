@@ -1,4 +1,4 @@
-"""`polyseme overlap`: is an evaluation set in a corpus already?"""
+"""`polyseme overlap`: contamination of evaluation sets by a corpus."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ if TYPE_CHECKING:
 
 
 def overlap(
-    corpus: Annotated[Path, typer.Argument(help="a corpus folder made by `polyseme prepare`")],
+    corpus: Annotated[Path, typer.Argument(help="corpus folder made by `polyseme prepare`")],
     evaluation_sets: Annotated[
-        list[str], typer.Option("--evaluation-set", help="evaluation sets, as prepare reads text; may be repeated")
+        list[str],
+        typer.Option("--evaluation-set", help="evaluation set, in any format that prepare reads; may be repeated"),
     ],
-    more_evaluation_sets: Annotated[list[str] | None, typer.Argument(help="further evaluation sets")] = None,
-    n: Annotated[int, typer.Option(help="how many words are compared: 8 for GPT-2, 13 for GPT-3")] = 8,
-    key: Annotated[str, typer.Option(help="the key or column of the text")] = "text",
-    num_shown: Annotated[int, typer.Option(help="how many examples of each set are shown", min=0)] = 3,
-    skip_bad: Annotated[bool, typer.Option(help="go on past bad rows")] = False,
+    more_evaluation_sets: Annotated[list[str] | None, typer.Argument(help="more evaluation sets")] = None,
+    n: Annotated[int, typer.Option(help="n-gram length in words: 8 as GPT-2, 13 as GPT-3")] = 8,
+    key: Annotated[str, typer.Option(help="key or column of the text")] = "text",
+    num_shown: Annotated[int, typer.Option(help="number of examples shown per set", min=0)] = 3,
+    skip_bad: Annotated[bool, typer.Option(help="skip bad rows")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Print the share of each evaluation set's word n-grams that occur in a corpus, and the examples with most."""
+    """Print the fraction of each evaluation set's word n-grams that occur in a corpus, and the worst examples."""
     from dataclasses import asdict
 
     from polyseme.cli.output import print_json, print_table
@@ -92,7 +93,7 @@ def _table_row(set_overlap: ContaminationResult) -> list[int | str]:
 
 
 def _skipped_notes(set_overlap: ContaminationResult) -> Iterator[str]:
-    """What the shares do not speak of."""
+    """Notes about what was not compared."""
     if set_overlap.num_too_short:
         num_too_short = f"{set_overlap.num_too_short:,} examples of fewer than {set_overlap.n} words"
         yield f"{set_overlap.name}: {num_too_short} are too short to compare"

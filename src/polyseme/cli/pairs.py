@@ -1,4 +1,4 @@
-"""`polyseme pairs`: parallel text to a corpus of pairs."""
+"""`polyseme pairs`: prepare a parallel corpus."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import typer
 def pairs(
     source: Annotated[
         list[str],
-        typer.Argument(help="two files of lines, or .tsv, .jsonl, .po, .mo; plain or packed; or gettext::lang=de"),
+        typer.Argument(help="two files of lines, or .tsv, .jsonl, .po, .mo, plain or compressed; or gettext::lang=de"),
     ],
-    tokenizer: Annotated[Path, typer.Option(help="the tokenizer of both sides, or of the source side")],
-    out: Annotated[Path, typer.Option(help="the corpus folder to write")],
-    target_tokenizer: Annotated[Path | None, typer.Option(help="the tokenizer of the target side, if another")] = None,
-    keys: Annotated[str, typer.Option(help="the columns or keys of the two sides, as en+de")] = "",
-    max_tokens: Annotated[int, typer.Option(help="pairs with a side of more tokens are left out", min=1)] = 250,
+    tokenizer: Annotated[Path, typer.Option(help="tokenizer of both sides, or of the source side")],
+    out: Annotated[Path, typer.Option(help="output corpus folder")],
+    target_tokenizer: Annotated[Path | None, typer.Option(help="tokenizer of the target side, if it differs")] = None,
+    keys: Annotated[str, typer.Option(help="columns or keys of the two sides, such as en+de")] = "",
+    max_tokens: Annotated[int, typer.Option(help="drop pairs with a side longer than this", min=1)] = 250,
     max_length_ratio: Annotated[
-        float, typer.Option(help="pairs of which one side is so many times the other; 0 is none")
+        float, typer.Option(help="drop pairs whose lengths differ by more than this factor; 0: keep all")
     ] = 0.0,
 ) -> None:
-    """Turn parallel text into a corpus of pairs, for translation: `polyseme pretrain transformer-tiny`."""
+    """Prepare parallel text for training a translation model (`polyseme pretrain transformer-tiny`)."""
     from polyseme.corpus.build.parallel import prepare_parallel
     from polyseme.errors import ConfigError
     from polyseme.text.tokenizer import Tokenizer

@@ -164,7 +164,6 @@ class TaskPredictor:
 
 
 def _load_predictor(models: list[Path], ensemble: bool, truncate: bool | None, task: str = "") -> TaskPredictor:
-    import polyseme
     from polyseme.errors import ConfigError, UnsupportedError
     from polyseme.evaluation import predict as single_model
     from polyseme.evaluation.ensemble import evaluate_ensemble, find_models, predict_ensemble
@@ -191,7 +190,7 @@ def _load_predictor(models: list[Path], ensemble: bool, truncate: bool | None, t
             feature_model.predict,
             *_dev_choices([feature_model.metadata]),
         )
-    loaded_folders = [polyseme.load(model).folder for model in models]
+    loaded_folders = [load_neural(model).folder for model in models]
     folders, is_multitask = (
         [select_task(folder, task) for folder in loaded_folders],
         "tasks" in loaded_folders[0].metadata,

@@ -1,4 +1,4 @@
-"""`polyseme tokenizer`: learn a vocabulary, look at one, or import a published one."""
+"""`polyseme tokenizer`: train, inspect, or import a tokenizer."""
 
 from __future__ import annotations
 
@@ -15,53 +15,52 @@ if TYPE_CHECKING:
     from polyseme.text.inspection import TokenizationStats
     from polyseme.text.tokenizer import Tokenizer
 
-app = typer.Typer(
-    help="Learn a vocabulary from text, look at one, or import one.", no_args_is_help=True, rich_markup_mode=None
-)
+app = typer.Typer(help="Train, inspect, or import a tokenizer.", no_args_is_help=True, rich_markup_mode=None)
 
-_KEY_HELP = "the key or column of the text; a+b joins two"
-_SPLIT_HELP = "what is a document in a text file: file, blank (lines) or line"
-_LANG_HELP = "the language of sources that do not say their own"
-_FORMAT_HELP = "the format, where the names of the files do not tell"
-_SKIP_BAD_HELP = "go on past bad rows and count them"
+_KEY_HELP = "key or column of the text; a+b joins two"
+_SPLIT_HELP = "document unit in text files: file, blank (separated by blank lines), or line"
+_LANG_HELP = "language of sources that do not name one"
+_FORMAT_HELP = "file format, if the file names do not show it"
+_SKIP_BAD_HELP = "skip bad rows and count them"
 
 
 @app.callback()
 def group() -> None:
-    """Learn a vocabulary from text, look at one, or import one."""
+    """Train, inspect, or import a tokenizer."""
 
 
 @app.command()
 def train(
     source: Annotated[list[str], typer.Argument(help=SOURCES_HELP)],
-    out: Annotated[Path, typer.Option(help="the folder to write")],
+    out: Annotated[Path, typer.Option(help="output folder")],
     vocab_size: Annotated[
         int | None,
-        typer.Option(help="how many pieces at most; characters and words may do without: then as the text needs"),
+        typer.Option(help="maximum vocabulary size; optional for characters, words and whitespace"),
     ] = None,
     kind: Annotated[
         str,
         typer.Option(
             help="wordpiece (as BERT), bpe (byte-level, as GPT-2), byte-bpe-roberta (as RoBERTa), unigram (as ALBERT), "
-            "characters, words (with punctuation apart) or whitespace (words as white space parts them)"
+            "characters, words (punctuation split off) or whitespace (split at white space)"
         ),
     ] = "wordpiece",
     lowercase: Annotated[bool | None, typer.Option(help="default: on for wordpiece, off for the others")] = None,
-    min_frequency: Annotated[
-        int, typer.Option(help="how often a piece of wordpiece or bpe, or a word, must occur")
-    ] = 2,
-    max_alphabet: Annotated[int, typer.Option(help="how many characters get an entry at most", min=1)] = 10_000,
+    min_frequency: Annotated[int, typer.Option(help="minimum frequency of a WordPiece or BPE merge, or of a word")] = 2,
+    max_alphabet: Annotated[int, typer.Option(help="maximum number of characters in the alphabet", min=1)] = 10_000,
     smoothing: Annotated[
-        float, typer.Option(help="a language of n characters counts as n to this power; 1 is none", min=0, max=1)
+        float,
+        typer.Option(
+            help="smoothing of language sizes: a language of n characters counts as n to this power; 1: none",
+            min=0,
+            max=1,
+        ),
     ] = 0.7,
     num_sentinels: Annotated[
-        int, typer.Option(help="how many of the pieces stand for spans taken out of a text; T5 has 100", min=0)
+        int, typer.Option(help="number of sentinel tokens for span corruption; T5 has 100", min=0)
     ] = 0,
     sample_characters: Annotated[
         int,
-        typer.Option(
-            help="after so many characters half of the documents are read, after as many again a quarter, …", min=1
-        ),
+        typer.Option(help="after this many characters half of the documents are sampled, then a quarter, …", min=1),
     ] = 200_000_000,
     key: Annotated[str, typer.Option(help=_KEY_HELP)] = "text",
     split: Annotated[str, typer.Option(help=_SPLIT_HELP)] = "file",
@@ -69,7 +68,7 @@ def train(
     lang: Annotated[str, typer.Option(help=_LANG_HELP)] = "en",
     skip_bad: Annotated[bool, typer.Option(help=_SKIP_BAD_HELP)] = False,
 ) -> None:
-    """Train a tokenizer on text, check it, and save it where `transformers` opens it too."""
+    """Train a tokenizer, check it, and save it in a folder that `transformers` can open."""
     from polyseme.corpus.sources.sources import open_sources
     from polyseme.io.atomic import atomic_directory, ensure_new_directory
     from polyseme.text.tokenizer import Tokenizer
@@ -87,16 +86,18 @@ def train(
 
 @app.command()
 def inspect(
-    tokenizer: Annotated[Path, typer.Argument(help="a folder with a tokenizer, or a published vocabulary")],
-    text: Annotated[list[str] | None, typer.Option(help=f"how it does on a text, by language: {SOURCES_HELP}")] = None,
+    tokenizer: Annotated[Path, typer.Argument(help="tokenizer folder, or a published vocabulary")],
+    text: Annotated[
+        list[str] | None, typer.Option(help=f"text to measure the tokenizer on, by language: {SOURCES_HELP}")
+    ] = None,
     key: Annotated[str, typer.Option(help=_KEY_HELP)] = "text",
     split: Annotated[str, typer.Option(help=_SPLIT_HELP)] = "file",
     format: Annotated[str, typer.Option(help=_FORMAT_HELP)] = "",
     lang: Annotated[str, typer.Option(help=_LANG_HELP)] = "en",
     skip_bad: Annotated[bool, typer.Option(help=_SKIP_BAD_HELP)] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Show what a vocabulary is made of and, on texts, how long its pieces are and how much it does not know."""
+    """Show the composition of a vocabulary and, on texts, token lengths and the rate of unknown tokens."""
     from polyseme.cli.output import print_json
     from polyseme.corpus.sources.sources import open_sources
     from polyseme.progress import progress
@@ -134,13 +135,13 @@ def import_(
         list[Path],
         typer.Argument(help="BERT's vocab.txt, vocab.json and merges.txt (GPT-2, GPT), a .model, or tokenizer.json"),
     ],
-    out: Annotated[Path, typer.Option(help="the folder to write")],
-    kind: Annotated[str, typer.Option(help="refuse what is not of this kind: wordpiece, bpe or unigram")] = "",
+    out: Annotated[Path, typer.Option(help="output folder")],
+    kind: Annotated[str, typer.Option(help="required kind: wordpiece, bpe or unigram")] = "",
     lowercase: Annotated[
-        bool | None, typer.Option(help="for BERT and GPT-2; default: as the vocabulary looks, and off for GPT-2")
+        bool | None, typer.Option(help="for BERT and GPT-2; default: inferred from the vocabulary, off for GPT-2")
     ] = None,
 ) -> None:
-    """Turn a published vocabulary into a tokenizer folder; what a file is, its content says."""
+    """Import a published vocabulary as a tokenizer folder; the format is detected from the content."""
     from polyseme.io.atomic import atomic_directory, ensure_new_directory
     from polyseme.text.tokenizer import Tokenizer
 

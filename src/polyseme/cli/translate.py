@@ -1,4 +1,4 @@
-"""`polyseme translate`: texts to their translations, and how good these are."""
+"""`polyseme translate`: translate texts and score the translations."""
 
 from __future__ import annotations
 
@@ -9,24 +9,30 @@ import typer
 
 
 def translate(
-    model: Annotated[Path, typer.Argument(help="a model folder that writes a target for a source")],
-    data: Annotated[Path, typer.Option(help="texts to translate, one a line; an empty line has an empty translation")],
-    reference: Annotated[Path | None, typer.Option(help="their right translations, one a line: BLEU and chrF")] = None,
-    out: Annotated[Path | None, typer.Option(help="the file to write, one translation a line")] = None,
+    model: Annotated[Path, typer.Argument(help="folder of a sequence-to-sequence model")],
+    data: Annotated[Path, typer.Option(help="texts to translate, one per line; an empty line stays empty")],
+    reference: Annotated[
+        Path | None, typer.Option(help="reference translations, one per line, for BLEU and chrF")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="output file, one translation per line")] = None,
     num_beams: Annotated[int, typer.Option(help="width of the beam search; 0: greedy decoding", min=0)] = 5,
-    length_penalty: Annotated[float, typer.Option(help="scores are divided by length to this power")] = 1.0,
+    length_penalty: Annotated[
+        float, typer.Option(help="beam search: scores are divided by length to this power")
+    ] = 1.0,
     patience: Annotated[
-        float, typer.Option(help="stop when beams × this many have ended, sooner; 0 when nothing better can come")
+        float, typer.Option(help="stop when num_beams × patience texts are complete; 0: when no better one can follow")
     ] = 0.0,
-    max_new_tokens: Annotated[int, typer.Option(help="tokens of a translation; 0 goes by its source", min=0)] = 0,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="maximum number of generated tokens; 0: derived from the source length", min=0)
+    ] = 0,
     by_sentence: Annotated[
-        bool, typer.Option("--split-sentences", help="translate sentence by sentence what is too long")
+        bool, typer.Option("--split-sentences", help="split texts that are too long into sentences")
     ] = False,
-    lang: Annotated[str, typer.Option(help="the language of the texts, for --split-sentences")] = "en",
-    report: Annotated[Path | None, typer.Option(help="an HTML page with the measures and examples")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the measures as JSON")] = False,
+    lang: Annotated[str, typer.Option(help="language of the texts, for --split-sentences")] = "en",
+    report: Annotated[Path | None, typer.Option(help="HTML page with metrics and examples")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the metrics as JSON")] = False,
 ) -> None:
-    """Translate each line by beam search; with references, measure it as sacrebleu does."""
+    """Translate each line by beam search; with references, compute BLEU and chrF with sacrebleu."""
     import polyseme
     from polyseme.cli.output import print_json
     from polyseme.corpus.clean.sentences import split_sentences
@@ -58,7 +64,7 @@ def translate(
         for line in lines:
             print(line)
     if num_unfinished := sum(not translation.is_finished for translation in translations):
-        typer.echo(f"note: {num_unfinished:,} translations were cut off at the most tokens they may have", err=True)
+        typer.echo(f"{num_unfinished:,} translations reached the maximum number of tokens", err=True)
     if references is not None:
         metrics = score_translations(lines, references, texts)
         metrics |= {"num_beams": num_beams, "length_penalty": length_penalty}

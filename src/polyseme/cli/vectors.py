@@ -1,4 +1,4 @@
-"""`polyseme neighbors`, `analogy`, `similarity` and `vectors`: what word vectors know, and files of them."""
+"""`polyseme neighbors`, `analogy`, `similarity` and `vectors`: evaluate, export and import word vectors."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
-_MODEL = "a model folder of word vectors, or a file of them (word2vec's text or binary form, or GloVe's text)"
-_JSON = "print everything as JSON"
+_MODEL = "model folder of word vectors, or a file in word2vec's text or binary format or GloVe's text format"
+_JSON = "print JSON"
 
-app = typer.Typer(help="Write word vectors to a file, or make a model of one.", rich_markup_mode=None)
+app = typer.Typer(help="Export word vectors to a file, or import them.", rich_markup_mode=None)
 
 
 def neighbors(
     model: Annotated[str, typer.Argument(help=_MODEL)],
-    word: Annotated[str, typer.Argument(help="a word; fastText knows words that it has not seen too")],
-    top_k: Annotated[int, typer.Option(help="how many", min=1)] = 10,
+    word: Annotated[str, typer.Argument(help="word; fastText also embeds unknown words")],
+    top_k: Annotated[int, typer.Option(help="number of neighbors", min=1)] = 10,
     as_json: Annotated[bool, typer.Option("--json", help=_JSON)] = False,
 ) -> None:
-    """The words whose vectors are nearest, by cosine."""
+    """Print the nearest words by cosine similarity."""
     from polyseme.cli.output import print_json, print_table
     from polyseme.inference.word_vectors import WordVectors
 
@@ -32,12 +32,15 @@ def neighbors(
 
 def analogy(
     model: Annotated[str, typer.Argument(help=_MODEL)],
-    data: Annotated[Path, typer.Option(help="four words a line, sections named by `: NAME`, as questions-words.txt")],
-    cosmul: Annotated[bool, typer.Option(help="3CosMul instead of 3CosAdd")] = False,
-    max_words: Annotated[int, typer.Option(help="answers are among so many words, the most frequent", min=4)] = 30_000,
+    data: Annotated[
+        Path,
+        typer.Option(help="analogy questions, four words per line in sections named `: NAME`, as questions-words.txt"),
+    ],
+    cosmul: Annotated[bool, typer.Option(help="use 3CosMul instead of 3CosAdd")] = False,
+    max_words: Annotated[int, typer.Option(help="restrict answers to the most frequent words", min=4)] = 30_000,
     as_json: Annotated[bool, typer.Option("--json", help=_JSON)] = False,
 ) -> None:
-    """How many analogies come out right, by section."""
+    """Print the analogy accuracy by section."""
     from polyseme.cli.output import print_json, print_table
     from polyseme.errors import DataError
     from polyseme.inference.word_vectors import AnalogySection, WordVectors
@@ -58,10 +61,10 @@ def analogy(
 
 def similarity(
     model: Annotated[str, typer.Argument(help=_MODEL)],
-    data: Annotated[list[Path], typer.Option(help="two words and a number a line; may be repeated")],
+    data: Annotated[list[Path], typer.Option(help="word pairs with ratings, one per line; may be repeated")],
     as_json: Annotated[bool, typer.Option("--json", help=_JSON)] = False,
 ) -> None:
-    """Spearman's correlation of cosines with what people said: WordSim-353, SimLex-999, MEN."""
+    """Print Spearman's correlation of cosine similarities with human ratings: WordSim-353, SimLex-999, MEN."""
     from polyseme.cli.output import print_json, print_table
     from polyseme.inference.word_vectors import WordVectors
     from polyseme.word_vectors.evaluation import read_similarity_pairs
@@ -79,16 +82,16 @@ def similarity(
 
 @app.callback()
 def group() -> None:
-    """Write word vectors to a file, or make a model of one."""
+    """Export word vectors to a file, or import them."""
 
 
 @app.command()
 def export(
     model: Annotated[str, typer.Argument(help=_MODEL)],
-    out: Annotated[Path, typer.Option(help="the file to write")],
-    format: Annotated[str, typer.Option(help="text or binary (word2vec's), or glove")] = "text",
+    out: Annotated[Path, typer.Option(help="output file")],
+    format: Annotated[str, typer.Option(help="text or binary (word2vec), or glove")] = "text",
 ) -> None:
-    """Write a file of vectors that other tools read."""
+    """Export word vectors to a file that other tools read."""
     from polyseme.inference.word_vectors import WordVectors
     from polyseme.word_vectors.files import write_vectors
 
@@ -99,13 +102,13 @@ def export(
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="word2vec's text or binary form, or GloVe's text")],
-    out: Annotated[Path, typer.Option(help="the model folder to write")],
+    file: Annotated[Path, typer.Argument(help="file in word2vec's text or binary format, or GloVe's text format")],
+    out: Annotated[Path, typer.Option(help="output model folder")],
     lowercase: Annotated[
-        bool | None, typer.Option(help="read texts in lower case; default: if the file's words are all so")
+        bool | None, typer.Option(help="lowercase texts; default: if all words of the file are in lower case")
     ] = None,
 ) -> None:
-    """Make a model folder of a file of vectors, for `embed`, `finetune` and the rest."""
+    """Import a file of word vectors as a model folder, for `embed`, `finetune` and other commands."""
     from polyseme.io.atomic import ensure_new_directory
     from polyseme.weights.folder import save_model
     from polyseme.word_vectors.files import read_vectors, to_model

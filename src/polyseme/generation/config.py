@@ -18,9 +18,9 @@ _SAMPLING = ("temperature", "top_k", "top_p")
 class SamplingConfig(Config):
     """How the next token is chosen from the model's distribution; temperature 0 takes the most likely one.
 
-    Applied in this order: `repetition_penalty` above 1 lowers the scores of tokens that occur in the text already (Keskar
-    et al. 2019, §4.1); `temperature` divides the scores; `top_k` keeps the k most likely tokens (0: all); `top_p` keeps the
-    smallest set with cumulative probability ≥ p (nucleus sampling, Holtzman et al. 2020, §3.1).
+    Applied in this order: `repetition_penalty` above 1 lowers the scores of tokens that occur in the text already
+    (Keskar et al. 2019, §4.1); `temperature` divides the scores; `top_k` keeps the k most likely tokens (0: all);
+    `top_p` keeps the smallest set with cumulative probability ≥ p (nucleus sampling, Holtzman et al. 2020, §3.1).
     """
 
     temperature: float = 1.0
@@ -44,8 +44,8 @@ GREEDY = SamplingConfig(temperature=0.0)
 class GenerationConfig(Config):
     """The options of text generation, named as in `transformers`.
 
-    Greedy decoding by default; `do_sample` draws tokens, with the options of `SamplingConfig`; `num_beams` searches a beam
-    of that width, whose scores are divided by length to the power of `length_penalty` and which stops when
+    Greedy decoding by default; `do_sample` draws tokens, with the options of `SamplingConfig`; `num_beams` searches a
+    beam of that width, whose scores are divided by length to the power of `length_penalty` and which stops when
     `num_beams × patience` texts are complete (0: when no better text can follow).
     """
 

@@ -40,9 +40,9 @@ OPERATIONS = {
 class LanguageModel(ABC):
     """A loaded model with its tokenizer: what `polyseme.load` returns, whatever wrote the folder.
 
-    `capabilities` lists the operations that a model supports; the others raise `UnsupportedError`. Every operation takes
-    one text and returns one result, or a list of texts and returns a list in the same order. No call changes the model,
-    so threads may share it.
+    `capabilities` lists the operations that a model supports; the others raise `UnsupportedError`. Every operation
+    takes one text and returns one result, or a list of texts and returns a list in the same order. No call changes the
+    model, so threads may share it.
     """
 
     def __init__(self, path: Path):
@@ -84,7 +84,7 @@ class LanguageModel(ABC):
         return self._encode(text, pair)
 
     @overload
-    def fill(self, texts: str, top_k: int = 5) -> list[list[MaskPrediction]]: ...
+    def fill(self, texts: str, top_k: int = 5) -> list[list[MaskPrediction]]: ...  # type: ignore[overload-overlap]
     @overload
     def fill(self, texts: Sequence[str], top_k: int = 5) -> list[list[list[MaskPrediction]]]: ...
     def fill(self, texts: str | Sequence[str], top_k: int = 5) -> list[Any]:
@@ -107,7 +107,7 @@ class LanguageModel(ABC):
         return self._next_sentence(first, second)
 
     @overload
-    def score(self, texts: str) -> TextScore: ...
+    def score(self, texts: str) -> TextScore: ...  # type: ignore[overload-overlap]
     @overload
     def score(self, texts: Sequence[str]) -> list[TextScore]: ...
     def score(self, texts: str | Sequence[str]) -> Any:
@@ -149,11 +149,11 @@ class LanguageModel(ABC):
     ) -> Any:
         """Rank the choices that may follow each prompt by their log-probability: a `ChoiceResult` per prompt.
 
-        One prompt takes a list of choices, a list of prompts a list of such lists. `shots` are texts with their answers,
-        written before each prompt with the `template`. `normalization` compares the summed log-probabilities ("none"),
-        their mean per token ("length"), or their difference from the log-probability of the answer after `context` alone
-        ("unconditional"; Brown et al. 2020, §2.4). A masked model fills the gap of the prompt (its mask token, `_`, or
-        `@placeholder`), or a gap at its end.
+        One prompt takes a list of choices, a list of prompts a list of such lists. `shots` are texts with their
+        answers, written before each prompt with the `template`. `normalization` compares the summed log-probabilities
+        ("none"), their mean per token ("length"), or their difference from the log-probability of the answer after
+        `context` alone ("unconditional"; Brown et al. 2020, §2.4). A masked model fills the gap of the prompt (its mask
+        token, `_`, or `@placeholder`), or a gap at its end.
 
         >>> len(gpt.rank_choices("the cat", ["sat", "ran"]).normalized_scores)
         2
@@ -161,10 +161,10 @@ class LanguageModel(ABC):
         [True]
         """
         self._require("rank_choices")
-        is_single = isinstance(prompts, str)
-        questions = list(zip([prompts], [choices]) if is_single else zip(prompts, choices, strict=True))
-        results = self._rank_choices(questions, shots, template, normalization, context)
-        return results[0] if is_single else results
+        if isinstance(prompts, str):
+            return self._rank_choices([(prompts, choices)], shots, template, normalization, context)[0]
+        questions = list(zip(prompts, choices, strict=True))
+        return self._rank_choices(questions, shots, template, normalization, context)
 
     @overload
     def generate(
@@ -244,9 +244,9 @@ class LanguageModel(ABC):
     ) -> Any:
         """Compute vectors: one per text (the mean over its tokens), or one per word or token of each text.
 
-        One text gives an array, [dim] or [tokens, dim]; a list gives an array [texts, dim] or a list of arrays. `layers`
-        is a `LayerSelection`: a name such as `last` or `sum_last_4`, or a layer number (0: the embeddings); `all` keeps
-        every layer on its own axis. Special tokens written in a text are plain characters here.
+        One text gives an array, [dim] or [tokens, dim]; a list gives an array [texts, dim] or a list of arrays.
+        `layers` is a `LayerSelection`: a name such as `last` or `sum_last_4`, or a layer number (0: the embeddings);
+        `all` keeps every layer on its own axis. Special tokens written in a text are plain characters here.
 
         >>> model.embed(["the cat", "the dog"]).shape == (2, model.embed("the cat").shape[0])
         True
@@ -254,9 +254,9 @@ class LanguageModel(ABC):
         2
         """
         self._require("embed")
-        is_single = isinstance(texts, str)
-        vectors = self._embed([texts] if is_single else list(texts), layers, granularity, truncate)
-        return vectors[0] if is_single else vectors
+        if isinstance(texts, str):
+            return self._embed([texts], layers, granularity, truncate)[0]
+        return self._embed(list(texts), layers, granularity, truncate)
 
     def predict(self, examples: Any) -> Any:
         """Predict the label of each example with a fine-tuned model.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from polyseme.errors import ConfigError, ModelError, suggest
+from polyseme.errors import ConfigError, ModelError, UnsupportedError, suggest
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.feature_model import FeatureModel
 from polyseme.inference.neural_lm import NeuralLM
@@ -24,9 +24,9 @@ def load(
 ) -> LanguageModel:
     """Load a model folder that Polyseme or `transformers` wrote, or a file of word vectors.
 
-    Returns a `NeuralLM`, an `NgramLM`, a `FeatureModel` (a task model over frozen features), or `WordVectors`. On a GPU,
-    the precision `bf16` is several times faster. `task` selects one task of a model that was fine-tuned for several. A
-    loaded model is returned unchanged.
+    Returns a `NeuralLM`, an `NgramLM`, a `FeatureModel` (a task model over frozen features), or `WordVectors`. On a
+    GPU, the precision `bf16` is several times faster. `task` selects one task of a model that was fine-tuned for
+    several. A loaded model is returned unchanged.
 
     >>> model = polyseme.load("run/model")
     >>> model.capabilities
@@ -49,6 +49,14 @@ def load(
         return _load_neural(path, device, precision, task)
     if task or precision != "float32":
         raise ConfigError(f"{path} is {loaded.description}: precision and task do not apply")
+    return loaded
+
+
+def load_neural(model: str | Path | LanguageModel, device: str | None = None) -> NeuralLM:
+    """Load a model that has to be a neural network."""
+    loaded = load(model) if isinstance(model, LanguageModel) else load(model, device)
+    if not isinstance(loaded, NeuralLM):
+        raise UnsupportedError(f"{loaded.path} is {loaded.description}, and a neural language model is needed")
     return loaded
 
 

@@ -86,7 +86,7 @@ class PackedModel:
         return self.model.predict(head, hidden, batch.layout, rows.to(self.device)).float().log_softmax(-1)
 
     def masked_log_probs(self, batch: PackedBatch, rows: Tensor) -> Tensor:
-        """The log-probabilities of masked tokens, [rows, vocabulary]; a query stream (XLNet) sees all tokens but them."""
+        """The log-probabilities of masked tokens, [rows, vocabulary]; a query stream (XLNet) does not see them."""
         rows = rows.to(self.device)
         queries, predicted_rows = None, rows
         if self.model.config.trunk.has_query_stream:

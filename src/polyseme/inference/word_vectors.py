@@ -54,8 +54,8 @@ class SimilarityResult(NotebookResult):
 class WordVectors(LanguageModel):
     """Words, most frequent first, and their vectors [words, dim].
 
-    `oov_embedder` computes a vector for a word outside the vocabulary (fastText). If `lowercase`, all words are in lower
-    case and lookups ignore case.
+    `oov_embedder` computes a vector for a word outside the vocabulary (fastText). If `lowercase`, all words are in
+    lower case and lookups ignore case.
     """
 
     capabilities = ("encode", "embed")

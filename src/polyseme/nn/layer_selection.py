@@ -1,7 +1,7 @@
 """Which layers of a trunk make up a vector, and how they are combined.
 
-The names are those of the feature-based experiments of Devlin et al. 2019 (§5.3, table 7) and Peters et al. 2018 (§3.2).
-Layer 0 is the embeddings, layer 1 the first layer above them.
+The names are those of the feature-based experiments of Devlin et al. 2019 (§5.3, table 7) and Peters et al. 2018
+(§3.2). Layer 0 is the embeddings, layer 1 the first layer above them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polyseme.errors import ConfigError, suggest
 Combination = Literal["sum", "concat", "mix", "stack"]
 
 _LAST_4 = (-4, -3, -2, -1)
-# Name -> layers (negative: counted from the top; "layers": all but the embeddings; "all": all), and how they are combined.
+# Name: layers (negative: from the top; "layers": all but the embeddings; "all": all), and how they are combined.
 _NAMED: dict[str, tuple[tuple[int, ...] | Literal["layers", "all"], Combination]] = {
     "embeddings": ((0,), "sum"),
     "last": ((-1,), "sum"),
@@ -38,8 +38,8 @@ FEATURE_SELECTIONS = tuple(name for name in _NAMED if name != "all")  # those th
 class LayerSelection:
     """A named choice of layers, or a single layer by its number.
 
-    `sum` adds the layers (a single layer is a sum of one), `concat` joins them along the last axis, `mix` leaves them to a
-    learned weighted sum (ELMo's scalar mix), and `stack` keeps them on an axis of their own.
+    `sum` adds the layers (a single layer is a sum of one), `concat` joins them along the last axis, `mix` leaves them
+    to a learned weighted sum (ELMo's scalar mix), and `stack` keeps them on an axis of their own.
     """
 
     name: str
@@ -77,7 +77,7 @@ class LayerSelection:
         return [index + num_layers + 1 if index < 0 else index for index in layers]
 
     def combine(self, states: Sequence[Tensor]) -> Tensor:
-        """Combine the states of the selected layers, [tokens, dim] each; a mix has no weights of its own to combine by."""
+        """Combine the states of the selected layers, [tokens, dim] each; a mix needs the weights of a task."""
         if self.combination == "concat":
             return torch.cat(list(states), dim=-1)
         self.check_dims([state.shape[-1] for state in states])

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-import polyseme
 from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.sources.python_docs import read_documents
 from polyseme.corpus.store import Corpus
 from polyseme.errors import DataError
 from polyseme.explain.attention import attention_maps
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.inference.load import load_neural
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
@@ -72,7 +72,7 @@ def run_demo(out: Path, minutes: float, num_seeds: int) -> Path:
     baseline = f"guessing words by frequency costs {unigram_entropy:.2f} nats"
     _log(start_time, f"pre-training a small BERT for {minutes:g} minutes; {baseline}")
     results = pretrain(pretrain_recipe, out / "corpus", out / "pretrain")
-    model = polyseme.load(out / "pretrain" / "model")
+    model = load_neural(out / "pretrain" / "model")
     _log(start_time, f"held-out masked loss {results['valid']['masked']:.2f} nats; filling in masks")
     fill_results = [(text, model.fill(text, 4)) for text in MASKED_SENTENCES]
     for text, masks in fill_results:
@@ -128,7 +128,7 @@ def compare_f1(
             "BERT, pre-trained": finetuned_scores(out / "task" if seed == 0 else None, False),
         }.items():
             f1_scores.setdefault(name, []).append(scores["f1"])
-    return f1_scores, polyseme.load(out / "task" / "model")
+    return f1_scores, load_neural(out / "task" / "model")
 
 
 def _sample(examples: list[Example], num_examples: int, seed: int) -> list[Example]:

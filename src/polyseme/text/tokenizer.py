@@ -107,9 +107,9 @@ class Tokenizer:
     ) -> Tokenizer:
         """Train a tokenizer on sources of text (a path or a list of `Path`, as `prepare` reads them) or on texts.
 
-        The vocabulary has at most `vocab_size` entries; the same text gives the same one. `lowercase` is on for WordPiece
-        by default (as BERT's first model) and off for the other kinds. Further options are those of the sources: `key`,
-        `split`, `format`, `lang`, `skip_bad`, `sample_characters`.
+        The vocabulary has at most `vocab_size` entries; the same text gives the same one. `lowercase` is on for
+        WordPiece by default (as BERT's first model) and off for the other kinds. Further options are those of the
+        sources: `key`, `split`, `format`, `lang`, `skip_bad`, `sample_characters`.
 
         >>> tokenizer = polyseme.Tokenizer.train("wordpiece", ["the cat sat", "the dog sat"] * 50, vocab_size=60)
         >>> tokenizer.convert_ids_to_tokens(tokenizer.encode("the cat"))
