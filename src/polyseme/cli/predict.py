@@ -169,6 +169,7 @@ def _load_predictor(models: list[Path], ensemble: bool, truncate: bool | None, t
     from polyseme.evaluation.ensemble import evaluate_ensemble, find_models, predict_ensemble
     from polyseme.finetuning.frozen import is_feature_model, load_feature_model
     from polyseme.finetuning.multitask import select_task
+    from polyseme.inference.load import load_neural
     from polyseme.tasks.task import Task
     from polyseme.train.flops import count_parameters
 
