@@ -12,7 +12,7 @@ import torch
 from polyseme.families import FAMILIES
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN, words_to_char_ids
 from polyseme.nn.packing import PackedLayout, token_budget_batches
-from polyseme.tasks.examples import read_examples
+from polyseme.tasks.tagging import TaggingTask
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     model = FAMILIES["elmo"].model_config(options.size, with_heads=False, vocab_size=1).build(0).eval()
     bottom = model.trunk.embeddings
     assert isinstance(bottom, CharCNN)
-    sentences = [e.words or () for e in read_examples(options.data, "tagging")[: options.sentences]]
+    sentences = [e.words or () for e in TaggingTask.read(options.data)[: options.sentences]]
     rows = [words_to_char_ids([BOS_CHARACTER, *words, EOS_CHARACTER]) for words in sentences]
 
     def naive(tokens: torch.Tensor) -> torch.Tensor:

@@ -40,9 +40,12 @@ from report import header, table
 
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import UserError
+from polyseme.finetuning.experiment import TaskData
 from polyseme.finetuning.feature_extraction import LAYER_SELECTIONS, FeatureEncoder, extract_features
+from polyseme.finetuning.frozen import FeatureInputs
 from polyseme.io.json import read_json, write_json
-from polyseme.tasks.examples import Example, read_rows
+from polyseme.tasks.readers.rows import read_rows
+from polyseme.tasks.tagging import TaggingTask
 
 TABLES = ("lineage", "elmo", "layers")
 EPOCHS = {"wnut-17": 15.0, "ud-pos": 5.0}  # of networks; of fine-tuning always 3
@@ -176,8 +179,9 @@ def read(name: str, place: Place, tasks: Sequence[str], layers: Sequence[str], l
 
 def run(job: Job, row: Row, place: Place) -> dict[str, Any]:
     """One run; what goes wrong is an answer too, so that the other runs go on."""
+    from polyseme.finetuning.config import FinetuneConfig
     from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
-    from polyseme.finetuning.finetune import FinetuneConfig, finetune
+    from polyseme.finetuning.finetune import finetune
     from polyseme.finetuning.frozen import FEATURE_DEFAULTS, train_on_features
 
     began = time.perf_counter()
@@ -191,7 +195,7 @@ def run(job: Job, row: Row, place: Place) -> dict[str, Any]:
         models = [place.path(name) for name in row.models]
         if row.finetuned:
             settings = FinetuneConfig(tag_decoder="softmax", truncate=True)
-            results = finetune(models[0], "tagging", train, dev, None, settings, **given)
+            results = finetune(models[0], TaskData(TaggingTask(), train, dev), None, settings, **given)
         else:
             network = FeatureNetworkSettings().replace(**row.network)
             settings = FEATURE_DEFAULTS.replace(
@@ -200,7 +204,13 @@ def run(job: Job, row: Row, place: Place) -> dict[str, Any]:
             words = Path(place.words) if row.words and place.words else None
             given |= {"cache_dir": Path(place.cache), "word_vectors": words}
             with tempfile.TemporaryDirectory() as folder:  # what is kept says how a mix weighs the layers
-                results = train_on_features(models, "tagging", train, dev, Path(folder) / "run", settings, **given)
+                results = train_on_features(
+                    FeatureInputs([models]),
+                    TaskData(TaggingTask(), train, dev),
+                    Path(folder) / "run",
+                    settings,
+                    **given,
+                )
     except (UserError, RuntimeError, OSError) as error:
         return {**asdict(job), "error": f"{type(error).__name__}: {error}"[:500]}
     kept = {name: results[name] for name in ("primary_metric", "mean", "steps", "parameters")}

@@ -33,15 +33,16 @@ from report import header, table
 
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import UserError
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import RunOptions, TaskData
+from polyseme.finetuning.finetune import finetune
 from polyseme.io.json import read_json, write_json
-from polyseme.tasks.examples import Example
-from polyseme.tasks.metrics.standard import compute_metrics
-from polyseme.tasks.spans import ExtractiveQAConfig
-from polyseme.tasks.task import Task
+from polyseme.tasks import TASKS
+from polyseme.tasks.extractive_qa import ExtractiveQAConfig
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
 from polyseme.weights.folder import read_model_config
+from tests.support.tasks import compute_metrics
 
 TASKS = {name: f"glue/{name}" for name in ("cola", "mrpc", "sst-2", "sts-b")}
 TASKS |= {"wnut-17": "wnut-17", "squad-shifts": "squad-shifts"}
@@ -85,7 +86,13 @@ def ours(
         schedule=ScheduleConfig("linear", settings.warmup),
         span=ExtractiveQAConfig(doc_stride=settings.max_len - settings.overlap, max_answer_tokens=settings.longest),
     )
-    found = finetune(model, named.task_type, train, dev, None, spec, first_seed=seed, primary_metric=named.metric)
+    found = finetune(
+        model,
+        TaskData(TASKS[named.task_type](), train, dev, primary_metric=named.metric),
+        None,
+        spec,
+        RunOptions(first_seed=seed),
+    )
     epoch = math.ceil(found["steps"] / settings.epochs)  # steps; the number of sequences is not among the results
     return {"score": found["mean"][named.metric], "train_s": found["seconds"], "steps_an_epoch": epoch}
 
@@ -100,7 +107,7 @@ def theirs(
     by_length: bool,
 ) -> dict[str, Any]:
     named = DATASETS[TASKS[task]]
-    labels = () if named.task_type == "span" else Task.from_examples(named.task_type, train).labels
+    labels = () if named.task_type == "span" else TASKS[named.task_type].from_examples(train).labels
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = run_peer(model, named.task_type, train, dev, labels, settings, seed, device, by_length)
     value = compute_metrics(named.task_type, [e.gold for e in dev], found.said, labels)[named.metric]

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from polyseme.config import Config
-from polyseme.tasks.examples import Example
-from polyseme.tasks.readers.squad import valid_answers, with_valid_answers
+from polyseme.tasks.readers.squad import valid_answers
+from polyseme.tasks.readers.squad import with_valid_answers
 
 IGNORED = -100  # the label that no loss is taken of
 N_BEST = 20

@@ -31,7 +31,9 @@ from report import header, table
 
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import UserError
+from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.io.json import read_json, write_json
+from polyseme.tasks import TASKS
 from polyseme.weights.folder import read_model_config
 
 EPOCHS = {"cola": 5.0, "sst-2": 3.0, "mrpc": 5.0, "sts-b": 5.0, "wnli": 5.0}
@@ -76,7 +78,8 @@ def examples(task: str, data: str, limit: int) -> Any:
 
 def run(job: Job, data: str) -> dict[str, Any]:
     """One run; what goes wrong is an answer too, so that the other runs go on."""
-    from polyseme.finetuning.finetune import FinetuneConfig, finetune
+    from polyseme.finetuning.config import FinetuneConfig
+    from polyseme.finetuning.finetune import finetune
     from polyseme.train.optimizer import OptimizerConfig
     from polyseme.train.schedule import ScheduleConfig
 
@@ -94,14 +97,10 @@ def run(job: Job, data: str) -> dict[str, Any]:
         train, dev = examples(job.task, data, job.limit)
         results = finetune(
             Path(job.model),
-            named.task_type,
-            train,
-            dev,
+            TaskData(TASKS[named.task_type](), train, dev, primary_metric=named.metric),
             None,
             settings,
-            first_seed=job.seed,
-            from_scratch=job.scratch,
-            primary_metric=named.metric,
+            RunOptions(first_seed=job.seed, from_scratch=job.scratch),
         )
     except (UserError, RuntimeError, OSError) as error:
         return {**asdict(job), "error": f"{type(error).__name__}: {error}"[:500]}

@@ -18,8 +18,8 @@ from peers import in_our_names
 from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneConfig
-from polyseme.finetuning.runner import epoch_batches as all_steps
+from polyseme.finetuning.batches import epoch_batches as all_steps
+from polyseme.finetuning.config import FinetuneConfig
 from polyseme.inference.batching import mean_pool, packed_batches, to_host_async
 from polyseme.nn.compile import exclude_from_compile
 from polyseme.nn.heads.standard import ClassificationHeadConfig
@@ -27,8 +27,8 @@ from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.specs import MaskedLMWithSentencePairs
+from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.encoded import EncodedExample
-from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.flops import count_training_flops
 from polyseme.train.loop import TrainState, train
@@ -98,7 +98,7 @@ def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
     data = [
         EncodedExample(draw.integers(0, 30_522, n), np.zeros(n, np.int64), np.arange(0), int(n % 2)) for n in lengths
     ]
-    task, settings = Task("classification", ("a", "b")), FinetuneConfig(batch_size=row.sequences)
+    task, settings = ClassificationTask(("a", "b")), FinetuneConfig(batch_size=row.sequences)
     config = transformers.BertConfig(
         num_hidden_layers=row.size["num_layers"], hidden_size=row.size["dim"],
         num_attention_heads=row.size["num_heads"], intermediate_size=4 * row.size["dim"], num_labels=2,

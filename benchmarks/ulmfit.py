@@ -33,8 +33,8 @@ from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, SegmentState, Targets
 from polyseme.pipelines import ulmfit
 from polyseme.recipes.ulmfit import ADAM
-from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
-from polyseme.tasks.examples import Example, read_lines
+from polyseme.tasks.readers.rows import read_lines
+from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import TrainState, setup_device, train
 from polyseme.train.schedule import ScheduleConfig
@@ -58,7 +58,7 @@ def questions(path: Path) -> list[Example]:
         label, _, text = line.partition(" ")
         if ":" not in label or not text.strip():
             raise UserError(f"{path}:{number}: expected COARSE:fine and a question, found {line[:40]!r}")
-        found.append(Example(f"{path.name}:{number}", text.strip(), label=label.partition(":")[0]))
+        found.append(TextExample(f"{path.name}:{number}", text.strip(), label=label.partition(":")[0]))
     return found
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from polyseme.errors import UserError
-from polyseme.evaluation.predict import compute_logits_and_labels
 from polyseme.families import FAMILIES
 from polyseme.finetuning import feature_extraction as module
+from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.feature_extraction import (
     LAYER_SELECTIONS,
     FeatureEncoder,
@@ -20,12 +20,14 @@ from polyseme.finetuning.feature_extraction import (
 from polyseme.finetuning.frozen import (
     FEATURE_DEFAULTS,
     MIX_PENALTY,
+    FeatureInputs,
     FeatureReader,
     build_model_config,
     load_feature_model,
     train_on_features,
     with_mix_penalty,
 )
+from polyseme.inference.prediction import score_encoded
 from polyseme.nn.layers.frozen_features import (
     FeatureSourceConfig,
     FeatureStore,
@@ -36,8 +38,11 @@ from polyseme.nn.layers.frozen_features import (
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.feature_network import cross_align
 from polyseme.objectives.losses import compute_losses
-from polyseme.tasks.examples import Example
-from polyseme.tasks.task import Task
+from polyseme.tasks import TASKS
+from polyseme.tasks.classification import ClassificationTask
+from polyseme.tasks.multiple_choice import ChoiceExample
+from polyseme.tasks.sequence import TextExample
+from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import save_model
 
@@ -68,16 +73,16 @@ def examples(kind, n=80):
         label = "yes" if "wolf" in other else "no"
         if kind == "tagging":
             tags = tuple("B-A" if w in WORDS[:3] else "O" for w in words)
-            found.append(Example(f"d:{i}", words=words, tags=tags))
+            found.append(TaggingExample(f"d:{i}", words=words, tags=tags))
         elif kind == "pair":
-            found.append(Example(f"d:{i}", " ".join(words), " ".join(other), label=label))
+            found.append(TextExample(f"d:{i}", " ".join(words), " ".join(other), label=label))
         elif kind == "regression":
-            found.append(Example(f"d:{i}", " ".join(words), label=str(words.count("wolf"))))
+            found.append(TextExample(f"d:{i}", " ".join(words), label=str(words.count("wolf"))))
         elif kind == "choice":
             choices = tuple(draw.sample(WORDS, 3))
-            found.append(Example(f"d:{i}", " ".join(words) + " x", label=str(i % 3), choices=choices))
+            found.append(ChoiceExample(f"d:{i}", " ".join(words) + " x", label=str(i % 3), choices=choices))
         else:
-            found.append(Example(f"d:{i}", " ".join(words), label="yes" if "wolf" in words else "no"))
+            found.append(TextExample(f"d:{i}", " ".join(words), label="yes" if "wolf" in words else "no"))
     return found
 
 
@@ -125,7 +130,10 @@ def test_an_epoch_asks_no_encoder(folders, tmp_path, monkeypatch):
     settings = FEATURE_DEFAULTS.replace(epochs=3.0, network=SMALL)
     for run in "ab":
         train_on_features(
-            folders["bert"], "tagging", data[:12], data[12:], tmp_path / run, settings, cache_dir=tmp_path / "c"
+            FeatureInputs([folders["bert"]], cache_dir=tmp_path / "c"),
+            TaskData(TaggingTask(), data[:12], data[12:]),
+            tmp_path / run,
+            settings,
         )
     assert len(asked) == 2  # once for each of two sets, in two runs of three epochs
 
@@ -180,7 +188,7 @@ CASES = [("tagging", "linear"), ("tagging", "bilstm"), ("classification", "biatt
 
 def model_of(folders, kind, name, where="input", n=12):
     data = examples(kind, n)
-    task = Task.from_examples(kind, data)
+    task = TASKS[kind].from_examples(data)
     reader = FeatureReader((FeatureEncoder.load(folders["elmo"]),), ("scalar_mix",), {"cat": 1}, None)
     model = build_model_config(task, reader, SMALL.replace(name=name, join_at=where), None).build(3)
     (encoded,), model.trunk.features.store = reader.encode(task, (data,), use_labels=True)
@@ -191,8 +199,8 @@ def model_of(folders, kind, name, where="input", n=12):
 def test_together_equals_alone(folders, kind, name):
     model, task, encoded = model_of(folders, kind, name, where="both")
     model.double()
-    for one, (scores, best) in zip(encoded, compute_logits_and_labels(model, task, encoded, max_batch_tokens=20)):
-        alone = compute_logits_and_labels(model, task, [one])[0]
+    for one, (scores, best) in zip(encoded, score_encoded(model, task, encoded, max_batch_tokens=20)):
+        alone = score_encoded(model, task, [one])[0]
         np.testing.assert_allclose(alone[0], scores, atol=1e-6)
         assert np.array_equal(alone[1], best)
 
@@ -222,11 +230,14 @@ def test_micro_batches_add_up_with_the_penalty(folders, kind, name):
 @pytest.mark.parametrize("kind,name", [("tagging", "bilstm"), ("pair", "esim"), ("classification", "biattentive")])
 def test_it_learns_is_saved_and_opened(folders, tmp_path, kind, name, done):
     data = examples(kind, 64)
-    settings = FEATURE_DEFAULTS.replace(
-        epochs=8.0, tag_decoder="crf" if kind == "tagging" else "softmax", network=SMALL
-    )
+    settings = FEATURE_DEFAULTS.replace(epochs=8.0, network=SMALL)
     settings = settings.with_override("optimizer.lr", "1e-2")
-    results = train_on_features(folders["bert"], kind, data, data[:30], tmp_path / "run", settings)
+    results = train_on_features(
+        FeatureInputs([folders["bert"]]),
+        TaskData(TASKS[kind]().for_features(), data, data[:30]),
+        tmp_path / "run",
+        settings,
+    )
     assert results["mean"][results["primary_metric"]] > 0.9
     assert sum(
         json.loads((tmp_path / "run/results.json").read_text())["mix_weights"]["input"]["weights"]
@@ -288,7 +299,12 @@ def test_seeds_are_run_as_in_fine_tuning(folders, tmp_path):
     settings = FEATURE_DEFAULTS.replace(epochs=30.0, patience=1, network=SMALL.replace(name="linear"))
     given = {"extra_metrics": lambda examples, said: {"number": float(len(said))}, "extra_eval": {"more": data[50:]}}
     found = train_on_features(
-        folders["bert"], "classification", data[:40], data[40:50], out, settings, seeds=2, **given
+        FeatureInputs([folders["bert"]]),
+        TaskData(ClassificationTask(), data[:40], data[40:50]),
+        out,
+        settings,
+        RunOptions(seeds=2),
+        **given,
     )
     assert found["mean"]["number"] == 10 and len(found["extra_eval"]["more"]) == 2
     assert (
@@ -314,9 +330,9 @@ def test_words_and_layers_that_are_not_there(folders, tmp_path):
     )
     with pytest.raises(UserError, match=r"concat_last_4 needs 4 layers, but .*small has 3$"):
         extract_features(FeatureEncoder.load(small), [("a",)], "concat_last_4", tmp_path)
-    data = [Example("d:1", "cat", label="a"), Example("d:2", " ", label="b")]
+    data = [TextExample("d:1", "cat", label="a"), TextExample("d:2", " ", label="b")]
     with pytest.raises(UserError, match=r"^d:2: a text has no words$"):
-        train_on_features(small, "classification", data, data, None)
+        train_on_features(FeatureInputs([small]), TaskData(ClassificationTask(), data, data), None)
 
 
 def test_another_encoder_is_refused(folders, tmp_path):
@@ -326,7 +342,10 @@ def test_another_encoder_is_refused(folders, tmp_path):
         save_model(tmp_path / "m", spec.build(seed), tokenizer)
         if not seed:
             train_on_features(
-                tmp_path / "m", "tagging", data, data, tmp_path / "run", FEATURE_DEFAULTS.replace(steps=1)
+                FeatureInputs([tmp_path / "m"]),
+                TaskData(TaggingTask(), data, data),
+                tmp_path / "run",
+                FEATURE_DEFAULTS.replace(steps=1),
             )
     with pytest.raises(UserError, match=r"is not the model that .* was trained over: its hash differs$"):
         load_feature_model(tmp_path / "run" / "model")

@@ -7,10 +7,16 @@ import random
 import pytest
 
 from polyseme.families import FAMILIES
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import TaskData
 from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
-from polyseme.finetuning.frozen import FEATURE_DEFAULTS, train_on_features
-from polyseme.tasks.examples import Example
+from polyseme.finetuning.finetune import finetune
+from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
+from polyseme.tasks import TASKS
+from polyseme.tasks.extractive_qa import QuestionExample
+from polyseme.tasks.multiple_choice import ChoiceExample
+from polyseme.tasks.sequence import TextExample
+from polyseme.tasks.tagging import TaggingExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import save_model
@@ -31,23 +37,25 @@ def examples(kind, n=240):
         other = draw.choices(WORDS, k=3)
         text, seen = " ".join(words), "wolf" in words
         if kind == "classification":
-            found.append(Example(f"d:{i}", text, label="yes" if seen else "no"))
+            found.append(TextExample(f"d:{i}", text, label="yes" if seen else "no"))
         elif kind == "pair":
-            found.append(Example(f"d:{i}", text, " ".join(other), label="yes" if "wolf" in other else "no"))
+            found.append(TextExample(f"d:{i}", text, " ".join(other), label="yes" if "wolf" in other else "no"))
         elif kind == "regression":
-            found.append(Example(f"d:{i}", text, label=str(sum(map(WORDS.index, words)) / len(words) / 4 - 1)))
+            found.append(TextExample(f"d:{i}", text, label=str(sum(map(WORDS.index, words)) / len(words) / 4 - 1)))
         elif kind == "tagging":
-            found.append(Example(f"d:{i}", words=tuple(words), tags=tuple("B-X" if w > "d" else "O" for w in words)))
+            found.append(
+                TaggingExample(f"d:{i}", words=tuple(words), tags=tuple("B-X" if w > "d" else "O" for w in words))
+            )
         elif kind == "choice":
             right = draw.randrange(3)
             choices = [draw.choice([w for w in WORDS if w != "wolf"]) for _ in range(3)]
             choices[right] = "wolf"
-            found.append(Example(f"d:{i}", text, label=str(right), choices=tuple(choices)))
+            found.append(ChoiceExample(f"d:{i}", text, label=str(right), choices=tuple(choices)))
         else:
             words = [w for w in words if w != "wolf"]
             words.insert(draw.randint(0, len(words)), "wolf")
             at = sum(len(w) + 1 for w in words[: words.index("wolf")])
-            found.append(Example(f"d:{i}", " ".join(words), "which", answers=(("wolf", at),), id=str(i)))
+            found.append(QuestionExample(f"d:{i}", " ".join(words), "which", answers=(("wolf", at),), id=str(i)))
     return found
 
 
@@ -70,7 +78,7 @@ def folders(tmp_path_factory):
 def test_fine_tuned(folders, family, kind):
     data = examples(kind, 340 if kind == "pair" else 240)
     settings = QUICK.replace(epochs=10.0) if kind == "pair" else QUICK
-    results = finetune(folders[family], kind, data[:-50], data[-50:], None, settings)
+    results = finetune(folders[family], TaskData(TASKS[kind](), data[:-50], data[-50:]), None, settings)
     assert results["mean"][results["primary_metric"]] > 0.95
 
 
@@ -78,6 +86,9 @@ def test_fine_tuned(folders, family, kind):
 def test_over_recurrent_features(folders, kind):
     data = examples(kind, 340 if kind == "pair" else 240)
     results = train_on_features(
-        folders["elmo"], kind, data[:-50], data[-50:], None, FEATURES.with_override("optimizer.lr", "1e-2")
+        FeatureInputs([folders["elmo"]]),
+        TaskData(TASKS[kind](), data[:-50], data[-50:]),
+        None,
+        FEATURES.with_override("optimizer.lr", "1e-2"),
     )
     assert results["mean"][results["primary_metric"]] > 0.95

@@ -10,17 +10,23 @@ import torch
 import polyseme
 from polyseme.errors import UserError
 from polyseme.evaluation.ensemble import find_models, predict_ensemble
-from polyseme.evaluation.predict import evaluate, predict, predict_encoded
+from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
-from polyseme.finetuning.multitask import TaskData, finetune_multitask, select_task
-from polyseme.finetuning.runner import epoch_batches
+from polyseme.finetuning.batches import epoch_batches
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import RunOptions, TaskData
+from polyseme.finetuning.finetune import finetune
 from polyseme.generation.constrained import extract_spans, score_answers
 from polyseme.generation.sample import generate_tokens
 from polyseme.generation.text import GenerationConfig
+from polyseme.inference.prediction import predict, predict_encoded, select_task
 from polyseme.objectives.losses import compute_losses
-from polyseme.tasks.examples import Example
-from polyseme.tasks.task import Task
+from polyseme.tasks import TASKS, load_task
+from polyseme.tasks.classification import ClassificationTask, PairClassificationTask
+from polyseme.tasks.extractive_qa import ExtractiveQATask, QuestionExample
+from polyseme.tasks.multiple_choice import ChoiceExample
+from polyseme.tasks.sequence import TextExample
+from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.tasks.text_templates import T5_TEMPLATES, TextToTextTemplate, template_for
 from polyseme.tasks.text_to_text import encode_text_target
 from polyseme.text.tokenizer import Tokenizer
@@ -43,19 +49,19 @@ def examples(kind, n):
         one = draw.choice(WORDS)
         text = " ".join([*["so", "it"][: draw.randint(0, 2)], one, *["is"][: draw.randint(0, 1)]])
         if kind == "classification":
-            found.append(Example(f"d:{i}", text, label="yes" if one < "d" else "no"))
+            found.append(TextExample(f"d:{i}", text, label="yes" if one < "d" else "no"))
         elif kind == "pair":
             first = draw.choice(["so", "it"])
-            found.append(Example(f"d:{i}", first, one, label="yes" if first == "so" and one < "d" else "no"))
+            found.append(TextExample(f"d:{i}", first, one, label="yes" if first == "so" and one < "d" else "no"))
         elif kind == "regression":
-            found.append(Example(f"d:{i}", text, label=str(WORDS.index(one) / 2)))
+            found.append(TextExample(f"d:{i}", text, label=str(WORDS.index(one) / 2)))
         elif kind == "choice":
             right = draw.randrange(2)
             choices = draw.choices(["cat", "dog"], k=2)
             choices[right] = "wolf"
-            found.append(Example(f"d:{i}", "it", label=str(right), choices=tuple(choices)))
+            found.append(ChoiceExample(f"d:{i}", "it", label=str(right), choices=tuple(choices)))
         else:
-            found.append(Example(f"d:{i}", text, "which", answers=((one, text.index(one)),), id=str(i)))
+            found.append(QuestionExample(f"d:{i}", text, "which", answers=((one, text.index(one)),), id=str(i)))
     return found
 
 
@@ -80,14 +86,18 @@ def run(base, tmp_path_factory):
     train = data[:100] * 3
     settings = QUICK.replace(epochs=3.0)
     results = finetune(
-        base, "classification", train, data[100:], out, settings, seeds=2, keep_seeds=True, keep_checkpoints=2
+        base,
+        TaskData(ClassificationTask(), train, data[100:]),
+        out,
+        settings,
+        RunOptions(seeds=2, keep_seeds=True, keep_checkpoints=2),
     )
     return out, data[100:], results
 
 
 def text_task(kind, data, name=""):
-    return Task.from_examples(
-        kind, data, text_template=template_for(T5, T5.model_config("tiny").trunk, kind, data, name)
+    return TASKS[kind].from_examples(
+        data, text_template=template_for(T5, T5.model_config("tiny").trunk, kind, data, name)
     )
 
 
@@ -100,16 +110,16 @@ def written(task, example, tokenizer):
 
 
 @pytest.mark.parametrize(("name", "kind", "example", "source", "target"), [
-    ("glue/mnli", "pair", Example("", "cat is", "it is", label="neutral"),
+    ("glue/mnli", "pair", TextExample("", "cat is", "it is", label="neutral"),
      "mnli hypothesis: it is premise: cat is", "neutral"),
-    ("glue/sts-b", "regression", Example("", "cat", "dog", label="3.75"), "stsb sentence1: cat sentence2: dog", "3.8"),
-    ("glue/cola", "classification", Example("", "so it is", label="0"), "cola sentence: so it is", "unacceptable"),
-    ("superglue/copa", "choice", Example("", "it is", label="1", choices=("cat", "dog")),
+    ("glue/sts-b", "regression", TextExample("", "cat", "dog", label="3.75"), "stsb sentence1: cat sentence2: dog", "3.8"),
+    ("glue/cola", "classification", TextExample("", "so it is", label="0"), "cola sentence: so it is", "unacceptable"),
+    ("superglue/copa", "choice", ChoiceExample("", "it is", label="1", choices=("cat", "dog")),
      "copa choice1: cat choice2: dog premise: it is", "True"),
-    ("", "regression", Example("", "cat", label="1.5"), "regression text1: cat", "1.50"),
-    ("", "choice", Example("", "it", label="2", choices=("cat", "dog", "fish")),
+    ("", "regression", TextExample("", "cat", label="1.5"), "regression text1: cat", "1.50"),
+    ("", "choice", ChoiceExample("", "it", label="2", choices=("cat", "dog", "fish")),
      "choice choice1: cat choice2: dog choice3: fish text: it", "choice3"),
-    ("squad/1.1", "span", Example("", "so red it", "which", answers=(("red", 3),)),
+    ("squad/1.1", "span", QuestionExample("", "so red it", "which", answers=(("red", 3),)),
      "question: which context: so red it", "red"),
 ])  # fmt: skip
 def test_examples_as_text(base, name, kind, example, source, target):
@@ -117,7 +127,7 @@ def test_examples_as_text(base, name, kind, example, source, target):
     texts = iter([source, target, "premise: hypothesis 0.123456789 True False a b"] * 30)
     tokenizer = Tokenizer.train("unigram", texts, 90)
     other = {"regression": "0.0", "choice": "0"}.get(kind, "other")
-    labels = [Example("", "x", "y", label=other if kind != "classification" else "1", choices=example.choices,
+    labels = [ChoiceExample("", "x", "y", label=other if kind != "classification" else "1", choices=example.choices,
                       answers=example.answers)]  # fmt: skip
     found, said, one = written(text_task(kind, [example, *labels], name), example, tokenizer)
     assert (found, said) == (source, target)
@@ -128,7 +138,7 @@ def test_choices_that_are_answered_by_their_text():
     """ReCoRD's: which of the entities; they are listed without names."""
     form, example = (
         T5_TEMPLATES["superglue/record"],
-        Example("", "so it is", label="1", choices=("cat", "dog", "cat fish")),
+        ChoiceExample("", "so it is", label="1", choices=("cat", "dog", "cat fish")),
     )
     assert form.render_parts(example) == [
         ("record entities:", "cat"),
@@ -153,7 +163,7 @@ def test_numbers_are_rounded():
         "0.0",
     ]
     for low, high, step, first in ((-1, 1, 0.1, "-1.0"), (100, 3000, 100, "100"), (0, 1e-3, 5e-5, "0.00000")):
-        data = [Example("", "x", label=str(value)) for value in (low, high)]
+        data = [TextExample("", "x", label=str(value)) for value in (low, high)]
         form = template_for(T5, T5.model_config("tiny").trunk, "regression", data)
         assert form.step == pytest.approx(step) and form.number_texts[0] == first and 15 < len(form.number_texts) < 40
         assert TextToTextTemplate.from_json(form.to_json(), "") == form
@@ -169,7 +179,7 @@ def test_who_answers_in_text():
 
 def test_too_long_is_said_or_cut(base):
     tokenizer = load_model(base).tokenizer
-    data = [Example("f:1", "cat " * 40, "dog fish", label="yes"), Example("f:2", "cat", "dog", label="no")]
+    data = [TextExample("f:1", "cat " * 40, "dog fish", label="yes"), TextExample("f:2", "cat", "dog", label="no")]
     task = text_task("pair", data)
     with pytest.raises(UserError, match="1 of 2 examples are longer than 20 tokens, the first at f:1 with"):
         task.encode(data, tokenizer, 20)
@@ -183,17 +193,17 @@ def test_too_long_is_said_or_cut(base):
 def test_mistakes(base, tmp_path):
     tokenizer, data = load_model(base).tokenizer, examples("pair", 8)
     with pytest.raises(UserError, match="the answers 'Ω' and 'Ж' are the same tokens to this tokenizer"):
-        text_task("classification", [Example("", "a", label=x) for x in "ΩЖ"]).encode([], tokenizer, 48)
+        text_task("classification", [TextExample("", "a", label=x) for x in "ΩЖ"]).encode([], tokenizer, 48)
     with pytest.raises(UserError, match="x:1: there is no second text"):
-        text_task("pair", data).encode([Example("x:1", "cat", label="yes")], tokenizer, 48)
+        text_task("pair", data).encode([TextExample("x:1", "cat", label="yes")], tokenizer, 48)
     with pytest.raises(UserError, match="symmetric_pairs adds two states, and this family answers in text"):
-        finetune(base, "pair", data, data, None, QUICK.replace(symmetric_pairs=True))
+        finetune(base, TaskData(PairClassificationTask(), data, data), None, QUICK.replace(symmetric_pairs=True))
     with pytest.raises(UserError, match="lm_loss_weight weighs the loss of a causal language model, which t5 is not"):
-        finetune(base, "pair", data, data, None, QUICK.replace(lm_loss_weight=0.5))
+        finetune(base, TaskData(PairClassificationTask(), data, data), None, QUICK.replace(lm_loss_weight=0.5))
     with pytest.raises(UserError, match="has to end in"):
         TextToTextTemplate("cola: {text} is")
     with pytest.raises(UserError, match="the label 'maybe' was never seen in training"):
-        text_task("pair", data).encode([Example("", "a", "b", label="maybe")], tokenizer, 48)
+        text_task("pair", data).encode([TextExample("", "a", "b", label="maybe")], tokenizer, 48)
 
 
 # --- what is answered ------------------------------------------------------------------------------------------------
@@ -262,7 +272,7 @@ def test_it_learns(tmp_path, kind, dim, epochs):
     """Of classification see `run`; of answers in a text, `test_span_answers.py`."""
     data = examples(kind, 160)
     settings = QUICK.replace(epochs=float(epochs))
-    results = finetune(made(tmp_path / "m", dim), kind, data[:120], data[120:], None, settings)
+    results = finetune(made(tmp_path / "m", dim), TaskData(TASKS[kind](), data[:120], data[120:]), None, settings)
     assert results["mean"][results["primary_metric"]] > 0.95
 
 
@@ -290,7 +300,7 @@ def test_the_folder_is_a_t5_to_others(run):
     theirs, info = transformers.T5ForConditionalGeneration.from_pretrained(out / "model", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     folder = load_model(out / "model")
-    task = Task.from_model(folder.model, folder.metadata)
+    task = load_task(folder.metadata, folder.model.config)
     assert (
         task.text_template
         and task.task_type == "classification"
@@ -339,7 +349,13 @@ def test_ensembles_over_checkpoints(run, base, tmp_path, done, refused):
 
 def test_an_ensemble_of_answers(base, tmp_path):
     data = examples("span", 20)
-    finetune(base, "span", data, data, tmp_path / "r", QUICK.replace(steps=3), seeds=2, keep_seeds=True)
+    finetune(
+        base,
+        TaskData(ExtractiveQATask(), data, data),
+        tmp_path / "r",
+        QUICK.replace(steps=3),
+        RunOptions(seeds=2, keep_seeds=True),
+    )
     folders = [load_model(path) for path in find_models(tmp_path / "r")]
     _, found = predict_ensemble(folders, data)
     each = [predict(folder, data) for folder in folders]
@@ -352,10 +368,10 @@ def test_an_ensemble_of_answers(base, tmp_path):
 
 def test_several_tasks_are_written_by_one_head(base, tmp_path):
     kinds = ("classification", "regression")
-    jobs = [TaskData(f"my-{kind}", kind, examples(kind, 20), examples(kind, 6)) for kind in kinds]
-    tags = [Example(f"t:{i}", words=("cat", "dog"), tags=("A", "B")) for i in range(6)]
+    jobs = [TaskData(TASKS[kind](), examples(kind, 20), examples(kind, 6), f"my-{kind}") for kind in kinds]
+    tags = [TaggingExample(f"t:{i}", words=("cat", "dog"), tags=("A", "B")) for i in range(6)]
     settings = QUICK.replace(steps=5)
-    finetune_multitask(base, [*jobs, TaskData("tags", "tagging", tags, tags)], tmp_path / "r", settings)
+    finetune(base, [*jobs, TaskData(TaggingTask(), tags, tags, "tags")], tmp_path / "r", settings)
     folder = load_model(tmp_path / "r/model")
     assert set(folder.model.heads) == {"next", "tag@tags"}
     for job in jobs:
@@ -370,6 +386,9 @@ def test_layers_join_one_by_one(base):
     """There is no new head to begin with: the last layer of the decoder is what learns first."""
     data = examples("pair", 32)
     results = finetune(
-        base, "pair", data, data, None, QUICK.replace(epochs=4.0, unfreeze_every=0.5, num_frozen_groups=1)
+        base,
+        TaskData(PairClassificationTask(), data, data),
+        None,
+        QUICK.replace(epochs=4.0, unfreeze_every=0.5, num_frozen_groups=1),
     )
     assert results["steps"] == 8

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.corpus.build.prepare import prepare
-from polyseme.errors import UserError
+from polyseme.errors import Interrupted, UserError
 from polyseme.families import FAMILIES
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.recipes import RECIPES
@@ -25,7 +25,6 @@ from polyseme.train import pretrain as module
 from polyseme.train.budget import CLOCK_CHECKS, STEPS_PER_TIMING, Deadline
 from polyseme.train.checkpoint import load_checkpoint
 from polyseme.train.optimizer import OptimizerConfig
-from polyseme.errors import Interrupted
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetConfig, Recipe
 from tests.conftest import done

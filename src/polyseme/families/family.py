@@ -69,9 +69,7 @@ class Family:
     finetune_template: tuple[str, str, str] | None = None
     decoder_start_token: Literal["bos", "pad"] = "bos"  # the mark that a target opens with; eos, where there is none
     num_sentinels: int = 0  # special tokens at the end of its vocabulary that stand for spans
-    text_to_text_tasks: tuple[
-        str, ...
-    ] = ()  # the kinds of tasks that it answers in text, given a decoder; else by heads
+    is_text_to_text: bool = False  # whether it answers tasks in text, given a decoder; else by heads
 
     def upgrade_name(self, name: str) -> str:
         """A published tensor's name as today's files write it."""

@@ -261,5 +261,5 @@ T5 = Family(
     decoder_start_token="pad",
     num_sentinels=100,
     # tags stay with a head: written as text, one word too many or too few would shift all that follow
-    text_to_text_tasks=("classification", "pair", "regression", "choice", "span"),
+    is_text_to_text=True,
 )

@@ -41,7 +41,7 @@ from polyseme.progress import progress
 from polyseme.weights.folder import ModelFolder, load_model
 
 if TYPE_CHECKING:
-    from polyseme.tasks.spans import SpanAnswer
+    from polyseme.tasks.extractive_qa import SpanAnswer
 
 NORMALIZATIONS = ("none", "length", "unconditional")
 Granularity = Literal["token", "word", "text"]
@@ -60,7 +60,7 @@ def load(folder: str | Path, device: str | None = None, precision: str = "float3
         return cast(LanguageModel, NgramLM.open(folder))
     model_folder = load_model(folder)
     if task:
-        from polyseme.finetuning.multitask import select_task
+        from polyseme.inference.prediction import select_task
 
         model_folder = select_task(model_folder, task)
     model = LanguageModel(model_folder, device)
@@ -419,22 +419,25 @@ class LanguageModel:
 
     def predict(self, examples: Sequence[Any]) -> list[Any]:
         """Labels of a fine-tuned model, for texts, pairs of texts or lists of words."""
-        from polyseme.evaluation.predict import predict, to_examples
+        from polyseme.inference.prediction import predict
+        from polyseme.tasks import load_task
 
-        return predict(self.folder, to_examples(examples, self.model, self.folder.metadata))
+        task = load_task(self.folder.metadata, self.model.config)
+        return predict(self.folder, task.read(examples, needs_labels=False), task)
 
     def answer(self, context: str, question: str) -> SpanAnswer:
         """The stretch of the context that answers the question; its text is empty where the model finds none.
 
         The context may be of any length: it is read in windows, of which only the best answer is kept.
         """
-        from polyseme.evaluation.predict import predict, to_examples
+        from polyseme.inference.prediction import predict
+        from polyseme.tasks import load_task
 
-        if "text_template" not in self.folder.metadata or self.folder.metadata.get("task") != "span":
-            self._require_head("span", "find answers in a text")
-        (prediction,) = predict(self.folder, to_examples([(context, question)], self.model, self.folder.metadata))
-        assert prediction.span is not None
-        return prediction.span
+        task = load_task(self.folder.metadata, self.model.config)
+        if not task.answers_questions:
+            raise UserError(f"{self.path} cannot find answers in a text: it was trained for {task.task_type}")
+        answer: SpanAnswer = predict(self.folder, task.read([(context, question)], needs_labels=False), task)[0]
+        return answer
 
     def _require_head(self, head: str, operation: str) -> None:
         if head not in self.model.heads:

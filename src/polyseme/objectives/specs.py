@@ -18,8 +18,8 @@ from polyseme.corpus.sampling import SampleTable, build_samples
 from polyseme.errors import UserError
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.glove import GloVe
-from polyseme.objectives.masking import MaskUnit, span_boundaries, mask_tokens
-from polyseme.objectives.packing import BatchBuilder, Labels, StaticShape, SpecialIds, add_special_tokens, pack
+from polyseme.objectives.masking import MaskUnit, mask_tokens, span_boundaries
+from polyseme.objectives.packing import BatchBuilder, Labels, SpecialIds, StaticShape, add_special_tokens, pack
 from polyseme.objectives.permutation_lm import PermutationLM
 from polyseme.objectives.span_corruption import SpanCorruption
 from polyseme.objectives.streaming_lm import StreamingCausalLM
