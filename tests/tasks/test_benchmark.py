@@ -132,12 +132,13 @@ def test_a_grid_keeps_its_best_and_goes_on(folder, tmp_path):
     data = texts(80)
     asked = []
 
-    def run(spec, out):
+    def run(spec, task_data, out):
         asked.append(spec.optimizer.lr)
-        return finetune(folder, TaskData(ClassificationTask(), data[:60], data[60:]), out, spec)
+        return finetune(folder, task_data[0], out, spec)
 
-    grid = expand_grid(QUICK.replace(steps=6), ["lr=1e-9,3e-3 batch_size=8"])
-    assert [name for name, _ in grid] == ["lr=1e-9_batch_size=8", "lr=3e-3_batch_size=8"]
+    task_data = TaskData(ClassificationTask(), data[:60], data[60:])
+    grid = expand_grid(QUICK.replace(steps=6), [task_data], ["lr=1e-9,3e-3 batch_size=8"])
+    assert [name for name, *_ in grid] == ["lr=1e-9_batch_size=8", "lr=3e-3_batch_size=8"]
     assert grid[1][1].optimizer.lr == 3e-3 and grid[1][1].batch_size == 8
     first = tmp_path / "r/grid/lr=1e-9_batch_size=8"
     finetune(folder, TaskData(ClassificationTask(), data[:60], data[60:]), first, grid[0][1])
@@ -145,14 +146,14 @@ def test_a_grid_keeps_its_best_and_goes_on(folder, tmp_path):
     assert asked == [3e-3], "what was done is not done again"
     values = {name: r["mean"]["accuracy"] for name, r in rows}
     assert found["mean"]["accuracy"] == max(values.values())
-    assert load_model(tmp_path / "r/model").metadata["task"] == "classification"
+    assert load_model(tmp_path / "r/model").metadata["task"]["kind"] == "ClassificationTask"
     assert json.loads((tmp_path / "r/results.json").read_text())["mean"] == found["mean"]
     assert not list((tmp_path / "r/grid").glob("*/model"))
     with pytest.raises(UserError, match="already holds"):
         grid_search(run, tmp_path / "r", grid)
     for bad, message in (("lr", "is not name=value"), ("lr=", "is not name=value"), ("ls=3", "unknown key 'ls'")):
         with pytest.raises(UserError, match=message):
-            expand_grid(QUICK, [bad])
+            expand_grid(QUICK, [task_data], [bad])
 
 
 def test_a_chain_keeps_the_head_of_the_same_answers(folder, tmp_path):

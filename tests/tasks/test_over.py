@@ -9,7 +9,6 @@ import torch
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
-from polyseme.finetuning import feature_extraction as module
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.feature_extraction import (
     LAYER_SELECTIONS,
@@ -41,6 +40,7 @@ from polyseme.objectives.losses import compute_losses
 from polyseme.tasks import TASKS
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.multiple_choice import ChoiceExample
+from polyseme.tasks.readers.words import split_words
 from polyseme.tasks.sequence import TextExample
 from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer
@@ -74,11 +74,11 @@ def examples(kind, n=80):
         if kind == "tagging":
             tags = tuple("B-A" if w in WORDS[:3] else "O" for w in words)
             found.append(TaggingExample(f"d:{i}", words=words, tags=tags))
-        elif kind == "pair":
+        elif kind == "pair_classification":
             found.append(TextExample(f"d:{i}", " ".join(words), " ".join(other), label=label))
         elif kind == "regression":
             found.append(TextExample(f"d:{i}", " ".join(words), label=str(words.count("wolf"))))
-        elif kind == "choice":
+        elif kind == "multiple_choice":
             choices = tuple(draw.sample(WORDS, 3))
             found.append(ChoiceExample(f"d:{i}", " ".join(words) + " x", label=str(i % 3), choices=choices))
         else:
@@ -182,7 +182,7 @@ def test_attention_across_by_hand():
 
 
 CASES = [("tagging", "linear"), ("tagging", "bilstm"), ("classification", "biattentive"), ("classification", "bilstm"),
-         ("classification", "linear"), ("pair", "esim"), ("pair", "biattentive"), ("choice", "esim"),
+         ("classification", "linear"), ("pair_classification", "esim"), ("pair_classification", "biattentive"), ("multiple_choice", "esim"),
          ("regression", "biattentive")]  # fmt: skip
 
 
@@ -190,7 +190,7 @@ def model_of(folders, kind, name, where="input", n=12):
     data = examples(kind, n)
     task = TASKS[kind].from_examples(data)
     reader = FeatureReader((FeatureEncoder.load(folders["elmo"]),), ("scalar_mix",), {"cat": 1}, None)
-    model = build_model_config(task, reader, SMALL.replace(name=name, join_at=where), None).build(3)
+    model = build_model_config(task, reader, SMALL.replace(name=name, join_at=where)).build(3)
     (encoded,), model.trunk.features.store = reader.encode(task, (data,), use_labels=True)
     return model, task, encoded
 
@@ -205,7 +205,9 @@ def test_together_equals_alone(folders, kind, name):
         assert np.array_equal(alone[1], best)
 
 
-@pytest.mark.parametrize("kind,name", [("tagging", "bilstm"), ("pair", "esim"), ("classification", "biattentive")])
+@pytest.mark.parametrize(
+    "kind,name", [("tagging", "bilstm"), ("pair_classification", "esim"), ("classification", "biattentive")]
+)
 def test_micro_batches_add_up_with_the_penalty(folders, kind, name):
     model, task, encoded = model_of(folders, kind, name)
     model.double()
@@ -227,7 +229,9 @@ def test_micro_batches_add_up_with_the_penalty(folders, kind, name):
     assert MIX_PENALTY not in compute_losses(model, task.collate(encoded)[0])
 
 
-@pytest.mark.parametrize("kind,name", [("tagging", "bilstm"), ("pair", "esim"), ("classification", "biattentive")])
+@pytest.mark.parametrize(
+    "kind,name", [("tagging", "bilstm"), ("pair_classification", "esim"), ("classification", "biattentive")]
+)
 def test_it_learns_is_saved_and_opened(folders, tmp_path, kind, name, done):
     data = examples(kind, 64)
     settings = FEATURE_DEFAULTS.replace(epochs=8.0, network=SMALL)
@@ -280,8 +284,8 @@ def test_by_command(folders, tmp_path, done):
             "--from-scratch, --layer-decay, --unfreeze-every and --keep-checkpoints are for",
         ),
         (["--features", "F", "--layers", "lst"], "there is no choice of layers 'lst'; did you mean 'last'"),
-        (["--features", "F", "--network", "esim"], "esim compares two texts, which tagging has not"),
-        (["--features", "F", "--network", "biattentive"], "biattentive says one thing of a text"),
+        (["--features", "F", "--network", "esim"], "esim does not fit tagging"),
+        (["--features", "F", "--network", "biattentive"], "biattentive does not fit tagging"),
         (["--features", "F", "--network", "bilstn"], "network.name is 'bilstn', expected one of"),
         (["--features", "nowhere"], "there is no model folder at nowhere"),
     ],
@@ -300,11 +304,10 @@ def test_seeds_are_run_as_in_fine_tuning(folders, tmp_path):
     given = {"extra_metrics": lambda examples, said: {"number": float(len(said))}, "extra_eval": {"more": data[50:]}}
     found = train_on_features(
         FeatureInputs([folders["bert"]]),
-        TaskData(ClassificationTask(), data[:40], data[40:50]),
+        TaskData(ClassificationTask(), data[:40], data[40:50], **given),
         out,
         settings,
         RunOptions(seeds=2),
-        **given,
     )
     assert found["mean"]["number"] == 10 and len(found["extra_eval"]["more"]) == 2
     assert (
@@ -354,4 +357,4 @@ def test_another_encoder_is_refused(folders, tmp_path):
 def test_the_choices_are_those_of_the_papers():
     assert set(LAYER_SELECTIONS) == {"embeddings", "last", "second_to_last", "sum_all", "scalar_mix",
                            "scalar_mix_last_4", "concat_last_4"}  # fmt: skip
-    assert module.split_words("Don't stop, 42!") == ("Don", "'", "t", "stop", ",", "42", "!")
+    assert split_words("Don't stop, 42!") == ("Don", "'", "t", "stop", ",", "42", "!")

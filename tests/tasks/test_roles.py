@@ -20,7 +20,6 @@ from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, load_fea
 from polyseme.inference.prediction import predict
 from polyseme.tasks.metrics.srl import brackets_to_tags, extract_arguments, srl_scores, tags_to_brackets
 from polyseme.tasks.semantic_roles import PredicateExample, SemanticRolesTask
-from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, read_model_config, save_model
@@ -178,7 +177,7 @@ def test_broken_files_name_the_line(tmp_path):
     (tmp_path / "r.jsonl").write_text('{"words": ["a", "b"], "tags": ["O", "B-V"], "predicate": 1}\n')
     assert SemanticRolesTask.read(tmp_path / "r.jsonl")[0].predicate == (1, "b")
     (tmp_path / "r.jsonl").write_text('{"words": ["a", "b"], "tags": ["O", "B-V"], "predicate": 2}\n')
-    with pytest.raises(UserError, match=r"r\.jsonl:1: predicate is '2', not the number of a word, 0 to 1"):
+    with pytest.raises(UserError, match=r"r\.jsonl:1: predicate is '2', not the index of a word, 0 to 1"):
         SemanticRolesTask.read(tmp_path / "r.jsonl")
 
 
@@ -285,10 +284,8 @@ def test_it_learns(folders, tmp_path, name, done):
     data = clauses(460, most=2)
     size = 16 if name == "bert" else 8  # the others learn more slowly
     settings = FinetuneConfig(epochs=12, batch_size=size, optimizer=OptimizerConfig(lr=5e-3))
-    given = {"primary_metric": "f1", "extra_metrics": srl_scores, "dataset_name": "srl"}
-    found = finetune(
-        folders[name], TaskData(SemanticRolesTask(), data[:400], data[400:]), tmp_path / "run", settings, **given
-    )
+    task_data = TaskData(SemanticRolesTask(), data[:400], data[400:], dataset_name="srl")
+    found = finetune(folders[name], task_data, tmp_path / "run", settings)
     assert found["mean"]["f1"] > 0.95 and found["mean"]["perfect"] > 0.9
     folder = load_model(tmp_path / "run/model")
     assert evaluate(folder, data[400:])["f1"] == pytest.approx(found["mean"]["f1"])
@@ -342,10 +339,9 @@ def test_by_command(folders, tmp_path, done):
     run = read_run(tmp_path / "run")
     found = paired_bootstrap(run, run, num_resamples=5)
     assert run.metric == "f1" and found["difference"] == found["low"] == 0
-    examples = [TextExample("", tags=tags) for tags in run.gold]
     assert (
         run.mean
-        == srl_scores(examples, run.predictions[0])["f1"]
+        == srl_scores(run.gold, run.predictions[0])["f1"]
         == compare._score_run(run, run.gold, run.predictions[0])
     )
     said = done("evaluate", tmp_path / "run/model", "--task", "srl", "--data", tmp_path)

@@ -145,7 +145,9 @@ def test_what_is_chosen_on_dev_is_told(folder, tmp_path, done):
     def run(spec, task_data, out):
         return finetune(folder, task_data[0], out, spec)
 
-    grid_search(run, tmp_path / "g", expand_grid(QUICK, [TaskData(ClassificationTask(), data, data)], ["batch_size=8,16"]))
+    grid_search(
+        run, tmp_path / "g", expand_grid(QUICK, [TaskData(ClassificationTask(), data, data)], ["batch_size=8,16"])
+    )
     kept = json.loads((tmp_path / "g/results.json").read_text())
     assert kept["chosen_on_dev"] == ["the best of 2 settings"]
     assert dev_selection_note(kept["chosen_on_dev"]) in (tmp_path / "g/report.html").read_text()
@@ -158,7 +160,9 @@ def test_an_ensemble_over_seeds(folder, tmp_path, done, glue):
     done("finetune", folder, "--task", "glue/cola", "--data", glue, "--out", tmp_path / "r", "--seeds", 2,
          "--keep-seeds", "--set", "steps=1", "--set", "truncate=true")  # fmt: skip
     folders = [load_model(tmp_path / "r/seeds" / seed) for seed in "01"]
-    assert [folder.metadata["seed"] for folder in folders] == [0, 1] and folders[0].metadata["task"]["kind"] == "ClassificationTask"
+    assert [folder.metadata["seed"] for folder in folders] == [0, 1] and folders[0].metadata["task"][
+        "kind"
+    ] == "ClassificationTask"
     assert predict_ensemble(folders, texts(3))[0].labels == ("0", "1")
     asked = ("--task", "glue/cola", "--data", glue)
     assert "examples" in done("evaluate", tmp_path / "r/seeds/0", tmp_path / "r/seeds/1", "--ensemble", *asked)

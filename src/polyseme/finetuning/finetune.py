@@ -10,11 +10,12 @@ from typing import Any
 
 from polyseme.errors import UserError
 from polyseme.families import FAMILIES
+from polyseme.families.family import Family
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun
 from polyseme.finetuning.runner import run_experiment
 from polyseme.nn.heads.standard import AnyHeadConfig
-from polyseme.nn.model import Model
+from polyseme.nn.model import AnyTrunkConfig, Model
 from polyseme.tasks.base import TaskConfig
 from polyseme.weights.folder import ModelFolder, load_model, read_model_config, save_model
 
@@ -72,13 +73,18 @@ def fit_task(path: Path, data: TaskData) -> TaskConfig:
     model_config = read_model_config(path)[0]
     family = FAMILIES[model_config.family]
     task = data.task.replace(name=data.name).fit(data.train)
-    has_decoder = "next" in family.pretraining_heads(model_config.trunk)
-    if not (family.is_text_to_text and has_decoder and task.supports_text):
+    if not answers_in_text(family, model_config.trunk, task):
         return task
     task = task.with_text_template(data.dataset_name or data.label, data.train)
     assert task.text_template is not None
     template = task.text_template.replace(decoder_start_token=family.decoder_start_token)
     return task.replace(text_template=template)
+
+
+def answers_in_text(family: Family, trunk: AnyTrunkConfig, task: TaskConfig) -> bool:
+    """Whether a model answers the task in text, and not with a head of its own."""
+    has_decoder = "next" in family.pretraining_heads(trunk)
+    return family.is_text_to_text and has_decoder and task.supports_text
 
 
 def finetuning_history(metadata: dict[str, Any]) -> dict[str, Any]:
