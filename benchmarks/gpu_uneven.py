@@ -51,7 +51,9 @@ def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
     def ours(trunk: Callable[..., Any], budget: int = 65_536) -> torch.Tensor:
         bins = packed_batches(rows, None, budget, DEVICE)
         found = np.empty((len(rows), row.size["dim"]), dtype=np.float32)
-        for index, part in to_host_async((b.index, mean_pool(trunk(b.tokens, b.layout).last, b.layout)) for b in bins):
+        for index, part in to_host_async(
+            (b.index, mean_pool(trunk(b.tokens, b.layout).hidden, b.layout)) for b in bins
+        ):
             found[index] = part
         return torch.from_numpy(found)
 
@@ -158,7 +160,7 @@ def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
     for _ in range(4 * len(inputs)):  # the shapes that occur are recorded in these
         next(reports)
     found = measure(lambda: next(reports), tokens, flops, peak, 64)
-    found.metadata = {"loss": apart}
+    found.notes = {"loss": apart}
     reports.close()  # type: ignore[attr-defined]
     return {"polyseme": found, **others}
 

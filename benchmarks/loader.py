@@ -44,7 +44,7 @@ OBJECTIVES: dict[str, Objective] = {
     "MLM + NSP": MaskedLMWithSentencePairs(),
     "MLM + NSP, whole words": MaskedLMWithSentencePairs(mask_unit="word"),
     "causal LM": CausalLM(),
-    "MLM + SOP, n-grams": MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="order"),
+    "MLM + SOP, n-grams": MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="sop"),
     "MLM + boundaries, spans": SpanMaskedLM(),
     "span corruption": SpanCorruption(),
 }

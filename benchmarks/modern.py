@@ -105,7 +105,7 @@ def measure(recipe: Recipe, train_on: Path, held_out: Path, out: Path, seconds: 
     bins = recipe.batch_tokens // recipe.micro_batch_tokens
     saved = recipe.batch_warmup_steps * (bins - 1) / (2 * bins)  # steps, by the ramp
     recipe = recipe.replace(budget=BudgetConfig(steps=max(int(seconds / each + saved), 10)))
-    torch._dynamo.gru_reset()
+    torch._dynamo.reset()
     began = time.perf_counter()
     results = pretrain(recipe, train_on, out)
     wall = time.perf_counter() - began

@@ -39,7 +39,9 @@ KINDS = [
 MODELS = {
     "none": ("seq2seq-multi30k", ["model.attention=none"]),
     **{
-        k: ("seq2seq-multi30k", [f"model.{n}={v}" for n, v in zip(("attention", "order"), k.split("-"))]) for k in KINDS
+        kind: ("seq2seq-multi30k", [f"model.attention={score}", f"model.context_order={order}_recurrence"])
+        for kind in KINDS
+        for score, order in [kind.split("-")]
     },
     "transformer": ("transformer-multi30k", []),
 }

@@ -26,7 +26,7 @@ import torch
 from report import header, table
 from torch import nn
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json, write_json
 from polyseme.nn.packing import PackedLayout
@@ -57,7 +57,7 @@ def questions(path: Path) -> list[Example]:
     for number, line in enumerate(read_lines(path, "latin-1"), 1):
         label, _, text = line.partition(" ")
         if ":" not in label or not text.strip():
-            raise UserError(f"{path}:{number}: expected COARSE:fine and a question, found {line[:40]!r}")
+            raise PolysemeError(f"{path}:{number}: expected COARSE:fine and a question, found {line[:40]!r}")
         found.append(TextExample(f"{path.name}:{number}", text.strip(), label=label.partition(":")[0]))
     return found
 
@@ -249,7 +249,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         options.run(options)
-    except UserError as error:
+    except PolysemeError as error:
         raise SystemExit(f"error: {error}") from None
 
 

@@ -45,7 +45,7 @@ def test_every_token_once_and_documents_parted(name, max_len):
 @pytest.mark.parametrize("name", SHAPES)
 def test_runs_are_whole_sentences_and_as_long_as_can_be(name):
     bound, corpus = bound_of(SHAPES[name])
-    table, sentences = bound.samples, set(corpus.sentences.tolist())
+    table, sentences = bound.samples, set(corpus.sentence_offsets.tolist())
     units = np.diff(table.unit_offsets)
     opens = np.diff(corpus.document_of[table.unit_offsets[:-1]], prepend=corpus.document_of[:1]) > 0
     sizes = bound.lengths(all_of(bound), 0)
@@ -64,7 +64,7 @@ def test_fewer_and_fuller_than_inside_documents():
 
 
 def test_one_document_reads_the_same_either_way():
-    corpus = Pages([pages(1, 40, seed=3).sentences[1:].tolist()[:1] * 30])
+    corpus = Pages([pages(1, 40, seed=3).sentence_offsets[1:].tolist()[:1] * 30])
     inside, across = (MaskedLM(cross_documents=a).bind(corpus, BERT, 64, 0) for a in (False, True))
     first, second = (bound.batch(all_of(bound), 1) for bound in (inside, across))
     assert torch.equal(first.tokens, second.tokens) and first.layout.lengths == second.layout.lengths
@@ -101,8 +101,8 @@ def test_one_batch_is_learnt_by_heart(family):
         .model_config(num_layers=2, dim=32, num_heads=2, vocab_size=SIZE, max_len=32, dropout=0.0)
         .build(0)
     )
-    optim = OptimizerConfig(lr=1e-2, beta2=0.98)
-    optimiser = optim.build(model, model.trunk.layer_groups())
-    run = TrainState(model, optimiser, optim, ScheduleConfig(), 120, torch.device("cpu"))
+    optimizer_config = OptimizerConfig(lr=1e-2, beta2=0.98)
+    optimizer = optimizer_config.build(model, model.trunk.layer_groups())
+    run = TrainState(model, optimizer, optimizer_config, ScheduleConfig(), 120, torch.device("cpu"))
     reports = list(train(run, [([batch], None)] * 120))
     assert reports[0].loss["masked"] > 7 and reports[-1].loss["masked"] < 0.2

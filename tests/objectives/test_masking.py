@@ -45,7 +45,7 @@ def close(share, p, n, clumps=1.0):
 @pytest.mark.parametrize("rate", [0.15, 0.4])
 def test_rates(unit, rate):
     tokens, words = packed()
-    damaged, rows, values = run(tokens, words, unit=unit, rate=rate)
+    damaged, rows, values = run(tokens, words, mask_unit=unit, mask_prob=rate)
     flat = tokens.ravel()
     ordinary = (flat >= SPECIALS).sum()
     assert close(len(rows) / ordinary, rate, ordinary, 1 if unit == "token" else 4)
@@ -69,7 +69,7 @@ def test_labels_only_where_predicted_and_true():
 def test_specials_are_neither_masked_nor_drawn():
     tokens, words = packed()
     tokens[:, 10] = 1  # an unknown word inside the text
-    damaged, rows, values = run(tokens, words, rate=0.9)
+    damaged, rows, values = run(tokens, words, mask_prob=0.9)
     assert (values >= SPECIALS).all()
     new = damaged[rows]
     assert ((new >= SPECIALS) | (new == MASK)).all()
@@ -78,7 +78,7 @@ def test_specials_are_neither_masked_nor_drawn():
 
 def test_replacements_are_uniform():
     tokens, words = packed(3000)
-    damaged, rows, _ = run(tokens, words, rate=0.9, random=1.0, keep=0.0)
+    damaged, rows, _ = run(tokens, words, mask_prob=0.9, random_token_prob=1.0, keep_token_prob=0.0)
     counts = np.bincount(damaged[rows], minlength=VOCAB)[SPECIALS:]
     expected = len(rows) / len(IDS)
     chi = ((counts - expected) ** 2 / expected).sum()
@@ -87,7 +87,7 @@ def test_replacements_are_uniform():
 
 def test_words_are_whole():
     tokens, words = packed()
-    _, rows, _ = run(tokens, words, unit="word")
+    _, rows, _ = run(tokens, words, mask_unit="word")
     chosen = np.zeros(tokens.size, dtype=bool)
     chosen[rows] = True
     word = np.cumsum(words.ravel()) - 1
@@ -98,7 +98,7 @@ def test_words_are_whole():
 
 def test_pieces_of_a_word_have_their_own_fate():
     tokens, words = packed()
-    damaged, rows, _ = run(tokens, words, unit="word")
+    damaged, rows, _ = run(tokens, words, mask_unit="word")
     masked = damaged[rows] == MASK
     together = np.diff(rows) == 1
     pairs = together & ~words.ravel()[rows[1:]]
@@ -108,10 +108,10 @@ def test_pieces_of_a_word_have_their_own_fate():
 @pytest.mark.parametrize("unit", ["token", "word", "ngram", "span"])
 def test_alone_equals_packed(unit):
     tokens, words = packed(50)
-    damaged, rows, _ = run(tokens, words, unit=unit)
+    damaged, rows, _ = run(tokens, words, mask_unit=unit)
     for sample in (0, 7, 49):
         part = np.array([sample])
-        alone, own, _ = run(tokens[part], words[part], part, unit=unit)
+        alone, own, _ = run(tokens[part], words[part], part, mask_unit=unit)
         assert np.array_equal(alone, damaged[sample * 100 : sample * 100 + 100])
         assert np.array_equal(own + sample * 100, rows[rows // 100 == sample])
 
@@ -125,5 +125,5 @@ def test_masks_change_with_the_epoch():
 @pytest.mark.parametrize("unit", ["token", "word", "ngram", "span"])
 def test_nothing_to_mask(unit):
     tokens = np.full((3, 4), 2)
-    damaged, rows, values = run(tokens, np.ones((3, 4), dtype=bool), rate=1.0, unit=unit)
+    damaged, rows, values = run(tokens, np.ones((3, 4), dtype=bool), mask_prob=1.0, mask_unit=unit)
     assert np.array_equal(damaged, tokens.ravel()) and not len(rows) and not len(values)

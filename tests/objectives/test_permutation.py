@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.objectives.permutation_lm import PermutationLM
 from tests.contracts import cases
 from tests.objectives.test_specs import BERT, CLS, SEP, all_of, pages
@@ -14,12 +14,12 @@ def bind(spec=None, corpus=None, max_len=64, seed=1):
     return (spec or PermutationLM()).bind(corpus or pages(), BERT, max_len, seed)
 
 
-@pytest.mark.parametrize("one_in,longest", [(6, 5), (7, 5), (2, 1), (3, 8)])
-def test_the_set_predicted_is_one_in_so_many(one_in, longest):
-    bound = bind(PermutationLM(one_in, longest))
+@pytest.mark.parametrize("predict_one_in,max_span_length", [(6, 5), (7, 5), (2, 1), (3, 8)])
+def test_the_set_predicted_is_one_in_so_many(predict_one_in, max_span_length):
+    bound = bind(PermutationLM(predict_one_in, max_span_length))
     batch = bound.batch(all_of(bound), 0)
     queries, sizes = batch.query_stream, np.array(batch.layout.lengths) - 2
-    assert queries.layout.lengths == tuple((sizes // one_in).tolist())
+    assert queries.layout.lengths == tuple((sizes // predict_one_in).tolist())
     rows = queries.target_positions.numpy()
     assert len(set(rows)) == len(rows) == batch.targets["masked"].count
     assert (batch.targets["masked"].rows == len(batch.tokens) + torch.arange(len(rows))).all()
@@ -109,20 +109,20 @@ def test_overfits_one_batch():
     model = cases.tiny_spec("xlnet").build(seed=0)
     batch = bind(corpus=pages(6, 4, 12), max_len=24).batch(np.arange(6), 0)
     values = batch.targets["masked"].labels % cases.VOCAB
-    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     rows = batch.targets["masked"].rows
     for _ in range(60):
         last = model.trunk(batch.tokens % cases.VOCAB, batch.layout, query_stream=batch.query_stream).hidden
         loss = model.loss("masked", last, batch.layout, rows, values, -100) / len(values)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert loss.item() < 0.1
 
 
 def test_mistakes_are_told():
     assert PermutationLM.from_json(PermutationLM(7, 3).to_json()) == PermutationLM(7, 3)
-    with pytest.raises(UserError, match="one_in is 1"):
+    with pytest.raises(PolysemeError, match="predict_one_in is 1"):
         PermutationLM(1)
-    with pytest.raises(UserError, match="max_len is 7"):
+    with pytest.raises(PolysemeError, match="max_len is 7"):
         bind(max_len=7)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyseme.corpus.sampling import DataPosition, StreamSampler
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import SegmentState
 from polyseme.objectives.losses import compute_losses, evaluate_batch
@@ -61,9 +61,9 @@ def test_lanes_go_on_and_any_place_is_reached():
         True,
         True,
     ]
-    with pytest.raises(UserError, match="no place"):
+    with pytest.raises(PolysemeError, match="no place"):
         next(order.steps(DataPosition(0, 0, each)))
-    with pytest.raises(UserError, match="fewer than"):
+    with pytest.raises(PolysemeError, match="fewer than"):
         StreamSampler(bound, 64, len(bound) + 1)
 
 
@@ -109,7 +109,7 @@ def test_backwards_each_token_predicts_the_one_before_it():
         if after.epoch:
             break
     tokens, values = torch.cat(read, dim=1).flip(0), torch.cat(asked, dim=1).flip(0)  # the lanes too run backwards
-    forward = bound.segment_batch(np.array([0, back.end // 2]), back.end // 2)
+    forward = bound.segment_batch(np.array([0, back.stream_end // 2]), back.stream_end // 2)
     assert torch.equal(values.flatten(), forward.tokens)
     assert torch.equal(tokens.flatten(), forward.targets["next"].labels)
 
@@ -161,8 +161,8 @@ def test_the_memory_has_no_gradient_and_a_new_epoch_none():
     model = cases.tiny_model("transformer_xl")
     _, bound = bind([[50, 30]], 8)
     batch = bound.batch(np.array([0, 3]), 0)
-    object.__setattr__(batch, "num_tokens", batch.tokens % cases.VOCAB)
-    object.__setattr__(batch.targets["next"], "raw_metrics", batch.targets["next"].labels % cases.VOCAB)
+    object.__setattr__(batch, "tokens", batch.tokens % cases.VOCAB)
+    object.__setattr__(batch.targets["next"], "labels", batch.targets["next"].labels % cases.VOCAB)
     carry = SegmentState()
     object.__setattr__(batch, "segment_state", carry)
     first = evaluate_batch(model, batch)["next"]
@@ -181,24 +181,24 @@ def test_overfits_one_batch():
     _, bound = bind([[50, 30]], 8)
     batch = bound.batch(np.arange(6), 0)
     tokens, values = batch.tokens % cases.VOCAB, batch.targets["next"].labels % cases.VOCAB
-    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     rows = torch.arange(4, len(tokens))
     for _ in range(80):
         last = model.trunk(tokens, batch.layout).hidden
         loss = model.loss("next", last, batch.layout, rows, values[4:], -100) / len(rows)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert loss.item() < 0.3
 
 
 @pytest.mark.parametrize("changes,says", [
     ({"family": "gpt2", "objective": StreamingCausalLM()}, "needs a memory of a set length: gpt2"),
     ({"family": "bert", "objective": PermutationLM()}, "PermutationLM needs a query stream, which bert has not"),
-    ({"family": "transformer_xl", "objective": StreamingCausalLM(), "batch_warmup_steps": 5}, "ramp is 5"),
+    ({"family": "transformer_xl", "objective": StreamingCausalLM(), "batch_warmup_steps": 5}, "batch_warmup_steps is 5"),
     ({"family": "xlnet", "objective": PermutationLM(), "compile": True}, "leave it false"),
     ({"family": "xlnet", "objective": StreamingCausalLM()}, "needs a head 'next', which xlnet has not"),
 ])  # fmt: skip
 def test_recipes_that_do_not_fit_are_told(changes, says):
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(PolysemeError, match=says):
         Recipe(name="test", **changes).model_config(100)

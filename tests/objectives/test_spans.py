@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyseme.corpus.sampling import ShuffledSampler
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.objectives.losses import compute_losses
@@ -130,10 +130,10 @@ def test_a_sample_does_not_depend_on_its_company():
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [300, 1000])
-def test_fixed_shape(bin_tokens):
+def test_fixed_shape(micro_batch_tokens):
     bound = bind()
-    shape = bound.static_shape(bin_tokens)
-    order = ShuffledSampler(bound, bin_tokens, max_samples=shape.max_samples)
+    shape = bound.static_shape(micro_batch_tokens)
+    order = ShuffledSampler(bound, micro_batch_tokens, max_samples=shape.max_samples)
     seen = 0
     for found, after in order.micro_batches():
         if after.epoch:
@@ -156,20 +156,20 @@ def test_fixed_shape(bin_tokens):
 
 
 def test_mistakes_are_told():
-    with pytest.raises(UserError, match="needs 5 sentinels, and the tokenizer has none"):
+    with pytest.raises(PolysemeError, match="needs 5 sentinels, and the tokenizer has none"):
         bind(vocabulary=SpecialIds(SIZE, frozenset(), eos=1))
     few = SpecialIds(SIZE + 100, frozenset(), eos=1, sentinels=SENTINELS[:3])
-    with pytest.raises(UserError, match="and the tokenizer has 3: train it with --sentinels"):
+    with pytest.raises(PolysemeError, match="and the tokenizer has 3: train it with more sentinels"):
         bind(vocabulary=few)
-    with pytest.raises(UserError, match="sep token"):
+    with pytest.raises(PolysemeError, match="sep token"):
         bind(vocabulary=SpecialIds(SIZE + 100, frozenset(), sentinels=SENTINELS))
-    with pytest.raises(UserError, match="max_len is 3"):
+    with pytest.raises(PolysemeError, match="max_len is 3"):
         bind(max_len=3)
-    with pytest.raises(UserError, match=r"rate is 1\.5"):
+    with pytest.raises(PolysemeError, match=r"noise_density is 1\.5"):
         SpanCorruption(noise_density=1.5)
-    with pytest.raises(UserError, match="2 sources and 1 targets"):
+    with pytest.raises(PolysemeError, match="2 sources and 1 targets"):
         ParallelText.from_ids([[5], [6]], [[7]])
-    with pytest.raises(UserError, match="pair 2 has 9 tokens"):
+    with pytest.raises(PolysemeError, match="pair 2 has 9 tokens"):
         Translation().bind(ParallelText.from_ids([[5], [6] * 3], [[7], [6] * 8]), T5, 8)
     for spec in (SpanCorruption(0.2, 4.0), Translation(0.0)):
         assert type(spec).from_json(spec.to_json()) == spec
@@ -231,11 +231,11 @@ def test_one_batch_can_be_learnt_by_heart(family):
     sizes = fitting(FAMILIES[family], num_layers=2, dim=32, num_heads=2, vocab_size=100, dropout=0.0)
     model = FAMILIES[family].model_config(**sizes).build(0)
     batch = bound.batch(np.arange(len(bound)), 0)
-    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     count = batch.targets["next"].count
     for _ in range(150):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = compute_losses(model, batch)["next"] / count
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert loss.item() < 0.1

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from polyseme.corpus.sampling import ShuffledSampler
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.objectives.packing import SpecialIds, StaticShape
 from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedLMWithSentencePairs, SpanMaskedLM
@@ -23,21 +23,21 @@ class Pages:
         """`documents` are lists of sentence lengths."""
         rng = np.random.default_rng(seed)
         counts = [len(d) for d in documents]
-        self.sentences = np.concatenate(([0], np.cumsum([n for d in documents for n in d]))).astype(np.int64)
-        self.documents = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        self.num_tokens = int(self.sentences[-1])
+        self.sentence_offsets = np.concatenate(([0], np.cumsum([n for d in documents for n in d]))).astype(np.int64)
+        self.document_offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        self.num_tokens = int(self.sentence_offsets[-1])
         self.tokens = rng.integers(5, SIZE, self.num_tokens) if tokens is None else tokens
         self.words = rng.random(self.num_tokens) < 0.6 if words is None else words
-        self.words[self.sentences[:-1]] = True
+        self.words[self.sentence_offsets[:-1]] = True
         self.document_of = np.repeat(np.arange(len(documents)), [sum(d) for d in documents])
 
     def _at(self, starts, lengths):
         return np.concatenate([np.arange(s, s + n) for s, n in zip(starts, lengths)])
 
-    def gather(self, starts, lengths):
+    def gather_tokens(self, starts, lengths):
         return self.tokens[self._at(starts, lengths)]
 
-    def gather_words(self, starts, lengths):
+    def gather_word_starts(self, starts, lengths):
         return self.words[self._at(starts, lengths)]
 
 
@@ -79,11 +79,11 @@ SPECS = [
         CausalLM(),
     ),
     *(MaskedLM(cross_documents=True), MaskedLM(cross_documents=True, mask_unit="word")),
-    *(MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="order"), SpanMaskedLM()),
+    *(MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="sop"), SpanMaskedLM()),
     *(CausalLM(direction="backward"), CausalLM(direction="both")),
 ]
 NAMES = [
-    f"{type(s).__name__}-{getattr(s, 'unit', '')}{'-across' * getattr(s, 'across', False)}{getattr(s, 'direction', '')}"
+    f"{type(s).__name__}-{getattr(s, 'mask_unit', '')}{'-across' * getattr(s, 'cross_documents', False)}{getattr(s, 'direction', '')}"
     for s in SPECS
 ]
 MASKED = [spec for spec in SPECS if not isinstance(spec, CausalLM)]
@@ -182,7 +182,9 @@ def test_rates_and_specials(spec):
     for sequence in split(batch):
         assert sequence[0] == CLS and sequence[-1] == SEP
         marks = (sequence == SEP).sum()
-        assert marks == (2 if isinstance(spec, MaskedLMWithSentencePairs) else 1) or getattr(spec, "across", False)
+        assert marks == (2 if isinstance(spec, MaskedLMWithSentencePairs) else 1) or getattr(
+            spec, "cross_documents", False
+        )
 
 
 def test_masked_lm_reads_the_corpus_whole():
@@ -238,7 +240,7 @@ def test_pairs(max_len):
     corpus, vocabulary = numbered([rng.integers(3, 45, rng.integers(1, 30)).tolist() for _ in range(150)])
     bound = MaskedLMWithSentencePairs().bind(corpus, vocabulary, max_len, 5)
     batch = bound.batch(all_of(bound), 0)
-    borders, closing, following = set(corpus.sentences.tolist()), [0, 0], 0
+    borders, closing, following = set(corpus.sentence_offsets.tolist()), [0, 0], 0
     for a, b, label in halves(batch):
         assert len(a) and len(b) and len(a) + len(b) + 3 <= max_len
         for part in (a, b):
@@ -351,15 +353,15 @@ def test_bos_is_used_where_there_is_one():
 
 
 def test_mistakes_are_told():
-    with pytest.raises(UserError, match="two documents"):
+    with pytest.raises(PolysemeError, match="two documents"):
         bind(MaskedLMWithSentencePairs(), Pages([[5, 5], []]))
-    with pytest.raises(UserError, match="two sentences"):
+    with pytest.raises(PolysemeError, match="two sentences"):
         bind(MaskedLMWithSentencePairs(), Pages([[5], [5]]))
-    with pytest.raises(UserError, match="no text"):
+    with pytest.raises(PolysemeError, match="no text"):
         bind(MaskedLM(), Pages([[]]))
-    with pytest.raises(UserError, match="mask token"):
+    with pytest.raises(PolysemeError, match="mask token"):
         MaskedLM().bind(pages(), SpecialIds(SIZE, frozenset(), cls=1, sep=2), 64, 0)
-    with pytest.raises(UserError, match="eos token"):
+    with pytest.raises(PolysemeError, match="eos token"):
         CausalLM().bind(pages(), SpecialIds(SIZE, frozenset(), cls=1), 64, 0)
     assert (
         BERT.require_bos_eos(""),
@@ -370,11 +372,11 @@ def test_mistakes_are_told():
         (0, 0),
         (3, 3),
     )
-    with pytest.raises(UserError, match="max_len is 2"):
+    with pytest.raises(PolysemeError, match="max_len is 2"):
         bind(MaskedLM(), max_len=2)
-    with pytest.raises(UserError, match=r"rate is 1\.5"):
+    with pytest.raises(PolysemeError, match=r"mask_prob is 1\.5"):
         MaskedLM(mask_prob=1.5)
-    with pytest.raises(UserError, match="unit is 'word'"):
+    with pytest.raises(PolysemeError, match="mask_unit is 'word'"):
         SpanMaskedLM(mask_unit="word")
-    with pytest.raises(UserError, match="expected one of 'token', 'word', 'ngram', 'span'"):
-        MaskedLM.from_json({"unit": "syllable"})
+    with pytest.raises(PolysemeError, match="expected one of 'token', 'word', 'ngram', 'span'"):
+        MaskedLM.from_json({"mask_unit": "syllable"})

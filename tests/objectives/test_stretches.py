@@ -144,7 +144,7 @@ def test_deep_places_are_not_asked_for():
 def test_order_swaps_and_never_changes_tokens(max_len):
     rng = np.random.default_rng(2)
     corpus, vocabulary = numbered([rng.integers(3, 45, rng.integers(1, 30)).tolist() for _ in range(150)])
-    bound = MaskedLMWithSentencePairs(pair_task="order", mask_unit="ngram").bind(corpus, vocabulary, max_len, 5)
+    bound = MaskedLMWithSentencePairs(pair_task="sop", mask_unit="ngram").bind(corpus, vocabulary, max_len, 5)
     ids = all_of(bound)
     batch = bound.batch(ids, 1)
     asked = batch.targets["pair"]
@@ -175,7 +175,7 @@ def test_order_swaps_and_never_changes_tokens(max_len):
 
 def test_order_is_drawn_anew_each_epoch_and_needs_one_document_only():
     corpus, vocabulary = numbered([[5] * 400])
-    bound = MaskedLMWithSentencePairs(pair_task="order").bind(corpus, vocabulary, 43, 0)
+    bound = MaskedLMWithSentencePairs(pair_task="sop").bind(corpus, vocabulary, 43, 0)
     labels = np.stack([bound.batch(all_of(bound), e).targets["pair"].labels for e in range(8)])
     assert 0.3 < labels.mean() < 0.7 and labels.std(axis=0).min() + labels.std(axis=0).max() > 0
     cuts = {len(a) for e in range(8) for a, _, _ in halves(bound.batch(all_of(bound), e))}
@@ -183,7 +183,7 @@ def test_order_is_drawn_anew_each_epoch_and_needs_one_document_only():
 
 
 @pytest.mark.parametrize("family,spec", [
-    ("albert", MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="order")), ("spanbert", SpanMaskedLM(mask_prob=0.3)),
+    ("albert", MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="sop")), ("spanbert", SpanMaskedLM(mask_prob=0.3)),
 ])  # fmt: skip
 def test_overfits_one_batch(family, spec):
     small = SpecialIds(60, BERT.all_ids, BERT.cls, BERT.sep, BERT.mask)
@@ -205,11 +205,11 @@ def test_overfits_one_batch(family, spec):
         )
         .build(seed=0)
     )
-    optimiser = torch.optim.Adam(model.parameters(), 5e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
     for _ in range(150):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         means = {name: value / batch.targets[name].count for name, value in compute_losses(model, batch).items()}
         sum(means.values()).backward()
-        optimiser.step()
+        optimizer.step()
     assert set(means) == set(spec.terms) and all(batch.targets[name].count > 8 for name in means)
     assert all(value < 0.05 for value in means.values()), means

@@ -205,7 +205,7 @@ def test_two_steps_against_a_plain_implementation(monkeypatch):
     carry, masks, data = SegmentState(), [], []
     for place, length in ((0, 9), (9, 14)):
         found = bound.segment_batch(torch.arange(LANES).numpy() * 30 + place, length)
-        data.append(found.__class__(**{**found.__dict__, "carry": carry, "opens": place == 0}))
+        data.append(found.__class__(**{**found.__dict__, "segment_state": carry, "starts_fresh": place == 0}))
     real = F.dropout
 
     def recorded(x, p=0.5, training=True, inplace=False):
@@ -225,7 +225,9 @@ def test_two_steps_against_a_plain_implementation(monkeypatch):
         rate = 3.0 * length / LENGTH
         assert report.lr == pytest.approx(rate)
         weights, states, parts = plain_step(weights, *grid, states, drawn, rate, (2.0, 1.5), 0.25, 0.01)
-        assert [report.loss[n] for n in ("next", "activation", "change")] == pytest.approx(parts, rel=1e-4)
+        assert [report.loss[n] for n in ("next", "activation_reg", "temporal_activation_reg")] == pytest.approx(
+            parts, rel=1e-4
+        )
         for name, p in net.named_parameters():
             torch.testing.assert_close(p.detach(), weights[name], atol=2e-6, rtol=0)  # losses are float32
         for layer in range(3):
@@ -240,11 +242,11 @@ def test_penalties_obey_the_law_of_sums():
     bound = StreamingCausalLM(activation_reg=2.0, temporal_activation_reg=1.0).bind(pages(), GPT2, 8, 0)
     whole = bound.batch(torch.arange(6).numpy(), 0)
     parts = [bound.batch(torch.tensor(ids).numpy(), 0) for ids in ([0], [1, 2, 3], [4, 5])]
-    for name in ("next", "activation", "change"):
+    for name in ("next", "activation_reg", "temporal_activation_reg"):
         total = sum(compute_losses(net, part)[name] for part in parts)
         torch.testing.assert_close(compute_losses(net, whole)[name], total)
         assert whole.targets[name].count == sum(part.targets[name].count for part in parts)
-    assert whole.targets["change"].count == 6 * 7
+    assert whole.targets["temporal_activation_reg"].count == 6 * 7
 
 
 def test_sizes_of_the_lecture_and_of_the_paper():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.packing import PackedLayout
@@ -210,15 +210,15 @@ def test_word_dropout_takes_a_word_wherever_it_stands():
     ({"hidden_dims": (6, 0)}, "is 0"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_told(changes, says):
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(PolysemeError, match=says):
         spec(**changes)
 
 
 def test_no_layers_and_no_memory_of_bidirectional_layers():
-    with pytest.raises(UserError, match="one layer or more"):
+    with pytest.raises(PolysemeError, match="one layer or more"):
         spec(hidden_dims=()).build()
     tokens, layout = text((3, 3))
-    with pytest.raises(UserError, match="no memory"):
+    with pytest.raises(PolysemeError, match="no memory"):
         built(spec(direction="bidirectional"))(tokens, layout, return_memory=True)
 
 

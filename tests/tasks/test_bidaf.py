@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.experiment import TaskData
 from polyseme.finetuning.feature_extraction import FeatureEncoder, FeatureNetworkSettings
@@ -185,14 +185,14 @@ def test_mistakes_are_told(folder):
     data = questions(4)
     wrong = [QuestionExample("q9", "so it is", "which colour?", answers=(("blue", 1),))]
     for name, says in (("linear", "linear does not fit extractive_qa"), ("esim", "esim does not fit extractive_qa")):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(PolysemeError, match=says):
             train_on_features(
                 FeatureInputs([folder]),
                 TaskData(ExtractiveQATask(), data, data),
                 None,
                 FEATURE_DEFAULTS.replace(network=SMALL.replace(name=name)),
             )
-    with pytest.raises(UserError, match="bidaf does not fit pair_classification"):
+    with pytest.raises(PolysemeError, match="bidaf does not fit pair_classification"):
         pairs = [TextExample(f"{i}", "a b", "c", label="xy"[i % 2]) for i in range(4)]
         train_on_features(
             FeatureInputs([folder]),
@@ -203,7 +203,7 @@ def test_mistakes_are_told(folder):
     settings = FEATURE_DEFAULTS.replace(steps=1, network=SMALL)
     found = train_on_features(FeatureInputs([folder]), TaskData(ExtractiveQATask(), data + wrong, data), None, settings)
     assert found["bad_offsets"]["train"] == (1, 1) and found["train_examples"] == 4
-    with pytest.raises(UserError, match="there is no label"):
+    with pytest.raises(PolysemeError, match="there is no label"):
         train_on_features(
             FeatureInputs([folder]),
             TaskData(ExtractiveQATask(), data, [QuestionExample("q", "so it", "which?")]),

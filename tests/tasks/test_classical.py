@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.nn.heads.crf import FORBIDDEN_SCORE, ChainLayout, CRFConfig
 from polyseme.tasks.baselines.feature_taggers import (
     fit_tagger,
@@ -182,5 +182,5 @@ def test_by_command(tmp_path, done, refused):
     refused(
         *given, "--out", tmp_path / "x", "--baseline", "cfr", says="tagging has no baseline 'cfr'; did you mean 'crf'"
     )
-    with pytest.raises(UserError, match="pair_classification has no baseline 'crf'"):
+    with pytest.raises(PolysemeError, match="pair_classification has no baseline 'crf'"):
         PairClassificationTask().check_baseline("crf")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.ensemble import predict_ensemble
 from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
@@ -206,7 +206,7 @@ def test_segments_end_with_sentences_where_they_can(folders):
     pieces = [tokenizer.encode(word) for word in example.words]
     assert [found.ids[a : b + 1].tolist() for a, b in found.positions[:, :2]] == [list(p) for p in pieces]
     long = make_document([["h" + "e" * 40]], "there")
-    with pytest.raises(UserError, match=r"there: the word 'heee.* tokens, and 14 are read"):
+    with pytest.raises(PolysemeError, match=r"there: the word 'heee.* tokens, and 14 are read"):
         CoreferenceTask(head=SMALL).encode([long], tokenizer, 16)
     (cut,) = CoreferenceTask(head=SMALL).encode([long], tokenizer, 16, truncate=True)
     assert cut.is_truncated and len(cut.ids) == 16
@@ -251,9 +251,9 @@ def _through_the_commands(tmp_path, folder, dev):
     model = polyseme.load(tmp_path / "run" / "model")
     (found,) = model.predict([[["Ann", "left", "."], ["she", "left", "."]]])
     assert found.clusters == (((0, 0), (3, 3)),)
-    with pytest.raises(UserError, match="a list of sentences of words"):
+    with pytest.raises(PolysemeError, match="a list of sentences of words"):
         model.predict(["Ann left"])
-    with pytest.raises(UserError, match="cannot be averaged for coreference: no ensemble"):
+    with pytest.raises(PolysemeError, match="cannot be averaged for coreference: no ensemble"):
         predict_ensemble([folder, folder], dev)
 
 
@@ -268,7 +268,7 @@ def test_a_network_over_frozen_features_learns_it(folders, tmp_path):
     assert load_feature_model(tmp_path / "run" / "model").evaluate(dev)["f1"] == pytest.approx(
         found["mean"]["f1"], abs=1e-9
     )
-    with pytest.raises(UserError, match="biattentive does not fit coreference"):
+    with pytest.raises(PolysemeError, match="biattentive does not fit coreference"):
         train_on_features(
             FeatureInputs([folders["elmo"]]),
             TaskData(CoreferenceTask(head=SMALL), train, dev),
@@ -282,7 +282,7 @@ def test_baselines_and_what_is_refused(folders):
     assert baseline_metrics(CoreferenceTask, "majority", train, dev)["f1"] == 0.0
     assert 0.3 < baseline_metrics(CoreferenceTask, "linear", train, dev)["f1"] < 0.95
     none = [replace(e, clusters=()) for e in train]
-    with pytest.raises(UserError, match="no mentions"):
+    with pytest.raises(PolysemeError, match="no mentions"):
         finetune(folders["bert"], TaskData(CoreferenceTask(), none, dev), None)
-    with pytest.raises(UserError, match=r"max_span_width is 0"):
+    with pytest.raises(PolysemeError, match=r"max_span_width is 0"):
         CoreferenceTask().with_override("head.max_span_width", "0")

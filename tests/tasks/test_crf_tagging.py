@@ -6,7 +6,7 @@ from inspect import signature
 import numpy as np
 import pytest
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import TaskData
@@ -94,7 +94,7 @@ def test_tags_that_break_the_rules_in_training_are_not_barred(folders, tmp_path)
 
 def test_a_crf_is_for_tags(folders):
     data = [TextExample(f"d:{i}", "cat dog", label="ab"[i % 2]) for i in range(4)]
-    with pytest.raises(UserError, match=r"classification has no setting 'decoder'"):
+    with pytest.raises(PolysemeError, match=r"classification has no setting 'decoder'"):
         ClassificationTask.from_examples(data, decoder="crf")
 
 
@@ -107,7 +107,9 @@ def test_broken_tags_are_mended_and_counted_or_refused(tmp_path, capsys, cli):
     assert (
         said == f"{path}: repaired 2 tags in 2 of 3 sentences with invalid tags, the first: {path}:4: 'I-P' at word 2\n"
     )
-    with pytest.raises(UserError, match=r"t\.conll:4: 'I-P' at word 2 cannot stand there; 2 of 3 sentences have such"):
+    with pytest.raises(
+        PolysemeError, match=r"t\.conll:4: 'I-P' at word 2 cannot stand there; 2 of 3 sentences have such"
+    ):
         TaggingTask.read(path, strict=True)
     whole = tmp_path / "iob1.conll"
     whole.write_text("in O\nParis I-P\nTexas B-P\n", encoding="utf-8")

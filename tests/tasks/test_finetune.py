@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
 from polyseme.finetuning.batches import epoch_batches
@@ -32,7 +32,7 @@ QUICK = FinetuneConfig(epochs=8, batch_size=16, optimizer=OptimizerConfig(lr=3e-
 
 
 def examples(kind, n=240):
-    draw = random.Random(kind)
+    draw = random.Random({"pair_classification": "pair", "multiple_choice": "choice"}.get(kind, kind))
     found = []
     for i in range(n):
         words = tuple(draw.choices(WORDS, k=draw.randint(3, 7)))
@@ -162,7 +162,7 @@ def test_predictions_are_written_and_read_again(trained, tmp_path):
         ]
         written = [str(p.number) if kind == "regression" else p.value for p in found]
         assert [e.gold for e in again] == written
-    with pytest.raises(UserError, match=r"p\.xls: predictions of \w+ are written as \.jsonl, \.tsv"):
+    with pytest.raises(PolysemeError, match=r"p\.xls: predictions of \w+ are written as \.jsonl, \.tsv"):
         task.write(tmp_path / "p.xls", dev, found)
     assert not (tmp_path / "p.xls").exists()
 
@@ -265,10 +265,10 @@ def test_bad_settings_and_data_are_one_line(folders, tmp_path):
         "there is no model folder at": {"folder": tmp_path / "none"},
         "not finite": {"optimizer": OptimizerConfig(lr=1e30), "steps": 9},
     }.items():
-        with pytest.raises(UserError, match=message) as caught:
+        with pytest.raises(PolysemeError, match=message) as caught:
             go(**options)
         assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="the model has no task head"):
+    with pytest.raises(PolysemeError, match="the model has no task head"):
         predict(load_model(folders["bert"]), data)
 
 
@@ -282,6 +282,6 @@ def test_what_was_cut_in_training_is_cut_in_use(folders, tmp_path):
     finetune(folders["bert"], TaskData(ClassificationTask(), data, data), tmp_path / "r", settings)
     folder = load_model(tmp_path / "r" / "model")
     assert len(predict(folder, data)) == 30
-    with pytest.raises(UserError, match="30 of 30 examples are longer than 8 tokens"):
+    with pytest.raises(PolysemeError, match="30 of 30 examples are longer than 8 tokens"):
         predict(folder, data, truncate=False)
     assert len(predict(folder, data, max_len=48, truncate=False)) == 30

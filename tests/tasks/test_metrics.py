@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.nn.heads.tag_schemes import extract_entities
 from polyseme.tasks.classification import ClassificationTask, PairClassificationTask
 from polyseme.tasks.metrics.standard import classification_metrics, regression_metrics, tagging_metrics
@@ -52,7 +52,7 @@ def test_regression_by_hand():
 def test_without_scikit_learn_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     assert classification_metrics(["a"], ["a"])["accuracy"] == 1
-    with pytest.raises(UserError, match=r"scikit-learn is needed"):
+    with pytest.raises(PolysemeError, match=r"scikit-learn is needed"):
         baseline_metrics(
             ClassificationTask, "linear", [TextExample("1", "x", label="a")], [TextExample("1", "x", label="a")]
         )
@@ -109,7 +109,7 @@ def test_majority():
         "spearman": 0,
         "mse": pytest.approx(14 / 3),
     }
-    with pytest.raises(UserError, match=r"2: there is no label"):
+    with pytest.raises(PolysemeError, match=r"2: there is no label"):
         baseline_metrics(ClassificationTask, "majority", texts, [TextExample("2", text="x")])
 
 

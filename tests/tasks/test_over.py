@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.feature_extraction import (
@@ -65,7 +65,7 @@ def folders(tmp_path_factory):
 
 
 def examples(kind, n=80):
-    draw = random.Random(kind)
+    draw = random.Random({"pair_classification": "pair", "multiple_choice": "choice"}.get(kind, kind))
     found = []
     for i in range(n):
         words = tuple(draw.choices(WORDS, k=draw.randint(2, 6)))
@@ -324,17 +324,17 @@ def test_seeds_are_run_as_in_fine_tuning(folders, tmp_path):
 
 def test_words_and_layers_that_are_not_there(folders, tmp_path):
     encoder = FeatureEncoder.load(folders["bert"])
-    with pytest.raises(UserError, match=r"sentence 2 has no words"):
+    with pytest.raises(PolysemeError, match=r"sentence 2 has no words"):
         extract_features(encoder, [("a",), ()], "last", tmp_path)
     small = tmp_path / "small"
     tokenizer = Tokenizer.load(folders["bert"])
     save_model(
         small, FAMILIES["bert"].model_config(num_layers=2, dim=8, num_heads=1, vocab_size=300).build(0), tokenizer
     )
-    with pytest.raises(UserError, match=r"concat_last_4 needs 4 layers, but .*small has 3$"):
+    with pytest.raises(PolysemeError, match=r"concat_last_4 needs 4 layers, but .*small has 3$"):
         extract_features(FeatureEncoder.load(small), [("a",)], "concat_last_4", tmp_path)
     data = [TextExample("d:1", "cat", label="a"), TextExample("d:2", " ", label="b")]
-    with pytest.raises(UserError, match=r"^d:2: a text has no words$"):
+    with pytest.raises(PolysemeError, match=r"^d:2: a text has no words$"):
         train_on_features(FeatureInputs([small]), TaskData(ClassificationTask(), data, data), None)
 
 
@@ -350,7 +350,7 @@ def test_another_encoder_is_refused(folders, tmp_path):
                 tmp_path / "run",
                 FEATURE_DEFAULTS.replace(steps=1),
             )
-    with pytest.raises(UserError, match=r"is not the model that .* was trained over: its hash differs$"):
+    with pytest.raises(PolysemeError, match=r"is not the model that .* was trained over: its hash differs$"):
         load_feature_model(tmp_path / "run" / "model")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
 from polyseme.finetuning.config import FinetuneConfig
@@ -307,19 +307,21 @@ def test_baselines_and_mistakes(tokenizers, trained):
         baseline_metrics(ExtractiveQATask, "linear", seeking, seeking)["f1"]
         > baseline_metrics(ExtractiveQATask, "majority", seeking, seeking)["f1"]
     )
-    with pytest.raises(UserError, match="has no answers"):
+    with pytest.raises(PolysemeError, match="has no answers"):
         ExtractiveQATask.from_examples([QuestionExample("e", "x", "y", answers=())])
-    with pytest.raises(UserError, match="the question has 40 tokens, and 17 are read: truncate"):
+    with pytest.raises(PolysemeError, match="the question has 40 tokens, and 17 are read: truncate"):
         list(SPAN.encode([QuestionExample("e", "so", "so it " * 20)], tokenizers["wordpiece"], 40))
     (cut,) = SPAN.encode([QuestionExample("e", "so", "so it " * 20)], tokenizers["wordpiece"], 40, truncate=True)
     assert cut.is_truncated and cut.target is None
-    with pytest.raises(UserError, match="max_len 6 leaves no room"):
+    with pytest.raises(PolysemeError, match="max_len 6 leaves no room"):
         list(SPAN.encode(data, tokenizers["wordpiece"], 6))
-    with pytest.raises(UserError, match=r"doc_stride is 0"):
+    with pytest.raises(PolysemeError, match=r"doc_stride is 0"):
         ExtractiveQATask().with_override("doc_stride", "0")
     model = polyseme.load(trained[3] / "model")
     for bad in (("", "x"), ("x", ""), ("x", 3)):
-        with pytest.raises(UserError, match=r"^example 1 .*: a context and a question is needed"):
+        with pytest.raises(PolysemeError, match=r"^example 1 .*: a context and a question is needed"):
             model.answer(*bad)
-    with pytest.raises(UserError, match=r"predictions of extractive_qa are written as \.json, \.jsonl, not '\.tsv'"):
+    with pytest.raises(
+        PolysemeError, match=r"predictions of extractive_qa are written as \.json, \.jsonl, not '\.tsv'"
+    ):
         SPAN.write(trained[3] / "p.tsv", data, predict(model.folder, data))

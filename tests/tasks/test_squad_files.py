@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.tasks.extractive_qa import ExtractiveQATask, count_bad_offsets
 
 REAL = Path(__file__).parents[2].parent / "shared/data/squad-shifts"
@@ -63,7 +63,7 @@ def test_mistakes_are_named(tmp_path, capsys):
     for message, content in cases.items():
         path = tmp_path / "f.json"
         path.write_text(content if isinstance(content, str) else json.dumps(content))
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(PolysemeError, match=message):
             ExtractiveQATask.read(path)
     write(tmp_path / "f.json", squad(good, asked("b")))
     assert [e.id for e in ExtractiveQATask.read(tmp_path / "f.json", skip_bad=True)] == ["a"]

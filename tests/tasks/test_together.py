@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.compare import read_run
 from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
@@ -232,13 +232,13 @@ def test_the_commands(folder, tmp_path, run):
 
 def test_what_is_refused(folder, run):
     some = jobs()
-    with pytest.raises(UserError, match="two tasks are called 'wolves'"):
+    with pytest.raises(PolysemeError, match="two tasks are called 'wolves'"):
         finetune(folder, [some[0], some[0]], None)
-    with pytest.raises(UserError, match="no task to fine-tune"):
+    with pytest.raises(PolysemeError, match="no task to fine-tune"):
         finetune(folder, [], None)
-    with pytest.raises(UserError, match="sampling_alpha is -1"):
+    with pytest.raises(PolysemeError, match="sampling_alpha is -1"):
         finetune(folder, some, None, FAST.replace(sampling_alpha=-1.0))
-    with pytest.raises(UserError, match="several tasks, wolves, bears, tagging"):
+    with pytest.raises(PolysemeError, match="several tasks, wolves, bears, tagging"):
         polyseme.load(run[0] / "model").predict(["cat"])
     plain = load_model(folder)
     assert select_task(plain, "anything") is plain

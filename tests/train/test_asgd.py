@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.corpus.build.prepare import prepare
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.recipes import RECIPES
@@ -20,17 +20,17 @@ from tests.train.test_resume import STEPS, Killed, assert_same, recipe
 from tests.train.test_resume import weights as everything
 
 
-def model_and_optimiser(**changes):
+def model_and_optimizer(**changes):
     model = FAMILIES["gpt2"].model_config(num_layers=1, dim=8, num_heads=2, vocab_size=20, max_len=8).build(seed=0)
     spec = OptimizerConfig(lr=0.5, name="nt_asgd", **changes)
     return model, spec.build(model, model.trunk.layer_groups())
 
 
-def step(model, optimiser, seed):
+def step(model, optimizer, seed):
     draw = torch.Generator().manual_seed(seed)
     for p in model.parameters():
         p.grad = torch.randn(p.shape, generator=draw)
-    optimiser.step()
+    optimizer.step()
 
 
 def weights(model):
@@ -38,10 +38,10 @@ def weights(model):
 
 
 def test_a_step_is_sgd_with_decay_of_matrices():
-    model, optimiser = model_and_optimiser(decay=0.1)
+    model, optimizer = model_and_optimizer(weight_decay=0.1)
     before = weights(model)
-    set_lr(optimiser, 0.25)
-    step(model, optimiser, 1)
+    set_lr(optimizer, 0.25)
+    step(model, optimizer, 1)
     for name, p in model.named_parameters():
         decay = 0.1 if p.ndim > 1 else 0.0
         expected = before[name] - 0.25 * (p.grad + decay * before[name])
@@ -59,29 +59,29 @@ def test_the_trigger_is_that_of_the_paper(patience):
             if trigger is None and t > patience and v > min(logs[: t - patience]):
                 trigger = t
             logs.append(v)
-        _, optimiser = model_and_optimiser(patience=patience)
+        _, optimizer = model_and_optimizer(patience=patience)
         found = None
         for t, v in enumerate(losses):
-            optimiser.report_validation_loss(v)
-            if found is None and optimiser.num_averaged:
+            optimizer.report_validation_loss(v)
+            if found is None and optimizer.num_averaged:
                 found = t
         assert found == trigger
 
 
 def test_the_mean_of_all_weights_since_the_trigger():
-    model, optimiser = model_and_optimiser(patience=0)
-    step(model, optimiser, 0)
-    optimiser.report_validation_loss(1.0)
-    step(model, optimiser, 1)
-    with swap_averaged_weights(optimiser):  # there is none yet
+    model, optimizer = model_and_optimizer(patience=0)
+    step(model, optimizer, 0)
+    optimizer.report_validation_loss(1.0)
+    step(model, optimizer, 1)
+    with swap_averaged_weights(optimizer):  # there is none yet
         pass
-    optimiser.report_validation_loss(2.0)  # worse: the mean begins with the weights as they are
+    optimizer.report_validation_loss(2.0)  # worse: the mean begins with the weights as they are
     seen = [weights(model)]
     for seed in range(2, 7):
-        step(model, optimiser, seed)
+        step(model, optimizer, seed)
         seen.append(weights(model))
-        optimiser.report_validation_loss(0.0)  # no matter any more
-    with swap_averaged_weights(optimiser):
+        optimizer.report_validation_loss(0.0)  # no matter any more
+    with swap_averaged_weights(optimizer):
         for name, p in model.named_parameters():
             expected = torch.stack([each[name].double() for each in seen]).mean(0)
             torch.testing.assert_close(p.detach().double(), expected, atol=1e-6, rtol=0)
@@ -90,30 +90,30 @@ def test_the_mean_of_all_weights_since_the_trigger():
 
 @pytest.mark.parametrize("late", [False, True])
 def test_state_there_and_back(late):
-    """Before the trigger and after it, an optimiser that goes on is as one that never stopped."""
+    """Before the trigger and after it, an optimizer that goes on is as one that never stopped."""
     found = []
     for stops in (False, True):
-        model, optimiser = model_and_optimiser(patience=1)
+        model, optimizer = model_and_optimizer(patience=1)
         for seed, loss in enumerate([3.0, 2.0, 2.5, 3.5, 9.0, 9.0]):
-            step(model, optimiser, seed)
-            optimiser.report_validation_loss(loss)
+            step(model, optimizer, seed)
+            optimizer.report_validation_loss(loss)
             if stops and seed == (4 if late else 1):
-                state = {name: t.clone() for name, t in optimizer_state_dict(optimiser, model).items()}
+                state = {name: t.clone() for name, t in optimizer_state_dict(optimizer, model).items()}
                 held = model.state_dict()
-                model, optimiser = model_and_optimiser(patience=1)
+                model, optimizer = model_and_optimizer(patience=1)
                 model.load_state_dict(held)
-                load_optimizer_state_dict(optimiser, model, state)
-        assert optimiser.num_averaged == 3 and len(optimiser.valid_losses) == 4
-        with swap_averaged_weights(optimiser):
+                load_optimizer_state_dict(optimizer, model, state)
+        assert optimizer.num_averaged == 3 and len(optimizer.valid_losses) == 4
+        with swap_averaged_weights(optimizer):
             found.append(weights(model))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
 def test_it_needs_something_held_out():
     recipe = RECIPES["gpt2-tiny"]().replace(optimizer=OptimizerConfig(name="nt_asgd"), valid_fraction=0.0)
-    with pytest.raises(UserError, match="holdout is 0"):
+    with pytest.raises(PolysemeError, match="valid_fraction is 0"):
         recipe.check()
-    with pytest.raises(UserError, match="learnt by adamw or muon"):
+    with pytest.raises(PolysemeError, match="learnt by adamw or muon"):
         FinetuneConfig(optimizer=OptimizerConfig(name="nt_asgd")).validate()
 
 
@@ -155,9 +155,9 @@ def test_killed_in_the_middle_of_a_stream(corpus, tmp_path, monkeypatch):
     pretrain(averaging, corpus, tmp_path / "killed", resume=True)
     assert_same(tmp_path / "whole", tmp_path / "killed")
     state = everything(tmp_path / "whole")
-    measured, count = state["optimiser//losses"], int(state["optimiser//count"])
+    measured, count = state["optimizer//valid_losses"], int(state["optimizer//num_averaged"])
     assert 3 <= len(measured) < 7 and count == STEPS - len(measured) + 1
     assert any(name.startswith("memory/") for name in state)
-    mean = state["optimiser/trunk.embeddings.tokens.weight/average"]
+    mean = state["optimizer/trunk.embeddings.tokens.weight/average"]
     saved = load_file(tmp_path / "whole" / "model" / "model.safetensors")["trunk.embeddings.tokens.weight"]
     assert torch.equal(saved, mean) and not torch.equal(saved, state["model/trunk.embeddings.tokens.weight"])

@@ -34,8 +34,8 @@ def test_it_learns_both_directions(run):
     folder, results = run
     found = {name: value for name, value in results.items() if isinstance(value, float)}
     model = polyseme.load(folder / "run" / "model")
-    assert torch.equal(model.model.heads["next"].own.weight, model.model.heads["previous"].own.weight)
-    assert model.model.heads["previous"].own is model.model.heads["next"].own
+    assert torch.equal(model.model.heads["next"].decoder.weight, model.model.heads["previous"].decoder.weight)
+    assert model.model.heads["previous"].decoder is model.model.heads["next"].decoder
     text, wrong = "The old cat sees the grey dog in the river.", "river the in dog grey the sees cat old The."
     better, worse = (score.log_prob for score in model.score([text, wrong]))
     assert better > worse + 10, found

@@ -21,35 +21,35 @@ def test_singular_values_follow_the_polynomial(shape):
     assert s.max() < 1.25 and (s > 0.6).double().mean() > 0.9  # what is almost 0 stays small
 
 
-def model_and_optimiser(family="bert", **changes):
+def model_and_optimizer(family="bert", **changes):
     model = FAMILIES[family].model_config(num_layers=2, dim=32, num_heads=2, vocab_size=50, max_len=16).build(seed=0)
     spec = OptimizerConfig(lr=0.01, name="muon", **changes)
     return model, spec.build(model, model.trunk.layer_groups())
 
 
-def step(model, optimiser, seed):
+def step(model, optimizer, seed):
     draw = torch.Generator().manual_seed(seed)
     for p in model.parameters():
         p.grad = torch.randn(p.shape, generator=draw)
-    optimiser.step()
+    optimizer.step()
 
 
-@pytest.mark.parametrize("family,stacked", [("bert", {1, 3}), ("modernbert", {1, 2, 3})])
-def test_matrices_of_the_blocks_and_no_others(family, stacked):
-    model, optimiser = model_and_optimiser(family)
-    chosen = {id(p): g["stacked"] for g in optimiser.param_groups for p in g["params"] if g["stacked"]}
+@pytest.mark.parametrize("family,fused_counts", [("bert", {1, 3}), ("modernbert", {1, 2, 3})])
+def test_matrices_of_the_blocks_and_no_others(family, fused_counts):
+    model, optimizer = model_and_optimizer(family)
+    chosen = {id(p): g["fused_count"] for g in optimizer.param_groups for p in g["params"] if g["fused_count"]}
     names = {name for name, p in model.named_parameters() if id(p) in chosen}
     assert names == {n for n, p in model.named_parameters() if n.startswith("trunk.blocks.") and p.ndim == 2}
-    assert set(chosen.values()) == stacked
-    assert sum(len(g["params"]) for g in optimiser.param_groups) == len(list(model.parameters()))
+    assert set(chosen.values()) == fused_counts
+    assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
 
 
 def test_each_part_of_a_stack_moves_on_its_own():
     """Query, key and value are three matrices in one: each is made orthogonal, and the step has AdamW's size."""
-    model, optimiser = model_and_optimiser(decay=0.0)
+    model, optimizer = model_and_optimizer(weight_decay=0.0)
     weight = model.trunk.blocks[0].attention.qkv.weight
     before = weight.detach().clone()
-    step(model, optimiser, 1)
+    step(model, optimizer, 1)
     moved = (before - weight.detach()) / 0.01
     for part in moved.view(3, 32, 32):
         values = torch.linalg.svdvals(part / (0.2 * 32**0.5))
@@ -58,11 +58,11 @@ def test_each_part_of_a_stack_moves_on_its_own():
 
 
 def test_the_rest_is_adamw():
-    model, optimiser = model_and_optimiser()
+    model, optimizer = model_and_optimizer()
     plain = FAMILIES["bert"].model_config(num_layers=2, dim=32, num_heads=2, vocab_size=50, max_len=16).build(seed=0)
     other = OptimizerConfig(lr=0.01).build(plain, plain.trunk.layer_groups())
     for seed in range(3):
-        step(model, optimiser, seed)
+        step(model, optimizer, seed)
         step(plain, other, seed)
     for (name, p), q in zip(model.named_parameters(), plain.parameters()):
         inside = name.startswith("trunk.blocks.") and p.ndim == 2
@@ -70,30 +70,30 @@ def test_the_rest_is_adamw():
 
 
 def test_momentum_there_and_back():
-    model, optimiser = model_and_optimiser()
-    again, other = model_and_optimiser()
+    model, optimizer = model_and_optimizer()
+    again, other = model_and_optimizer()
     for seed in range(3):
-        step(model, optimiser, seed)
+        step(model, optimizer, seed)
     again.load_state_dict(model.state_dict())
-    load_optimizer_state_dict(other, again, optimizer_state_dict(optimiser, model))
-    set_lr(optimiser, 0.003)
+    load_optimizer_state_dict(other, again, optimizer_state_dict(optimizer, model))
+    set_lr(optimizer, 0.003)
     set_lr(other, 0.003)
-    step(model, optimiser, 9)
+    step(model, optimizer, 9)
     step(again, other, 9)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters()))
 
 
 def test_it_learns():
     torch.manual_seed(0)
-    model, optimiser = model_and_optimiser()
+    model, optimizer = model_and_optimizer()
     weight = model.trunk.blocks[1].ffn.down.weight
     true = torch.randn_like(weight) * 0.1
     losses = []
     for number in range(60):
-        set_lr(optimiser, 0.05 * (1 - number / 60))
-        optimiser.zero_grad()
+        set_lr(optimizer, 0.05 * (1 - number / 60))
+        optimizer.zero_grad()
         loss = (weight - true).square().mean()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.02 * losses[0]

@@ -10,7 +10,7 @@ import torch
 import polyseme
 from polyseme.cli.music import sample_events
 from polyseme.corpus.build.prepare import prepare
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import PackedLayout
@@ -110,11 +110,11 @@ def test_an_lstm_on_the_same_events_plays_too(runs, harness):
 def test_what_cannot_be_played(runs, harness):
     learned = polyseme.load(runs / "learned/model", device="cpu")
     assert len(sample_events(learned, [], learned.max_len, 0.0)) <= learned.max_len
-    with pytest.raises(UserError, match="length is 193, and the model has places for 192 events"):
+    with pytest.raises(PolysemeError, match="max_len is 193, and the model has places for 192 events"):
         sample_events(learned, [], 193)
-    with pytest.raises(UserError, match="20 events: --length 20 leaves nothing"):
+    with pytest.raises(PolysemeError, match="20 events: --max-len 20 leaves nothing"):
         sample_events(learned, harness.compose(0, 20), 20)
-    with pytest.raises(UserError, match="temperature is -1"):
+    with pytest.raises(PolysemeError, match="temperature is -1"):
         sample_events(learned, [], 20, -1)
 
 
@@ -136,8 +136,8 @@ def test_both_places_are_one_family(tmp_path):
     }
     config = json.loads((tmp_path / "relative/config.json").read_text())
     assert config["positions"] == "relative" and config["max_distance"] == 256
-    with pytest.raises(UserError, match="furthest is 0, expected 1 or more"):
-        FAMILIES["music"].model_config("tiny", furthest=0)
+    with pytest.raises(PolysemeError, match="max_distance is 0, expected 1 or more"):
+        FAMILIES["music"].model_config("tiny", max_distance=0)
 
 
 def test_the_command(runs, harness, done, refused, tmp_path):
@@ -148,13 +148,13 @@ def test_the_command(runs, harness, done, refused, tmp_path):
     begun = harness.compose(9200, 24, 3, (0,))
     write_notes(tmp_path / "begun.mid", events_to_notes(begun))
     model = runs / "relative/model"
-    said = done("music", model, "--out", tmp_path / "a.mid", "--length", 60, "--prime", tmp_path / "begun.mid")
+    said = done("music", model, "--out", tmp_path / "a.mid", "--max-len", 60, "--primer", tmp_path / "begun.mid")
     assert "a.mid: " in said and "notes" in said
     assert notes_to_events(read_notes(tmp_path / "a.mid"))[:24] == begun[:24]
-    done("music", model, "--out", tmp_path / "b.mid", "--length", 60, "--prime", tmp_path / "begun.mid")
+    done("music", model, "--out", tmp_path / "b.mid", "--max-len", 60, "--primer", tmp_path / "begun.mid")
     assert (tmp_path / "a.mid").read_bytes() == (tmp_path / "b.mid").read_bytes()
     refused("music", model, "--out", tmp_path / "a.mid", says="already there")
-    refused("music", model, "--out", tmp_path / "c.mid", "--prime", tmp_path / "no.mid", says="is missing")
+    refused("music", model, "--out", tmp_path / "c.mid", "--primer", tmp_path / "no.mid", says="is missing")
 
 
 def test_a_model_of_text_does_not_play(tiny_folders, refused, tmp_path):

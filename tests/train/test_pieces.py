@@ -1,4 +1,4 @@
-"""The pieces of training one by one: schedules, optimiser, loop, prefetch, cost, checkpoints."""
+"""The pieces of training one by one: schedules, optimizer, loop, prefetch, cost, checkpoints."""
 
 import json
 import math
@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
@@ -85,7 +85,7 @@ def test_the_shortest_runs_have_a_rate():
             assert all(0 < ScheduleConfig(shape).lr_factor(i, total) <= 1 for i in range(total))
 
 
-# --- the optimiser ---------------------------------------------------------------------------------------------------
+# --- the optimizer ---------------------------------------------------------------------------------------------------
 
 
 def tiny(family="bert", **changes):
@@ -98,9 +98,9 @@ def tiny(family="bert", **changes):
 @pytest.mark.parametrize("layer_decay", [1.0, 0.5])
 def test_decay_touches_matrices_only(family, layer_decay):
     model = tiny(family)
-    optimiser = OptimizerConfig(weight_decay=0.01, layer_decay=layer_decay).build(model, model.trunk.layer_groups())
-    decays = {id(p): g["weight_decay"] for g in optimiser.param_groups for p in g["params"]}
-    assert sum(len(g["params"]) for g in optimiser.param_groups) == len(list(model.parameters()))
+    optimizer = OptimizerConfig(weight_decay=0.01, layer_decay=layer_decay).build(model, model.trunk.layer_groups())
+    decays = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+    assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
     for name, p in model.named_parameters():
         plain = name.endswith("bias") or re.search(r"norm|before|after|biases|bias_", name)
         assert decays[id(p)] == (0.0 if plain else 0.01), name
@@ -109,9 +109,9 @@ def test_decay_touches_matrices_only(family, layer_decay):
 @pytest.mark.parametrize("layer_decay", [1.0, 0.5])
 def test_heads_may_have_a_rate_of_their_own(layer_decay):
     model = tiny()
-    optimiser = OptimizerConfig(layer_decay=layer_decay, head_lr_scale=20.0).build(model, model.trunk.layer_groups())
-    set_lr(optimiser, 1e-5)
-    rates = {id(p): g["lr"] for g in optimiser.param_groups for p in g["params"]}
+    optimizer = OptimizerConfig(layer_decay=layer_decay, head_lr_scale=20.0).build(model, model.trunk.layer_groups())
+    set_lr(optimizer, 1e-5)
+    rates = {id(p): g["lr"] for g in optimizer.param_groups for p in g["params"]}
     assert [rates[id(p)] for p in model.heads.parameters()] == pytest.approx(
         [2e-4] * len(list(model.heads.parameters()))
     )
@@ -122,9 +122,9 @@ def test_heads_may_have_a_rate_of_their_own(layer_decay):
 def test_layer_decay(family):
     model = tiny(family)
     groups = model.trunk.layer_groups()
-    optimiser = OptimizerConfig(layer_decay=0.5).build(model, groups)
-    set_lr(optimiser, 0.8)
-    rates = {id(p): g["lr"] for g in optimiser.param_groups for p in g["params"]}
+    optimizer = OptimizerConfig(layer_decay=0.5).build(model, groups)
+    set_lr(optimizer, 0.8)
+    rates = {id(p): g["lr"] for g in optimizer.param_groups for p in g["params"]}
     assert all(rates[id(p)] == pytest.approx(0.8) for p in model.heads.parameters())
     levels = [{rates[id(p)] for p in group} for group in groups]
     assert all(len(level) == 1 for level in levels)
@@ -135,7 +135,7 @@ def test_layer_decay(family):
     assert {g["lr"] for g in even.param_groups} == {0.8}
 
 
-def test_optimiser_state_there_and_back():
+def test_optimizer_state_there_and_back():
     model, other = tiny(), tiny()
     batches = [batch_of(model)]
     run = training(model)
@@ -162,16 +162,16 @@ def batch_of(model, lengths=(3, 5)):
     return Batch(tokens, layout, None, targets, layout.num_tokens)
 
 
-def training(model, total=3, **optim):
-    spec = OptimizerConfig(**optim)
-    optimiser = spec.build(model, model.trunk.layer_groups())
-    return TrainState(model, optimiser, spec, ScheduleConfig("constant", 0), total, torch.device("cpu"))
+def training(model, total=3, **changes):
+    spec = OptimizerConfig(**changes)
+    optimizer = spec.build(model, model.trunk.layer_groups())
+    return TrainState(model, optimizer, spec, ScheduleConfig("constant", 0), total, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("clip", [0.25, 0.0])
 def test_clipping(clip):
     model = tiny()
-    run = training(model, total=1, clip=clip)
+    run = training(model, total=1, max_grad_norm=clip)
     (report,) = train(run, iter([([batch_of(model)], None)]))
     norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm().item()
     assert report.grad_norm > 0.25
@@ -181,7 +181,7 @@ def test_clipping(clip):
 def test_reports():
     model = tiny()
     batches = [batch_of(model), batch_of(model, (5, 4))]
-    reports = list(train(training(model, total=3, rate=0.01), iter([(batches, i) for i in range(9)])))
+    reports = list(train(training(model, total=3, lr=0.01), iter([(batches, i) for i in range(9)])))
     assert [r.step for r in reports] == [1, 2, 3] and [r.position for r in reports] == [0, 1, 2]
     assert all(r.tokens == 17 and r.lr == 0.01 and set(r.loss) == {"masked", "pair"} for r in reports)
     assert all(r.flops == sum(count_training_flops(model, b) for b in batches) for r in reports)
@@ -196,7 +196,7 @@ def test_a_loss_that_is_not_finite_changes_nothing():
         "masked": m.trunk.token_embeddings.sum() * float("nan"),
         "pair": m.trunk.token_embeddings.sum(),
     }
-    with pytest.raises(UserError, match="not finite"):
+    with pytest.raises(PolysemeError, match="not finite"):
         list(train(run, iter([([batch_of(model)], None)])))
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
@@ -305,7 +305,9 @@ def test_num_parameters():
 
 
 def checkpoint(step):
-    return Checkpoint(step, {"model": {"a": torch.full((3,), float(step))}}, {"total": 20, "cursor": {"epoch": 0}})
+    return Checkpoint(
+        step, {"model": {"a": torch.full((3,), float(step))}}, {"total_steps": 20, "position": {"epoch": 0}}
+    )
 
 
 def test_keep_and_latest(tmp_path):
@@ -367,26 +369,26 @@ def test_a_budget_in_words(text, expected):
 
 @pytest.mark.parametrize("text", ["", "20", "m", "0m", "20 m", "-3m", "1.2.3m", "1e999steps", "esteps", "20x"])
 def test_a_budget_that_is_none(text):
-    with pytest.raises(UserError, match="a budget is a time such as 20m"):
+    with pytest.raises(PolysemeError, match="a budget is a time such as 20m"):
         BudgetConfig.parse(text)
 
 
 @pytest.mark.parametrize(
     "path,value,told",
     [
-        ("keep_checkpoints", "0", "keep is 0, expected 1 or more"),
-        ("num_averaged", "-1", "average is -1, expected 0 or more"),
-        ("valid_fraction", "1", r"holdout is 1\.0, expected from 0 to below 1"),
+        ("keep_checkpoints", "0", "keep_checkpoints is 0, expected 1 or more"),
+        ("num_averaged", "-1", "num_averaged is -1, expected 0 or more"),
+        ("valid_fraction", "1", r"valid_fraction is 1\.0, expected from 0 to below 1"),
         ("budget.steps", "-1", r"budget\.steps is -1, expected 0 or more"),
         ("budget.steps", "0", "the budget is empty"),
-        ("optimizer.lr", "0", r"optim\.rate is 0\.0, which is not above 0"),
-        ("micro_batch_tokens", "8", "bin_tokens 8 is smaller than max_len 128"),
-        ("batch_tokens", "20000", "batch_tokens 20000 is not a multiple of bin_tokens 16384"),
+        ("optimizer.lr", "0", r"optimizer\.lr is 0\.0, which is not above 0"),
+        ("micro_batch_tokens", "8", "micro_batch_tokens 8 is smaller than max_len 128"),
+        ("batch_tokens", "20000", "batch_tokens 20000 is not a multiple of micro_batch_tokens 16384"),
     ],
 )
 def test_numbers_of_a_recipe_that_cannot_be(path, value, told):
     recipe = Recipe("r", "bert").check()
-    with pytest.raises(UserError, match=f"^{told}"):
+    with pytest.raises(PolysemeError, match=f"^{told}"):
         recipe.with_override(path, value).check()
 
 
@@ -420,7 +422,7 @@ def test_a_deadline_counts_the_steps_that_fit(each, total, monkeypatch):
     """A hundred steps of a second, looked at after ten: a pace that nearly fits changes nothing."""
     clock = [0.0]
     monkeypatch.setattr("polyseme.train.budget.time.perf_counter", lambda: clock[0])
-    deadline = Deadline(end_time=100.0, start_step=0, replan_steps=200)
+    deadline = Deadline(end_time=100.0, start_step=0, total_steps=200)
     assert not deadline.should_check(9) and deadline.should_check(10)
     clock[0] = 10 * each
     assert deadline.replan_steps(10, 100) == total
@@ -431,7 +433,7 @@ def test_measuring_and_saving_are_no_part_of_the_pace(monkeypatch):
     """Ten steps of a second and 30 s of measuring: a step to come takes a second, and measuring its own time."""
     clock = [0.0]
     monkeypatch.setattr("polyseme.train.budget.time.perf_counter", lambda: clock[0])
-    deadline = Deadline(end_time=200.0, start_step=0, replan_steps=200, overheads=[(30.0, 50)])
+    deadline = Deadline(end_time=200.0, start_step=0, total_steps=200, overheads=[(30.0, 50)])
     clock[0] = 4.0
     with deadline.pause():
         clock[0] += 30.0

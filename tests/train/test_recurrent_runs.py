@@ -10,7 +10,7 @@ import torch
 import polyseme
 from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.store import Corpus
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.context_length import (
     evaluate_segments,
     evaluate_sliding_window,
@@ -99,7 +99,7 @@ def test_gradients_by_distance(runs, done, refused, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(documents(20, seed=9)) + "\n")
     folders = [runs / name / "model" for name in ("rnn", "lstm", "nnlm")]
     picture = tmp_path / "picture.svg"
-    said = done("gradients", *folders, "--data", tmp_path / "texts.txt", "--out", picture, "--distance", 20)
+    said = done("gradients", *folders, "--data", tmp_path / "texts.txt", "--out", picture, "--max-distance", 20)
     assert "rnn_lm rnn" in said and "nnlm" in said and "<svg" in picture.read_text()
     curves = {
         name: gradients_by_distance(polyseme.load(runs / name / "model", "cpu"), documents(20, seed=9), 20)
@@ -110,8 +110,8 @@ def test_gradients_by_distance(runs, done, refused, tmp_path):
     args = ("--data", tmp_path / "texts.txt", "--out")
     refused("gradients", runs / "backward/model", *args, tmp_path / "p.svg", says="does not predict what comes next")
     refused("gradients", runs / "rnn/model", *args, tmp_path / "p.png", says="does not end in .svg")
-    refused("gradients", runs / "rnn/model", *args, tmp_path / "p.svg", "--distance", 10**6, says="tokens")
-    refused("gradients", runs / "rnn/model", *args, tmp_path / "p.svg", "--distance", 0, says="distance is 0")
+    refused("gradients", runs / "rnn/model", *args, tmp_path / "p.svg", "--max-distance", 10**6, says="tokens")
+    refused("gradients", runs / "rnn/model", *args, tmp_path / "p.svg", "--max-distance", 0, says="max_distance is 0")
 
 
 def test_gradients_are_those_of_the_last_prediction(runs):
@@ -130,7 +130,7 @@ def test_gradients_are_those_of_the_last_prediction(runs):
 
 
 def test_no_attention_to_show(runs):
-    with pytest.raises(UserError, match="no Transformer"):
+    with pytest.raises(PolysemeError, match="no Transformer"):
         attention_maps(polyseme.load(runs / "lstm/model", "cpu"), "the cat")
 
 
@@ -171,7 +171,7 @@ def test_a_state_reads_a_text_in_segments_of_any_size():
     assert evaluate_sliding_window(cases.tiny_model("nnlm"), TEXT, 5).loss == pytest.approx(
         evaluate_segments(cases.tiny_model("nnlm"), TEXT, 7).loss, rel=1e-6
     )
-    with pytest.raises(UserError, match="read it by windows"):
+    with pytest.raises(PolysemeError, match="read it by windows"):
         evaluate_segments(cases.tiny_model("gpt2"), TEXT, 5)
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.corpus.build.prepare import prepare
-from polyseme.errors import Interrupted, UserError
+from polyseme.errors import Interrupted, PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.recipes import RECIPES
@@ -75,7 +75,7 @@ def kind_of(family: str) -> str:
 def recipe(family: str, compile: bool = False) -> Recipe:
     usual = RECIPES[f"{family}-tiny"]()
     objective = usual.objective
-    longest = 32 + 32 * bool(getattr(objective, "spread", 0))  # some segments are longer than most
+    longest = 32 + 32 * bool(getattr(objective, "bptt_std", 0))  # some segments are longer than most
     model = {
         "num_layers": 2,
         "dim": 16,
@@ -88,7 +88,7 @@ def recipe(family: str, compile: bool = False) -> Recipe:
     return Recipe(
         name="test",
         family=family,
-        model=fitting(FAMILIES[family], **model, buckets=50),
+        model=fitting(FAMILIES[family], **model, num_buckets=50),
         optimizer=usual.optimizer.replace(words_per_update=100) if usual.optimizer.is_sparse else OptimizerConfig(),
         objective=getattr(objective, "base", objective),  # the one a teacher is not needed for
         max_len=32,
@@ -137,7 +137,7 @@ def test_killed_twice_and_resumed(family, compile, corpora, tmp_path, monkeypatc
     if compile and family in ALIKE:
         pytest.skip("compiled as another family")
     if compile and family in EAGER:
-        with pytest.raises(UserError, match="leave it false"):
+        with pytest.raises(PolysemeError, match="leave it false"):
             pretrain(recipe(family, compile), corpora[kind_of(family)], tmp_path / "whole")
         return
     corpus = corpora[kind_of(family)]
@@ -213,7 +213,7 @@ def test_segments_of_drawn_length_resume_in_mid_stream(direction, corpora, tmp_p
     rows = [json.loads(line) for line in (tmp_path / "whole/log.jsonl").read_text().splitlines()]
     rows = [row for row in rows if "loss" in row]
     assert len({row["tokens"] for row in rows}) > 3
-    shares = [row["rate"] / (drawn.optimizer.lr * drawn.schedule.lr_factor(row["step"] - 1, STEPS)) for row in rows]
+    shares = [row["lr"] / (drawn.optimizer.lr * drawn.schedule.lr_factor(row["step"] - 1, STEPS)) for row in rows]
     assert shares == pytest.approx([row["tokens"] / 2048 for row in rows])
     real = module.train
 
@@ -294,7 +294,7 @@ def test_a_damaged_checkpoint_is_walked_past(corpora, whole, tmp_path, monkeypat
 def test_nan_stops_with_the_last_good_checkpoint(corpora, tmp_path, monkeypatch):
     from polyseme.train import loop
 
-    real = loop.losses
+    real = loop.compute_losses
 
     def poisoned(model, batch):
         found = real(model, batch)
@@ -302,8 +302,8 @@ def test_nan_stops_with_the_last_good_checkpoint(corpora, tmp_path, monkeypatch)
         return {n: v * float("nan") for n, v in found.items()} if len(seen) > 10 else found
 
     seen = []
-    monkeypatch.setattr(module, "losses", poisoned)
-    with pytest.raises(UserError, match="step 6 is not finite"):
+    monkeypatch.setattr(module, "compute_losses", poisoned)
+    with pytest.raises(PolysemeError, match="step 6 is not finite"):
         pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "run")
     last = load_checkpoint(tmp_path / "run" / "checkpoints")
     assert last.step == 4
@@ -316,12 +316,12 @@ def test_disk_full_while_saving(corpora, tmp_path, monkeypatch):
     real = checkpoint.write_tensors
 
     def full(path, tensors):
-        if "step-4" in str(path) and "optimiser" in str(path):
+        if "step-4" in str(path) and "optimizer" in str(path):
             raise OSError(28, "No space left on device")
         return real(path, tensors)
 
     monkeypatch.setattr(checkpoint, "write_tensors", full)
-    with pytest.raises(UserError, match="No space left on device"):
+    with pytest.raises(PolysemeError, match="No space left on device"):
         pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "run")
     assert load_checkpoint(tmp_path / "run" / "checkpoints").step == 2
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["LATEST", "step-2"]
@@ -342,9 +342,9 @@ def test_a_budget_in_minutes_is_settled_once(corpora, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "train", short)
     with pytest.raises(Killed):
         pretrain(timed, corpora["wordpiece"], tmp_path / "run")
-    total = json.loads((tmp_path / "run" / "recipe.json").read_text())["total"]
+    total = json.loads((tmp_path / "run" / "recipe.json").read_text())["total_steps"]
     monkeypatch.setattr(module, "train", real)
-    monkeypatch.setattr(module, "settle", lambda *_: pytest.fail("calibrated again"))
+    monkeypatch.setattr(module, "plan_steps", lambda *_: pytest.fail("calibrated again"))
     results = pretrain(timed, corpora["wordpiece"], tmp_path / "run", resume=True)
     assert results["steps"] == total
 
@@ -352,15 +352,15 @@ def test_a_budget_in_minutes_is_settled_once(corpora, tmp_path, monkeypatch):
 @pytest.mark.parametrize("settled,then", [(40, 12), (6, 15), (40, 0)], ids=["slower", "faster", "over"])
 def test_when_the_pace_changes_so_does_the_length_of_the_run(settled, then, corpora, tmp_path, monkeypatch):
     """Its schedule too, and what a resumed run would do; a run whose time is over ends where it is, whole."""
-    monkeypatch.setattr(module, "settle", lambda *_: (settled, [(0.5, 10)]))
+    monkeypatch.setattr(module, "plan_steps", lambda *_: (settled, [(0.5, 10)]))
     monkeypatch.setattr(Deadline, "replan_steps", lambda self, step, total: max(then, step))
     run = tmp_path / "run"
     timed = recipe("bert").replace(budget=BudgetConfig(minutes=1.0), log_every=1)
     results = pretrain(timed, corpora["wordpiece"], run)
     first = max(settled // CLOCK_CHECKS, STEPS_PER_TIMING)
-    assert results["steps"] == max(then, first) == json.loads((run / "recipe.json").read_text())["total"]
+    assert results["steps"] == max(then, first) == json.loads((run / "recipe.json").read_text())["total_steps"]
     rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    rates = [row["rate"] for row in rows if "rate" in row]
+    rates = [row["lr"] for row in rows if "lr" in row]
     assert len(rates) == results["steps"] == load_checkpoint(run / "checkpoints").step
     if then:
         assert rates[-1] < 0.2 * max(rates)  # a rate that falls to nothing got there
@@ -397,9 +397,9 @@ def test_two_ranks_train_the_same_model(corpora, tmp_path):
 def test_a_run_is_not_overwritten_and_not_mixed(corpora, tmp_path):
     short = recipe("bert").replace(budget=BudgetConfig(steps=2))
     pretrain(short, corpora["wordpiece"], tmp_path / "run")
-    with pytest.raises(UserError, match="--resume"):
+    with pytest.raises(PolysemeError, match="--resume"):
         pretrain(short, corpora["wordpiece"], tmp_path / "run")
-    with pytest.raises(UserError, match="seed was 0, now 5"):
+    with pytest.raises(PolysemeError, match="seed was 0, now 5"):
         pretrain(short.replace(seed=5), corpora["wordpiece"], tmp_path / "run", resume=True)
-    with pytest.raises(UserError, match="another corpus"):
+    with pytest.raises(PolysemeError, match="another corpus"):
         pretrain(short, corpora["bpe"], tmp_path / "run", resume=True)

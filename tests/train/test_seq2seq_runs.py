@@ -22,7 +22,7 @@ WORDS = {word: f"{word[::-1]}o" for word in (*ANIMALS, *VERBS, *ADJECTIVES, *PLA
 KINDS = {
     "none": ["model.attention=none"],
     "multiplicative": ["objective.scheduled_sampling=0.2", "objective.scheduled_sampling_epochs=4"],
-    "additive": ["model.attention=additive", "model.context_order=inside", "model.cell=gru"],
+    "additive": ["model.attention=additive", "model.context_order=inside_recurrence", "model.cell=gru"],
 }
 SHORT = ["model.dim=48", "model.dropout=0.0", "max_len=48", "batch_tokens=768", "micro_batch_tokens=768", "budget.steps=80",
          "optimizer.lr=1e-2", "schedule.warmup=30", "eval_every=200", "save_every=20", "num_averaged=2",
@@ -59,7 +59,7 @@ def test_it_learns_the_language_and_shows_where_it_looked(kind, made, tmp_path):
     said = done("translate", model, "--data", made / "test.en", "--reference", made / "test.xx", "--out",
                 tmp_path / "out.txt", "--json")  # fmt: skip
     assert json.loads(said)["bleu"] > (30 if kind == "none" else 60)
-    done("explain", model, "--translate", "old cat sees river", "--out", tmp_path / "page.html")
+    done("explain", model, "--text", "old cat sees river", "--out", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     if kind == "none":
         assert "looks back at nothing" in page and "layer 1" not in page
@@ -103,10 +103,10 @@ def test_what_it_cannot_be(made, refused, tmp_path):
         refused("pretrain", "seq2seq-tiny", "--corpus", made / "pairs", "--out", tmp_path / "r", *given, says=says)
 
     run("model.attention=hard", says=["model.attention is 'hard'", "'cosine'"])
-    run("model.context_order=before", says="'inside', 'after'")
+    run("model.context_order=before", says="'inside_recurrence', 'after_recurrence'")
     run("model.dim=33", says="dim is 33")
     run("compile=true", says="works by lengths")
-    run("objective.scheduled_sampling=2", says="own is 2")
+    run("objective.scheduled_sampling=2", says="scheduled_sampling is 2")
 
 
 def test_the_benchmark_keeps_what_is_done(made, tmp_path, monkeypatch, capsys):
@@ -134,7 +134,10 @@ def test_the_benchmark_keeps_what_is_done(made, tmp_path, monkeypatch, capsys):
     assert asked == [[model, seed] for seed in "01" for model in ("dot-inside", "seq2seq-tiny")]
     said, found = capsys.readouterr().out, json.loads((out / "results.json").read_text())
     assert len(found) == 4 and {one["seed"] for one in found} == {0, 1} and "| dot-inside | 0.0 | 2 |" in said
-    assert json.loads((out / "dot-inside/seed-1/recipe.json").read_text())["recipe"]["model"]["order"] == "inside"
+    assert (
+        json.loads((out / "dot-inside/seed-1/recipe.json").read_text())["recipe"]["model"]["context_order"]
+        == "inside_recurrence"
+    )
     (out / "seq2seq-tiny/seed-1/result.json").unlink()
     benchmark.main()
     assert asked[4:] == [["seq2seq-tiny", "1"]] and len(json.loads((out / "results.json").read_text())) == 4

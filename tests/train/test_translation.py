@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import polyseme
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.generation.text import GenerationConfig
 from polyseme.tasks.metrics.translation import score_translations
 from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS, done
@@ -17,7 +17,7 @@ WORDS = {word: f"{word[::-1]}o" for word in (*ANIMALS, *VERBS, *ADJECTIVES, *PLA
 RECIPE = {
     "name": "toy", "family": "transformer", "model": {"num_layers": 1, "dim": 48, "num_heads": 4, "dropout": 0.0},
     "objective": {"kind": "Translation"}, "max_len": 48, "batch_tokens": 768, "micro_batch_tokens": 768,
-    "budget": {"steps": 200}, "optimizer": {"rate": 6e-3, "beta2": 0.98, "decay": 0.0},
+    "budget": {"steps": 200}, "optimizer": {"lr": 6e-3, "beta2": 0.98, "weight_decay": 0.0},
     "schedule": {"shape": "inverse_sqrt", "warmup": 60}, "eval_every": 100, "save_every": 20, "num_averaged": 3,
     "valid_fraction": 0.02,
 }  # fmt: skip
@@ -81,7 +81,7 @@ def test_an_empty_text_has_an_empty_translation(made, done, tmp_path):
 def test_a_long_text_is_refused_or_split_never_cut(made):
     model = polyseme.load(made / "run-pairs/model", device="cpu")
     long = " ".join(["old cat."] * 5000)
-    with pytest.raises(UserError, match=r"text 2 has [\d,]+ tokens with its end mark, and the model reads 512"):
+    with pytest.raises(PolysemeError, match=r"text 2 has [\d,]+ tokens with its end mark, and the model reads 512"):
         model.translate(["old cat", long])
     short = "old cat. young dog. "
     halves = model.translate(["old cat.", "young dog."], GenerationConfig(0))
@@ -90,7 +90,7 @@ def test_a_long_text_is_refused_or_split_never_cut(made):
     object.__setattr__(model.model.config.trunk.encoder.embeddings, "max_len", limit)
     (whole,) = model.translate([short], GenerationConfig(0), lambda _: ["old cat.", "young dog."])
     assert whole.text == " ".join(half.text for half in halves)
-    with pytest.raises(UserError, match="in a sentence"):
+    with pytest.raises(PolysemeError, match="in a sentence"):
         model.translate([long], GenerationConfig(0), lambda text: [text])
 
 
@@ -108,7 +108,7 @@ def test_vocabularies_of_their_own(made):
 
 def test_the_model_is_the_mean_of_the_last_checkpoints(made):
     run = made / "run-pairs"
-    steps = json.loads((run / "results.json").read_text())["averaged"]
+    steps = json.loads((run / "results.json").read_text())["averaged_steps"]
     assert steps == [200, 180, 160]
     files = [load_file(run / f"checkpoints/step-{step}/model.safetensors") for step in steps]
     model = polyseme.load(run / "model", device="cpu").model.state_dict()
@@ -158,7 +158,7 @@ def test_what_cannot_be_translated(made, project, refused, tmp_path):
 
 
 def test_measures_need_their_texts():
-    with pytest.raises(UserError, match="references"):
+    with pytest.raises(PolysemeError, match="references"):
         score_translations(["a"], ["a", "b"], ["a"])
-    with pytest.raises(UserError, match="nothing to measure"):
+    with pytest.raises(PolysemeError, match="nothing to measure"):
         score_translations([], [], [])

@@ -96,7 +96,7 @@ def finetune(
 ) -> None:
     """Fine-tune a model on labelled examples, or train a network over its frozen features, and measure it."""
     from polyseme.cli import together
-    from polyseme.errors import UserError
+    from polyseme.errors import ConfigError
     from polyseme.finetuning.config import FinetuneConfig
     from polyseme.finetuning.experiment import RunOptions
     from polyseme.finetuning.finetune import finetune as run
@@ -105,20 +105,20 @@ def finetune(
 
     is_single_task = len(tasks) == 1 and "=" not in tasks[0]
     if not is_single_task and (baseline or keep_seeds or keep_checkpoints):
-        raise UserError("--baseline, --keep-seeds and --keep-checkpoints are for one task")
+        raise ConfigError("--baseline, --keep-seeds and --keep-checkpoints are for one task")
     has_feature_network = bool(features or word_vectors or network != "auto")  # a network is laid over something
     if (model is None) != has_feature_network:
-        raise UserError(
+        raise ConfigError(
             "give a model folder to fine-tune, or --features with one to freeze, --word-vectors or --network"
         )
     feature_paths = [path for path in features if path != "none"]
     if not feature_paths and (layers or join_at or cache_dir):
-        raise UserError("--layers, --join-at and --cache-dir go with --features")
+        raise ConfigError("--layers, --join-at and --cache-dir go with --features")
     if freeze_word_embeddings and word_vectors is None:
-        raise UserError("--freeze-word-embeddings goes with --word-vectors")
+        raise ConfigError("--freeze-word-embeddings goes with --word-vectors")
     if has_feature_network and (from_scratch or layer_decay or unfreeze_every or keep_checkpoints):
         flags = "--from-scratch, --layer-decay, --unfreeze-every and --keep-checkpoints"
-        raise UserError(f"{flags} are for fine-tuning: features stay as they are")
+        raise ConfigError(f"{flags} are for fine-tuning: features stay as they are")
     flag_values: dict[str, Any] = {"optimizer.layer_decay": layer_decay, "unfreeze_every": unfreeze_every}
     if has_feature_network:
         flag_values |= {
@@ -141,7 +141,7 @@ def finetune(
     else:
         data = together.read_several(tasks, data, files, columns)
         if model is None:
-            raise UserError("several tasks share a trunk that learns: give a model folder, not --features")
+            raise ConfigError("several tasks share a trunk that learns: give a model folder, not --features")
     options = RunOptions(seeds, from_scratch=from_scratch, keep_seeds=keep_seeds, keep_checkpoints=keep_checkpoints)
 
     def run_point(config: FinetuneConfig, data: Any, folder: Path) -> dict[str, Any]:

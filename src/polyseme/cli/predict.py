@@ -150,7 +150,7 @@ class TaskPredictor:
 
 def _load_predictor(models: list[Path], ensemble: bool, truncate: bool | None, task: str = "") -> TaskPredictor:
     import polyseme
-    from polyseme.errors import UserError
+    from polyseme.errors import ConfigError
     from polyseme.evaluation.ensemble import evaluate_ensemble, find_models, predict_ensemble
     from polyseme.evaluation.predict import evaluate as evaluate_one
     from polyseme.finetuning.frozen import is_feature_model
@@ -162,10 +162,10 @@ def _load_predictor(models: list[Path], ensemble: bool, truncate: bool | None, t
     models = [model_path for path in models for model_path in find_models(path)] if ensemble else models
     if ensemble != (len(models) > 1):
         message = f"--ensemble is for several models, or a run that kept some (--keep-seeds): {models[0]} is one"
-        raise UserError(message if ensemble else "several models: say --ensemble")
+        raise ConfigError(message if ensemble else "several models: say --ensemble")
     if feature_models := [model for model in models if is_feature_model(model)]:
         if ensemble:
-            raise UserError(f"{feature_models[0]} is trained over features: --ensemble is for fine-tuned models")
+            raise ConfigError(f"{feature_models[0]} is trained over features: --ensemble is for fine-tuned models")
         return _load_feature_predictor(feature_models[0])
     loaded_folders = [polyseme.load(model).folder for model in models]
     folders = [select_task(folder, task) for folder in loaded_folders]

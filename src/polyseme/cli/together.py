@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyseme.finetuning.config import FinetuneConfig
@@ -50,7 +50,7 @@ def apply_overrides(
     for each in overrides:
         path, equals, value = each.partition("=")
         if not equals:
-            raise UserError(f"--set {each!r} is not path=value")
+            raise ConfigError(f"--set {each!r} is not path=value")
         config, data = override(config, data, path, value)
     return config, list(data)
 
@@ -71,13 +71,15 @@ def read_single(name: str, data: TaskData, files: TaskFiles, columns: Columns) -
     train, dev, folder = (_at_most_one(option, values) for option, values in pairs)
     if name in DATASETS:
         if train or dev or columns != type(columns)():
-            raise UserError(f"{name} has its own files and columns: give --data FOLDER alone")
+            raise ConfigError(f"{name} has its own files and columns: give --data FOLDER alone")
         if folder is None:
-            raise UserError(f"--data is missing: the folder that holds {DATASETS[name].folder}, or that folder itself")
+            raise ConfigError(
+                f"--data is missing: the folder that holds {DATASETS[name].folder}, or that folder itself"
+            )
         return _read_dataset(name, data, folder, files)
     if train is None or dev is None or folder is not None:
         wrong = "--data is for named data sets" if folder else f"--{'dev' if train else 'train'} is missing"
-        raise UserError(f"{wrong}: {name} reads two files, --train and --dev")
+        raise ConfigError(f"{wrong}: {name} reads two files, --train and --dev")
     return _read_files(data, train, dev, files, columns)
 
 
@@ -90,10 +92,10 @@ def read_several(names: Sequence[str], data: Sequence[TaskData], files: TaskFile
     num_datasets = sum(source in DATASETS for source in sources)
     num_files = len(sources) - num_datasets
     if (num_datasets and len(files.data) not in (1, num_datasets)) or (files.data and not num_datasets):
-        raise UserError(f"{len(files.data)} --data for {num_datasets} named data sets: one for each, or one for all")
+        raise ConfigError(f"{len(files.data)} --data for {num_datasets} named data sets: one for each, or one for all")
     if len(files.train) != num_files or len(files.dev) != num_files:
         counts = f"{len(files.train)} --train and {len(files.dev)} --dev"
-        raise UserError(f"{counts} for {num_files} tasks that read files: one for each")
+        raise ConfigError(f"{counts} for {num_files} tasks that read files: one for each")
     folders = iter(list(files.data) * (num_datasets if len(files.data) == 1 else 1))
     train, dev = iter(files.train), iter(files.dev)
     return [
@@ -128,7 +130,7 @@ def _read_files(data: TaskData, train: Path, dev: Path, files: TaskFiles, column
 
 def _at_most_one(option: str, values: Sequence[Any]) -> Any:
     if len(values) > 1:
-        raise UserError(f"{len(values)} {option} for one task: one is read; several tasks are several --task")
+        raise ConfigError(f"{len(values)} {option} for one task: one is read; several tasks are several --task")
     return values[0] if values else None
 
 

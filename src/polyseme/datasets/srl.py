@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polyseme.datasets.base import NamedDataset, task_reader
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.io.compression import COMPRESSED_SUFFIXES
 from polyseme.tasks.readers.rows import RowReader
 from polyseme.tasks.readers.srl import CONLL_2012_LAYOUT, iter_srl_rows, iter_srl_sentences, paste_columns
@@ -27,7 +27,7 @@ def _read_conll_2005(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         )
     files = sorted((path / "words").glob("*.words*"))
     if not files:
-        raise UserError(f"{path}/words holds no files of words (*.words or *.words.gz)")
+        raise DataError(f"{path}/words holds no files of words (*.words or *.words.gz)")
     pairs = [(p, path / "props" / p.name.replace(".words", ".props")) for p in files]
     return iter_srl_rows([rows for pair in pairs for rows in paste_columns(*pair)], needs_labels, PredicateExample)
 
@@ -38,7 +38,7 @@ def _read_conll_2012(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     if path.is_dir():
         files = sorted(path.rglob("*gold_conll*")) or sorted(path.rglob("*_conll"))
     if not files:
-        raise UserError(f"{path} holds no files *_gold_conll")
+        raise DataError(f"{path} holds no files *_gold_conll")
     sentences = [rows for file in files for rows in iter_srl_sentences(file)]
     return iter_srl_rows(sentences, needs_labels, PredicateExample, CONLL_2012_LAYOUT)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.datasets.base import NamedDataset, task_reader
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.coreference import CoreferenceTask
 from polyseme.tasks.readers.conll import BRACKETS
@@ -34,7 +34,7 @@ def _parse_sst_tree(location: str, line: str) -> TextExample:
     root = re.match(r"\(([0-4]) ", line)
     words = re.findall(r"\([0-4] ([^()\s]+)\)", line)
     if root is None or not words or line.count("(") != line.count(")"):
-        raise UserError(f"{location}: not a tree with labels from 0 to 4: {line[:40]!r}")
+        raise DataError(f"{location}: not a tree with labels from 0 to 4: {line[:40]!r}")
     text = " ".join(BRACKETS.get(word, word.replace("\\/", "/")) for word in words)
     return TextExample(location, text, label=root[1])
 
@@ -42,7 +42,7 @@ def _parse_sst_tree(location: str, line: str) -> TextExample:
 def _read_label_folders(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """A folder for each label, a file for each text; `unsup` has none."""
     if not path.is_dir():
-        raise UserError(f"there is no folder {path}")
+        raise DataError(f"there is no folder {path}")
     labels = sorted(p.name for p in path.iterdir() if p.is_dir() and p.name != "unsup")
     for label in labels:
         for file in sorted((path / label).glob("*.txt")):
@@ -61,12 +61,12 @@ def _read_yelp(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         for cells in reader:
             yield partial(_parse_yelp_row, f"{path}:{reader.line_num}", cells)
     except csv.Error as error:
-        raise UserError(f"{path}:{reader.line_num}: not valid CSV: {error}") from None
+        raise DataError(f"{path}:{reader.line_num}: not valid CSV: {error}") from None
 
 
 def _parse_yelp_row(location: str, cells: list[str]) -> TextExample:
     if len(cells) < 2 or not cells[0].isdecimal() or not cells[1].strip():
-        raise UserError(f"{location}: not a label and a text: {str(cells)[:40]!r}")
+        raise DataError(f"{location}: not a label and a text: {str(cells)[:40]!r}")
     return TextExample(location, " ".join(cells[1:]).replace("\\n", "\n"), label=cells[0])
 
 
@@ -83,7 +83,7 @@ def _trec_reader(is_fine_grained: bool) -> Callable[[Path, bool], Iterator[RowRe
 def _parse_trec_line(location: str, line: str, is_fine_grained: bool) -> TextExample:
     label, _, text = line.partition(" ")
     if ":" not in label or not text.strip():
-        raise UserError(f"{location}: not a class with a colon and a question: {line[:40]!r}")
+        raise DataError(f"{location}: not a class with a colon and a question: {line[:40]!r}")
     return TextExample(location, text, label=label if is_fine_grained else label.partition(":")[0])
 
 
@@ -103,14 +103,14 @@ def _conllu_example(path: Path, rows: list[tuple[int, list[str]]], needs_labels:
     words, tags = [], []
     for line_number, cells in rows:
         if len(cells) != 10:
-            raise UserError(f"{path}:{line_number}: {len(cells)} columns, not 10")
+            raise DataError(f"{path}:{line_number}: {len(cells)} columns, not 10")
         if cells[0].isdecimal():
             words.append(cells[1].replace(" ", "\u00a0"))
             tags.append(cells[3])
         elif not re.fullmatch(r"\d+[-.]\d+", cells[0]):
-            raise UserError(f"{path}:{line_number}: the word's number is {cells[0]!r}")
+            raise DataError(f"{path}:{line_number}: the word's number is {cells[0]!r}")
     if not words or (needs_labels and "_" in tags):
-        raise UserError(f"{path}:{rows[0][0]}: a sentence without words, or without parts of speech")
+        raise DataError(f"{path}:{rows[0][0]}: a sentence without words, or without parts of speech")
     return TaggingExample(f"{path}:{rows[0][0]}", tuple(words), tuple(tags))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.inference.prediction import encode_examples, eval_mode, score_encoded
 from polyseme.tasks import load_task
 from polyseme.tasks.base import MetricsFn, TaskConfig
@@ -47,18 +47,18 @@ def predict_ensemble(
 ) -> tuple[TaskConfig, list[Any]]:
     """Return what the models predict together. They may differ in family and vocabulary, unless scores are by token."""
     if len(folders) < 2:
-        raise UserError("an ensemble is of two models or more")
+        raise ConfigError("an ensemble is of two models or more")
     tasks = [load_task(folder.metadata, folder.model.config) for folder in folders]
     first = tasks[0].codec
     for folder, task in zip(folders, tasks):
         if task.codec.ensemble_key != first.ensemble_key:
-            raise UserError(f"{folder.path} answers another task than {folders[0].path}: no ensemble")
+            raise UnsupportedError(f"{folder.path} answers another task than {folders[0].path}: no ensemble")
     scores: list[list[Any]] = []
     encoded: list[EncodedExample] = []
     for folder, task in zip(folders, tasks):
         each = list(encode_examples(folder, task, examples, max_len, truncate, use_labels))
         if first.scores_tokens and encoded and not _same_tokens(encoded, each):
-            raise UserError(f"{folder.path} reads other tokens than {folders[0].path}: no ensemble of spans")
+            raise UnsupportedError(f"{folder.path} reads other tokens than {folders[0].path}: no ensemble of spans")
         encoded = each
         scores.append(score_encoded(folder.model, task, encoded))
     with ExitStack() as stack:

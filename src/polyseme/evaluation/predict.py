@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.inference.prediction import predict
 from polyseme.tasks import load_task
 from polyseme.tasks.base import MetricsFn, TaskConfig
@@ -24,6 +24,6 @@ def evaluate(
     task = task or load_task(folder.metadata, folder.model.config)
     for example in examples:
         if example.gold is None:
-            raise UserError(f"{example.location}: there is no label to compare with")
+            raise DataError(f"{example.location}: there is no label to compare with")
     predictions = predict(folder, examples, task, max_len, truncate, use_labels=True)
     return task.metrics(examples, predictions, extra_metrics)

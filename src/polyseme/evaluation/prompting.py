@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyseme.config import Config
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.io.json import parse_json_object, read_json
 from polyseme.tasks.metrics.standard import normalize_answer, word_f1
 from polyseme.tasks.readers.rows import read_lines
@@ -41,7 +41,7 @@ class PromptTemplate(Config):
 
     def __post_init__(self) -> None:
         if not self.template.endswith(ANSWER_FIELD) or self.template.count(ANSWER_FIELD) != 1:
-            raise UserError(f"the template {self.template!r} has to end in {ANSWER_FIELD}")
+            raise ConfigError(f"the template {self.template!r} has to end in {ANSWER_FIELD}")
         self.check_range(1, math.inf, "max_new_tokens")
 
     @property
@@ -68,7 +68,7 @@ def load_prompt_template(name: str) -> PromptTemplate:
     builtin_prompts = {path.stem: path for path in PROMPTS_DIR.glob("*.json")}
     path = builtin_prompts.get(name, Path(name))
     if not path.is_file():
-        raise UserError(f"there is no prompt {name!r}; {suggest(name, builtin_prompts)}")
+        raise ConfigError(f"there is no prompt {name!r}; {suggest(name, builtin_prompts)}")
     return PromptTemplate.from_json(read_json(path), path.name)
 
 
@@ -82,11 +82,11 @@ def read_questions(path: Path, prompt: PromptTemplate) -> list[Question]:
         row = parse_json_object(line, location)
         for name in (*prompt.fields, "answer"):
             if name not in row:
-                raise UserError(f"{location}: no key {name!r}; {suggest(name, row)}")
+                raise DataError(f"{location}: no key {name!r}; {suggest(name, row)}")
         answers = row["answer"] if isinstance(row["answer"], list) else [row["answer"]]
         fields = {name: row[name] for name in prompt.fields}
         if not answers or not all(isinstance(text, str) for text in (*answers, *fields.values())):
-            raise UserError(f"{location}: the fields of a question and its answers are texts")
+            raise DataError(f"{location}: the fields of a question and its answers are texts")
         questions.append(Question(fields, tuple(answers)))
     return questions
 
@@ -97,7 +97,9 @@ def sample_shots(
     """Examples to stand before every question, none of which is asked."""
     candidates = [question for question in examples if question not in questions]
     if num_shots > len(candidates):
-        raise UserError(f"{num_shots} shots are more than the {len(candidates)} examples that are not asked themselves")
+        raise ConfigError(
+            f"{num_shots} shots are more than the {len(candidates)} examples that are not asked themselves"
+        )
     return random.Random(seed).sample(candidates, num_shots)
 
 
@@ -115,7 +117,7 @@ def answer_questions(
 def evaluate_answers(prompt: PromptTemplate, answers: Sequence[str], questions: Sequence[Question]) -> dict[str, Any]:
     """Shares of exact answers, and the mean overlap of words and of the longest common row of words (ROUGE-L)."""
     if not questions:
-        raise UserError("there is no question")
+        raise DataError("there is no question")
     results: dict[str, Any] = {"prompt": prompt.name, "questions": len(questions), "metric": prompt.metric}
     for name, metric_fn in (("exact_match", exact_match), ("f1", token_f1), ("rouge_l", rouge_l)):
         best_scores = [
@@ -160,5 +162,5 @@ def _rouge_scorer() -> Any:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
-        raise UserError("ROUGE needs the package rouge-score: pip install 'polyseme[tasks]'") from None
+        raise UnsupportedError("ROUGE needs the package rouge-score: pip install 'polyseme[tasks]'") from None
     return RougeScorer(["rougeL"], tokenizer=UnicodeTokenizer())

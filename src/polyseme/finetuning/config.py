@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Literal
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
@@ -57,13 +57,13 @@ class FinetuneConfig(Config):
     def validate(self) -> FinetuneConfig:
         self.check_range(1, math.inf, "batch_size", "micro_batch_tokens")
         if self.steps < 0 or (not self.steps and self.epochs <= 0):
-            raise UserError(f"there is nothing to do in {self.steps} steps or {self.epochs:g} epochs")
+            raise ConfigError(f"there is nothing to do in {self.steps} steps or {self.epochs:g} epochs")
         self.check_range(
             0, math.inf, "num_frozen_groups", "max_len", "lm_loss_weight", "unfreeze_every", "chunk_size", "grad_tokens"
         )
         self.check_range(0, math.inf, "patience", "min_steps", "sampling_alpha")
         if self.optimizer.name not in ("adamw", "muon"):
-            raise UserError(f"optimizer.name is {self.optimizer.name!r}: tasks are learned by adamw or muon")
+            raise ConfigError(f"optimizer.name is {self.optimizer.name!r}: tasks are learned by adamw or muon")
         return self
 
     def total_steps(self, num_examples: int) -> int:
@@ -80,7 +80,7 @@ class FinetuneConfig(Config):
             return [(0, total, self.num_frozen_groups)]
         boundaries = [round(i * steps_per_phase) for i in range(num_groups - self.num_frozen_groups + 1)]
         if boundaries[-1] >= total:
-            raise UserError(
+            raise ConfigError(
                 f"{total} steps end before all {num_groups} groups are unfrozen, at step {boundaries[-1]}: "
                 "more epochs, a smaller unfreeze_every, or freeze some for good"
             )

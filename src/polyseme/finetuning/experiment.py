@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, suggest
 from polyseme.finetuning.batches import StepBatches, epoch_batches, sample_tasks
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.inference.prediction import predict_encoded
@@ -66,7 +66,7 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
-            raise UserError(f"{self.seeds} seeds is no run: at least 1 is needed")
+            raise ConfigError(f"{self.seeds} seeds is no run: at least 1 is needed")
 
     @property
     def seed_range(self) -> range:
@@ -113,7 +113,7 @@ class TaskRun:
         known |= self.data.extra_metrics(self.dev.examples, values) if self.data.extra_metrics else {}
         primary_metric = self.data.primary_metric or self.task.default_metric
         if primary_metric not in known:
-            raise UserError(f"there is no metric {primary_metric!r} here; {suggest(primary_metric, known)}")
+            raise ConfigError(f"there is no metric {primary_metric!r} here; {suggest(primary_metric, known)}")
         return primary_metric
 
     @cached_property

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError, ModelError
 from polyseme.families import FAMILIES
 from polyseme.families.family import Family
 from polyseme.finetuning.config import FinetuneConfig
@@ -69,7 +69,7 @@ def finetune(
 def fit_task(path: Path, data: TaskData) -> TaskConfig:
     """Return the task with the labels of its training examples, in the form that the model's family answers."""
     if not path.is_dir():
-        raise UserError(f"there is no model folder at {path}")
+        raise ModelError(f"there is no model folder at {path}")
     model_config = read_model_config(path)[0]
     family = FAMILIES[model_config.family]
     task = data.task.replace(name=data.name).fit(data.train)
@@ -112,12 +112,12 @@ def load_for_tasks(
     tokens that the family puts around texts get ids after the vocabulary.
     """
     if not path.is_dir():
-        raise UserError(f"there is no model folder at {path}")
+        raise ModelError(f"there is no model folder at {path}")
     model_config = read_model_config(path)[0]
     family = FAMILIES[model_config.family]
     known = family.pretraining_heads(model_config.trunk)
     if config.lm_loss_weight and ("next" not in known or any(task.text_template for task in tasks)):
-        raise UserError(f"lm_loss_weight is for a causal language model, which {family.name} is not")
+        raise ConfigError(f"lm_loss_weight is for a causal language model, which {family.name} is not")
     heads: dict[str, AnyHeadConfig] = {}
     for task in tasks:
         for name, head in task.codec.heads(family, model_config.trunk).items():
@@ -140,11 +140,11 @@ def _encode_labeled(
     folder.tokenizer.validate()
     limit = folder.model.config.trunk.embeddings.max_len
     if config.max_len > limit:
-        raise UserError(f"max_len {config.max_len} is longer than the model reads ({limit})")
+        raise ConfigError(f"max_len {config.max_len} is longer than the model reads ({limit})")
     encoded = list(task.codec.encode(examples, folder.tokenizer, config.max_len or limit, config.truncate))
     for example in examples:
         if example.gold is None:
-            raise UserError(f"{example.location}: there is no label")
+            raise DataError(f"{example.location}: there is no label")
     return encoded
 
 
@@ -158,17 +158,17 @@ def _reinitialize(model: Model, seed: int) -> Model:
 
 def _require_empty_directory(out: Path) -> None:
     if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file: give a folder for the run")
+        raise ConfigError(f"{out} is a file: give a folder for the run")
     if out.is_dir() and (names := sorted(p.name for p in out.iterdir())):
-        raise UserError(f"{out} already holds {names[0]}: give another folder for the run")
+        raise ConfigError(f"{out} already holds {names[0]}: give another folder for the run")
 
 
 def _check_names(data: Sequence[TaskData]) -> None:
     names = [each.name for each in data]
     if not data:
-        raise UserError("there is no task to fine-tune for")
+        raise ConfigError("there is no task to fine-tune for")
     for name in names:
         if re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", name) is None:
-            raise UserError(f"{name!r} is no name for a task: letters, digits, _ and - are")
+            raise ConfigError(f"{name!r} is no name for a task: letters, digits, _ and - are")
         if names.count(name) > 1:
-            raise UserError(f"two tasks are called {name!r}: give them names, NAME=TASK")
+            raise ConfigError(f"two tasks are called {name!r}: give them names, NAME=TASK")

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, ModelError, UnsupportedError
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun
 from polyseme.finetuning.feature_extraction import (
@@ -112,11 +112,11 @@ def build_model_config(task: TaskConfig, reader: FeatureReader, network: Feature
     name: Any = task.feature_networks[0] if network.name == "auto" else network.name
     if name not in task.feature_networks:
         known = ", ".join(task.feature_networks)
-        raise UserError(f"the network {name} does not fit {task.task_type}, which is learned by {known}")
+        raise ConfigError(f"the network {name} does not fit {task.task_type}, which is learned by {known}")
     if name == "linear" and not reader.encoders and reader.pretrained is None:
-        raise UserError("a linear model needs features to stand on: name a model, or word vectors")
+        raise ConfigError("a linear model needs features to stand on: name a model, or word vectors")
     if network.join_at == "between" and not reader.encoders:
-        raise UserError("there are no features to join between the layers: name a model")
+        raise ConfigError("there are no features to join between the layers: name a model")
     features_config = FrozenFeaturesConfig(
         reader.sources,
         network.join_at,
@@ -222,7 +222,7 @@ def _run_info(
 def resolve_word_dim(network: FeatureNetworkSettings, pretrained: PretrainedVectors | None) -> int:
     """How long a network's own vectors of words are."""
     if pretrained is not None and network.word_dim not in (None, pretrained.dim):
-        raise UserError(
+        raise ConfigError(
             f"network.word_dim is {network.word_dim}, "
             f"but the vectors of {pretrained.path} have {pretrained.dim} numbers"
         )
@@ -233,7 +233,7 @@ def resolve_layer_selections(network: FeatureNetworkSettings, num_encoders: int)
     """The choice of layers for each of so many sources of features."""
     choices = [choice.strip() for choice in network.layers.split(",")]
     if len(choices) not in (1, num_encoders):
-        raise UserError(
+        raise ConfigError(
             f"{len(choices)} choices of layers ({network.layers}) for {num_encoders} models: "
             "one for each, or one for all"
         )
@@ -313,12 +313,12 @@ def load_feature_model(path: Path, cache_dir: Path | None = None) -> FeatureMode
     pretrained = PretrainedVectors.load(feature_info["words"]["vectors"]) if "words" in feature_info else None
     for each, recorded in zip((*encoders, pretrained), (*feature_info.get("sources", ()), feature_info.get("words"))):
         if each is not None and each.hash != recorded.get("hash"):
-            raise UserError(f"{each.path} is not the model that {path} was trained over: its hash differs")
+            raise ModelError(f"{each.path} is not the model that {path} was trained over: its hash differs")
     model = config.build(0)
     try:
         model.load_state_dict(load_file(path / "model.safetensors"))
     except Exception as error:
-        raise UserError(
+        raise ModelError(
             f"{path}/model.safetensors does not fit its config ({str(error).splitlines()[0][:80]})"
         ) from None
     vocabulary = {word: i for i, word in enumerate(read_json(path / "words.json"), 1)}
@@ -337,5 +337,5 @@ def answer_over(path: Path, context: str, question: str) -> Any:
     """Return the span of the context that answers the question, as `LanguageModel.answer` does."""
     folder = load_feature_model(path)
     if not folder.task.answers_questions:
-        raise UserError(f"{path} cannot find answers in a text: it was trained for {folder.task.task_type}")
+        raise UnsupportedError(f"{path} cannot find answers in a text: it was trained for {folder.task.task_type}")
     return folder.predict(folder.task.read([(context, question)], needs_labels=False))[0]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import TaskData
 from polyseme.io.json import read_json, write_json
@@ -49,7 +49,7 @@ def expand_grid(config: FinetuneConfig, data: Sequence[TaskData], axes: Sequence
         name, equals, values = axis.partition("=")
         options = [value for value in values.split(",") if value]
         if not equals or not options:
-            raise UserError(f"the grid axis {axis!r} is not name=value,value…")
+            raise ConfigError(f"the grid axis {axis!r} is not name=value,value…")
         choices.append([(name, value) for value in options])
     points = []
     for combination in itertools.product(*choices):
@@ -71,7 +71,7 @@ def grid_search(
     Of the others the models go, so that there are never more than two. The results say that the best was chosen.
     """
     if (out / "results.json").exists():
-        raise UserError(f"{out} already holds results.json: give another folder for the run")
+        raise ConfigError(f"{out} already holds results.json: give another folder for the run")
     point_results: list[tuple[str, dict[str, Any]]] = []
     best_name = ""
     for name, config, data in grid_points:

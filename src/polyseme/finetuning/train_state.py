@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.model import Model
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoder
 from polyseme.train.loop import StepReport, TrainState, setup_device, train
@@ -33,14 +33,14 @@ def train_state(model: Model, config: FinetuneConfig, num_examples: int, seed: i
     model = model.to(device)
     groups = layer_groups(model)
     if config.num_frozen_groups > len(groups):
-        raise UserError(f"cannot freeze {config.num_frozen_groups} groups: the model has {len(groups)}")
+        raise ConfigError(f"cannot freeze {config.num_frozen_groups} groups: the model has {len(groups)}")
     for group in groups[: config.num_frozen_groups]:
         for parameter in group:
             parameter.requires_grad_(False)
     trunk = model.config.trunk
     if config.chunk_size and not (trunk.has_bounded_memory or (trunk.causal and trunk.num_layers)):
         family = model.config.family
-        raise UserError(f"chunk_size is {config.chunk_size}, but {family} has no memory to continue from")
+        raise ConfigError(f"chunk_size is {config.chunk_size}, but {family} has no memory to continue from")
     precision = config.precision
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" else "float32"

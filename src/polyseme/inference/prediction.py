@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.nn.model import Model
 from polyseme.nn.packing import token_budget_batches
 from polyseme.progress import progress
@@ -53,7 +53,7 @@ def encode_examples(
     limit = folder.model.config.trunk.embeddings.max_len
     max_len = max_len or settings.get("max_len") or limit
     if max_len > limit:
-        raise UserError(f"max_len {max_len} is longer than the model reads ({limit})")
+        raise ConfigError(f"max_len {max_len} is longer than the model reads ({limit})")
     truncate = settings.get("truncate", False) if truncate is None else truncate
     encoded = task.codec.encode(examples, folder.tokenizer, max_len, truncate, use_labels)
     return _report_truncated(encoded, len(examples), task.describe_limit(max_len))
@@ -128,7 +128,7 @@ def select_task(folder: ModelFolder, name: str = "") -> ModelFolder:
         wrong = (
             f"no task {name!r}; {suggest(name, tasks)}" if name else f"several tasks, {', '.join(tasks)}: choose one"
         )
-        raise UserError(f"{folder.path} answers {wrong}")
+        raise DataError(f"{folder.path} answers {wrong}")
     task = task_from_json(tasks[name]["task"])
     model = folder.model.with_single_head(task.replace(name=name).codec.head_name, task.codec.head_name)
     return replace(folder, model=model, metadata=tasks[name])

@@ -14,7 +14,7 @@ import torch
 
 from polyseme.config import Config
 from polyseme.corpus.sampling import SampleTable, build_samples
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.nn.heads.glove import CooccurrenceBatch
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
@@ -153,7 +153,7 @@ class _GloVeBatchBuilder(BatchBuilder):
                 cells.write(keys.data)
                 counts.write(values.astype(np.float32).data)
         if not (folder / "keys").stat().st_size:
-            raise UserError("no two known words meet in the corpus")
+            raise DataError("no two known words meet in the corpus")
         self.keys = np.memmap(folder / "keys", np.uint64, "r")
         self.values = np.memmap(folder / "values", np.float32, "r")
         for run in folder.glob("*.npy"):

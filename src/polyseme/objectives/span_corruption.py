@@ -10,7 +10,7 @@ import numpy as np
 
 from polyseme.config import Config
 from polyseme.corpus.sampling import build_samples
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.objectives.packing import BatchBuilder, Seq2SeqBatchBuilder, SpecialIds
 from polyseme.rng import RandomStream, derive_sample_keys, random_bits
 
@@ -65,13 +65,13 @@ class _SpanCorruptionBatchBuilder(Seq2SeqBatchBuilder):
         source, target = config.output_lengths(longest)
         fitting_lengths = longest[(source <= max_len) & (target <= max_len)]
         if not len(fitting_lengths):
-            raise UserError(f"max_len is {max_len}, expected 4 or more: 2 go to a sentinel and the end mark")
+            raise ConfigError(f"max_len is {max_len}, expected 4 or more: 2 go to a sentinel and the end mark")
         num_sentinels = int(config.count_noise(fitting_lengths[-1:])[1][0]) + 1
         if num_sentinels > len(self.sentinels):
             available = f"has {len(self.sentinels)}" if len(self.sentinels) else "has none"
-            raise UserError(
+            raise ConfigError(
                 f"{name} with max_len {max_len} needs {num_sentinels} sentinels, and the tokenizer {available}: "
-                "train it with --sentinels, or set a smaller max_len"
+                "train it with more sentinels, or set a smaller max_len"
             )
         samples = build_samples(corpus, int(fitting_lengths[-1]))
         start = self.eos if special_ids.pad is None else special_ids.pad

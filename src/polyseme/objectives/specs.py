@@ -15,7 +15,7 @@ import numpy as np
 
 from polyseme.config import Config
 from polyseme.corpus.sampling import SampleTable, build_samples
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.glove import GloVe
 from polyseme.objectives.masking import MaskUnit, mask_tokens, span_boundaries
@@ -124,7 +124,7 @@ class SpanMaskedLM(MaskingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mask_unit not in ("ngram", "span"):
-            raise UserError(
+            raise ConfigError(
                 f"mask_unit is {self.mask_unit!r}, but only 'ngram' and 'span' leave both sides of a span to be read"
             )
 
@@ -309,10 +309,10 @@ class _SentencePairBatchBuilder(_MaskingBatchBuilder):
         self.document_units = np.searchsorted(samples.unit_offsets, document_offsets)
         if not self.is_sentence_order and np.count_nonzero(np.diff(self.document_units)) < 2:
             name = "MaskedLMWithSentencePairs"
-            raise UserError(f"{name} needs two documents or more: a random B comes from another document")
+            raise DataError(f"{name} needs two documents or more: a random B comes from another document")
         single_fraction = float(np.mean(np.diff(samples.first_units) == 1))
         if single_fraction == 1:
-            raise UserError("MaskedLMWithSentencePairs needs documents of two sentences or more; here there is none")
+            raise DataError("MaskedLMWithSentencePairs needs documents of two sentences or more; here there is none")
         self.negative_prob = (
             config.random_next_prob
             if self.is_sentence_order
@@ -447,13 +447,13 @@ class _CausalLMBatchBuilder(BatchBuilder):
 
 def _check_probability(name: str, value: float) -> None:
     if not 0 <= value <= 1:
-        raise UserError(f"{name} is {value}, expected a share from 0 to 1")
+        raise ConfigError(f"{name} is {value}, expected a share from 0 to 1")
 
 
 def _text_capacity(max_len: int, num_special_tokens: int, min_tokens: int) -> int:
     """The length left for text beside the special tokens."""
     if max_len < num_special_tokens + min_tokens:
-        raise UserError(
+        raise ConfigError(
             f"max_len is {max_len}, expected {num_special_tokens + min_tokens} or more: {num_special_tokens} go to special tokens"
         )
     return max_len - num_special_tokens

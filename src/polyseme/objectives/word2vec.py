@@ -16,7 +16,7 @@ import torch
 
 from polyseme.config import Config, check_in_range
 from polyseme.corpus.sampling import build_samples
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.nn.heads.word2vec import WindowBatch
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
@@ -55,7 +55,7 @@ class Word2Vec(Config):
         for name in ("subsample_threshold", "ns_exponent"):
             check_in_range(name, getattr(self, name), 0, math.inf)
         if self.window > self.block_size:
-            raise UserError(f"window is {self.window}, wider than a block of {self.block_size} words")
+            raise ConfigError(f"window is {self.window}, wider than a block of {self.block_size} words")
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ class _Word2VecBatchBuilder(BatchBuilder):
         self.token_counts = count_tokens(corpus, special_ids.vocab_size)
         known_counts = np.where(special_ids.non_special_mask, self.token_counts, 0).astype(np.float64)
         if not known_counts.any():
-            raise UserError("the corpus has no known word: all of its tokens are special ones")
+            raise DataError("the corpus has no known word: all of its tokens are special ones")
         frequency = np.maximum(known_counts / known_counts.sum(), 1e-300)
         with np.errstate(over="ignore"):
             keep_prob = (

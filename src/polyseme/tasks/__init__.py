@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, UnsupportedError, suggest
 from polyseme.tasks.base import TaskConfig
 from polyseme.tasks.classification import ClassificationTask, PairClassificationTask
 from polyseme.tasks.coreference import CoreferenceTask
@@ -37,7 +37,7 @@ def find_task(name: str, tasks: Iterable[type[TaskConfig]] = ()) -> type[TaskCon
     """Return a task by its type, one of `TASKS` or of those passed."""
     known = TASKS | {task.task_type: task for task in tasks}
     if name not in known:
-        raise UserError(f"there is no task {name!r}; {suggest(name, known)}")
+        raise ConfigError(f"there is no task {name!r}; {suggest(name, known)}")
     return known[name]
 
 
@@ -46,7 +46,7 @@ def task_from_json(value: Any, tasks: Iterable[type[TaskConfig]] = ()) -> TaskCo
     known = {task.__name__: task for task in (*TASKS.values(), *tasks)}
     kind = value.get("kind") if isinstance(value, Mapping) else None
     if kind not in known:
-        raise UserError(f"there is no task {kind!r}; {suggest(str(kind), known)}")
+        raise ConfigError(f"there is no task {kind!r}; {suggest(str(kind), known)}")
     return known[kind].from_json(value, "task")
 
 
@@ -58,11 +58,11 @@ def load_task(
     A folder that other tools wrote records none: there its task is that of its published head.
     """
     if isinstance(metadata.get("tasks"), Mapping):
-        raise UserError(f"the model answers several tasks, {', '.join(metadata['tasks'])}: choose one")
+        raise ConfigError(f"the model answers several tasks, {', '.join(metadata['tasks'])}: choose one")
     if "task" in metadata:
         return task_from_json(metadata["task"], tasks)
     for task in (*TASKS.values(), *tasks):
         if (fitted := task.from_heads(model_config.heads)) is not None:
             return fitted
     known = ", ".join(model_config.heads) or "none"
-    raise UserError(f"the model has no task head (its heads: {known}): fine-tune it first")
+    raise UnsupportedError(f"the model has no task head (its heads: {known}): fine-tune it first")

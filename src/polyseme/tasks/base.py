@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from polyseme.config import Config
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.io.atomic import write_text
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
@@ -133,7 +133,7 @@ class TaskConfig(Config, ABC):
     @classmethod
     def from_record(cls, record: dict[str, Any], location: str, columns: Columns, needs_labels: bool) -> Any:
         """Convert a JSON object to an example."""
-        raise UserError(f"{location}: {cls.task_type} does not read JSON objects")
+        raise UnsupportedError(f"{location}: {cls.task_type} does not read JSON objects")
 
     @classmethod
     @abstractmethod
@@ -150,7 +150,7 @@ class TaskConfig(Config, ABC):
         known = {each.name for each in fields(cls)}
         for name in settings:
             if name not in known:
-                raise UserError(f"{cls.task_type} has no setting {name!r}; {suggest(name, known)}")
+                raise ConfigError(f"{cls.task_type} has no setting {name!r}; {suggest(name, known)}")
         return cls(**settings).fit(examples)
 
     def trainable(self, examples: Sequence[Any]) -> list[Any]:
@@ -269,7 +269,7 @@ class TaskConfig(Config, ABC):
         self, scores: Sequence[Sequence[Any]], models: Sequence[Model], encoded: Sequence[EncodedExample]
     ) -> list[Any]:
         """Combine the scores that several models give to the same examples into scores that `decode` reads."""
-        raise UserError(f"predictions of several models cannot be averaged for {self.task_type}: no ensemble")
+        raise UnsupportedError(f"predictions of several models cannot be averaged for {self.task_type}: no ensemble")
 
     @property
     def ensemble_key(self) -> tuple[Any, ...]:
@@ -322,7 +322,7 @@ class TaskConfig(Config, ABC):
         self.check_baseline(name)
         for example in (*train, *dev):
             if example.gold is None:
-                raise UserError(f"{example.location}: there is no label to compare with")
+                raise DataError(f"{example.location}: there is no label to compare with")
         values = self.baselines()[name](train, dev)
         scores = self.score([e.gold for e in dev], values)
         return scores | (extra_metrics(dev, values) if extra_metrics else {})
@@ -331,7 +331,7 @@ class TaskConfig(Config, ABC):
         """Raise an error if the task has no such baseline, or if a library that it needs is missing."""
         known = list(self.baselines())
         if name not in known:
-            raise UserError(f"{self.task_type} has no baseline {name!r}; {suggest(name, known)}")
+            raise ConfigError(f"{self.task_type} has no baseline {name!r}; {suggest(name, known)}")
         if name != known[0]:
             require_sklearn()
 
@@ -341,7 +341,7 @@ class TaskConfig(Config, ABC):
         """Write predictions in the order of the examples; what is written can be read again as examples."""
         if path.suffix not in self.output_suffixes:
             known = ", ".join(self.output_suffixes)
-            raise UserError(f"{path}: predictions of {self.task_type} are written as {known}, not {path.suffix!r}")
+            raise ConfigError(f"{path}: predictions of {self.task_type} are written as {known}, not {path.suffix!r}")
         if path.suffix == ".jsonl":
             pairs = zip(examples, predictions, strict=True)
             lines = [json.dumps(self.to_record(e, p), ensure_ascii=False) + "\n" for e, p in pairs]
@@ -361,7 +361,7 @@ class TaskConfig(Config, ABC):
 
     def word_sequences(self, example: Any) -> list[tuple[Words, ...]]:
         """Return the texts of each sequence of an example as words, for a network over frozen features."""
-        raise UserError(f"{self.task_type} cannot be learned over frozen features")
+        raise UnsupportedError(f"{self.task_type} cannot be learned over frozen features")
 
     def encode_features(
         self, example: Any, index: int, offsets: Mapping[Words, int], max_words: int, use_labels: bool
@@ -373,7 +373,7 @@ class TaskConfig(Config, ABC):
         segments = np.concatenate([np.repeat(np.arange(len(each)), each) for each in sizes])
         target = self.target(example) if use_labels else None
         if use_labels and target is None:
-            raise UserError(f"{example.location}: there is no label")
+            raise DataError(f"{example.location}: there is no label")
         lengths = tuple(map(sum, sizes)) if len(sizes) > 1 else ()
         positions = self.feature_positions(example, segments)
         yield EncodedExample(ids, segments, positions, target, lengths, example_index=index)
@@ -384,7 +384,7 @@ class TaskConfig(Config, ABC):
 
     def feature_head(self) -> AnyHeadConfig:
         """Return the head over a network on frozen features."""
-        raise UserError(f"{self.task_type} cannot be learned over frozen features")
+        raise UnsupportedError(f"{self.task_type} cannot be learned over frozen features")
 
     def for_features(self) -> Self:
         """Return the task with the settings that are usual over frozen features."""
@@ -392,4 +392,4 @@ class TaskConfig(Config, ABC):
 
     def with_text_template(self, name: str, examples: Sequence[Any]) -> Self:
         """Return the task as one that is answered in text, written as the data set `name` is if it is known."""
-        raise UserError(f"{self.task_type} cannot be answered in text")
+        raise UnsupportedError(f"{self.task_type} cannot be answered in text")

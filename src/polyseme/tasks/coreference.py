@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.io.atomic import write_text
 from polyseme.nn.heads.coreference import (
     DOCUMENT,
@@ -89,13 +89,13 @@ class CoreferenceTask(TaskConfig):
     def parse_value(cls, value: Any, location: str) -> DocumentExample:
         sentences: Sequence[Any] = value if isinstance(value, list | tuple) and value else [None]
         if not all(isinstance(s, list | tuple) and s and all(w and isinstance(w, str) for w in s) for s in sentences):
-            raise UserError(f"{location} is {str(value)[:40]!r}: a document is needed, a list of sentences of words")
+            raise DataError(f"{location} is {str(value)[:40]!r}: a document is needed, a list of sentences of words")
         return make_document(sentences, location)
 
     def fit(self, examples: Sequence[DocumentExample]) -> Self:
         """The head has an embedding for each genre of the training set."""
         if not any(e.clusters for e in examples):
-            raise UserError(f"the training data has no mentions ({examples[0].location} …): there is nothing to learn")
+            raise DataError(f"the training data has no mentions ({examples[0].location} …): there is nothing to learn")
         genres = {e.document.genre for e in examples if e.document.genre}
         return self.replace(head=self.head.replace(genres=tuple(sorted(genres))))
 
@@ -136,7 +136,7 @@ class CoreferenceTask(TaskConfig):
         """Return what is known of each word, [n, 6]; its tokens are those of its index."""
         document, size = example.document, len(example.words)
         if not size:
-            raise UserError(f"{example.location}: the document has no words")
+            raise DataError(f"{example.location}: the document has no words")
         rows = np.zeros((size, 6), dtype=np.int64)
         rows[:, FIRST_TOKEN] = rows[:, LAST_TOKEN] = np.arange(size)
         rows[:, SENTENCE_END] = np.repeat(np.cumsum(document.sentence_lengths) - 1, document.sentence_lengths)
@@ -157,7 +157,7 @@ class CoreferenceTask(TaskConfig):
         """Encode documents as segments, end to end. A word that is longer than a segment is an error, or is cut."""
         room = max_len - tokenizer.num_special_tokens_to_add()
         if room < 2:
-            raise UserError(f"max_len {max_len} leaves no room for text beside the special tokens")
+            raise ConfigError(f"max_len {max_len} leaves no room for text beside the special tokens")
         lead = tokenizer.build_inputs_with_special_tokens([-1])[0].index(-1)
         encoded = []
         for index, example in enumerate(examples):
@@ -167,7 +167,7 @@ class CoreferenceTask(TaskConfig):
             sizes = np.diff(starts)
             if sizes.max() > room and not truncate:
                 shown = f"the word {example.words[int(sizes.argmax())][:40]!r} has {sizes.max()} tokens"
-                raise UserError(f"{example.location}: {shown}, and {room} are read")
+                raise DataError(f"{example.location}: {shown}, and {room} are read")
             cut_sizes = np.minimum(sizes, room)
             ids: list[int] = []
             segments: list[int] = []

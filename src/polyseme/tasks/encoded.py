@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.text.tokenizer import Tokenizer
 
 Target = np.ndarray | int | float | None  # the ids of an example's labels, or the number to predict
@@ -60,7 +60,7 @@ class EncodedExample:
 def check_room(tokenizer: Tokenizer, max_len: int) -> None:
     """Raise an error if special tokens leave no room for text."""
     if max_len - tokenizer.num_special_tokens_to_add(pair=True) < 2:
-        raise UserError(f"max_len {max_len} leaves no room for text beside the special tokens")
+        raise ConfigError(f"max_len {max_len} leaves no room for text beside the special tokens")
 
 
 def check_lengths(
@@ -77,7 +77,7 @@ def check_lengths(
     long = [(example, length) for example, length in zip(examples, lengths) if length > max_len]
     if long and not truncate:
         first, length = long[0]
-        raise UserError(
+        raise ConfigError(
             f"{len(long)} of {len(examples)} examples are longer than {max_len} tokens, the first at "
             f"{first.location} with {length}: truncate them, or use a model that reads more"
         )
@@ -91,7 +91,7 @@ def label_id(label: str, label_ids: Mapping[str, int], location: str) -> int:
     """Return the index of a label; one that is not among those of training is an error."""
     if label not in label_ids:
         known = suggest(label, label_ids)
-        raise UserError(f"{location}: the label {label!r} was never seen in training; {known}")
+        raise DataError(f"{location}: the label {label!r} was never seen in training; {known}")
     return label_ids[label]
 
 

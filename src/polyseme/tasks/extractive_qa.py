@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.io.json import write_json
 from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
@@ -130,20 +130,20 @@ class ExtractiveQATask(TaskConfig):
         context, question = (parse_text(record.get(key), location, key) for key in ("context", "question"))
         answers = record.get("answers")
         if answers is None and needs_labels:
-            raise UserError(f"{location}: there is no answer")
+            raise DataError(f"{location}: there is no answer")
         spans = None if answers is None else tuple((text, context.find(text)) for text in answers)
         return QuestionExample(location, context, question, spans, str(record.get("id", location)))
 
     @classmethod
     def parse_value(cls, value: Any, location: str) -> QuestionExample:
         if not isinstance(value, list | tuple) or [type(part) for part in value] != [str, str] or not all(value):
-            raise UserError(f"{location} is {str(value)[:40]!r}: a context and a question is needed")
+            raise DataError(f"{location} is {str(value)[:40]!r}: a context and a question is needed")
         context, question = value
         return QuestionExample(location, context, question, id=location.rpartition(" ")[2])
 
     def fit(self, examples: Sequence[QuestionExample]) -> Self:
         if not any(e.answers for e in examples):
-            raise UserError(f"the training data has no answers ({examples[0].location} …): there is nothing to learn")
+            raise DataError(f"the training data has no answers ({examples[0].location} …): there is nothing to learn")
         if self.null_score_diff_threshold is None and any(e.answers == () for e in examples):
             return self.replace(null_score_diff_threshold=0.0, tune_threshold=True)
         return self
@@ -190,7 +190,7 @@ class ExtractiveQATask(TaskConfig):
         template, cls_id = join([-1], [-2])[0], tokenizer.special_token_ids.cls
         max_question = max_len // 2 - len(template) + 2
         if max_question < 2:
-            raise UserError(f"max_len {max_len} leaves no room for text beside the special tokens")
+            raise ConfigError(f"max_len {max_len} leaves no room for text beside the special tokens")
         null_is_first = cls_id is not None and template[0] == cls_id
         cached: tuple[str, list[tuple[np.ndarray, np.ndarray]]] = ("", [])
         for index, example in enumerate(examples):
@@ -198,7 +198,7 @@ class ExtractiveQATask(TaskConfig):
             is_truncated = len(question) > max_question
             if is_truncated and not truncate:
                 shown = f"the question has {len(question)} tokens, and {max_question} are read"
-                raise UserError(f"{example.location}: {shown}: truncate")
+                raise ConfigError(f"{example.location}: {shown}: truncate")
             question = question[:max_question]
             size = max_len - len(join(question, [])[0])
             context_start = join(question, [-1])[0].index(-1)
@@ -305,7 +305,7 @@ class ExtractiveQATask(TaskConfig):
     def word_sequences(self, example: QuestionExample) -> list[tuple[Words, ...]]:
         texts = split_words(example.context), split_words(example.question)
         if not all(texts):
-            raise UserError(f"{example.location}: a text has no words")
+            raise DataError(f"{example.location}: a text has no words")
         return [texts]
 
     def encode_features(
@@ -317,7 +317,7 @@ class ExtractiveQATask(TaskConfig):
         """
         ((context, question),) = self.word_sequences(example)
         if use_labels and example.answers is None:
-            raise UserError(f"{example.location}: there is no label")
+            raise DataError(f"{example.location}: there is no label")
         question_ids = offsets[question] + np.arange(len(question))
         chars = np.array([m.span() for m in WORD_PATTERN.finditer(example.context)], dtype=np.int64)
         gold_span = example.char_span if use_labels else None

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks.base import BaselineFn, Example, Prediction
@@ -94,7 +94,7 @@ class MultipleChoiceTask(SequenceTask):
         def build(location: str, values: dict[str, Any]) -> ChoiceExample:
             choices = parse_texts(values["choices"], location, "choices")
             if len(choices) < 2:
-                raise UserError(f"{location}: there is one choice, which leaves nothing to choose")
+                raise DataError(f"{location}: there is one choice, which leaves nothing to choose")
             label = _parse_index(values.get("label"), choices, location, columns.label, needs_labels)
             return ChoiceExample(location, parse_text(values["text"], location, columns.text), choices, label)
 
@@ -106,7 +106,7 @@ class MultipleChoiceTask(SequenceTask):
             text, choices = value
             if isinstance(choices, list | tuple) and len(choices) > 1:
                 return ChoiceExample(location, text, tuple(choices))
-        raise UserError(f"{location} is {str(value)[:40]!r}: a text and a list of choices is needed")
+        raise DataError(f"{location} is {str(value)[:40]!r}: a text and a list of choices is needed")
 
     def fit(self, examples: Sequence[ChoiceExample]) -> Self:
         require_labels(examples, min_labels=1)
@@ -169,9 +169,9 @@ def _parse_index(label: Any, choices: tuple[str, ...], location: str, column: st
         index = int(label)
     if label in (None, ""):
         if needs_labels:
-            raise UserError(f"{location}: the label ({column}) is missing")
+            raise DataError(f"{location}: the label ({column}) is missing")
         return None
     if index is None or not 0 <= index < len(choices):
         shown = f"the label is {str(label)[:40]!r}"
-        raise UserError(f"{location}: {shown}: one of the choices is needed, or 0 to {len(choices) - 1}")
+        raise DataError(f"{location}: {shown}: one of the choices is needed, or 0 to {len(choices) - 1}")
     return str(index)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from polyseme.errors import UserError
+from polyseme.errors import UnsupportedError
 from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
 from polyseme.tasks.base import BaselineFn, Prediction
 from polyseme.tasks.baselines.texts import linear_regressor, mean_number
@@ -52,7 +52,7 @@ class RegressionTask(TextTask):
     @classmethod
     def check_dependencies(cls) -> None:
         if importlib.util.find_spec("scipy") is None:
-            raise UserError("regression metrics need scipy: pip install 'polyseme[tasks]'")
+            raise UnsupportedError("regression metrics need scipy: pip install 'polyseme[tasks]'")
 
     @classmethod
     def check_label(cls, label: str | None, location: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.io.atomic import write_text
 from polyseme.tasks.base import Example, Words
 from polyseme.tasks.encoded import EncodedExample, add_special_tokens, encode_words, separator_id
@@ -67,7 +67,7 @@ class SemanticRolesTask(WordTask):
             return PredicateExample(location, words, tags)
         if type(place) is not int or not 0 <= place < len(words):
             wrong = f"predicate is {str(place)[:40]!r}"
-            raise UserError(f"{location}: {wrong}, not the index of a word, 0 to {len(words) - 1}")
+            raise DataError(f"{location}: {wrong}, not the index of a word, 0 to {len(words) - 1}")
         return PredicateExample(location, words, tags, (place, words[place]))
 
     @classmethod

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.io.atomic import write_text
 from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
@@ -136,7 +136,7 @@ class SequenceTask(TaskConfig):
         for pair in self.text_sequences(example):
             texts = tuple(split_words(text) for text in pair if text is not None)
             if not all(texts):
-                raise UserError(f"{example.location}: a text has no words")
+                raise DataError(f"{example.location}: a text has no words")
             sequences.append(texts)
         return sequences
 
@@ -149,7 +149,7 @@ class SequenceTask(TaskConfig):
 
     def with_text_template(self, name: str, examples: Sequence[Any]) -> Self:
         if self.reads_both_orders:
-            raise UserError("symmetric_pairs adds two states, and a model that answers in text has none to add")
+            raise ConfigError("symmetric_pairs adds two states, and a model that answers in text has none to add")
         return self.replace(text_template=TextToTextTemplate.find(name or self.text_prefix, self.text_fields))
 
     @abstractmethod
@@ -177,7 +177,7 @@ class TextTask(SequenceTask):
     def text_sequences(self, example: TextExample) -> list[tuple[str, str | None]]:
         text, other = example.text, example.pair
         if other is None and (self.pair_column == "required" or self.reads_both_orders):
-            raise UserError(f"{example.location}: there is no second text, which this task reads")
+            raise DataError(f"{example.location}: there is no second text, which this task reads")
         return [(text, other), (other, text)] if self.reads_both_orders and other else [(text, other)]
 
     def batch_targets(
@@ -224,9 +224,9 @@ class TextTask(SequenceTask):
     def parse_value(cls, value: Any, location: str) -> TextExample:
         parts = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
         if not parts or not all(isinstance(part, str) and part.strip() for part in parts):
-            raise UserError(f"{location} is {str(value)[:40]!r}: a text or a pair of texts is needed")
+            raise DataError(f"{location} is {str(value)[:40]!r}: a text or a pair of texts is needed")
         if len(parts) > 2:
-            raise UserError(f"{location} has {len(parts)} parts: the model reads a text or a pair of texts")
+            raise DataError(f"{location} has {len(parts)} parts: the model reads a text or a pair of texts")
         return TextExample(location, *parts)
 
     def write_as(self, path: Path, examples: Sequence[TextExample], predictions: Sequence[Any]) -> None:
@@ -250,7 +250,7 @@ def require_labels(examples: Sequence[Any], min_labels: int = 2) -> list[str]:
     labels = sorted({e.label for e in examples if e.label is not None})
     if len(labels) < min_labels:
         shown = f"only the label {labels[0]!r}" if labels else "no labels"
-        raise UserError(f"the training data has {shown} ({examples[0].location} …): there is nothing to learn")
+        raise DataError(f"the training data has {shown} ({examples[0].location} …): there is nothing to learn")
     return labels
 
 

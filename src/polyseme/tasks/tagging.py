@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.io.atomic import write_text
 from polyseme.nn.heads.crf import CRFConfig
 from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
@@ -90,7 +90,7 @@ class WordTask(TaskConfig):
         labels = sorted(counts, key=lambda tag: (-counts[tag], tag))
         if len(labels) < 2:
             shown = f"only the label {labels[0]!r}" if labels else "no labels"
-            raise UserError(f"the training data has {shown} ({examples[0].location} …): there is nothing to learn")
+            raise DataError(f"the training data has {shown} ({examples[0].location} …): there is nothing to learn")
         is_constrained = all(first_invalid(e.tags or ()) is None for e in examples)
         return self.replace(labels=tuple(labels), is_constrained=is_constrained)
 
@@ -198,7 +198,7 @@ class WordTask(TaskConfig):
 
     def word_sequences(self, example: Any) -> list[tuple[Words, ...]]:
         if not example.words:
-            raise UserError(f"{example.location}: a sentence has no words")
+            raise DataError(f"{example.location}: a sentence has no words")
         return [(example.words,)]
 
     def feature_positions(self, example: Any, segments: np.ndarray) -> np.ndarray:
@@ -271,9 +271,9 @@ def read_tagged_record(record: dict[str, Any], location: str, needs_labels: bool
         words = parse_texts(values["words"], location, "words")
         tags = None if values.get("tags") is None else parse_texts(values["tags"], location, "tags")
         if needs_labels and tags is None:
-            raise UserError(f"{location}: the tags are missing")
+            raise DataError(f"{location}: the tags are missing")
         if tags is not None and len(tags) != len(words):
-            raise UserError(f"{location}: {len(words)} words but {len(tags)} tags")
+            raise DataError(f"{location}: {len(words)} words but {len(tags)} tags")
         return words, tags
 
     names = {"words": "words", "tags": "tags"}
@@ -287,7 +287,7 @@ def parse_words(value: Any, location: str) -> Words:
     """Convert a text or a list of words to words."""
     parts = value.split() if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
     if not parts or not all(isinstance(part, str) and part.strip() for part in parts):
-        raise UserError(f"{location} is {str(value)[:40]!r}: a text or a list of words is needed")
+        raise DataError(f"{location} is {str(value)[:40]!r}: a text or a list of words is needed")
     return tuple(parts)
 
 
@@ -302,7 +302,7 @@ def repair_examples(path: Path, examples: list[Any], strict: bool) -> list[Any]:
     place = min(first_invalid(tags) or 0, len(tags) - 1)
     shown = f"{first.location}: {tags[place]!r} at word {place + 1}"
     if strict:
-        raise UserError(f"{shown} cannot stand there; {len(changed)} of {len(examples)} sentences have such tags")
+        raise DataError(f"{shown} cannot stand there; {len(changed)} of {len(examples)} sentences have such tags")
     number = sum(a != b for i in changed for a, b in zip(repaired[i], examples[i].tags))
     where = f"{len(changed)} of {len(examples)} sentences with invalid tags"
     print(f"{path}: repaired {number} tags in {where}, the first: {shown}", file=sys.stderr)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 
 NUM_VALUE_STEPS = 25  # steps that the range of a number is cut into: 0.2 for numbers from 0 to 5
 
@@ -36,7 +36,7 @@ class TextToTextTemplate(Config):
 
     def __post_init__(self) -> None:
         if not re.search(r"\{\w+\}$", self.template):
-            raise UserError(f"the template {self.template!r} has to end in a field, for example {{text}}")
+            raise ConfigError(f"the template {self.template!r} has to end in a field, for example {{text}}")
 
     @classmethod
     def find(cls, name: str, fields: str) -> TextToTextTemplate:

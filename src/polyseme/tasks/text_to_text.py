@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError, ModelError
 from polyseme.generation.constrained import score_answers
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
@@ -118,7 +118,7 @@ class TextToText(TextCodec):
             if answers not in known:
                 known[answers] = _encode_answers(answers, no_answers, tokenizer, template.answer_with == "name")
             if max(map(len, known[answers].answer_ids)) > max_len:
-                raise UserError(f"{example.location}: an answer is longer than the {max_len} tokens that are written")
+                raise ConfigError(f"{example.location}: an answer is longer than the {max_len} tokens that are written")
             tokens = np.array([*ids, no_answers.end_id], dtype=np.int64)
             segments = np.zeros_like(tokens)
             encoded.append(EncodedExample(tokens, segments, np.arange(0), target, text_targets=known[answers]))
@@ -146,7 +146,7 @@ def special_targets(template: TextToTextTemplate, tokenizer: Tokenizer) -> TextT
     special = tokenizer.special_token_ids
     end = special.sep if special.eos is None else special.eos
     if end is None:
-        raise UserError("the tokenizer has no token that ends a text, and answers in text need one")
+        raise ModelError("the tokenizer has no token that ends a text, and answers in text need one")
     start = getattr(special, template.decoder_start_token)
     return TextTargets(end if start is None else start, end)
 
@@ -179,7 +179,7 @@ def _encode_answers(texts: Sequence[str], special: TextTargets, tokenizer: Token
     by_tokens: dict[bytes, str] = {}
     for text, ids in zip(texts, answers) if must_differ else ():
         if (other := by_tokens.setdefault(ids.tobytes(), text)) is not text:
-            raise UserError(f"the answers {other!r} and {text!r} are the same tokens to this tokenizer")
+            raise ModelError(f"the answers {other!r} and {text!r} are the same tokens to this tokenizer")
     return TextTargets(special.start_id, special.end_id, answers)
 
 
@@ -188,5 +188,5 @@ def _truncate_longest(texts: list[list[int]], excess: int, message: str) -> None
     for _ in range(excess):
         longest = max(reversed(texts), key=len)
         if len(longest) < 2:
-            raise UserError(message)
+            raise DataError(message)
         longest.pop()

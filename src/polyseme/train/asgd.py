@@ -37,7 +37,7 @@ class NTASGD(torch.optim.Optimizer):
         if self.num_averaged:
             self.num_averaged += 1
             weights = list(self._iter_params())
-            torch._foreach_lerp_([self.state[p]["num_averaged"] for p in weights], weights, 1 / self.num_averaged)
+            torch._foreach_lerp_([self.state[p]["average"] for p in weights], weights, 1 / self.num_averaged)
 
     @torch.no_grad()
     def report_validation_loss(self, loss: float) -> None:
@@ -49,7 +49,7 @@ class NTASGD(torch.optim.Optimizer):
         if earlier and loss > min(earlier):
             self.num_averaged = 1
             for p in self._iter_params():
-                self.state[p]["num_averaged"] = p.detach().clone()
+                self.state[p]["average"] = p.detach().clone()
 
     def extra_state(self) -> dict[str, Tensor]:
         """What it remembers besides a tensor for each parameter."""
@@ -70,7 +70,7 @@ class NTASGD(torch.optim.Optimizer):
 @contextmanager
 def swap_averaged_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Puts the means of weights, where an optimiser keeps any, in place of the weights for a while."""
-    pairs = [(p, state["num_averaged"]) for p, state in optimizer.state.items() if "num_averaged" in state]
+    pairs = [(p, state["average"]) for p, state in optimizer.state.items() if "average" in state]
     saved_weights = [p.detach().clone() for p, _ in pairs]
     with torch.no_grad():
         for p, average in pairs:

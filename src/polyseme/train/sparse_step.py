@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.model import SparseBatch
 from polyseme.nn.sparse import SparseRowGrad
 from polyseme.objectives.batch import Batch
@@ -29,7 +29,7 @@ class SparseStepExecutor:
 
     def __init__(self, state: TrainState):
         if distributed.is_distributed():
-            raise UserError(
+            raise ConfigError(
                 f"the method {state.optimizer_config.name!r} changes tables in place, so it runs in one process only"
             )
         self.state = state

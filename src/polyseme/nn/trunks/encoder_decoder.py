@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig
@@ -45,9 +45,9 @@ class EncoderDecoderConfig(Config):
         if decoder is None:
             return
         if decoder.dim != self.encoder.dim:
-            raise UserError(f"the decoder has dim {decoder.dim}, the encoder {self.encoder.dim}: both need the same")
+            raise ConfigError(f"the decoder has dim {decoder.dim}, the encoder {self.encoder.dim}: both need the same")
         if not decoder.causal or not decoder.has_cross_attention:
-            raise UserError("the blocks of a decoder are causal and have cross attention")
+            raise ConfigError("the blocks of a decoder are causal and have cross attention")
 
     # what others ask of a trunk: without a source it is its encoder
 
@@ -139,7 +139,7 @@ class EncoderDecoder(nn.Module):
         if source is None and memory is None:
             return self.encoder(tokens, layout, segments, layers=layers, query_stream=query_stream)
         if self.decoder is None:
-            raise UserError("this model has an encoder alone: it cannot read a target")
+            raise UnsupportedError("this model has an encoder alone: it cannot read a target")
         encoder_states = None if source is None else self.encode(source)
         if encoder_states is None and isinstance(memory, Memory):
             encoder_states = memory.source

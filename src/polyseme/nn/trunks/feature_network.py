@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.frozen_features import FrozenFeatures, FrozenFeaturesConfig
@@ -47,7 +47,9 @@ class FeatureNetworkConfig(TrunkConfig):
         self.check_range(1, 100, "num_layers")
         if self.features.middle_join_dim and (self.network != "bilstm" or self.num_layers < 2):
             actual = f"{self.network} with num_layers {self.num_layers}"
-            raise UserError(f"features join between the layers of a bilstm with num_layers 2 or more, not of {actual}")
+            raise ConfigError(
+                f"features join between the layers of a bilstm with num_layers 2 or more, not of {actual}"
+            )
 
     @property
     def embeddings(self) -> FrozenFeaturesConfig:

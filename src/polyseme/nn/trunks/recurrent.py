@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from polyseme.config import Config, check_in_range
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.char_cnn import CharCNNConfig
@@ -85,7 +85,7 @@ class RecurrentTrunkConfig(Config):
         for hidden_dim in self.hidden_dims:
             check_in_range("a value of hidden_dims", hidden_dim, 1, math.inf)
         if self.projection_dim and self.cell != "lstm":
-            raise UserError(
+            raise ConfigError(
                 f"projection_dim is {self.projection_dim}, which the cell {self.cell!r} does not have: 0 or 'lstm'"
             )
         check_in_range("cell_clip", self.cell_clip, 0, math.inf)
@@ -96,7 +96,7 @@ class RecurrentTrunkConfig(Config):
             self.skip_from_layer - 1 :
         ]
         if self.skip in ("residual", "highway") and len(set(layer_dims)) > 1:
-            raise UserError(
+            raise ConfigError(
                 f"skip {self.skip!r} needs what each layer reads and writes to be of one size, not {layer_dims}"
             )
 
@@ -169,7 +169,7 @@ class RecurrentTrunkConfig(Config):
 
     def build(self) -> RecurrentTrunk:
         if not self.hidden_dims:
-            raise UserError("a trunk needs one layer or more")
+            raise ConfigError("a trunk needs one layer or more")
         return RecurrentTrunk(self)
 
 
@@ -455,7 +455,7 @@ class RecurrentTrunk(nn.Module):
         """
         config = self.config
         if (return_memory or memory) and config.num_directions > 1:
-            raise UserError("a trunk whose layers read both directions of those below has no memory")
+            raise UnsupportedError("a trunk whose layers read both directions of those below has no memory")
         time_major, layer_indices = TimeMajor(layout), set(layers)
         x = self.embeddings(tokens, layout.positions, segments, layout.max_seqlen, token_embeddings)
         outputs_per_layer: list[list[Tensor]] = [[] for _ in config.hidden_dims]  # of each depth, what each stack says

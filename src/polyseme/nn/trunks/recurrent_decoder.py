@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.attention.rnn_attention import EncoderAttentionState, RNNAttention, RNNAttentionConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.memory import Memory
@@ -43,7 +43,7 @@ class RecurrentDecoderConfig(Config):
     def __post_init__(self) -> None:
         self.check_range(0, 1, "dropout")
         if self.stack.context_dim and (self.attention is None or self.stack.context_dim != self.source_dim):
-            raise UserError(
+            raise ConfigError(
                 f"context_dim is {self.stack.context_dim}, which needs attention to states of that size: "
                 f"0, or {self.source_dim} with attention"
             )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.attention.multihead import AttentionConfig
 from polyseme.nn.attention.relative import (
     NoPositionBiasConfig,
@@ -201,7 +201,7 @@ class TransformerConfig(Config):
     def sublayers_per_layer(self) -> tuple[tuple[int, int], ...]:
         """Which attention and which feed-forward run at each depth."""
         if self.layer_to_ffn and len(self.layer_to_ffn) != len(self.layer_to_block):
-            raise UserError(
+            raise ConfigError(
                 f"layer_to_ffn names {len(self.layer_to_ffn)} layers, "
                 f"but layer_to_block names {len(self.layer_to_block)}"
             )
@@ -222,7 +222,7 @@ class TransformerConfig(Config):
             len(self.variant_per_block) != num_blocks
             or not 0 <= min(self.variant_per_block) <= max(self.variant_per_block) < len(kinds)
         ):
-            raise UserError(
+            raise ConfigError(
                 f"variant_per_block {list(self.variant_per_block)} does not name a variant, 0 to {len(kinds) - 1}, "
                 f"for each of {num_blocks} blocks"
             )
@@ -230,7 +230,7 @@ class TransformerConfig(Config):
 
     def build(self) -> Transformer:
         if not self.layer_to_block:
-            raise UserError("a trunk needs one layer or more")
+            raise ConfigError("a trunk needs one layer or more")
         return Transformer(self)
 
 

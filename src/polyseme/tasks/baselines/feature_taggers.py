@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyseme.errors import UserError
+from polyseme.errors import UnsupportedError
 from polyseme.nn.heads.crf import CRF, ChainLayout, CRFConfig
 from polyseme.nn.heads.tag_schemes import first_invalid
 from polyseme.progress import progress
@@ -173,4 +173,4 @@ def word_shape(word: str) -> str:
 def require_sklearn() -> None:
     """Raise an error if scikit-learn is not installed."""
     if importlib.util.find_spec("sklearn") is None:
-        raise UserError("scikit-learn is needed for this: pip install 'polyseme[tasks]'")
+        raise UnsupportedError("scikit-learn is needed for this: pip install 'polyseme[tasks]'")

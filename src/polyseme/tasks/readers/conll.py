@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.tasks.readers.rows import RowReader
 
 BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
@@ -37,11 +37,11 @@ def _parse_sentence(
 ) -> Any:
     for line, cells in sentence:
         if needs_labels and len(cells) < 2:
-            raise UserError(f"{path}:{line}: there is no tag beside {cells[0]!r}")
+            raise DataError(f"{path}:{line}: there is no tag beside {cells[0]!r}")
         if len(cells) != width:
-            raise UserError(f"{path}:{line}: {len(cells)} columns, but the first row has {width}")
+            raise DataError(f"{path}:{line}: {len(cells)} columns, but the first row has {width}")
         if not cells[0] or not cells[-1]:
-            raise UserError(f"{path}:{line}: the {'tag' if cells[0] else 'word'} is empty")
+            raise DataError(f"{path}:{line}: the {'tag' if cells[0] else 'word'} is empty")
     words = tuple(cells[0] for _, cells in sentence)
     tags = tuple(cells[-1] for _, cells in sentence) if width > 1 else None
     return build(f"{path}:{sentence[0][0]}", words, tags)

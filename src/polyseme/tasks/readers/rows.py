@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.compression import COMPRESSED_SUFFIXES, read_decompressed
 from polyseme.io.json import parse_json_object
 
@@ -52,7 +52,7 @@ def read_rows(path: Path, rows: Iterable[RowReader], skip_bad: bool = False) -> 
     for read in rows:
         try:
             examples.append(read())
-        except UserError as error:
+        except DataError as error:
             if not skip_bad:
                 raise
             errors.append(error)
@@ -60,7 +60,7 @@ def read_rows(path: Path, rows: Iterable[RowReader], skip_bad: bool = False) -> 
         total = len(errors) + len(examples)
         print(f"{path}: skipped {len(errors)} bad of {total} rows, the first: {errors[0]}", file=sys.stderr)
     if not examples:
-        raise UserError(f"{path} holds no examples" + (f" but {len(errors)} bad rows" if errors else ""))
+        raise DataError(f"{path} holds no examples" + (f" but {len(errors)} bad rows" if errors else ""))
     return examples
 
 
@@ -68,14 +68,14 @@ def lazy_rows(to_examples: Callable[[Any], Iterable[Any]], row: Any) -> Iterator
     """Yield the examples of a row; an error in it is raised when it is read, so that it can be skipped."""
     try:
         examples = list(to_examples(row))
-    except UserError as error:
+    except DataError as error:
         yield partial(_raise_error, error)
         return
     for example in examples:
         yield partial(_return_example, example)
 
 
-def _raise_error(error: UserError) -> Any:
+def _raise_error(error: DataError) -> Any:
     raise error
 
 
@@ -89,12 +89,12 @@ def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
     try:
         text = content.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
     except LookupError:
-        raise UserError(f"there is no encoding {encoding!r}") from None
+        raise ConfigError(f"there is no encoding {encoding!r}") from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}:{line}: not {encoding} text (byte {error.start} of the file)") from None
+        raise DataError(f"{path}:{line}: not {encoding} text (byte {error.start} of the file)") from None
     if not text.strip():
-        raise UserError(f"{path} is empty")
+        raise DataError(f"{path} is empty")
     return [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
 
 
@@ -114,10 +114,10 @@ def iter_table_or_json(path: Path, columns: Columns, task_type: str, row_format:
     return iter_table(path, read_lines(path, columns.encoding), columns.has_header, row_format)
 
 
-def wrong_suffix(path: Path, task_type: str, suffixes: Iterable[str]) -> UserError:
+def wrong_suffix(path: Path, task_type: str, suffixes: Iterable[str]) -> DataError:
     known = ", ".join(suffixes)
     packed = " ".join(COMPRESSED_SUFFIXES)
-    return UserError(f"{path}: {task_type} reads {known} (or these with {packed}), not {data_suffix(path)!r}")
+    return DataError(f"{path}: {task_type} reads {known} (or these with {packed}), not {data_suffix(path)!r}")
 
 
 def iter_table(path: Path, lines: list[str], has_header: bool, row_format: RowFormat) -> Iterator[RowReader]:
@@ -134,9 +134,9 @@ def iter_table(path: Path, lines: list[str], has_header: bool, row_format: RowFo
         elif role in row_format.optional:
             continue
         elif has_header:
-            raise UserError(f"{path}:{first_line}: there is no column {name!r}; {suggest(name, first)}")
+            raise DataError(f"{path}:{first_line}: there is no column {name!r}; {suggest(name, first)}")
         else:
-            raise UserError(f"{path}: without a header, {role} is a column number from 1 to {len(first)}, not {name!r}")
+            raise DataError(f"{path}: without a header, {role} is a column number from 1 to {len(first)}, not {name!r}")
     if not has_header:
         yield partial(_from_cells, f"{path}:{first_line}", first, indices, len(first), row_format.build)
     for line, cells in rows:
@@ -145,7 +145,7 @@ def iter_table(path: Path, lines: list[str], has_header: bool, row_format: RowFo
 
 def _from_cells(location: str, cells: list[str], indices: dict[str, int], width: int, build: Build) -> Any:
     if len(cells) != width:
-        raise UserError(f"{location}: {len(cells)} columns, but the first line has {width}")
+        raise DataError(f"{location}: {len(cells)} columns, but the first line has {width}")
     return build(location, {role: cells[index] for role, index in indices.items()})
 
 
@@ -158,7 +158,7 @@ def read_csv(path: Path, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
             yield line, row
             line = reader.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{path}:{line}: not valid CSV: {error}") from None
+        raise DataError(f"{path}:{line}: not valid CSV: {error}") from None
 
 
 def iter_json_lines(path: Path, lines: list[str], build: Callable[[dict[str, Any], str], Any]) -> Iterator[RowReader]:
@@ -179,7 +179,7 @@ def from_record(record: dict[str, Any], location: str, row_format: RowFormat) ->
         if key in record:
             values[role] = record[key]
         elif role not in row_format.optional:
-            raise UserError(f"{location}: there is no key {key!r}; {suggest(key, record)}")
+            raise DataError(f"{location}: there is no key {key!r}; {suggest(key, record)}")
     return row_format.build(location, values)
 
 
@@ -190,27 +190,27 @@ def parse_float(label: Any, location: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise UserError(f"{location}: the label {str(label)[:40]!r} is not a number")
+        raise DataError(f"{location}: the label {str(label)[:40]!r} is not a number")
     return number
 
 
 def parse_text(value: Any, location: str, name: str) -> str:
     """Check that a value is a text with something in it."""
     if not isinstance(value, str):
-        raise UserError(f"{location}: {name} is {str(value)[:40]!r}, not a text")
+        raise DataError(f"{location}: {name} is {str(value)[:40]!r}, not a text")
     if not value.strip():
-        raise UserError(f"{location}: {name} is an empty text")
+        raise DataError(f"{location}: {name} is an empty text")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise UserError(f"{location}: {name} holds half a surrogate pair, which is no character") from None
+        raise DataError(f"{location}: {name} holds half a surrogate pair, which is no character") from None
     return value
 
 
 def parse_texts(value: Any, location: str, name: str) -> tuple[str, ...]:
     """Check that a value is a list of texts."""
     if not isinstance(value, list | tuple) or not value:
-        raise UserError(f"{location}: {name} is {str(value)[:40]!r}, not a list of texts")
+        raise DataError(f"{location}: {name} is {str(value)[:40]!r}, not a list of texts")
     return tuple(parse_text(text, location, f"{name}[{i}]") for i, text in enumerate(value))
 
 
@@ -218,10 +218,10 @@ def parse_label(value: Any, location: str, name: str, needs_labels: bool) -> str
     """Return a label as it is written: JSON numbers, true and false keep their form."""
     if value is not None and not isinstance(value, str):
         if not isinstance(value, int | float):
-            raise UserError(f"{location}: {name} is {str(value)[:40]!r}, not a label")
+            raise DataError(f"{location}: {name} is {str(value)[:40]!r}, not a label")
         value = json.dumps(value)
     if needs_labels and not value:
-        raise UserError(f"{location}: the label ({name}) is missing")
+        raise DataError(f"{location}: the label ({name}) is missing")
     return value or None
 
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.tasks.metrics.srl import BRACKET_PATTERN, brackets_to_tags
 from polyseme.tasks.readers.conll import BRACKETS
 from polyseme.tasks.readers.rows import RowReader, lazy_rows, read_lines
@@ -61,7 +61,7 @@ def paste_columns(words: Path, props: Path) -> Iterator[list[LocatedRow]]:
     """Words from one file, all else from another."""
     sides = [list(iter_srl_sentences(path)) for path in (words, props)]
     if [len(s) for s in sides[0]] != [len(s) for s in sides[1]]:
-        raise UserError(f"{words} and {props} do not have the same sentences")
+        raise DataError(f"{words} and {props} do not have the same sentences")
     for word_rows, prop_rows in zip(*sides):
         yield [(location, [word[0], *cells]) for (_, word), (location, cells) in zip(word_rows, prop_rows)]
 
@@ -80,7 +80,7 @@ def iter_srl_rows(
     if layout is None:
         layout = _conll_2005_layout(Counter(map(_count_leading_columns, sentences)).most_common(1)[0][0])
         if layout.predicate_marker < 1:
-            raise UserError(
+            raise DataError(
                 f"{sentences[0][0][0]}: no column of words, then one of predicates, before those of arguments"
             )
     to_examples = partial(_predicate_examples, layout=layout, needs_labels=needs_labels, build=build)
@@ -97,7 +97,7 @@ def _predicate_examples(
     expected_columns = max(layout.first_argument + layout.num_trailing, num_columns)
     for location, cells in rows:
         if len(cells) != expected_columns:
-            raise UserError(f"{location}: {len(cells)} columns, but {expected_columns} are needed here")
+            raise DataError(f"{location}: {len(cells)} columns, but {expected_columns} are needed here")
     locations = [location for location, _ in rows]
     words = tuple(_unescape_word(cells[layout.word]) for _, cells in rows)
     predicates = [
@@ -110,7 +110,7 @@ def _predicate_examples(
     if len(tag_columns) != len(predicates) and (tag_columns or needs_labels):
         verb_positions = [tags.index("B-V") for tags in tag_columns if "B-V" in tags]
         if not tag_columns or len(verb_positions) != len(tag_columns):
-            raise UserError(
+            raise DataError(
                 f"{locations[0]}: {len(predicates)} predicates, but {len(tag_columns)} columns of arguments"
             )
         predicates = [(i, rows[i][1][layout.predicate_name]) for i in verb_positions]
