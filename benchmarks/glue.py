@@ -33,7 +33,6 @@ from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import PolysemeError
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.io.json import read_json, write_json
-from polyseme.tasks import TASKS
 from polyseme.weights.folder import read_model_config
 
 EPOCHS = {"cola": 5.0, "sst-2": 3.0, "mrpc": 5.0, "sts-b": 5.0, "wnli": 5.0}
@@ -97,7 +96,7 @@ def run(job: Job, data: str) -> dict[str, Any]:
         train, dev = examples(job.task, data, job.limit)
         results = finetune(
             Path(job.model),
-            TaskData(TASKS[named.task_type](), train, dev, primary_metric=named.metric),
+            TaskData(named.task(), train, dev, primary_metric=named.metric),
             None,
             settings,
             RunOptions(first_seed=job.seed, from_scratch=job.scratch),

@@ -26,6 +26,7 @@ from polyseme.nn.heads.standard import ClassificationHeadConfig
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.losses import compute_losses
+from polyseme.objectives.packing import pad_to_bucket
 from polyseme.objectives.specs import MaskedLMWithSentencePairs
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.encoded import EncodedExample
@@ -156,7 +157,12 @@ def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
         ours, settings.optimizer.build(ours, ours.trunk.layer_groups()), settings.optimizer, ScheduleConfig("constant"),
         10**6, DEVICE, "bf16", use_cuda_graphs=True,
     )  # fmt: skip
-    reports = train(run, all_steps(task, data, settings, 0, run))
+    max_len = ours.config.trunk.embeddings.max_len
+    steps = (
+        ([pad_to_bucket(batch, max_len) for batch in batches], position)
+        for batches, position in all_steps(task, data, settings, 0)
+    )
+    reports = train(run, steps)
     for _ in range(4 * len(inputs)):  # the shapes that occur are recorded in these
         next(reports)
     found = measure(lambda: next(reports), tokens, flops, peak, 64)

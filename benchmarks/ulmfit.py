@@ -33,6 +33,7 @@ from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, SegmentState, Targets
 from polyseme.pipelines import ulmfit
 from polyseme.recipes.ulmfit import ADAM
+from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.readers.rows import read_lines
 from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
@@ -51,7 +52,7 @@ ROWS = {  # the stages of each row, and what it changes of the classifier's sett
 }
 
 
-def questions(path: Path) -> list[Example]:
+def questions(path: Path) -> list[TextExample]:
     """`COARSE:fine question` a line, in Latin-1."""
     found = []
     for number, line in enumerate(read_lines(path, "latin-1"), 1):
@@ -62,7 +63,7 @@ def questions(path: Path) -> list[Example]:
     return found
 
 
-def split(options: argparse.Namespace) -> tuple[list[Example], list[Example]]:
+def split(options: argparse.Namespace) -> tuple[list[TextExample], list[TextExample]]:
     found = questions(options.trec)
     if options.test:
         return found, questions(options.test)
@@ -74,7 +75,7 @@ def trec(options: argparse.Namespace) -> None:
     learn, measure = split(options)
     if options.limit:
         learn, measure = learn[: options.limit], measure[: options.limit]
-    texts, work = [e.text or "" for e in learn], options.work
+    texts, work = [e.text for e in learn], options.work
     plan = ulmfit.UlmfitConfig(
         options.preset, options.direction, budget=options.budget, target_epochs=options.target_epochs
     )
@@ -87,7 +88,7 @@ def trec(options: argparse.Namespace) -> None:
         ulmfit.prepare_target_corpus(work / "alone" / "target-corpus", tokenizer, texts)
         for size in sizes:
             for seed in range(options.seeds):
-                drawn = [e.text or "" for e in ulmfit.stratified_sample(learn, size, seed)]
+                drawn = [e.text for e in ulmfit.stratified_sample(learn, size, seed)]
                 ulmfit.prepare_target_corpus(work / f"few-{size}-{seed}" / "target-corpus", tokenizer, drawn)
         print(f"{work}: prepared for {len(learn)} questions")
         return
@@ -120,12 +121,13 @@ def trec(options: argparse.Namespace) -> None:
         print("\n" + table(["error, %", *map(str, sizes)], rows))
 
 
-def show(done: Sequence[dict[str, Any]], learn: list[Example], measure: list[Example], seeds: int) -> None:
+def show(done: Sequence[dict[str, Any]], learn: list[TextExample], measure: list[TextExample], seeds: int) -> None:
     print(header(f"TREC, {len(learn)} questions to learn from, {len(measure)} to measure on, {seeds} seed(s)"))
     ways = [way for way in ("forward", "backward", "both") if way in done[0]]
+    task = ClassificationTask.from_examples(learn)
     rows = [
-        [name, *[f"{100 * (1 - found(learn, measure, 'classification')['accuracy']):.1f}"] * len(ways)]
-        for name, found in (("majority", majority_baseline), ("linear, words", linear_baseline))
+        [name, *[f"{100 * (1 - task.baseline_metrics(baseline, learn, measure)['accuracy']):.1f}"] * len(ways)]
+        for name, baseline in (("majority", "majority"), ("linear, words", "linear"))
     ]
     for name in dict.fromkeys(d["row"] for d in done):
         own = [d for d in done if d["row"] == name]

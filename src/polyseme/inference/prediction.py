@@ -119,7 +119,7 @@ def _report_truncated(encoded: Iterable[EncodedExample], total: int, limit: str)
         print(f"{len(truncated)} of {total} examples ({share}) are cut to {limit}", file=sys.stderr)
 
 
-def select_task(folder: ModelFolder, name: str = "") -> ModelFolder:
+def select_task(folder: ModelFolder, name: str = "", kinds: Iterable[type[TaskConfig]] = ()) -> ModelFolder:
     """Return a folder of several tasks as if it had been fine-tuned for one of them; any other folder as it is."""
     tasks = folder.metadata.get("tasks")
     if not isinstance(tasks, dict):
@@ -129,6 +129,6 @@ def select_task(folder: ModelFolder, name: str = "") -> ModelFolder:
             f"no task {name!r}; {suggest(name, tasks)}" if name else f"several tasks, {', '.join(tasks)}: choose one"
         )
         raise DataError(f"{folder.path} answers {wrong}")
-    task = task_from_json(tasks[name]["task"])
+    task = task_from_json(tasks[name]["task"], kinds)
     model = folder.model.with_single_head(task.replace(name=name).codec.head_name, task.codec.head_name)
     return replace(folder, model=model, metadata=tasks[name])

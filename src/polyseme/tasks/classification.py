@@ -81,6 +81,7 @@ class ClassificationTask(LabelTask):
     """One label for a text; a second text is read where an example has one."""
 
     task_type: ClassVar[str] = "classification"
+    supports_text: ClassVar[bool] = True
     text_prefix: ClassVar[str] = "classification"
     text_fields: ClassVar[str] = "text: {text}"
 
@@ -99,6 +100,7 @@ class PairClassificationTask(LabelTask):
     """
 
     task_type: ClassVar[str] = "pair_classification"
+    supports_text: ClassVar[bool] = True
     text_prefix: ClassVar[str] = "pair"
     text_fields: ClassVar[str] = "text1: {text} text2: {pair}"
     feature_networks: ClassVar[tuple[str, ...]] = ("esim", "biattentive", "linear", "bilstm")

@@ -67,6 +67,7 @@ class MultipleChoiceTask(SequenceTask):
     task_type: ClassVar[str] = "multiple_choice"
     example_type: ClassVar[type[Example]] = ChoiceExample
     default_metric: ClassVar[str] = "accuracy"
+    supports_text: ClassVar[bool] = True
     text_prefix: ClassVar[str] = "choice"
     text_fields: ClassVar[str] = "{choices} text: {text}"
     head_type: ClassVar[str] = "choice"

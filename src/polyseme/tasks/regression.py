@@ -36,6 +36,7 @@ class RegressionTask(TextTask):
 
     task_type: ClassVar[str] = "regression"
     default_metric: ClassVar[str] = "spearman"
+    supports_text: ClassVar[bool] = True
     text_prefix: ClassVar[str] = "regression"
     text_fields: ClassVar[str] = "text1: {text} text2: {pair}"
     loss_unit: ClassVar[str] = "squared error"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from polyseme.errors import ConfigError, DataError
+from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.io.atomic import write_text
 from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
@@ -53,9 +53,8 @@ class SequenceTask(TaskConfig):
 
     head_type: ClassVar[str] = "classify"
     feature_networks: ClassVar[tuple[str, ...]] = ("biattentive", "linear", "bilstm")
-    text_prefix: ClassVar[str]  # how the task is written as text: its name, and its fields
-    text_fields: ClassVar[str]
-    supports_text: ClassVar[bool] = True
+    text_prefix: ClassVar[str] = ""  # how the task is written as text: its name, and its fields
+    text_fields: ClassVar[str] = ""
     target_dtype: ClassVar[Any] = np.int64
     no_target: ClassVar[float] = IGNORE_INDEX
 
@@ -152,9 +151,9 @@ class SequenceTask(TaskConfig):
             raise ConfigError("symmetric_pairs adds two states, and a model that answers in text has none to add")
         return self.replace(text_template=TextToTextTemplate.find(name or self.text_prefix, self.text_fields))
 
-    @abstractmethod
     def candidate_answers(self, template: TextToTextTemplate, example: Any) -> Sequence[str]:
-        """Return the texts that a text-to-text model chooses from."""
+        """Return the texts that a text-to-text model chooses from, if the task `supports_text`."""
+        raise UnsupportedError(f"{self.task_type} cannot be answered in text")
 
     def candidate_target(self, template: TextToTextTemplate, example: Any) -> int | None:
         """Return the index of the right one of `candidate_answers`."""
