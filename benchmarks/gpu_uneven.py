@@ -22,12 +22,13 @@ from polyseme.finetuning.batches import epoch_batches as all_steps
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.inference.batching import mean_pool, packed_batches, to_host_async
 from polyseme.nn.compile import exclude_from_compile
-from polyseme.nn.heads.standard import ClassificationHeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.packing import pad_to_bucket
-from polyseme.objectives.specs import MaskedLMWithSentencePairs
+from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.encoded import EncodedExample
 from polyseme.text.tokenizer import Tokenizer
@@ -53,7 +54,7 @@ def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
         bins = packed_batches(rows, None, budget, DEVICE)
         found = np.empty((len(rows), row.size["dim"]), dtype=np.float32)
         for index, part in to_host_async(
-            (b.index, mean_pool(trunk(b.tokens, b.layout).hidden, b.layout)) for b in bins
+            (b.index, mean_pool(trunk(Inputs(b.tokens, b.layout)).last, b.layout)) for b in bins
         ):
             found[index] = part
         return torch.from_numpy(found)
@@ -115,8 +116,8 @@ def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
     chosen = [batches[0] for batches, _ in itertools.islice(all_steps(task, data, settings, 0), 128)]
     inputs = [
         {
-            "input_ids": batch.layout.pad(batch.tokens).to(DEVICE),
-            "attention_mask": batch.layout.attention_mask().long().to(DEVICE),
+            "input_ids": batch.inputs.layout.pad(batch.inputs.tokens).to(DEVICE),
+            "attention_mask": batch.inputs.layout.attention_mask().long().to(DEVICE),
             "labels": batch.targets["classify"].labels.to(DEVICE),
         }
         for batch in chosen
@@ -157,9 +158,9 @@ def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
         ours, settings.optimizer.build(ours, ours.trunk.layer_groups()), settings.optimizer, ScheduleConfig("constant"),
         10**6, DEVICE, "bf16", use_cuda_graphs=True,
     )  # fmt: skip
-    max_len = ours.config.trunk.embeddings.max_len
+    trunk = ours.config.trunk
     steps = (
-        ([pad_to_bucket(batch, max_len) for batch in batches], position)
+        ([pad_to_bucket(batch.for_trunk(trunk), trunk.embeddings.max_len) for batch in batches], position)
         for batches, position in all_steps(task, data, settings, 0)
     )
     reports = train(run, steps)
@@ -223,13 +224,16 @@ def padded(row: Row, samples: list[Batch]) -> Iterator[dict[str, torch.Tensor]]:
     """The sequences of packed batches, mixed, in padded batches as the peer takes them."""
     sequences = []
     for batch in samples:
-        labels = torch.full_like(batch.tokens, -100)
+        labels = torch.full_like(batch.inputs.tokens, -100)
         masked, pair = batch.targets["masked"], batch.targets["pair"]
         real = masked.labels != -100
         labels[masked.rows[real]] = masked.labels[real]
         answers = dict(zip(pair.rows.tolist(), pair.labels.tolist()))
-        assert batch.segments is not None
-        parts = (each.split(list(batch.layout.lengths)) for each in (batch.tokens, labels, batch.segments))
+        assert batch.inputs.segments is not None
+        parts = (
+            each.split(list(batch.inputs.layout.lengths))
+            for each in (batch.inputs.tokens, labels, batch.inputs.segments)
+        )
         for number, (tokens, label, segments) in enumerate(zip(*parts)):
             if answers.get(number, -100) != -100:  # the rest is filler
                 sequences.append((tokens, label, segments, answers[number]))

@@ -19,7 +19,7 @@ from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun
 from polyseme.finetuning.finetune import finetune
 from polyseme.inference.prediction import predict, select_task
-from polyseme.objectives.batch import tree_leaves
+from polyseme.nn.tree import tree_leaves
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.sequence import TextExample
 from polyseme.tasks.tagging import TaggingExample, TaggingTask
@@ -155,7 +155,7 @@ def test_steps_can_go_on_anywhere(folder):
         works.append(TaskRun(task, job, Split(job.train, encoded), Split(job.dev, ())))
     experiment = Experiment(tuple(works), FAST, None, None, {})
     whole = list(experiment.batches(7, 60))
-    assert len(whole) == 60 and len({len(b.layout.lengths) for batches, _ in whole for b in batches}) >= 1
+    assert len(whole) == 60 and len({len(b.inputs.layout.lengths) for batches, _ in whole for b in batches}) >= 1
     for done in (1, 17, 59):
         rest = list(experiment.batches(7, 60, num_done=done))
         assert len(rest) == 60 - done

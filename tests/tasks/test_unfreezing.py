@@ -121,7 +121,7 @@ def test_a_phase_goes_on_where_the_one_before_ended(done, tmp_path):
     task = experiment.runs[0].task
     expected = islice(epoch_batches(task, data, settings, 7), done, done + 6)
     for (a, _), (b, _) in zip(expected, epoch_batches(task, data, settings, 7, num_done=done)):
-        assert np.array_equal(a[0].tokens, b[0].tokens)
+        assert np.array_equal(a[0].inputs.tokens, b[0].inputs.tokens)
 
 
 def test_bad_settings_are_one_line(tmp_path):

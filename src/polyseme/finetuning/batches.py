@@ -15,7 +15,7 @@ import torch
 
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.nn.packing import token_budget_batches
-from polyseme.objectives.batch import Batch, Targets
+from polyseme.objectives.batch import Batch, ChunkedExtra, Targets
 from polyseme.tasks.base import TaskConfig
 from polyseme.tasks.encoded import EncodedExample
 
@@ -48,13 +48,16 @@ def sample_tasks(sizes: Sequence[int], alpha: float, total_steps: int, seed: int
 
 def with_settings(batch: Batch, config: FinetuneConfig) -> Batch:
     """Add to a batch what the settings ask for: reading in chunks, and the loss of the language model."""
-    batch = replace(batch, chunk_size=config.chunk_size, grad_tokens=config.grad_tokens)
+    if config.chunk_size:
+        batch = replace(batch, extra=ChunkedExtra(config.chunk_size, config.grad_tokens))
     return with_lm_targets(batch, config.lm_loss_weight) if config.lm_loss_weight else batch
 
 
 def with_lm_targets(batch: Batch, weight: float) -> Batch:
     """Add the loss of the language model: each token but a sequence's first, from those before it."""
-    is_predicted = torch.ones(batch.layout.num_tokens, dtype=torch.bool).index_fill(0, batch.layout.last_indices, False)
+    is_predicted = torch.ones(batch.inputs.layout.num_tokens, dtype=torch.bool).index_fill(
+        0, batch.inputs.layout.last_indices, False
+    )
     rows = is_predicted.nonzero()[:, 0]
-    targets = Targets(rows, batch.tokens.index_select(0, rows + 1), len(rows), weight)
+    targets = Targets(rows, batch.inputs.tokens.index_select(0, rows + 1), len(rows), weight)
     return replace(batch, targets={**batch.targets, "next": targets})

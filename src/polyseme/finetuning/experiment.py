@@ -17,6 +17,7 @@ from polyseme.finetuning.batches import StepBatches, epoch_batches, sample_tasks
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.inference.prediction import predict_encoded
 from polyseme.nn.model import Model
+from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.packing import pad_to_bucket
 from polyseme.tasks.base import MetricsFn, TaskConfig
@@ -173,8 +174,18 @@ class Experiment:
         """The number of examples in an epoch, in whole batches."""
         return self.config.batch_size * self.epoch_steps
 
-    def batches(self, seed: int, total_steps: int, num_done: int = 0, bucket_len: int | None = None) -> StepBatches:
-        """Yield the steps after `num_done`: each task's own, in their own order, one drawn after the other."""
+    def batches(
+        self,
+        seed: int,
+        total_steps: int,
+        num_done: int = 0,
+        trunk: TrunkConfig | None = None,
+        bucket_len: int | None = None,
+    ) -> StepBatches:
+        """Yield the steps after `num_done`: each task's own, in their own order, one drawn after the other.
+
+        Batches leave out what `trunk` does not read, and are padded to few shapes with a `bucket_len`.
+        """
         order = np.zeros(total_steps, dtype=np.int64)
         if len(self.runs) > 1:
             sizes = [len(run.train.examples) for run in self.runs]
@@ -183,6 +194,8 @@ class Experiment:
         streams = [epoch_batches(r.task, r.train.encoded, self.config, seed, n) for r, n in zip(self.runs, done)]
         for number in order[num_done:].tolist():
             batches, position = next(streams[number])
+            if trunk is not None:
+                batches = [batch.for_trunk(trunk) for batch in batches]
             if self.extra_targets:
                 batches = [replace(batch, targets={**batch.targets, **self.extra_targets}) for batch in batches]
             if bucket_len is not None:

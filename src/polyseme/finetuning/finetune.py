@@ -14,8 +14,9 @@ from polyseme.families.family import Family
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun
 from polyseme.finetuning.runner import run_experiment
-from polyseme.nn.heads.standard import AnyHeadConfig
-from polyseme.nn.model import AnyTrunkConfig, Model
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.model import Model
+from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.tasks.base import TaskConfig
 from polyseme.weights.folder import ModelFolder, load_model, read_model_config, save_model
 
@@ -81,7 +82,7 @@ def fit_task(path: Path, data: TaskData) -> TaskConfig:
     return task.replace(text_template=template)
 
 
-def answers_in_text(family: Family, trunk: AnyTrunkConfig, task: TaskConfig) -> bool:
+def answers_in_text(family: Family, trunk: TrunkConfig, task: TaskConfig) -> bool:
     """Whether a model answers the task in text, and not with a head of its own."""
     has_decoder = "next" in family.pretraining_heads(trunk)
     return family.is_text_to_text and has_decoder and task.supports_text
@@ -118,7 +119,7 @@ def load_for_tasks(
     known = family.pretraining_heads(model_config.trunk)
     if config.lm_loss_weight and ("next" not in known or any(task.text_template for task in tasks)):
         raise ConfigError(f"lm_loss_weight is for a causal language model, which {family.name} is not")
-    heads: dict[str, AnyHeadConfig] = {}
+    heads: dict[str, HeadConfig] = {}
     for task in tasks:
         for name, head in task.codec.heads(family, model_config.trunk).items():
             names = next((heads for heads in family.architectures.values() if name in heads), (name,))

@@ -11,6 +11,7 @@ import torch
 from polyseme.errors import ConfigError
 from polyseme.nn.model import Model
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoder
+from polyseme.train.cuda_graph import can_capture
 from polyseme.train.loop import StepReport, TrainState, setup_device, train
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ def train_state(model: Model, config: FinetuneConfig, num_examples: int, seed: i
     precision = config.precision
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" else "float32"
-    needs_host = any(head.crf or head.needs_host_sync for head in model.heads.values())
     return TrainState(
         model,
         config.optimizer.build(model, groups),
@@ -57,8 +57,8 @@ def train_state(model: Model, config: FinetuneConfig, num_examples: int, seed: i
         use_cuda_graphs=device.type == "cuda"
         and precision == "bf16"
         and not has_decoder(model)
-        and not trunk.depends_on_lengths
-        and not needs_host,
+        and not any(head.crf for head in model.heads.values())
+        and can_capture(model, has_static_shapes=False, is_padded=True),
     )
 
 
@@ -92,4 +92,4 @@ def run_phases(experiment: Experiment, state: TrainState, seed: int, num_done: i
                 parameter.requires_grad_(number >= num_frozen)
         start = max(first, num_done)
         phase = dataclasses.replace(state, start_step=start, schedule_start=first, total_steps=end)
-        yield from train(phase, experiment.batches(seed, total, start, bucket_len))
+        yield from train(phase, experiment.batches(seed, total, start, state.model.config.trunk, bucket_len))

@@ -19,6 +19,7 @@ import torch
 from polyseme.config import Config
 from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.io.atomic import write_text
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.tasks.baselines.feature_taggers import require_sklearn
@@ -28,8 +29,9 @@ from polyseme.tasks.text_templates import TextToTextTemplate
 
 if TYPE_CHECKING:
     from polyseme.families.family import Family
-    from polyseme.nn.heads.standard import AnyHeadConfig
-    from polyseme.nn.model import AnyTrunkConfig, Model
+    from polyseme.nn.heads.base import HeadConfig
+    from polyseme.nn.model import Model
+    from polyseme.nn.trunks.base import TrunkConfig
     from polyseme.text.tokenizer import Tokenizer
 
 MetricsFn = Callable[[Sequence[Any], Sequence[Any]], dict[str, float]]  # of examples and predicted values
@@ -177,12 +179,12 @@ class TaskConfig(Config, ABC):
     def head_name(self) -> str:
         return self.head_type + (f"@{self.name}" if self.name else "")
 
-    def heads(self, family: Family, trunk: AnyTrunkConfig) -> dict[str, AnyHeadConfig]:
+    def heads(self, family: Family, trunk: TrunkConfig) -> dict[str, HeadConfig]:
         """Return the heads that the task puts on a trunk of the family."""
         return {self.head_name: family.task_head(self.head_type, self.output_labels, trunk)}
 
     @classmethod
-    def from_heads(cls, heads: Mapping[str, AnyHeadConfig]) -> Self | None:
+    def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
         """Return the task of a folder that other tools wrote, which has heads but no task; None if it is another."""
         return None
 
@@ -222,7 +224,7 @@ class TaskConfig(Config, ABC):
             return torch.from_numpy(np.concatenate([sequences[i] for i in by_length]))
 
         tokens, segments = pack([e.ids for e in ordered]), pack([e.segments for e in ordered])
-        return Batch(tokens, layout, segments, {self.head_name: targets}, layout.num_tokens), order
+        return Batch(Inputs(tokens, layout, segments), {self.head_name: targets}, layout.num_tokens), order
 
     @abstractmethod
     def batch_targets(
@@ -248,10 +250,10 @@ class TaskConfig(Config, ABC):
     def predict(self, model: Model, encoded: Sequence[EncodedExample]) -> list[Any]:
         """Return the raw scores of each encoded example, read as one batch."""
         batch, order = self.collate(encoded)
-        batch = batch.to(next(model.parameters()).device)
-        hidden = model.trunk(batch.tokens, batch.layout, batch.segments).hidden
+        batch = batch.for_trunk(model.config.trunk).to(next(model.parameters()).device)
+        hidden = model.trunk(batch.inputs).hidden
         rows = batch.targets[self.head_name].rows
-        both = model.predict_labels(self.head_name, hidden, batch.layout, rows)
+        both = model.predict_labels(self.head_name, hidden, batch.inputs.layout, rows)
         logits, labels = (tensor.cpu().numpy() for tensor in both)
         ends = np.cumsum([self.num_rows(encoded[i]) for i in order])[:-1]
         scores = dict(zip(order, map(RowScores, np.split(logits, ends), np.split(labels, ends))))
@@ -382,7 +384,7 @@ class TaskConfig(Config, ABC):
         """Return the positions that are predicted; a task that marks a word does so in `segments`."""
         return np.arange(0)
 
-    def feature_head(self) -> AnyHeadConfig:
+    def feature_head(self) -> HeadConfig:
         """Return the head over a network on frozen features."""
         raise UnsupportedError(f"{self.task_type} cannot be learned over frozen features")
 

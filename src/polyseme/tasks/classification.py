@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.tasks.base import BaselineFn, Prediction
 from polyseme.tasks.baselines.texts import linear_classifier, majority_label
 from polyseme.tasks.encoded import label_id
@@ -86,7 +87,7 @@ class ClassificationTask(LabelTask):
     text_fields: ClassVar[str] = "text: {text}"
 
     @classmethod
-    def from_heads(cls, heads: Mapping[str, AnyHeadConfig]) -> Self | None:
+    def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
         head = heads.get(cls.head_type)
         return cls(labels=head.labels) if isinstance(head, ClassificationHeadConfig) and head.labels else None
 

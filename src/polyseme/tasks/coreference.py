@@ -36,8 +36,9 @@ from polyseme.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from polyseme.families.family import Family
-    from polyseme.nn.heads.standard import AnyHeadConfig
-    from polyseme.nn.model import AnyTrunkConfig, Model
+    from polyseme.nn.heads.base import HeadConfig
+    from polyseme.nn.model import Model
+    from polyseme.nn.trunks.base import TrunkConfig
 
 Clusters = tuple[tuple[Mention, ...], ...]
 
@@ -114,14 +115,14 @@ class CoreferenceTask(TaskConfig):
                 total += len(mentions)
         return [unreachable, total]
 
-    def heads(self, family: Family, trunk: AnyTrunkConfig) -> dict[str, AnyHeadConfig]:
+    def heads(self, family: Family, trunk: TrunkConfig) -> dict[str, HeadConfig]:
         return {self.head_name: self.head}
 
-    def feature_head(self) -> AnyHeadConfig:
+    def feature_head(self) -> HeadConfig:
         return self.head
 
     @classmethod
-    def from_heads(cls, heads: Mapping[str, AnyHeadConfig]) -> Self | None:
+    def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
         head = heads.get(cls.head_type)
         return cls(head=head) if isinstance(head, CoreferenceHeadConfig) else None
 
@@ -221,9 +222,9 @@ class CoreferenceTask(TaskConfig):
         head = model.heads[self.head_name]
         assert isinstance(head, CoreferenceHead)
         batch, order = self.collate(encoded)
-        batch = batch.to(next(model.parameters()).device)
-        hidden = model.trunk(batch.tokens, batch.layout, batch.segments).hidden
-        states = head.select_states(hidden, batch.layout, batch.targets[self.head_name].rows, model.trunk.pool)
+        batch = batch.for_trunk(model.config.trunk).to(next(model.parameters()).device)
+        hidden = model.trunk(batch.inputs).hidden
+        states = head.select_states(hidden, batch.inputs.layout, batch.targets[self.head_name].rows, model.trunk.pool)
         clusters: list[Clusters] = [()] * len(encoded)
         for place, found_clusters in zip(order, head.decode_clusters(states)):
             clusters[place] = tuple(sorted(tuple(sorted(cluster)) for cluster in found_clusters))

@@ -14,7 +14,8 @@ import numpy as np
 
 from polyseme.errors import ConfigError, DataError
 from polyseme.io.json import write_json
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks.base import BaselineFn, Example, Prediction, RowScores, TaskConfig, Words
 from polyseme.tasks.baselines.questions import first_words, sliding_window
@@ -149,7 +150,7 @@ class ExtractiveQATask(TaskConfig):
         return self
 
     @classmethod
-    def from_heads(cls, heads: Mapping[str, AnyHeadConfig]) -> Self | None:
+    def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
         return cls() if isinstance(heads.get(cls.head_type), ClassificationHeadConfig) else None
 
     def trainable(self, examples: Sequence[QuestionExample]) -> list[QuestionExample]:
@@ -334,7 +335,7 @@ class ExtractiveQATask(TaskConfig):
                 restrict_to_context=True,
             )
 
-    def feature_head(self) -> AnyHeadConfig:
+    def feature_head(self) -> HeadConfig:
         return ClassificationHeadConfig(self.output_labels, "tokens")
 
     @property

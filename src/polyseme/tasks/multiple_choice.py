@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from polyseme.errors import DataError
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks.base import BaselineFn, Example, Prediction
 from polyseme.tasks.baselines.texts import linear_choice, majority_label
@@ -114,7 +115,7 @@ class MultipleChoiceTask(SequenceTask):
         return self
 
     @classmethod
-    def from_heads(cls, heads: Mapping[str, AnyHeadConfig]) -> Self | None:
+    def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
         return cls() if isinstance(heads.get(cls.head_type), ClassificationHeadConfig) else None
 
     def target(self, example: ChoiceExample) -> int | None:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from polyseme.errors import UnsupportedError
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.tasks.base import BaselineFn, Prediction
 from polyseme.tasks.baselines.texts import linear_regressor, mean_number
 from polyseme.tasks.metrics.standard import regression_metrics
@@ -65,7 +66,7 @@ class RegressionTask(TextTask):
         return self
 
     @classmethod
-    def from_heads(cls, heads: Mapping[str, AnyHeadConfig]) -> Self | None:
+    def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
         head = heads.get(cls.head_type)
         return cls() if isinstance(head, ClassificationHeadConfig) and not head.labels else None
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.io.atomic import write_text
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks.base import Example, RowScores, TaskConfig, Words
 from polyseme.tasks.encoded import EncodedExample, add_special_tokens, check_lengths, check_room
@@ -139,7 +140,7 @@ class SequenceTask(TaskConfig):
             sequences.append(texts)
         return sequences
 
-    def feature_head(self) -> AnyHeadConfig:
+    def feature_head(self) -> HeadConfig:
         return ClassificationHeadConfig(self.output_labels, "pooled")
 
     @property

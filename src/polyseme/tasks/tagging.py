@@ -14,8 +14,9 @@ import numpy as np
 
 from polyseme.errors import DataError
 from polyseme.io.atomic import write_text
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.crf import CRFConfig
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
 from polyseme.nn.heads.tag_schemes import first_invalid, repair_tags
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks.base import BaselineFn, Example, Prediction, RowScores, TaskConfig, Words
@@ -41,7 +42,7 @@ from polyseme.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from polyseme.families.family import Family
-    from polyseme.nn.model import AnyTrunkConfig
+    from polyseme.nn.trunks.base import TrunkConfig
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,11 @@ class WordTask(TaskConfig):
     def crf(self) -> CRFConfig | None:
         return CRFConfig(self.is_constrained) if self.decoder == "crf" else None
 
-    def heads(self, family: Family, trunk: AnyTrunkConfig) -> dict[str, AnyHeadConfig]:
+    def heads(self, family: Family, trunk: TrunkConfig) -> dict[str, HeadConfig]:
         (head,) = super().heads(family, trunk).values()
         return {self.head_name: head.replace(crf=self.crf) if isinstance(head, ClassificationHeadConfig) else head}
 
-    def feature_head(self) -> AnyHeadConfig:
+    def feature_head(self) -> HeadConfig:
         return ClassificationHeadConfig(self.labels, "tokens", crf=self.crf)
 
     def for_features(self) -> Self:
@@ -214,7 +215,7 @@ class TaggingTask(WordTask):
     output_suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".tsv", *CONLL_SUFFIXES)
 
     @classmethod
-    def from_heads(cls, heads: Mapping[str, AnyHeadConfig]) -> Self | None:
+    def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
         head = heads.get(cls.head_type)
         if not isinstance(head, ClassificationHeadConfig):
             return None

@@ -17,6 +17,7 @@ import torch
 
 from polyseme.errors import ConfigError, DataError, ModelError
 from polyseme.generation.constrained import score_answers
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.tasks.base import RowScores
@@ -26,8 +27,9 @@ from polyseme.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from polyseme.families.family import Family
-    from polyseme.nn.heads.standard import AnyHeadConfig
-    from polyseme.nn.model import AnyTrunkConfig, Model
+    from polyseme.nn.heads.base import HeadConfig
+    from polyseme.nn.model import Model
+    from polyseme.nn.trunks.base import TrunkConfig
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class TextCodec(ABC):
         template: TextToTextTemplate = self.task.text_template
         return template
 
-    def heads(self, family: Family, trunk: AnyTrunkConfig) -> dict[str, AnyHeadConfig]:
+    def heads(self, family: Family, trunk: TrunkConfig) -> dict[str, HeadConfig]:
         return {self.head_name: family.pretraining_heads(trunk)[self.head_name]}
 
     @abstractmethod
@@ -71,7 +73,7 @@ class TextCodec(ABC):
         source = EncoderInput(torch.from_numpy(np.concatenate(sources)), source_layout)
         num_tokens = layout.num_tokens + source_layout.num_tokens
         flat_tokens = torch.from_numpy(np.concatenate(tokens))
-        return Batch(flat_tokens, layout, None, {self.head_name: rows}, num_tokens, source=source), order
+        return Batch(Inputs(flat_tokens, layout, source=source), {self.head_name: rows}, num_tokens), order
 
     def num_tokens(self, encoded: EncodedExample) -> int:
         return len(encoded.ids) + sum(map(len, required_targets(encoded).answer_ids))
