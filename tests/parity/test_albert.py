@@ -192,7 +192,7 @@ def test_folders_of_other_sharing(sharing, tiny_folders, tmp_path):
     name = f"albert.encoder.albert_layer_groups.1.albert_layers.0.{part}.weight"
     tensors = load_file(tmp_path / "model/model.safetensors")
     save_file(tensors | {name: tensors[name] + 1}, tmp_path / "model/model.safetensors")
-    with pytest.raises(UserError, match=r"trunk\.blocks\.1\..* differs from the tensor that it shares"):
+    with pytest.raises(UserError, match=r"trunk\.blocks\.1\..* differs from the tensor that it is tied to"):
         load_model(tmp_path / "model")
 
 

@@ -116,7 +116,7 @@ def test_a_file_may_keep_either_of_two_tied_names(tmp_path):
 
 def test_settings_that_a_folder_cannot_hold():
     fam = FAMILIES["gpt"]
-    with pytest.raises(UserError, match=r"ffn_dim is 40: folders of GPT know only 4 × dim, 96 here"):
+    with pytest.raises(UserError, match=r"ffn_dim is 40; the format of GPT only supports 4 × dim, here 96"):
         fam.to_hf_config(cases.tiny_spec("gpt"))
     with pytest.raises(UserError, match=r"afn is 'silu', but only 'gelu' or 'relu' is supported"):
         fam.from_hf_config({**fam.to_hf_config(fam.model_config("tiny")), "afn": "silu"})
@@ -203,5 +203,5 @@ def test_a_banded_folder_is_ours_alone(tmp_path):
     again = load_model(tmp_path / "m").model
     assert again.config == spec and all(torch.equal(t, again.state_dict()[n]) for n, t in model.state_dict().items())
     (tmp_path / "m/polyseme.json").unlink()
-    with pytest.raises(UserError, match="model_type 'gpt3' is no family here"):
+    with pytest.raises(UserError, match="model_type 'gpt3' is not supported"):
         load_model(tmp_path / "m")

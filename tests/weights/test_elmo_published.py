@@ -205,16 +205,16 @@ def add(folder):
 
 
 BAD = {
-    r"lm_weights\.hdf5 is not a whole HDF5 file \(": cut,
-    r"Cell0/LSTMCell/W_0' has shape \(12, 40\), which does not fit options\.json$": change("lstm.dim", 11),
-    r"lacks 'RNN_0/RNN/MultiRNNCell/Cell3/LSTMCell/W_0', which options\.json asks for": change("lstm.n_layers", 4),
-    r"holds 'RNN_0/RNN/\w+/Cell2/LSTMCell/B', which options\.json does not ask for$": change("lstm.n_layers", 2),
-    r"holds 'CNN/W_cnn_9', which options\.json does not ask for$": add,
+    r"lm_weights\.hdf5 is not a valid HDF5 file \(": cut,
+    r"Cell0/LSTMCell/W_0' has shape \(12, 40\), which does not match options\.json$": change("lstm.dim", 11),
+    r"has no 'RNN_0/RNN/MultiRNNCell/Cell3/LSTMCell/W_0', which options\.json requires": change("lstm.n_layers", 4),
+    r"has an unexpected tensor 'RNN_0/RNN/\w+/Cell2/LSTMCell/B': options\.json has none$": change("lstm.n_layers", 2),
+    r"has an unexpected tensor 'CNN/W_cnn_9': options\.json has none$": add,
     r"options\.json has no lstm\.dim; ": change("lstm.dim", None),
     r"options\.json: char_cnn\.n_characters is 90, expected 261 or 262$": change("char_cnn.n_characters", 90),
-    r"a filter is \[60, 3\], expected its width, 1 to 50": change("char_cnn.filters", [[60, 3]]),
+    r"filters contains \[60, 3\]; expected a width, 1 to 50": change("char_cnn.filters", [[60, 3]]),
     r"activation is 'rilu', expected one of": change("char_cnn.activation", "rilu"),
-    r"holds 0 files \*weights\*\.hdf5, expected one$": lambda folder: (folder / "lm_weights.hdf5").unlink(),
+    r"has 0 files \*weights\*\.hdf5, expected 1$": lambda folder: (folder / "lm_weights.hdf5").unlink(),
 }  # fmt: skip
 
 

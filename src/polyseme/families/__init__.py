@@ -1,4 +1,4 @@
-"""Every architecture, by name."""
+"""All architectures by name."""
 
 from polyseme.families.albert import ALBERT
 from polyseme.families.bert import BERT

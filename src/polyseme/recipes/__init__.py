@@ -1,4 +1,4 @@
-"""Recipes by name: plain functions that return a Recipe, or for what is counted an NgramRecipe."""
+"""Recipes by name: functions that return a Recipe or an NgramRecipe."""
 
 from __future__ import annotations
 
@@ -60,21 +60,23 @@ _RECIPE_FUNCTIONS: tuple[Callable[[], Recipe], ...] = (
     *(elmo.tiny, elmo.small, elmo.original),
     *(flair.tiny, flair.small, flair.paper, taglm.tiny, taglm.paper),
 )
-RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _RECIPE_FUNCTIONS}
+RECIPES: dict[str, Callable[[], Recipe]] = {recipe_fn().name: recipe_fn for recipe_fn in _RECIPE_FUNCTIONS}
 
-NGRAM_RECIPES: dict[str, Callable[[], NgramRecipe]] = {make().name: make for make in (ngram.ngram3, ngram.ngram5)}
+NGRAM_RECIPES: dict[str, Callable[[], NgramRecipe]] = {
+    recipe_fn().name: recipe_fn for recipe_fn in (ngram.ngram3, ngram.ngram5)
+}
 
 
 def get_training_recipe(name: str) -> Recipe:
-    """A recipe of training by its name, or from a `recipe.json` (a run's too)."""
+    """Return a recipe that trains a model, by name or from a `recipe.json`."""
     recipe = get_recipe(name)
     if isinstance(recipe, NgramRecipe):
-        raise UserError(f"the recipe {name!r} counts n-grams: there is nothing to train")
+        raise UserError(f"the recipe {name!r} counts n-grams; there is nothing to train")
     return recipe
 
 
 def get_recipe(name: str) -> Recipe | NgramRecipe:
-    """The same, or a recipe of counting."""
+    """Return a recipe by name or from a `recipe.json`."""
     if name in RECIPES or name in NGRAM_RECIPES:
         return RECIPES[name]() if name in RECIPES else NGRAM_RECIPES[name]()
     path = Path(name)

@@ -140,7 +140,7 @@ def test_gradients_reach_every_weight(order):
 def test_specs_that_do_not_fit():
     with pytest.raises(UserError, match="dim is 7"):
         FAMILIES["seq2seq"].model_config(dim=7)
-    with pytest.raises(UserError, match="dot compares states of one size, not 8 with 6"):
+    with pytest.raises(UserError, match="dot attention needs decoder and encoder states of one size, got 8 and 6"):
         RNNAttentionConfig("dot").build(8, 6)
     trunk = FAMILIES["seq2seq"].trunk_config(dim=8, context_order="inside_recurrence")
     with pytest.raises(UserError, match="needs attention"):

@@ -45,5 +45,5 @@ def test_a_vector_is_the_mean_of_its_rows() -> None:
 
 
 def test_lengths_that_are_none() -> None:
-    with pytest.raises(UserError, match="n-grams of 6 to 3 characters are none"):
+    with pytest.raises(UserError, match="min_n is 6, larger than max_n"):
         SubwordEmbeddingsConfig(10, 4, 8, 10, min_n=6, max_n=3)

@@ -11,9 +11,9 @@ from polyseme.nn.attention.relative import (
     QueryStream,
     RelativeAttentionConfig,
     RelativePositionConfig,
-    sinusoidal_distance_embedding,
 )
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig, AdaptiveSoftmaxHeadConfig
+from polyseme.nn.layers.positions import sinusoidal_embedding
 from polyseme.nn.memory import Memory, create_layer_caches, memory_from_caches
 from polyseme.nn.packing import PackedLayout
 
@@ -33,7 +33,7 @@ def vector(attention, far):
     """r of one distance: a row of the table, in whose middle distance 0 is if later keys are seen; or a wave's."""
     table, most = attention.distance.weight, attention.config.max_learned_distance
     if not most:
-        return table @ sinusoidal_distance_embedding(far, DIM, torch.float64)[0]
+        return table @ sinusoidal_embedding(far, DIM, torch.float64, interleaved=False)[0]
     least = 0 if attention.config.causal else -most
     return table[min(max(int(far), least), most) - least]
 
@@ -140,7 +140,7 @@ def test_no_wave_and_no_table():
     attention, relations = built(RelativeAttentionConfig(3), RelativePositionConfig(has_sinusoids=False))
     layout = PackedLayout.from_lengths([2])
     told = relations(torch.zeros(2, DIM).double(), layout, None, None, None)[1]
-    with pytest.raises(UserError, match="no waves"):
+    with pytest.raises(UserError, match="provide distance embeddings"):
         attention(torch.zeros(2, DIM).double(), layout, layout.positions, position_info=told)
 
 
@@ -261,7 +261,7 @@ def test_adaptive_embeddings():
         band = sum(token >= cut for cut in spec.cutoffs)
         own = made.tables[band].weight[token - spec.boundaries[band]]
         torch.testing.assert_close(vector, made.projections[band](own) * 8**0.5)
-    with pytest.raises(UserError, match="do not rise"):
+    with pytest.raises(UserError, match="expected increasing ids"):
         AdaptiveEmbeddingsConfig(20, 8, (9, 4))
-    with pytest.raises(UserError, match="leaves nothing"):
+    with pytest.raises(UserError, match="leaves no dimensions"):
         AdaptiveEmbeddingsConfig(20, 8, (4, 9), 3)
