@@ -1,4 +1,4 @@
-"""Adaptive vectors and softmax: the ways for a CPU and for a GPU are the same function."""
+"""Adaptive embeddings and softmax: the implementations for CPU and GPU agree."""
 
 from __future__ import annotations
 
@@ -12,54 +12,56 @@ from polyseme.nn.layers.adaptive import (
     AdaptiveSoftmaxHeadConfig,
 )
 
-VOCABULARY, DIM, ROWS = 300, 32, 200
+VOCAB_SIZE, DIM, NUM_ROWS = 300, 32, 200
 
 
-def parts(factor: int) -> tuple[AdaptiveEmbeddings, AdaptiveSoftmaxHead]:
+def build_embeddings_and_head(div_value: int) -> tuple[AdaptiveEmbeddings, AdaptiveSoftmaxHead]:
     torch.manual_seed(0)
     cutoffs = (40, 100, 260)
-    tables = AdaptiveEmbeddingsConfig(VOCABULARY, DIM, cutoffs, factor).build()
-    return tables, AdaptiveSoftmaxHeadConfig(VOCABULARY, DIM, cutoffs, factor).build(DIM)
+    tables = AdaptiveEmbeddingsConfig(VOCAB_SIZE, DIM, cutoffs, div_value).build()
+    return tables, AdaptiveSoftmaxHeadConfig(VOCAB_SIZE, DIM, cutoffs, div_value).build(DIM)
 
 
-def drawn(low: int = 0) -> torch.Tensor:
-    return torch.randint(low, VOCABULARY, (ROWS,), generator=torch.Generator().manual_seed(1))
+def draw_tokens(low: int = 0) -> torch.Tensor:
+    return torch.randint(low, VOCAB_SIZE, (NUM_ROWS,), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("factor", [1, 2])
-@pytest.mark.parametrize("low", [0, 100], ids=["all bands", "none of the first"])
-def test_looking_up_for_all_is_looking_up_for_each(factor: int, low: int) -> None:
-    tables, _ = parts(factor)
-    tokens, weight = drawn(low), torch.randn(ROWS, DIM)
-    found = []
-    for way in (tables._lookup_per_band, tables._lookup_masked):
-        tables.zero_grad()
-        vectors = way(tokens)
+@pytest.mark.parametrize("div_value", [1, 2])
+@pytest.mark.parametrize("low", [0, 100], ids=["all bands", "tail bands only"])
+def test_both_lookups_agree_with_their_gradients(div_value: int, low: int) -> None:
+    embeddings, _ = build_embeddings_and_head(div_value)
+    tokens, weight = draw_tokens(low), torch.randn(NUM_ROWS, DIM)
+    outputs = []
+    for lookup in (embeddings._lookup_per_band, embeddings._lookup_masked):
+        embeddings.zero_grad()
+        vectors = lookup(tokens)
         (vectors * weight).sum().backward()
-        found.append(
-            [vectors.detach(), *(torch.zeros_like(p) if p.grad is None else p.grad for p in tables.parameters())]
+        outputs.append(
+            [vectors.detach(), *(torch.zeros_like(p) if p.grad is None else p.grad for p in embeddings.parameters())]
         )
-    for one, other in zip(*found):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+    for actual, expected in zip(*outputs):
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("factor", [1, 2])
-def test_on_a_gpu_the_loss_is_that_of_a_cpu(factor: int) -> None:
-    tables, head = parts(factor)
-    states = torch.randn(ROWS, DIM)
-    values = drawn()
-    values[:20] = -100
-    found = []
+@pytest.mark.parametrize("div_value", [1, 2])
+def test_gpu_loss_matches_cpu(div_value: int) -> None:
+    embeddings, head = build_embeddings_and_head(div_value)
+    states = torch.randn(NUM_ROWS, DIM)
+    labels = draw_tokens()
+    labels[:20] = -100
+    outputs = []
     for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
-        there, own = tables.to(device, dtype), head.to(device, dtype)
-        given = states.detach().to(device, dtype).clone().requires_grad_()
-        for part in (there, own):
-            part.zero_grad(set_to_none=True)
-        loss = own.loss(given, there, values.to(device), -100)
+        device_embeddings, device_head = embeddings.to(device, dtype), head.to(device, dtype)
+        inputs = states.detach().to(device, dtype).clone().requires_grad_()
+        for module in (device_embeddings, device_head):
+            module.zero_grad(set_to_none=True)
+        loss = device_head.loss(inputs, device_embeddings, labels.to(device), -100)
         loss.backward()
-        grads = [p.grad for p in (*there.parameters(), *own.parameters()) if p.grad is not None]
-        found.append([loss.detach().float().cpu(), given.grad.float().cpu(), *(g.float().cpu().clone() for g in grads)])
-    for one, other in zip(*found, strict=True):
-        assert (one - other).norm() <= 0.03 * one.norm()
+        grads = [p.grad for p in (*device_embeddings.parameters(), *device_head.parameters()) if p.grad is not None]
+        outputs.append(
+            [loss.detach().float().cpu(), inputs.grad.float().cpu(), *(g.float().cpu().clone() for g in grads)]
+        )
+    for expected, actual in zip(*outputs, strict=True):
+        assert (expected - actual).norm() <= 0.03 * expected.norm()
