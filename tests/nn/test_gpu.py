@@ -1,4 +1,4 @@
-"""What runs on a GPU alone: our kernels against their definitions, and the loop in bfloat16 against float32."""
+"""GPU only: kernels against their definitions, and training in bfloat16 against float32."""
 
 from __future__ import annotations
 
@@ -19,135 +19,139 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 LENGTHS = [[128] * 3, [5, 17, 128, 1, 64, 90], [512, 511, 3], [1000, 64, 513], [33, 32, 31], [7]]
 
 
-def error(found: torch.Tensor, true: torch.Tensor) -> float:
-    return ((found.double() - true.double()).norm() / true.double().norm()).item()
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
 @pytest.mark.parametrize("causal,window", [(False, 0), (True, 0), (False, 20), (True, 100)])
 @pytest.mark.parametrize("heads,dim", [(3, 64), (2, 32), (1, 128), (2, 16)])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_flash_is_attention(lengths: list[int], heads: int, dim: int, causal: bool, window: int) -> None:
+def test_flash_matches_eager_attention(lengths: list[int], heads: int, dim: int, causal: bool, window: int) -> None:
     from polyseme.nn.kernels.flash_attention import flash
 
     torch.manual_seed(0)
     layout = PackedLayout.from_lengths(lengths, num_slots=len(lengths) + 2, max_seqlen=max(lengths) + 9, device="cuda")
     qkv = torch.randn(layout.num_tokens, 3, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    above = torch.randn(layout.num_tokens, heads, dim, device="cuda", dtype=torch.bfloat16)
-    found = flash(qkv, layout.cu_seqlens, layout.max_seqlen, causal, window=window)
-    (gradient,) = torch.autograd.grad(found, qkv, above)
+    grad_output = torch.randn(layout.num_tokens, heads, dim, device="cuda", dtype=torch.bfloat16)
+    output = flash(qkv, layout.cu_seqlens, layout.max_seqlen, causal, window=window)
+    (grad,) = torch.autograd.grad(output, qkv, grad_output)
     exact = qkv.detach().double().requires_grad_()
-    true = attend_eager(*exact.unbind(1), layout, layout, causal, window)
-    (true_gradient,) = torch.autograd.grad(true, exact, above.double())
-    other = qkv.detach().clone().requires_grad_()
-    theirs = attend_varlen(*other.unbind(1), layout, layout, causal, 0.0, window)
-    (their_gradient,) = torch.autograd.grad(theirs, other, above)
-    assert error(found, true) < max(1.5 * error(theirs, true), 1e-4)
-    assert error(gradient, true_gradient) < max(1.5 * error(their_gradient, true_gradient), 1e-4)
+    expected = attend_eager(*exact.unbind(1), layout, layout, causal, window)
+    (expected_grad,) = torch.autograd.grad(expected, exact, grad_output.double())
+    varlen_qkv = qkv.detach().clone().requires_grad_()
+    varlen_output = attend_varlen(*varlen_qkv.unbind(1), layout, layout, causal, 0.0, window)
+    (varlen_grad,) = torch.autograd.grad(varlen_output, varlen_qkv, grad_output)
+    assert relative_error(output, expected) < max(1.5 * relative_error(varlen_output, expected), 1e-4)
+    assert relative_error(grad, expected_grad) < max(1.5 * relative_error(varlen_grad, expected_grad), 1e-4)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dim", [64, 32, 128])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_flash_turns_as_rotary_positions_do(lengths: list[int], dim: int, causal: bool) -> None:
+def test_flash_matches_eager_attention_with_rotary_positions(lengths: list[int], dim: int, causal: bool) -> None:
     from polyseme.nn.attention.attend import attend_self
     from polyseme.nn.layers.positions import apply_rotary
 
     torch.manual_seed(0)
     layout = PackedLayout.from_lengths(lengths, num_slots=len(lengths) + 2, max_seqlen=max(lengths) + 9, device="cuda")
     qkv = torch.randn(layout.num_tokens, 3, 2, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    above = torch.randn(layout.num_tokens, 2, dim, device="cuda", dtype=torch.bfloat16)
-    found = attend_self(qkv, layout, causal, rope_theta=1e4)
-    (gradient,) = torch.autograd.grad(found, qkv, above)
+    grad_output = torch.randn(layout.num_tokens, 2, dim, device="cuda", dtype=torch.bfloat16)
+    output = attend_self(qkv, layout, causal, rope_theta=1e4)
+    (grad,) = torch.autograd.grad(output, qkv, grad_output)
     exact = qkv.detach().double().requires_grad_()
-    true = attend_eager(*apply_rotary(exact, layout.positions, 1e4).unbind(1), layout, layout, causal)
-    (true_gradient,) = torch.autograd.grad(true, exact, above.double())
-    assert error(found, true) < 0.01 and error(gradient, true_gradient) < 0.015
+    expected = attend_eager(*apply_rotary(exact, layout.positions, 1e4).unbind(1), layout, layout, causal)
+    (expected_grad,) = torch.autograd.grad(expected, exact, grad_output.double())
+    assert relative_error(output, expected) < 0.01 and relative_error(grad, expected_grad) < 0.015
 
 
 @pytest.mark.parametrize("length", [100, 300])
-def test_flash_drops_out_as_asked_and_the_same_backwards(length: int) -> None:
+def test_flash_dropout_is_the_same_in_both_passes(length: int) -> None:
     from polyseme.nn.kernels.flash_attention import flash, flash_backward, flash_forward
 
     torch.manual_seed(0)
-    starts = torch.tensor([0, length, 2 * length], device="cuda", dtype=torch.int32)
+    cu_seqlens = torch.tensor([0, length, 2 * length], device="cuda", dtype=torch.int32)
     qkv = torch.randn(2 * length, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
     ones = qkv.clone()
     ones[:, 2] = 1
-    kept = flash(ones, starts, length, dropout=0.25).float()
-    assert kept.mean().item() == pytest.approx(1, abs=0.01) and kept.std().item() > 0.02
-    assert not torch.equal(kept, flash(ones, starts, length, dropout=0.25).float())  # another seed
-    # The output is linear in the values, so their gradient must say exactly how it changes.
+    dropped = flash(ones, cu_seqlens, length, dropout=0.25).float()
+    assert dropped.mean().item() == pytest.approx(1, abs=0.01) and dropped.std().item() > 0.02
+    assert not torch.equal(dropped, flash(ones, cu_seqlens, length, dropout=0.25).float())  # a new seed
+    # The output is linear in the values, so their gradient predicts its change exactly.
     seed = torch.tensor([5], device="cuda", dtype=torch.int32)
-    out, lse = flash_forward(qkv, starts, seed, seed, length, False, 0, 0.25)
-    above = torch.randn_like(out)
-    gradient = flash_backward(above, qkv, out, lse, starts, seed, seed, length, False, 0, 0.25)
+    out, lse = flash_forward(qkv, cu_seqlens, seed, seed, length, False, 0, 0.25)
+    grad_output = torch.randn_like(out)
+    grad = flash_backward(grad_output, qkv, out, lse, cu_seqlens, seed, seed, length, False, 0, 0.25)
     change = torch.randn_like(qkv)
     change[:, :2] = 0
-    moved = flash_forward(qkv + change, starts, seed, seed, length, False, 0, 0.25)[0]
-    said = (gradient[:, 2].double() * change[:, 2].double()).sum()
-    seen = (above.double() * (moved.double() - out.double())).sum()
-    assert said.item() == pytest.approx(seen.item(), rel=0.02, abs=1.0)
+    changed = flash_forward(qkv + change, cu_seqlens, seed, seed, length, False, 0, 0.25)[0]
+    predicted_change = (grad[:, 2].double() * change[:, 2].double()).sum()
+    actual_change = (grad_output.double() * (changed.double() - out.double())).sum()
+    assert predicted_change.item() == pytest.approx(actual_change.item(), rel=0.02, abs=1.0)
 
 
-@pytest.mark.parametrize("size,rows,bias", [(30_522, 300, True), (101, 9000, False), (640, 64, True)])
-def test_vocabulary_loss_is_cross_entropy(size: int, rows: int, bias: bool) -> None:
+@pytest.mark.parametrize("vocab_size,num_rows,has_bias", [(30_522, 300, True), (101, 9000, False), (640, 64, True)])
+def test_linear_cross_entropy_matches_torch(vocab_size: int, num_rows: int, has_bias: bool) -> None:
     from polyseme.nn.kernels.cross_entropy import linear_cross_entropy
 
     torch.manual_seed(0)
-    shapes: list[tuple[int, ...]] = [(rows, 64), (size, 64), *([(size,)] if bias else [])]
-    given = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
-    targets = torch.randint(0, size, (rows,), device="cuda")
+    shapes: list[tuple[int, ...]] = [(num_rows, 64), (vocab_size, 64), *([(vocab_size,)] if has_bias else [])]
+    inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+    targets = torch.randint(0, vocab_size, (num_rows,), device="cuda")
     targets[::7] = IGNORE_INDEX
-    states, table, *rest = given
-    found = linear_cross_entropy(states, table, rest[0] if rest else None, targets, IGNORE_INDEX)
-    gradients = torch.autograd.grad(found / rows, given)
-    exact = [each.detach().double().requires_grad_() for each in given]
-    scores = F.linear(exact[0], exact[1], exact[2] if rest else None)
-    true = F.cross_entropy(scores, targets, ignore_index=IGNORE_INDEX, reduction="sum")
-    assert found.item() == pytest.approx(true.item(), rel=2e-3)
-    for ours, theirs in zip(gradients, torch.autograd.grad(true / rows, exact)):
-        assert error(ours, theirs) < 0.02
+    hidden, weight, *optional_bias = inputs
+    loss = linear_cross_entropy(hidden, weight, optional_bias[0] if optional_bias else None, targets, IGNORE_INDEX)
+    grads = torch.autograd.grad(loss / num_rows, inputs)
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    logits = F.linear(exact[0], exact[1], exact[2] if optional_bias else None)
+    expected = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
+    assert loss.item() == pytest.approx(expected.item(), rel=2e-3)
+    for grad, expected_grad in zip(grads, torch.autograd.grad(expected / num_rows, exact)):
+        assert relative_error(grad, expected_grad) < 0.02
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
-def test_activated_linear_is_its_parts(activation: str) -> None:
+def test_activated_linear_matches_torch(activation: str) -> None:
     from polyseme.nn.kernels.fused import activated_linear
     from polyseme.nn.layers.feedforward import ACTIVATIONS
 
     torch.manual_seed(0)
     shapes = [(1000, 300), (300,), (64, 300), (64,)]
-    given = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
-    found = activated_linear(*given, activation)
-    above = torch.randn_like(found)
-    exact = [each.detach().double().requires_grad_() for each in given]
-    true = F.linear(ACTIVATIONS[activation](exact[0] + exact[1]), exact[2], exact[3])
-    assert error(found, true) < 0.01
-    for ours, theirs in zip(torch.autograd.grad(found, given, above), torch.autograd.grad(true, exact, above.double())):
-        assert error(ours, theirs) < 0.01
+    inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+    output = activated_linear(*inputs, activation)
+    grad_output = torch.randn_like(output)
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    expected = F.linear(ACTIVATIONS[activation](exact[0] + exact[1]), exact[2], exact[3])
+    assert relative_error(output, expected) < 0.01
+    for grad, expected_grad in zip(
+        torch.autograd.grad(output, inputs, grad_output), torch.autograd.grad(expected, exact, grad_output.double())
+    ):
+        assert relative_error(grad, expected_grad) < 0.01
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
-def test_gated_linear_is_its_parts(activation: str) -> None:
+def test_gated_linear_matches_torch(activation: str) -> None:
     from polyseme.nn.kernels.fused import gated_linear
     from polyseme.nn.layers.feedforward import ACTIVATIONS
 
     torch.manual_seed(0)
     shapes = [(300, 2 * 344), (96, 344)]
-    given = [torch.randn(s, device="cuda", dtype=torch.bfloat16, requires_grad=True) for s in shapes]
-    above = torch.randn(300, 96, device="cuda", dtype=torch.bfloat16)
-    exact = [t.detach().double().requires_grad_() for t in given]
+    inputs = [torch.randn(s, device="cuda", dtype=torch.bfloat16, requires_grad=True) for s in shapes]
+    grad_output = torch.randn(300, 96, device="cuda", dtype=torch.bfloat16)
+    exact = [t.detach().double().requires_grad_() for t in inputs]
     a, b = exact[0].chunk(2, dim=-1)
-    true = F.linear(ACTIVATIONS[activation](a) * b, exact[1])
-    found = gated_linear(*given, activation)
-    assert error(found, true) < 0.01
-    for ours, theirs in zip(torch.autograd.grad(found, given, above), torch.autograd.grad(true, exact, above.double())):
-        assert error(ours, theirs) < 0.01
+    expected = F.linear(ACTIVATIONS[activation](a) * b, exact[1])
+    output = gated_linear(*inputs, activation)
+    assert relative_error(output, expected) < 0.01
+    for grad, expected_grad in zip(
+        torch.autograd.grad(output, inputs, grad_output), torch.autograd.grad(expected, exact, grad_output.double())
+    ):
+        assert relative_error(grad, expected_grad) < 0.01
 
 
-def model_and_batch(**changes: Any) -> tuple[Any, Batch]:
+def build_model_and_batch(**changes: Any) -> tuple[Any, Batch]:
     from polyseme.families import FAMILIES
 
-    spec = FAMILIES["bert"].model_config(
+    config = FAMILIES["bert"].model_config(
         num_layers=2,
         dim=128,
         num_heads=2,
@@ -155,135 +159,148 @@ def model_and_batch(**changes: Any) -> tuple[Any, Batch]:
         max_len=128,
         **({"dropout": 0.0, "attention_dropout": 0.0} | changes),
     )
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     layout = PackedLayout.from_lengths([100, 128, 30, 66])
-    rows = torch.randperm(layout.num_tokens, generator=draw)[:64]
+    rows = torch.randperm(layout.num_tokens, generator=generator)[:64]
     targets = {
-        "masked": Targets(rows, torch.randint(0, 500, (64,), generator=draw), 64),
+        "masked": Targets(rows, torch.randint(0, 500, (64,), generator=generator), 64),
         "pair": Targets(torch.arange(4), torch.tensor([0, 1, 1, 0]), 4),
     }
-    tokens = torch.randint(0, 500, (layout.num_tokens,), generator=draw)
-    return spec.build(seed=1), Batch(tokens, layout, torch.zeros_like(tokens), targets, layout.num_tokens)
+    tokens = torch.randint(0, 500, (layout.num_tokens,), generator=generator)
+    return config.build(seed=1), Batch(tokens, layout, torch.zeros_like(tokens), targets, layout.num_tokens)
 
 
-def test_a_model_in_bfloat16_says_what_it_says_in_float32() -> None:
-    model, batch = model_and_batch()
-    true = compute_losses(model, batch)
-    found = compute_losses(model.to("cuda", torch.bfloat16), batch.to("cuda"))
-    for name, value in true.items():
-        assert found[name].item() == pytest.approx(value.item(), rel=0.01)
+def test_bfloat16_losses_match_float32() -> None:
+    model, batch = build_model_and_batch()
+    expected = compute_losses(model, batch)
+    losses = compute_losses(model.to("cuda", torch.bfloat16), batch.to("cuda"))
+    for name, value in expected.items():
+        assert losses[name].item() == pytest.approx(value.item(), rel=0.01)
 
 
 def train_tiny(
-    precision: str, steps: int, rate: float = 1e-3, record: bool = False, method: Any = "adamw", dropout: float = 0.0
+    precision: str,
+    steps: int,
+    lr: float = 1e-3,
+    use_cuda_graphs: bool = False,
+    optimizer: Any = "adamw",
+    dropout: float = 0.0,
 ) -> tuple[list[float], Any]:
-    """Losses and model of a short run on two micro-batches a step, which change in their order."""
+    """Return losses and model of a short run with two micro-batches per step, in alternating order."""
     from polyseme.train.loop import TrainState, train
     from polyseme.train.optimizer import OptimizerConfig
     from polyseme.train.schedule import ScheduleConfig
 
-    model, batch = model_and_batch(dropout=dropout, attention_dropout=dropout)
+    model, batch = build_model_and_batch(dropout=dropout, attention_dropout=dropout)
     model = model.to("cuda")
-    other = dataclasses.replace(batch, tokens=batch.tokens.flip(0))
-    optim = OptimizerConfig(lr=rate, name=method)
-    run = TrainState(
+    reversed_batch = dataclasses.replace(batch, tokens=batch.tokens.flip(0))
+    optimizer_config = OptimizerConfig(lr=lr, name=optimizer)
+    state = TrainState(
         model,
-        optim.build(model, model.trunk.layer_groups()),
-        optim,
+        optimizer_config.build(model, model.trunk.layer_groups()),
+        optimizer_config,
         ScheduleConfig("linear"),
         steps,
         torch.device("cuda"),
         precision,
-        use_cuda_graphs=record,
+        use_cuda_graphs=use_cuda_graphs,
     )
-    data = (([batch, other] if i % 3 else [other, batch], i) for i in range(steps))
-    found = [report.loss["masked"] for report in train(run, data)]
-    return found, model
+    steps_of_batches = (([batch, reversed_batch] if i % 3 else [reversed_batch, batch], i) for i in range(steps))
+    losses = [report.loss["masked"] for report in train(state, steps_of_batches)]
+    return losses, model
 
 
-@pytest.mark.parametrize("method", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_recorded_steps_are_the_plain_ones(method: str, dropout: float) -> None:
-    plain, model = train_tiny("bf16", 20, method=method, dropout=dropout)
-    again, same = train_tiny("bf16", 20, record=True, method=method, dropout=dropout)
-    noise = max(abs(a - b) for a, b in zip(plain, train_tiny("bf16", 20, method=method, dropout=dropout)[0]))
-    assert plain[-1] < plain[0]
-    assert max(abs(a - b) for a, b in zip(plain, again)) <= 2 * noise + 1e-6
-    for p, q in zip(model.parameters(), same.parameters()):
+def test_cuda_graph_steps_match_eager_steps(optimizer: str, dropout: float) -> None:
+    losses, model = train_tiny("bf16", 20, optimizer=optimizer, dropout=dropout)
+    graph_losses, graph_model = train_tiny("bf16", 20, use_cuda_graphs=True, optimizer=optimizer, dropout=dropout)
+    noise = max(abs(a - b) for a, b in zip(losses, train_tiny("bf16", 20, optimizer=optimizer, dropout=dropout)[0]))
+    assert losses[-1] < losses[0]
+    assert max(abs(a - b) for a, b in zip(losses, graph_losses)) <= 2 * noise + 1e-6
+    for p, q in zip(model.parameters(), graph_model.parameters()):
         torch.testing.assert_close(p, q, atol=1e-3, rtol=0)
 
 
-def test_sum_and_norm_in_one() -> None:
+def test_add_norm_matches_torch() -> None:
     from polyseme.nn.kernels.fused import add_norm
 
     torch.manual_seed(0)
     x, y = torch.randn(2, 300, 96, device="cuda", dtype=torch.bfloat16)
     w, b = torch.randn(2, 96, device="cuda", dtype=torch.bfloat16)
-    true = F.layer_norm(x.double() + y.double(), (96,), w.double(), b.double(), 1e-5)
-    assert error(add_norm(x, y, w, b, 1e-5), true) < 0.004
+    expected = F.layer_norm(x.double() + y.double(), (96,), w.double(), b.double(), 1e-5)
+    assert relative_error(add_norm(x, y, w, b, 1e-5), expected) < 0.004
 
 
-def test_training_in_bfloat16_follows_float32() -> None:
-    half, _ = train_tiny("bf16", 60)
-    full, _ = train_tiny("float32", 60)
-    assert full[-1] < 0.5 * full[0]
-    assert max(abs(a - b) for a, b in zip(half, full)) < 0.1 * full[0]
+def test_bfloat16_training_follows_float32() -> None:
+    bf16_losses, _ = train_tiny("bf16", 60)
+    fp32_losses, _ = train_tiny("float32", 60)
+    assert fp32_losses[-1] < 0.5 * fp32_losses[0]
+    assert max(abs(a - b) for a, b in zip(bf16_losses, fp32_losses)) < 0.1 * fp32_losses[0]
 
 
-@pytest.mark.parametrize("record", [False, True])
-def test_a_step_that_is_not_finite_changes_nothing(record: bool) -> None:
+@pytest.mark.parametrize("use_cuda_graphs", [False, True])
+def test_non_finite_step_changes_nothing(use_cuda_graphs: bool) -> None:
     from polyseme.errors import UserError
     from polyseme.train.loop import TrainState, train
     from polyseme.train.optimizer import OptimizerConfig
     from polyseme.train.schedule import ScheduleConfig
 
-    model, batch = model_and_batch()
+    model, batch = build_model_and_batch()
     model = model.to("cuda")
     with torch.no_grad():
         model.trunk.blocks[0].ffn.up.weight[0, 0] = math.inf
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    optim = OptimizerConfig(lr=0.1)
-    run = TrainState(
+    optimizer_config = OptimizerConfig(lr=0.1)
+    state = TrainState(
         model,
-        optim.build(model, model.trunk.layer_groups()),
-        optim,
+        optimizer_config.build(model, model.trunk.layer_groups()),
+        optimizer_config,
         ScheduleConfig("constant"),
         200,
         torch.device("cuda"),
         "bf16",
-        use_cuda_graphs=record,
+        use_cuda_graphs=use_cuda_graphs,
     )
     with pytest.raises(UserError, match="step 1 is not finite"):
-        for _ in train(run, (([batch], i) for i in range(200))):
+        for _ in train(state, (([batch], i) for i in range(200))):
             pass
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("rows,columns", [(5, 5), (64, 90), (130, 513)])
-def test_placed_softmax_is_softmax_of_skewed_scores(rows: int, columns: int, stream: bool) -> None:
+@pytest.mark.parametrize("is_query_stream", [False, True])
+@pytest.mark.parametrize("num_queries,num_keys", [(5, 5), (64, 90), (130, 513)])
+def test_relative_softmax_matches_torch(num_queries: int, num_keys: int, is_query_stream: bool) -> None:
     from polyseme.nn.attention.relative import _GatherByDistance, _relative_shift
     from polyseme.nn.kernels.relative_softmax import relative_softmax
 
     torch.manual_seed(0)
-    heads, n, width = 3, 2, rows + columns
-    given = torch.randn(heads * n, rows, columns), torch.randn(heads * n, rows, width), torch.randn(heads * n, rows)
-    content, far, more = (x.to("cuda", torch.bfloat16).requires_grad_() for x in given)
-    hidden = torch.rand(n, rows, columns, device="cuda") < 0.3
-    hidden[..., 0] = False
-    hidden[0, 0] = stream  # a place of the query stream may see nothing
-    apart = torch.rand(n, rows, columns, device="cuda") < 0.5
-    first = torch.randint(0, rows + 1, (n, rows), device="cuda") if stream else None
-    above = torch.randn(heads * n, rows, columns, device="cuda", dtype=torch.bfloat16)
-    found = relative_softmax(content, far, n, first, hidden, apart, more)
-    gradients = torch.autograd.grad(found, (content, far, more), above)
-
-    exact = [x.detach().double().requires_grad_() for x in (content, far, more)]
-    by_place = (
-        _relative_shift(exact[1], columns) if first is None else _GatherByDistance.apply(exact[1], first, columns)
+    heads, n, num_distances = 3, 2, num_queries + num_keys
+    inputs = (
+        torch.randn(heads * n, num_queries, num_keys),
+        torch.randn(heads * n, num_queries, num_distances),
+        torch.randn(heads * n, num_queries),
     )
-    scores = (exact[0] + by_place).view(heads, n, rows, columns) + exact[2].view(heads, n, rows, 1) * apart
-    true = scores.masked_fill(hidden, -1e300).softmax(-1).masked_fill(hidden, 0).flatten(0, 1)
-    assert error(found, true) < 5e-3
-    for mine, theirs in zip(gradients, torch.autograd.grad(true, exact, above.double())):
-        assert error(mine, theirs) < 1e-2
+    content, distance_scores, segment_scores = (x.to("cuda", torch.bfloat16).requires_grad_() for x in inputs)
+    masked_out = torch.rand(n, num_queries, num_keys, device="cuda") < 0.3
+    masked_out[..., 0] = False
+    masked_out[0, 0] = is_query_stream  # a query-stream target may attend to nothing
+    different_segment = torch.rand(n, num_queries, num_keys, device="cuda") < 0.5
+    distance_start = torch.randint(0, num_queries + 1, (n, num_queries), device="cuda") if is_query_stream else None
+    grad_output = torch.randn(heads * n, num_queries, num_keys, device="cuda", dtype=torch.bfloat16)
+    probs = relative_softmax(content, distance_scores, n, distance_start, masked_out, different_segment, segment_scores)
+    grads = torch.autograd.grad(probs, (content, distance_scores, segment_scores), grad_output)
+
+    exact = [x.detach().double().requires_grad_() for x in (content, distance_scores, segment_scores)]
+    distance_bias = (
+        _relative_shift(exact[1], num_keys)
+        if distance_start is None
+        else _GatherByDistance.apply(exact[1], distance_start, num_keys)
+    )
+    scores = (exact[0] + distance_bias).view(heads, n, num_queries, num_keys) + exact[2].view(
+        heads, n, num_queries, 1
+    ) * different_segment
+    expected = scores.masked_fill(masked_out, -1e300).softmax(-1).masked_fill(masked_out, 0).flatten(0, 1)
+    assert relative_error(probs, expected) < 5e-3
+    for grad, expected_grad in zip(grads, torch.autograd.grad(expected, exact, grad_output.double())):
+        assert relative_error(grad, expected_grad) < 1e-2
