@@ -32,8 +32,8 @@ from polyseme.evaluation.context_length import (
 )
 from polyseme.io.json import read_json
 from polyseme.nn.model import Model
+from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.packing import SpecialIds
-from polyseme.objectives.specs import CausalLM
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.flops import count_parameters
@@ -90,7 +90,7 @@ def held_out(path: Path, tokens: int, furthest: int) -> tuple[torch.Tensor, torc
         raise SystemExit(f"{path} is too small to hold documents out")
     marks = SpecialIds(tokenizer.vocab_size, tokenizer.all_special_ids, eos=tokenizer.special_token_ids.eos)
     bound = StreamingCausalLM().bind(held, marks, 16, 0)
-    text = bound.segment_batch(np.array([0]), min(tokens, bound.end)).tokens
+    text = bound.segment_batch(np.array([0]), min(tokens, bound.stream_end)).tokens
     numbers = torch.arange(len(text))
     ended = (
         torch.where(text == tokenizer.special_token_ids.eos, numbers, -1).cummax(0).values

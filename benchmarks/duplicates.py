@@ -97,7 +97,7 @@ def peer(texts: list[str]) -> Found:
     for number, text in enumerate(texts):
         mine = blank.copy()
         mine.update_batch([shingle.encode() for shingle in shingles(text)])
-        gone[number] = any(kept[other].jaccard(mine) >= THRESHOLD for other in table_.query_proj(mine))
+        gone[number] = any(kept[other].jaccard(mine) >= THRESHOLD for other in table_.query(mine))
         if not gone[number]:
             kept[number] = mine
             table_.insert(number, mine)

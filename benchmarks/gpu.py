@@ -135,10 +135,10 @@ def measure_row(row: Row, peak: float, steps: int, compiled_peer: bool, corpus: 
         if corpus is None:
             raise SystemExit("rows on documents need --corpus")
         return documents(row, peer, model, corpus, peak, steps)
-    batch = our_batch(row.family, [row.length] * row.sequences, model.trunk.table.shape[0])
+    batch = our_batch(row.family, [row.length] * row.sequences, model.trunk.token_embeddings.shape[0])
     notes = check(model, peer, row, batch)
     found = {"polyseme": train_ours(row, model, batch, peak, steps)}
-    found["polyseme"].metadata = notes
+    found["polyseme"].notes = notes
     flops = count_training_flops(model, batch)
     del model
     peers = {"transformers": False, "transformers, compiled": True} if compiled_peer else {"transformers": False}
@@ -180,7 +180,7 @@ def main() -> None:
                     f"{each.memory:.1f}",
                     f"{each.mfu:.2f}" if each.mfu else "",
                     f"{each.cold:.0f}",
-                    ", ".join(f"{k} {v:.1e}" for k, v in each.metadata.items()),
+                    ", ".join(f"{k} {v:.1e}" for k, v in each.notes.items()),
                 )
             )
             print(*lines[-1], flush=True)

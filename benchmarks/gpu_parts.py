@@ -50,7 +50,7 @@ def timed(step: Callable[[], object], steps: int) -> float:
 
 
 def fresh() -> None:
-    torch._dynamo.gru_reset()
+    torch._dynamo.reset()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 

@@ -21,7 +21,7 @@ from report import header, table
 
 from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus
-from polyseme.objectives.specs import MaskedLM
+from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import setup_device, train
 from polyseme.train.optimizer import OptimizerConfig
@@ -105,7 +105,7 @@ def measure(recipe: Recipe, train_on: Path, held_out: Path, out: Path, seconds: 
     bins = recipe.batch_tokens // recipe.micro_batch_tokens
     saved = recipe.batch_warmup_steps * (bins - 1) / (2 * bins)  # steps, by the ramp
     recipe = recipe.replace(budget=BudgetConfig(steps=max(int(seconds / each + saved), 10)))
-    torch._dynamo.gru_reset()
+    torch._dynamo.reset()
     began = time.perf_counter()
     results = pretrain(recipe, train_on, out)
     wall = time.perf_counter() - began

@@ -45,14 +45,14 @@ def peer_folder(writer: TextGenerator, out: Path) -> Path:
     from ctranslate2 import specs
 
     model: Any = writer.model
-    spec = model.spec.trunk
-    if model.spec.family != "transformer" or not isinstance(spec, EncoderDecoderConfig):
-        raise SystemExit(f"{writer.path} is of the family {model.spec.family}, expected transformer")
+    spec = model.config.trunk
+    if model.config.family != "transformer" or not isinstance(spec, EncoderDecoderConfig):
+        raise SystemExit(f"{writer.path} is of the family {model.config.family}, expected transformer")
     weights = {name: t.detach().float().numpy() for name, t in model.state_dict().items()}
-    made = specs.TransformerSpec.from_hf_config(
+    made = specs.TransformerSpec.from_config(
         (spec.num_layers, spec.decoder.num_layers), spec.num_heads, pre_norm=False, activation=specs.Activation.RELU
     )
-    own = "encoder" if model.trunk.shared else "decoder"
+    own = "encoder" if model.trunk.has_shared_embeddings else "decoder"
     sides: list[tuple[str, str, Any]] = [("encoder", "encoder", made.encoder), ("decoder", own, made.decoder)]
     for side, table_of, stack in sides:
         rows = weights[f"trunk.{table_of}.embeddings.tokens.weight"]

@@ -1,13 +1,16 @@
 """AWD-LSTM: where each of the five dropouts applies, and two training steps against a plain implementation."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
-from polyseme.objectives.batch import SegmentState
+from polyseme.objectives.batch import SegmentExtra, SegmentState
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.train.loop import TrainState, train
@@ -71,7 +74,7 @@ def test_embedding_row_dropout_drops_words_but_not_the_tied_table():
     before = model.trunk.token_embeddings.detach().clone()
     tokens, layout = make_batch()
     activations = record_activations(model)
-    model.trunk(tokens, layout)
+    model.trunk(Inputs(tokens, layout))
     mask = (activations["embeddings"][1] / F.embedding(tokens, before)).nan_to_num(0.0)
     assert all(len(row.unique()) == 1 for row in mask.round(decimals=6))  # whole words
     for word in tokens.unique():
@@ -84,7 +87,7 @@ def test_input_dropout_is_variational_after_the_embeddings():
     model = build_model(input_dropout=0.5)
     tokens, layout = make_batch()
     activations = record_activations(model)
-    model.trunk(tokens, layout)
+    model.trunk(Inputs(tokens, layout))
     mask = variational_mask(to_batch_major(activations["layer0"][0]), split_streams(activations["embeddings"][1]))
     assert set(mask.round(decimals=6).unique().tolist()) == {0.0, 2.0}
 
@@ -93,7 +96,7 @@ def test_hidden_dropout_is_variational_between_layers_only():
     model = build_model(hidden_dropout=0.5)
     tokens, layout = make_batch()
     activations = record_activations(model)
-    hidden = model.trunk(tokens, layout).hidden
+    hidden = model.trunk(Inputs(tokens, layout)).hidden
     masks = [
         variational_mask(
             to_batch_major(activations[f"layer{i + 1}"][0]), to_batch_major(activations[f"layer{i}"][1][0])
@@ -111,7 +114,7 @@ def test_output_dropout_is_variational_on_the_last_layer_only():
     model = build_model(output_dropout=0.5)
     tokens, layout = make_batch()
     activations = record_activations(model)
-    output = model.trunk(tokens, layout, layers=[3])
+    output = model.trunk(Inputs(tokens, layout), layers=[3])
     variational_mask(split_streams(output.hidden), to_batch_major(activations["layer2"][1][0]))
     torch.testing.assert_close(to_batch_major(activations["layer1"][0]), to_batch_major(activations["layer0"][1][0]))
     torch.testing.assert_close(
@@ -135,7 +138,7 @@ def test_weight_dropout_is_on_hidden_to_hidden_weights(use_reference, monkeypatc
 
     monkeypatch.setattr(F, "dropout", record_dropout)
     tokens, layout = make_batch()
-    hidden = model.trunk(tokens, layout).hidden
+    hidden = model.trunk(Inputs(tokens, layout)).hidden
     hidden.square().sum().backward()
     assert [d.shape for d in dropped_weights] == [c.weight_hh.shape for c in cells]
     x = split_streams(F.embedding(tokens, model.trunk.token_embeddings))
@@ -149,10 +152,10 @@ def test_weight_dropout_is_on_hidden_to_hidden_weights(use_reference, monkeypatc
         assert ((cell.weight_hh.grad != 0) == (matrix != 0)).all()
     torch.testing.assert_close(split_streams(hidden.detach()), x)
     assert all(torch.equal(p, initial_params[name]) for name, p in model.named_parameters())
-    again = model.trunk(tokens, layout).hidden
+    again = model.trunk(Inputs(tokens, layout)).hidden
     assert not torch.allclose(again, hidden)
     model.eval()
-    torch.testing.assert_close(model.trunk(tokens, layout).hidden, model.trunk(tokens, layout).hidden)
+    torch.testing.assert_close(model.trunk(Inputs(tokens, layout)).hidden, model.trunk(Inputs(tokens, layout)).hidden)
 
 
 def reference_step(weights, tokens, labels, states, masks, lr, reg_weights, max_grad_norm, weight_decay):
@@ -226,9 +229,7 @@ def test_two_steps_match_the_reference(monkeypatch):
     segment_state, masks, batches = SegmentState(), [], []
     for start, length in ((0, 9), (9, 14)):
         batch = bound_objective.segment_batch(torch.arange(NUM_STREAMS).numpy() * 30 + start, length)
-        batches.append(
-            batch.__class__(**{**batch.__dict__, "segment_state": segment_state, "starts_fresh": start == 0})
-        )
+        batches.append(dataclasses.replace(batch, extra=SegmentExtra(segment_state, starts_fresh=start == 0)))
     real_dropout = F.dropout
 
     def record_dropout(x, p=0.5, training=True, inplace=False):
@@ -238,7 +239,7 @@ def test_two_steps_match_the_reference(monkeypatch):
 
     monkeypatch.setattr(F, "dropout", record_dropout)
     for batch, report in zip(batches, train(state, iter([([b], None) for b in batches]))):
-        length = batch.layout.lengths[0]
+        length = batch.inputs.layout.lengths[0]
         step_masks, masks[:] = list(masks), []
         # in order: embedding rows, input, then weights and output of each layer
         assert [tuple(m.shape) for m in step_masks] == [

@@ -6,7 +6,8 @@ from torch import nn
 
 from polyseme.families import FAMILIES
 from polyseme.nn.chunking import forward_chunked
-from polyseme.nn.heads.standard import ClassificationHeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.norms import BatchNormConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.train.mixed_precision import BF16WorkingCopy
@@ -68,7 +69,7 @@ def test_bf16_copy_updates_the_running_statistics_of_the_model():
     working_copy = BF16WorkingCopy(model)
     before = model.heads["classify"].input_norm.running_mean.clone()
     layout = PackedLayout.from_lengths([3, 4])
-    hidden = working_copy.copy_weights_from_master().trunk(torch.arange(7), layout).hidden
+    hidden = working_copy.copy_weights_from_master().trunk(Inputs(torch.arange(7), layout)).hidden
     working_copy.model.predict("classify", hidden, layout)
     after = model.heads["classify"].input_norm.running_mean
     assert after.dtype == torch.float32 and not torch.equal(after, before)
@@ -107,8 +108,8 @@ def build_model(family):
 def test_chunked_forward_matches_whole_forward(family, chunk):
     model, layout = build_model(family), PackedLayout.from_lengths(SEQUENCE_LENGTHS)
     tokens = torch.randint(0, 30, (layout.num_tokens,))
-    expected = model.trunk(tokens, layout).hidden
-    actual = forward_chunked(model.trunk, tokens, layout, None, chunk, grad_tokens=3)
+    expected = model.trunk(Inputs(tokens, layout)).hidden
+    actual = forward_chunked(model.trunk, Inputs(tokens, layout), chunk, grad_tokens=3)
     torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0)
 
 
@@ -117,14 +118,13 @@ def test_gradients_reach_only_the_last_tokens_of_each_text():
     model, layout = build_model("gpt2"), PackedLayout.from_lengths(SEQUENCE_LENGTHS)
     tokens = torch.arange(layout.num_tokens)  # each id once: its row of the table shows where gradients arrive
     table = model.trunk.embeddings.tokens.weight
-    forward_chunked(model.trunk, tokens, layout, None, 4, grad_tokens=6).square().sum().backward()
+    forward_chunked(model.trunk, Inputs(tokens, layout), 4, grad_tokens=6).square().sum().backward()
     batched_grad = table.grad.clone()
     token_ids_with_grad = [i.item() for i in batched_grad.abs().sum(1).nonzero()]
     # length 5: all; 13: chunks end at 4, 8, 12, 13, gradients start at 7, so from 4; 1: all; 8: start at 2, so all
     assert token_ids_with_grad == [*range(5), *range(5 + 4, 18), 18, *range(19, 27)]
     table.grad = None
     for row in tokens.split(list(SEQUENCE_LENGTHS)):
-        forward_chunked(
-            model.trunk, row, PackedLayout.from_lengths([len(row)]), None, 4, grad_tokens=6
-        ).square().sum().backward()
+        inputs = Inputs(row, PackedLayout.from_lengths([len(row)]))
+        forward_chunked(model.trunk, inputs, 4, grad_tokens=6).square().sum().backward()
     torch.testing.assert_close(table.grad, batched_grad, atol=1e-10, rtol=0)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from polyseme.nn.attention.attend import attend_eager, attend_varlen
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.objectives.losses import compute_losses
@@ -167,7 +168,7 @@ def build_model_and_batch(**changes: Any) -> tuple[Any, Batch]:
         "pair": Targets(torch.arange(4), torch.tensor([0, 1, 1, 0]), 4),
     }
     tokens = torch.randint(0, 500, (layout.num_tokens,), generator=generator)
-    return config.build(seed=1), Batch(tokens, layout, torch.zeros_like(tokens), targets, layout.num_tokens)
+    return config.build(seed=1), Batch(Inputs(tokens, layout, torch.zeros_like(tokens)), targets, layout.num_tokens)
 
 
 def test_bfloat16_losses_match_float32() -> None:
@@ -193,7 +194,7 @@ def train_tiny(
 
     model, batch = build_model_and_batch(dropout=dropout, attention_dropout=dropout)
     model = model.to("cuda")
-    reversed_batch = dataclasses.replace(batch, tokens=batch.tokens.flip(0))
+    reversed_batch = dataclasses.replace(batch, tokens=batch.inputs.tokens.flip(0))
     optimizer_config = OptimizerConfig(lr=lr, name=optimizer)
     state = TrainState(
         model,
@@ -241,7 +242,7 @@ def test_bfloat16_training_follows_float32() -> None:
 
 @pytest.mark.parametrize("use_cuda_graphs", [False, True])
 def test_non_finite_step_changes_nothing(use_cuda_graphs: bool) -> None:
-    from polyseme.errors import UserError
+    from polyseme.errors import PolysemeError
     from polyseme.train.loop import TrainState, train
     from polyseme.train.optimizer import OptimizerConfig
     from polyseme.train.schedule import ScheduleConfig
@@ -262,7 +263,7 @@ def test_non_finite_step_changes_nothing(use_cuda_graphs: bool) -> None:
         "bf16",
         use_cuda_graphs=use_cuda_graphs,
     )
-    with pytest.raises(UserError, match="step 1 is not finite"):
+    with pytest.raises(PolysemeError, match="step 1 is not finite"):
         for _ in train(state, (([batch], i) for i in range(200))):
             pass
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.recurrent import RecurrentTrunk, RecurrentTrunkConfig
@@ -56,7 +57,7 @@ def test_fused_and_reference_implementations_agree(kind, lengths):
     for use_reference in (False, True):
         trunk.use_reference = use_reference
         trunk.zero_grad()
-        output = trunk(tokens, layout, layers=range(4))
+        output = trunk(Inputs(tokens, layout), layers=range(4))
         output.hidden.square().sum().backward()
         assert torch.equal(output.layers[3], output.hidden) and output.hidden.shape[-1] == trunk.config.dim
         outputs.append([output.hidden, *(p.grad for p in trunk.parameters())])
@@ -84,7 +85,7 @@ def test_gru_matches_its_equations(gru_reset):
     (b_r, b_z, b_n), (c_r, c_z, c_n) = (np.split(b.detach().numpy(), 3) for b in (cell.bias_ih, cell.bias_hh))
     h = np.zeros(5)
     with torch.no_grad():
-        states = trunk(tokens, layout).hidden.numpy()
+        states = trunk(Inputs(tokens, layout)).hidden.numpy()
     for x, state in zip(trunk.token_embeddings.detach().numpy()[tokens], states):
         r, z = sigmoid(w_r @ x + b_r + u_r @ h + c_r), sigmoid(w_z @ x + b_z + u_z @ h + c_z)
         inner = u_n @ (r * h) + c_n if gru_reset == "before" else r * (u_n @ h + c_n)
@@ -113,7 +114,7 @@ def test_trunk_matches_torch_modules(cell, torch_class, direction, use_reference
     packed = nn.utils.rnn.pack_sequence(list(rows), enforce_sorted=False)
     expected, ends = torch_module(packed)
     padded, _ = nn.utils.rnn.pad_packed_sequence(expected, batch_first=True)
-    output = trunk(tokens, layout, return_memory=not is_bidirectional)
+    output = trunk(Inputs(tokens, layout), return_memory=not is_bidirectional)
     torch.testing.assert_close(output.hidden, layout.unpad(padded), atol=1e-12, rtol=0)
     if not is_bidirectional:
         ends = ends if cell == "lstm" else (ends,)
@@ -128,9 +129,9 @@ def test_backward_memory_continues_with_the_preceding_chunk(cell):
     tokens, layout = make_tokens((9, 9))
     first, second = tokens.view(2, 9)[:, :4].reshape(-1), tokens.view(2, 9)[:, 4:].reshape(-1)
     with torch.no_grad():
-        expected = trunk(tokens, layout).hidden.view(2, 9, -1)
-        last_chunk = trunk(second, PackedLayout.from_lengths([5, 5]), return_memory=True)
-        first_chunk = trunk(first, PackedLayout.from_lengths([4, 4]), memory=last_chunk.memory)
+        expected = trunk(Inputs(tokens, layout)).hidden.view(2, 9, -1)
+        last_chunk = trunk(Inputs(second, PackedLayout.from_lengths([5, 5])), return_memory=True)
+        first_chunk = trunk(Inputs(first, PackedLayout.from_lengths([4, 4])), memory=last_chunk.memory)
     torch.testing.assert_close(last_chunk.hidden.view(2, 5, -1), expected[:, 4:], atol=1e-12, rtol=0)
     torch.testing.assert_close(first_chunk.hidden.view(2, 4, -1), expected[:, :4], atol=1e-12, rtol=0)
     assert last_chunk.memory.num_seen == (5, 5) and len(last_chunk.memory.states[0]) == (2 if cell == "lstm" else 1)
@@ -139,12 +140,12 @@ def test_backward_memory_continues_with_the_preceding_chunk(cell):
 def test_empty_sequence_keeps_its_state():
     trunk = build_trunk(make_config(cell="lstm"))
     tokens, layout = make_tokens((3, 2))
-    memory = trunk(tokens, layout, return_memory=True).memory
-    after = trunk(tokens[:2], PackedLayout.from_lengths([0, 2]), memory=memory, return_memory=True).memory
+    memory = trunk(Inputs(tokens, layout), return_memory=True).memory
+    after = trunk(Inputs(tokens[:2], PackedLayout.from_lengths([0, 2])), memory=memory, return_memory=True).memory
     for old, new in zip(memory.states, after.states):
         for a, b in zip(old, new):
             assert torch.equal(a[0], b[0]) and not torch.equal(a[1], b[1])
-    empty = trunk(tokens[:0], PackedLayout.from_lengths([0, 0]), memory=memory, return_memory=True)
+    empty = trunk(Inputs(tokens[:0], PackedLayout.from_lengths([0, 0])), memory=memory, return_memory=True)
     assert empty.hidden.shape == (0, DIM) and torch.equal(empty.memory.states[0][0], memory.states[0][0])
 
 
@@ -156,8 +157,8 @@ def test_variational_dropout_mask_is_constant_in_time(field, lengths):
     for variational in (True, False):
         trunk = build_trunk(make_config(hidden_dims=(40, 40), variational_dropout=variational, **{field: 0.5})).train()
         with torch.no_grad():
-            output = trunk(tokens, layout, layers=[0, 1, 2])
-            assert torch.equal(trunk.eval()(tokens, layout, layers=[0]).layers[0], output.layers[0])
+            output = trunk(Inputs(tokens, layout), layers=[0, 1, 2])
+            assert torch.equal(trunk.eval()(Inputs(tokens, layout), layers=[0]).layers[0], output.layers[0])
         if field != "output_dropout":
             assert torch.equal(output.hidden, output.layers[2])
             continue
@@ -177,7 +178,7 @@ def test_weight_dropout_matches_torch_with_dropped_weights(cell, torch_class):
     cell_module = trunk.stacks[0][0].cells[0]
     before = cell_module.weight_hh.detach().clone()
     torch.manual_seed(5)
-    hidden = trunk(tokens, layout).hidden
+    hidden = trunk(Inputs(tokens, layout)).hidden
     hidden.sum().backward()
     torch.manual_seed(5)
     dropped = nn.functional.dropout(before, 0.5)
@@ -191,8 +192,8 @@ def test_weight_dropout_matches_torch_with_dropped_weights(cell, torch_class):
     assert (cell_module.weight_hh.grad[dropped == 0] == 0).all() and (
         cell_module.weight_hh.grad[dropped != 0] != 0
     ).any()
-    assert not torch.equal(trunk(tokens, layout).hidden, hidden)
-    assert torch.equal(trunk.eval()(tokens, layout).hidden, trunk(tokens, layout).hidden)
+    assert not torch.equal(trunk(Inputs(tokens, layout)).hidden, hidden)
+    assert torch.equal(trunk.eval()(Inputs(tokens, layout)).hidden, trunk(Inputs(tokens, layout)).hidden)
 
 
 def test_embedding_row_dropout_drops_all_occurrences_of_a_word():
@@ -216,16 +217,16 @@ def test_embedding_row_dropout_drops_all_occurrences_of_a_word():
     ({"hidden_dims": (6, 0)}, "is 0"),
 ])  # fmt: skip
 def test_invalid_configs_are_rejected(changes, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(PolysemeError, match=message):
         make_config(**changes)
 
 
 def test_empty_stack_and_bidirectional_memory_are_rejected():
-    with pytest.raises(UserError, match="one layer or more"):
+    with pytest.raises(PolysemeError, match="at least one layer"):
         make_config(hidden_dims=()).build()
     tokens, layout = make_tokens((3, 3))
-    with pytest.raises(UserError, match="no memory"):
-        build_trunk(make_config(direction="bidirectional"))(tokens, layout, return_memory=True)
+    with pytest.raises(PolysemeError, match="does not support memory"):
+        build_trunk(make_config(direction="bidirectional"))(Inputs(tokens, layout), return_memory=True)
 
 
 def test_awd_lstm_encoder_has_the_expected_number_of_parameters():
@@ -250,7 +251,7 @@ def test_window_model_matches_its_equation():
     tokens, layout = make_tokens((5, 2))
     vectors = trunk.token_embeddings.detach().index_select(0, tokens)
     with torch.no_grad():
-        hidden = trunk(tokens, layout).hidden
+        hidden = trunk(Inputs(tokens, layout)).hidden
         for row, window in ((4, [2, 3, 4]), (0, [None, None, 0]), (6, [None, 5, 6])):
             x = torch.cat([torch.zeros(4).double() if i is None else vectors[i] for i in window])
             state = torch.tanh(trunk.hidden.weight @ x + trunk.hidden.bias)

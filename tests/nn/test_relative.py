@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.nn.attention.relative import (
     NoPositionBiasConfig,
     QueryStream,
@@ -154,7 +154,7 @@ def test_missing_distance_embeddings_are_rejected():
     attention, position_layer = build_attention(RelativeAttentionConfig(3), RelativePositionConfig(has_sinusoids=False))
     layout = PackedLayout.from_lengths([2])
     position_info = position_layer(torch.zeros(2, DIM).double(), layout, None, None, None)[1]
-    with pytest.raises(UserError, match="provide distance embeddings"):
+    with pytest.raises(PolysemeError, match="provide distance embeddings"):
         attention(torch.zeros(2, DIM).double(), layout, layout.positions, position_info=position_info)
 
 
@@ -212,7 +212,7 @@ def test_query_stream_without_two_streams_is_rejected():
     layout = PackedLayout.from_lengths([2])
     query_stream = QueryStream(torch.zeros(2, dtype=torch.long), torch.tensor([0]), PackedLayout.from_lengths([1]))
     for config in (NoPositionBiasConfig(), RelativePositionConfig()):
-        with pytest.raises(UserError, match="no query stream"):
+        with pytest.raises(PolysemeError, match="no query stream"):
             config.build(4)(torch.zeros(2, 4), layout, None, query_stream, None)
 
 
@@ -281,7 +281,7 @@ def test_adaptive_embeddings_match_their_definition():
         band = sum(token >= cut for cut in config.cutoffs)
         row = embeddings.tables[band].weight[token - config.boundaries[band]]
         torch.testing.assert_close(distance_vector, embeddings.projections[band](row) * 8**0.5)
-    with pytest.raises(UserError, match="expected increasing ids"):
+    with pytest.raises(PolysemeError, match="expected increasing ids"):
         AdaptiveEmbeddingsConfig(20, 8, (9, 4))
-    with pytest.raises(UserError, match="leaves no dimensions"):
+    with pytest.raises(PolysemeError, match="leaves no dimensions"):
         AdaptiveEmbeddingsConfig(20, 8, (4, 9), 3)

@@ -7,13 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.attention.rnn_attention import RNNAttentionConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.tree import tree_map
 from polyseme.nn.trunks.recurrent_decoder import RecurrentDecoderConfig
-from polyseme.objectives.losses import compute_losses, forward_trunk
+from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.packing import SpecialIds
 from polyseme.objectives.translation import ParallelText, Translation
 from tests.contracts import cases
@@ -121,9 +123,11 @@ def test_packed_batch_matches_the_equations(attention, order, cell):
     source = EncoderInput(torch.cat(sources), PackedLayout.from_lengths(SOURCE_LENGTHS))
     with torch.no_grad():
         outputs = model.trunk(
-            torch.cat(targets), PackedLayout.from_lengths(TARGET_LENGTHS), source=source
+            Inputs(torch.cat(targets), PackedLayout.from_lengths(TARGET_LENGTHS), source=source)
         ).hidden.split(list(TARGET_LENGTHS))
-        cross_weights = model.trunk.cross_weights(torch.cat(targets), PackedLayout.from_lengths(TARGET_LENGTHS), source)
+        cross_weights = model.trunk.cross_weights(
+            Inputs(torch.cat(targets), PackedLayout.from_lengths(TARGET_LENGTHS), source=source)
+        )
         assert len(cross_weights) == (attention != "none")
         for i, (a, b) in enumerate(zip(sources, targets)):
             expected, weights = reference_forward(model, a, b)
@@ -143,14 +147,14 @@ def test_gradients_reach_every_weight(order):
 
 
 def test_invalid_configs_are_rejected():
-    with pytest.raises(UserError, match="dim is 7"):
+    with pytest.raises(PolysemeError, match="dim is 7"):
         FAMILIES["seq2seq"].model_config(dim=7)
-    with pytest.raises(UserError, match="dot attention needs decoder and encoder states of one size, got 8 and 6"):
+    with pytest.raises(PolysemeError, match="dot attention needs decoder and encoder states of one size, got 8 and 6"):
         RNNAttentionConfig("dot").build(8, 6)
     trunk = FAMILIES["seq2seq"].trunk_config(dim=8, context_order="inside_recurrence")
-    with pytest.raises(UserError, match="needs attention"):
+    with pytest.raises(PolysemeError, match="with attention"):
         RecurrentDecoderConfig(trunk.decoder.stack, 8)
-    with pytest.raises(UserError, match="attention"):
+    with pytest.raises(PolysemeError, match="attention"):
         config_json = FAMILIES["seq2seq"].model_config(dim=8).to_json()
         config_json["trunk"]["decoder"]["attention"]["score"] = "attention"
         ModelConfig.from_json(config_json)
@@ -169,7 +173,7 @@ def test_hf_config_round_trip(attention):
         }
         config = family.model_config(dim=8, attention=attention, context_order=order, num_decoder_layers=2, **overrides)
         assert family.from_hf_config(family.to_hf_config(config)) == config.trunk
-    with pytest.raises(UserError, match="attention is 'hard'"):
+    with pytest.raises(PolysemeError, match="attention is 'hard'"):
         family.from_hf_config(family.to_hf_config(config) | {"attention": "hard"})
 
 
@@ -189,19 +193,19 @@ def test_scheduled_sampling_rate_increases_by_epoch():
     assert Translation.from_json(objective.to_json()) == objective
     bound_objective = objective.bind(make_parallel_text(3000), SPECIAL_IDS, 16, seed=3)
     ids = np.arange(3000)
-    assert bound_objective.batch(ids, 0).sample_mask is None, "no sampling in the first epoch"
+    assert bound_objective.batch(ids, 0).extra is None, "no sampling in the first epoch"
     for epoch, expected in ((1, 0.1), (2, 0.2), (4, 0.4), (9, 0.4)):
         batch = bound_objective.batch(ids, epoch)
-        is_first = batch.layout.positions == 0
-        assert not batch.sample_mask[is_first].any()
-        assert float(batch.sample_mask[~is_first].float().mean()) == pytest.approx(expected, abs=0.02)
-    single = [bound_objective.batch(np.array([i]), 2).sample_mask for i in range(5)]
+        is_first = batch.inputs.layout.positions == 0
+        assert not batch.extra.mask[is_first].any()
+        assert float(batch.extra.mask[~is_first].float().mean()) == pytest.approx(expected, abs=0.02)
+    single = [bound_objective.batch(np.array([i]), 2).extra.mask for i in range(5)]
     batched = bound_objective.batch(np.arange(5), 2)
     order = np.lexsort((bound_objective.target_lengths[:5], bound_objective.source_lengths[:5]))
-    assert torch.equal(batched.sample_mask, torch.cat([single[i] for i in order])), "independent of the batch"
+    assert torch.equal(batched.extra.mask, torch.cat([single[i] for i in order])), "independent of the batch"
     static_batch = bound_objective.batch(np.arange(20), 2, bound_objective.static_shape(400))
-    assert len(static_batch.sample_mask) == len(static_batch.tokens)
-    with pytest.raises(UserError, match="scheduled_sampling is 1"):
+    assert len(static_batch.extra.mask) == len(static_batch.inputs.tokens)
+    with pytest.raises(PolysemeError, match="scheduled_sampling is 1"):
         Translation(scheduled_sampling=1.0)
 
 
@@ -209,20 +213,20 @@ def test_scheduled_sampling_uses_the_most_likely_tokens():
     model = build_model("multiplicative", "after_recurrence").train()
     batch = Translation(0.0, scheduled_sampling=0.5).bind(make_parallel_text(), SPECIAL_IDS, 16).batch(np.arange(30), 0)
     with torch.no_grad():
-        hidden = forward_trunk(model, batch).hidden
-        predicted = model.predict("next", hidden, batch.layout).argmax(-1)
-    tokens = batch.tokens.clone()
+        hidden = batch.forward(model).hidden
+        predicted = model.predict("next", hidden, batch.inputs.layout).argmax(-1)
+    tokens = batch.inputs.tokens.clone()
     for i in range(1, len(tokens)):
-        if batch.sample_mask[i]:
+        if batch.extra.mask[i]:
             tokens[i] = predicted[i - 1]
-    assert (tokens != batch.tokens).sum() > 10
+    assert (tokens != batch.inputs.tokens).sum() > 10
     with torch.no_grad():
-        sampled_hidden = model.trunk(tokens, batch.layout, source=batch.source).hidden
-        scores = model.predict("next", sampled_hidden, batch.layout)
+        sampled_hidden = model.trunk(Inputs(tokens, batch.inputs.layout, source=batch.inputs.source)).hidden
+        scores = model.predict("next", sampled_hidden, batch.inputs.layout)
         expected = nn.functional.cross_entropy(scores, batch.targets["next"].labels, reduction="sum")
         assert compute_losses(model, batch)["next"].item() == pytest.approx(expected.item())
         model.eval()  # no sampling in evaluation
-        scores = model.predict("next", hidden, batch.layout)
+        scores = model.predict("next", hidden, batch.inputs.layout)
         expected = nn.functional.cross_entropy(scores, batch.targets["next"].labels, reduction="sum")
         assert compute_losses(model, batch)["next"].item() == pytest.approx(expected.item())
 
@@ -239,13 +243,13 @@ def test_gpu_matches_cpu_without_host_sync(attention, order):
     )
     tokens = torch.cat(targets)
     with torch.no_grad():
-        expected = model.trunk(tokens, layout, source=source).hidden
+        expected = model.trunk(Inputs(tokens, layout, source=source)).hidden
     model.cuda().train()  # cuDNN needs training mode for the backward pass
-    gpu_inputs = tokens.cuda(), layout.to("cuda"), source.to("cuda")
+    gpu_inputs = tokens.cuda(), layout.to("cuda"), tree_map(source, torch.Tensor.cuda)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        hidden = model.trunk(*gpu_inputs[:2], source=gpu_inputs[2]).hidden
+        hidden = model.trunk(Inputs(*gpu_inputs[:2], source=gpu_inputs[2])).hidden
         hidden.sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.layers.subwords import SubwordEmbeddingsConfig, char_ngrams, fnv1a, ngram_buckets
 
@@ -45,5 +45,5 @@ def test_word_vector_is_the_mean_of_its_rows() -> None:
 
 
 def test_min_n_above_max_n_is_rejected() -> None:
-    with pytest.raises(UserError, match="min_n is 6, larger than max_n"):
+    with pytest.raises(PolysemeError, match="min_n is 6, larger than max_n"):
         SubwordEmbeddingsConfig(10, 4, 8, 10, min_n=6, max_n=3)

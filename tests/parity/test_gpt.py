@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
 from polyseme.nn.attention.multihead import AttentionConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
@@ -74,7 +75,7 @@ def test_states_logits_and_gradients_match(family, head, head_names):
         output_hidden_states=True,
         **extra_inputs,
     )
-    output = model.trunk(tokens, layout, layers=range(4))
+    output = model.trunk(Inputs(tokens, layout), layers=range(4))
     for depth, hidden in enumerate(expected.hidden_states):
         torch.testing.assert_close(output.layers[depth], layout.unpad(hidden), atol=1e-5, rtol=0)
     expected_logits = {
@@ -101,7 +102,7 @@ def test_states_logits_and_gradients_match(family, head, head_names):
         loss = loss + F.cross_entropy(logits, labels, reduction="sum")
         targets[name] = Targets(rows, labels, len(labels))
     loss.backward()
-    sum(compute_losses(model, Batch(tokens, layout, None, targets, layout.num_tokens)).values()).backward()
+    sum(compute_losses(model, Batch(Inputs(tokens, layout), targets, layout.num_tokens)).values()).backward()
     grads = {n: p.grad for n, p in model.named_parameters()}
     hf_grads = {n: p.grad for n, p in hf_model.named_parameters() if p.grad is not None}
     shapes = {n: g.shape for n, g in grads.items()}
@@ -123,9 +124,9 @@ def test_either_of_two_tied_names_is_accepted(tmp_path):
 
 def test_unsupported_settings_are_rejected():
     family_spec = FAMILIES["gpt"]
-    with pytest.raises(UserError, match=r"ffn_dim is 40; the format of GPT only supports 4 × dim, here 96"):
+    with pytest.raises(PolysemeError, match=r"ffn_dim is 40; the format of GPT only supports 4 × dim, here 96"):
         family_spec.to_hf_config(cases.tiny_spec("gpt"))
-    with pytest.raises(UserError, match=r"afn is 'silu', but only 'gelu' or 'relu' is supported"):
+    with pytest.raises(PolysemeError, match=r"afn is 'silu', but only 'gelu' or 'relu' is supported"):
         family_spec.from_hf_config({**family_spec.to_hf_config(family_spec.model_config("tiny")), "afn": "silu"})
 
 
@@ -166,15 +167,17 @@ def build_banded_model() -> Model:
 def test_laws_hold_with_banded_attention():
     model, rows = build_banded_model(), cases.sequences(LAW_LENGTHS)
     with torch.no_grad():
-        batched = model.trunk(torch.cat(rows), PackedLayout.from_lengths(LAW_LENGTHS)).hidden.split(list(LAW_LENGTHS))
+        batched = model.trunk(Inputs(torch.cat(rows), PackedLayout.from_lengths(LAW_LENGTHS))).hidden.split(
+            list(LAW_LENGTHS)
+        )
         for row, expected in zip(rows, batched):
             n, split = len(row), len(row) // 2
             torch.testing.assert_close(
-                expected, model.trunk(row, PackedLayout.from_lengths([n])).hidden, atol=1e-10, rtol=0
+                expected, model.trunk(Inputs(row, PackedLayout.from_lengths([n]))).hidden, atol=1e-10, rtol=0
             )
             if split:
-                first = model.trunk(row[:split], PackedLayout.from_lengths([split]), return_memory=True)
-                second = model.trunk(row[split:], PackedLayout.from_lengths([n - split]), memory=first.memory)
+                first = model.trunk(Inputs(row[:split], PackedLayout.from_lengths([split])), return_memory=True)
+                second = model.trunk(Inputs(row[split:], PackedLayout.from_lengths([n - split])), memory=first.memory)
                 torch.testing.assert_close(torch.cat([first.hidden, second.hidden]), expected, atol=1e-10, rtol=0)
     batched_grads = gradients(model, [cases.training_batch(model, rows)])
     summed_grads = gradients(model, [cases.training_batch(model, [row]) for row in rows])
@@ -213,5 +216,5 @@ def test_banded_folder_is_rejected_by_transformers(tmp_path):
         torch.equal(t, reloaded.state_dict()[n]) for n, t in model.state_dict().items()
     )
     (tmp_path / "m/polyseme.json").unlink()
-    with pytest.raises(UserError, match="model_type 'gpt3' is not supported"):
+    with pytest.raises(PolysemeError, match="model_type 'gpt3' is not supported"):
         load_model(tmp_path / "m")

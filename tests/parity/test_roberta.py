@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
@@ -68,7 +69,7 @@ def test_states_logits_and_gradients_match(family, head):
     model = convert_model(hf_model, family, ("masked",))
     tokens, layout = make_batch()
     expected = hf_model(**make_hf_inputs(tokens, layout), output_hidden_states=True)
-    output = model.trunk(tokens, layout, layers=range(4))
+    output = model.trunk(Inputs(tokens, layout), layers=range(4))
     assert len(expected.hidden_states) == 4
     for depth, hidden in enumerate(expected.hidden_states):
         torch.testing.assert_close(output.layers[depth], layout.unpad(hidden), atol=1e-5, rtol=0)
@@ -78,7 +79,7 @@ def test_states_logits_and_gradients_match(family, head):
     rows = torch.arange(0, layout.num_tokens, 3)
     labels = torch.randint(5, VOCAB, (len(rows),))
     targets = {"masked": Targets(rows, labels, len(rows))}
-    (compute_losses(model, Batch(tokens, layout, None, targets, layout.num_tokens))["masked"] / len(rows)).backward()
+    (compute_losses(model, Batch(Inputs(tokens, layout), targets, layout.num_tokens))["masked"] / len(rows)).backward()
     F.cross_entropy(logits[rows], labels).backward()
     grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     expected_grads = {n: p.grad for n, p in hf_model.named_parameters() if p.grad is not None}
@@ -101,8 +102,8 @@ def test_task_heads_match(family, prefix, task_class, name):
     inputs = make_hf_inputs(tokens, layout)
     with torch.no_grad():
         hf_output = hf_model(**{k: v[:, None] for k, v in inputs.items()} if name == "choice" else inputs)
-        scores = model.predict(name, model.trunk(tokens, layout).hidden, layout)
-        selected = model.predict(name, model.trunk(tokens, layout).hidden, layout, torch.tensor([3, 0]))
+        scores = model.predict(name, model.trunk(Inputs(tokens, layout)).hidden, layout)
+        selected = model.predict(name, model.trunk(Inputs(tokens, layout)).hidden, layout, torch.tensor([3, 0]))
     expected = torch.stack([hf_output.start_logits, hf_output.end_logits], -1) if name == "span" else hf_output.logits
     expected = expected if name in ("classify", "choice") else layout.unpad(expected)
     torch.testing.assert_close(scores, expected, atol=1e-5, rtol=0)
@@ -135,7 +136,7 @@ def test_positions_start_after_two_unused_rows():
     )
     table = model.trunk.embeddings.positions.weight
     assert table.shape == (10, 16)
-    model.trunk(torch.arange(8), PackedLayout.from_lengths([8])).hidden.square().sum().backward()
+    model.trunk(Inputs(torch.arange(8), PackedLayout.from_lengths([8]))).hidden.square().sum().backward()
     assert not table.grad[:2].any() and table.grad[2:].any(-1).all()
 
 

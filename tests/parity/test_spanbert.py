@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.families import FAMILIES
-from polyseme.nn.heads.standard import SpanBoundaryHeadConfig
+from polyseme.nn.heads.span_boundary import SpanBoundaryHeadConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.norms import LayerNormConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.weights.folder import load_model, read_model_config, save_model
@@ -27,7 +28,7 @@ def test_transformers_loads_the_folder_as_bert(tiny_folders, tmp_path):
     tokens = torch.arange(5, 18)
     with torch.no_grad():
         expected = hf_model.eval()(layout.pad(tokens), layout.attention_mask().long()).logits
-        scores = folder.model.predict("masked", folder.model.trunk(tokens, layout).hidden, layout)
+        scores = folder.model.predict("masked", folder.model.trunk(Inputs(tokens, layout)).hidden, layout)
     torch.testing.assert_close(scores, layout.unpad(expected), atol=1e-5, rtol=1e-5)
     hf_model.save_pretrained(tmp_path / "theirs")
     folder.tokenizer.save(tmp_path / "theirs")
@@ -79,4 +80,4 @@ def test_boundary_head_requires_rows():
     model = FAMILIES["spanbert"].model_config("tiny", vocab_size=50).build(seed=0)
     layout = PackedLayout.from_lengths([4])
     with pytest.raises(ValueError, match="boundary"):
-        model.predict("boundary", model.trunk(torch.arange(4), layout).hidden, layout)
+        model.predict("boundary", model.trunk(Inputs(torch.arange(4), layout)).hidden, layout)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.weights.convert import from_published
@@ -91,7 +92,7 @@ def test_layers_and_heads_match(family, build_fn, head, head_names):
             output_hidden_states=True,
             **extra_inputs,
         )
-        output = model.trunk(tokens, layout, segments if family == "bert" else None, layers=range(5))
+        output = model.trunk(Inputs(tokens, layout, segments if family == "bert" else None), layers=range(5))
         assert len(expected.hidden_states) == model.config.trunk.num_layers + 1
         for depth, hidden in enumerate(expected.hidden_states):
             torch.testing.assert_close(output.layers[depth], layout.unpad(hidden), atol=1e-5, rtol=0)
@@ -122,7 +123,7 @@ def test_task_heads_match(family, build_fn, head, name):
     tokens, layout, _ = make_batch()
     with torch.no_grad():
         hf_output = hf_model(input_ids=layout.pad(tokens), attention_mask=layout.attention_mask().long())
-        scores = model.predict(name, model.trunk(tokens, layout).hidden, layout)
+        scores = model.predict(name, model.trunk(Inputs(tokens, layout)).hidden, layout)
     expected = torch.stack([hf_output.start_logits, hf_output.end_logits], -1) if name == "span" else hf_output.logits
     expected = expected if name == "classify" else layout.unpad(expected)
     torch.testing.assert_close(scores, expected, atol=1e-5, rtol=0)
@@ -144,7 +145,7 @@ def test_gradients_match(family, build_fn, head, name):
     labels = (tokens[rows] * 7) % 99
     logits = hf_model(input_ids=layout.pad(tokens), attention_mask=layout.attention_mask().long()).logits
     torch.nn.functional.cross_entropy(layout.unpad(logits)[rows], labels).backward()
-    hidden = model.trunk(tokens, layout).hidden
+    hidden = model.trunk(Inputs(tokens, layout)).hidden
     (model.loss(name, hidden, layout, rows, labels, -100) / len(rows)).backward()
     grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     expected_grads = {n: p.grad for n, p in hf_model.named_parameters() if p.grad is not None}

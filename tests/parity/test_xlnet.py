@@ -6,6 +6,7 @@ import torch
 import polyseme
 from polyseme.families import FAMILIES
 from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.weights.convert import expand_weight_maps, from_published
@@ -77,7 +78,7 @@ def test_content_stream_matches(with_segments, changes):
     extra_inputs = {"token_type_ids": pad_left(segments, layout)[0]} if with_segments else {}
     with torch.no_grad():
         expected = hf_model(input_ids=ids, attention_mask=mask, output_hidden_states=True, **extra_inputs)
-        output = model.trunk(tokens, layout, segments, layers=range(4))
+        output = model.trunk(Inputs(tokens, layout, segments), layers=range(4))
         for depth, hidden in enumerate(expected.hidden_states):
             assert_close(output.layers[depth], hidden[mask.bool()])
         assert_close(model.predict("masked", output.hidden, layout), expected.logits[mask.bool()])
@@ -101,7 +102,7 @@ def test_both_streams_and_gradients_match(memory):
     if memory:
         mems = hf_model(input_ids=past, use_mems=True).mems
         past_memory = model.trunk(
-            past.flatten(), PackedLayout.from_lengths([6] * 3), return_memory=True
+            Inputs(past.flatten(), PackedLayout.from_lengths([6] * 3)), return_memory=True
         ).memory.detach()
         assert past_memory.layout.lengths == (min(memory, 6),) * 3
     expected = hf_model(
@@ -112,11 +113,8 @@ def test_both_streams_and_gradients_match(memory):
         order.flatten(), (predicted + 9 * torch.arange(3)[:, None]).flatten(), PackedLayout.from_lengths([3] * 3)
     )
     output = model.trunk(
-        tokens.flatten(),
-        layout,
-        segments.flatten(),
+        Inputs(tokens.flatten(), layout, segments.flatten(), query_stream=query_stream),
         layers=range(4),
-        query_stream=query_stream,
         memory=past_memory,
         return_memory=True,
     )
@@ -154,7 +152,7 @@ def test_task_heads_match(head, name):
         ids, mask, types = ids[None], mask[None], types[None]
     with torch.no_grad():
         hf_output = hf_model(input_ids=ids, attention_mask=mask, token_type_ids=types)
-        scores = model.predict(name, model.trunk(tokens, layout, segments).hidden, layout)
+        scores = model.predict(name, model.trunk(Inputs(tokens, layout, segments)).hidden, layout)
     if name == "choice":
         return assert_close(scores[:, 0], hf_output.logits[0])
     expected = torch.stack([hf_output.start_logits, hf_output.end_logits], -1) if name == "span" else hf_output.logits

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, words_to_char_ids
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
@@ -116,7 +117,9 @@ def compute_layers(model, texts):
         PackedLayout.from_lengths([len(sentence) for sentence in words]),
     )
     with torch.no_grad():
-        layers = model.trunk(torch.from_numpy(tokens), layout, layers=range(model.config.trunk.num_layers + 1)).layers
+        layers = model.trunk(
+            Inputs(torch.from_numpy(tokens), layout), layers=range(model.config.trunk.num_layers + 1)
+        ).layers
     return [[layers[i].split(list(layout.lengths))[j].numpy() for i in sorted(layers)] for j in range(len(texts))]
 
 
@@ -178,7 +181,7 @@ def test_published_reference_vectors_match():
             layout = PackedLayout.from_lengths([len(sentence) for sentence in words])
             tokens = torch.from_numpy(np.concatenate([words_to_char_ids(sentence) for sentence in words]))
             with torch.no_grad():
-                output = model.trunk(tokens, layout, memory=memories[name], return_memory=True)
+                output = model.trunk(Inputs(tokens, layout), memory=memories[name], return_memory=True)
             memories[name] = output.memory
             for stream, actual in zip(streams, output.hidden.split(list(layout.lengths))):
                 np.testing.assert_allclose(actual[1:-1].numpy(), expected[stream][i], atol=1e-5)
@@ -244,5 +247,5 @@ DAMAGES = {
 def test_damaged_folders_are_rejected(tmp_path, message):
     write_random_model(tmp_path)
     DAMAGES[message](tmp_path)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(PolysemeError, match=message):
         read_elmo(tmp_path)

@@ -7,9 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
@@ -55,7 +56,7 @@ def assert_same_outputs(model, hf_model, head_names=None):
     tokens, layout, segments = make_batch(model.config.trunk.embeddings.vocab_size, family)
     expected = forward_hf(hf_model, tokens, layout, segments)
     with torch.no_grad():
-        hidden = model.eval().trunk(tokens, layout, segments).hidden
+        hidden = model.eval().trunk(Inputs(tokens, layout, segments)).hidden
         logits_by_head = {
             name: model.predict(name, hidden, layout)
             for name in model.heads
@@ -266,7 +267,7 @@ def test_regression_with_several_outputs_is_rejected(tiny_folders, tmp_path):
         tiny_folders,
         tmp_path,
     )
-    with pytest.raises(UserError, match="a regression with 3 outputs"):
+    with pytest.raises(PolysemeError, match="a regression with 3 outputs"):
         load_model(tmp_path)
 
 
@@ -334,7 +335,7 @@ def test_different_tied_weights_are_rejected(family, name, tiny_folders, tmp_pat
     save_hf_model(build_hf_model(family, name, tiny_folders), family, tiny_folders, tmp_path)
     tied, source = next(iter(FAMILIES[family].tied_weights.items()))
     edit_tensors(tmp_path, lambda t: t | {tied: t[source] + 1})
-    with pytest.raises(UserError, match=tied):
+    with pytest.raises(PolysemeError, match=tied):
         load_model(tmp_path)
 
 
@@ -404,7 +405,7 @@ def test_missing_tensor_is_rejected(family, name, with_polyseme_json, copy_folde
     if not with_polyseme_json:
         (folder / "polyseme.json").unlink()
     edit_tensors(folder, lambda t: {k: v for k, v in t.items() if k != name})
-    with pytest.raises(UserError, match=name):
+    with pytest.raises(PolysemeError, match=name):
         load_model(folder)
 
 
@@ -413,7 +414,7 @@ def test_tensor_of_wrong_shape_is_rejected(family, name, copy_folder):
     for change in (lambda t: t[:-1], lambda t: t.repeat(*[1] * (t.ndim - 1), 2), lambda t: t[None]):
         folder = copy_folder(family)
         edit_tensors(folder, lambda t, change=change: t | {name: change(t[name])})
-        with pytest.raises(UserError, match=name):
+        with pytest.raises(PolysemeError, match=name):
             load_model(folder)
         shutil.rmtree(folder)
 
@@ -426,7 +427,7 @@ def test_tensor_of_wrong_shape_is_rejected(family, name, copy_folder):
 def test_unexpected_tensor_is_rejected(family, name, copy_folder):
     folder = copy_folder(family)
     edit_tensors(folder, lambda t: t | {name: torch.zeros(3)})
-    with pytest.raises(UserError, match=name.replace(".", r"\.")):
+    with pytest.raises(PolysemeError, match=name.replace(".", r"\.")):
         load_model(folder)
 
 
@@ -442,5 +443,5 @@ def test_new_heads_are_initialized_but_missing_tensors_are_rejected(tiny_folders
     assert not torch.equal(folder.model.state_dict()[name], other_seed.state_dict()[name])
     copied = copy_folder("bert")
     edit_tensors(copied, lambda t: {k: v for k, v in t.items() if "layer.1.output" not in k})
-    with pytest.raises(UserError, match=r"layer\.1\.output"):
+    with pytest.raises(PolysemeError, match=r"layer\.1\.output"):
         load_model(copied, heads=heads)

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.model import ModelConfig
 from polyseme.text.pipelines import BERT_SPECIALS, build_bpe, set_pair_template
@@ -59,7 +59,7 @@ def test_unsupported_settings_are_rejected(changes, message, tiny_folders, tmp_p
     (folder / "polyseme.json").unlink()
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(PolysemeError, match=message):
         load_model(folder)
 
 

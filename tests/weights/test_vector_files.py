@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.inference.language_model import load as load_model
 from polyseme.weights.folder import save_model
 from polyseme.word_vectors.files import VECTOR_FORMATS, VectorFormat, read_vectors, to_model, write_vectors
@@ -66,7 +66,7 @@ def test_binary_without_newlines_and_with_duplicates(tmp_path: Path) -> None:
 )
 def test_invalid_text_files_are_rejected(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "v.txt").write_text(text)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(PolysemeError, match=message) as caught:
         read_vectors(tmp_path / "v.txt")
     assert "v.txt" in str(caught.value)
 
@@ -77,18 +77,18 @@ def test_truncated_binary_files_are_rejected(num_missing: int, tmp_path: Path) -
     contents = (tmp_path / "v").read_bytes()
     size = max(len(contents) - 1 - num_missing, 10)  # the last newline is optional
     (tmp_path / "v").write_bytes(contents[:size])
-    with pytest.raises(UserError, match=r"is cut off at word \d of 8"):
+    with pytest.raises(PolysemeError, match=r"is cut off at word \d of 8"):
         read_vectors(tmp_path / "v")
     (tmp_path / "v").write_bytes(contents + b"more of it")
-    with pytest.raises(UserError, match="goes on behind its 8 words"):
+    with pytest.raises(PolysemeError, match="goes on behind its 8 words"):
         read_vectors(tmp_path / "v")
 
 
 def test_invalid_words_and_formats_are_rejected(tmp_path: Path) -> None:
     for word in ("two words", "", "tab\t"):
-        with pytest.raises(UserError, match="cannot stand in a file of vectors"):
+        with pytest.raises(PolysemeError, match="cannot stand in a file of vectors"):
             write_vectors(tmp_path / "v", [word], VECTORS[:1])
-    with pytest.raises(UserError, match="did you mean 'binary'"):
+    with pytest.raises(PolysemeError, match="did you mean 'binary'"):
         write_vectors(tmp_path / "v", WORDS, VECTORS, "binar")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from polyseme.errors import UserError, suggest
-from polyseme.nn.heads.standard import AnyHeadConfig
-from polyseme.nn.model import AnyTrunkConfig, ModelConfig
+from polyseme.config import Config
+from polyseme.errors import ConfigError, ModelError, suggest
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.base import TrunkConfig
 
 # Task heads and the states they use: sequence label, token labels, start and end of an answer, score of a choice.
 HEAD_POOLING: dict[str, Literal["tokens", "pooled"]] = {
@@ -42,14 +44,14 @@ class Family:
     paper: str
     tokenizer: Literal["wordpiece", "bpe", "byte-bpe-roberta", "unigram", "events", "words", "characters"]
     objective: str  # pre-training objective, for display
-    trunk_config: Callable[..., AnyTrunkConfig]
+    trunk_config: Callable[..., TrunkConfig]
     sizes: dict[str, dict[str, Any]]  # arguments of `trunk_config`
     num_params: dict[str, int]  # published number of parameters, without heads
-    pretraining_heads: Callable[[Any], dict[str, AnyHeadConfig]]
-    task_head: Callable[[str, tuple[str, ...], Any], AnyHeadConfig]  # a key of `HEAD_POOLING`, labels, trunk
+    pretraining_heads: Callable[[Any], dict[str, HeadConfig]]
+    task_head: Callable[[str, tuple[str, ...], Any], HeadConfig]  # a key of `HEAD_POOLING`, labels, trunk
     # the folder format of `transformers`
     to_hf_config: Callable[[ModelConfig], dict[str, Any]]
-    from_hf_config: Callable[[dict[str, Any]], AnyTrunkConfig]  # its key `tensors` lists the names in the files
+    from_hf_config: Callable[[dict[str, Any]], TrunkConfig]  # its key `tensors` lists the names in the files
     architectures: dict[str, tuple[str, ...]]  # class name in `transformers` -> names of our heads
     base_model_prefix: str  # prefix of the base model's weights in a model with a head
     weight_maps: tuple[WeightMap, ...] | Callable[[ModelConfig], tuple[WeightMap, ...]]
@@ -67,6 +69,7 @@ class Family:
     decoder_start_token: Literal["bos", "pad"] = "bos"  # first token of a target; eos if the vocabulary lacks it
     num_sentinels: int = 0  # sentinel tokens at the end of the vocabulary that stand for corrupted spans
     text_to_text_tasks: tuple[str, ...] = ()  # tasks answered as generated text; others use heads
+    config_types: tuple[type[Config], ...] = ()  # trunk and head configs that are not part of the package
 
     def upgrade_name(self, name: str) -> str:
         """Return the current form of a published tensor's name."""
@@ -78,7 +81,7 @@ class Family:
     def model_config(self, size: str | None = None, *, with_heads: bool = True, **overrides: Any) -> ModelConfig:
         """Return the model's config at a published size, with overridden arguments of `trunk_config`."""
         if size is not None and size not in self.sizes:
-            raise UserError(f"{self.name} has no size {size!r}; {suggest(size, self.sizes)}")
+            raise ConfigError(f"{self.name} has no size {size!r}; {suggest(size, self.sizes)}")
         trunk_config = self.trunk_config(**{**(self.sizes[size] if size else {}), **overrides})
         return ModelConfig(self.name, trunk_config, self.pretraining_heads(trunk_config) if with_heads else {})
 
@@ -90,12 +93,12 @@ def read_hf_config(
     for key, allowed in allowed_values.items():
         if hf_config.get(key, allowed[0]) not in allowed:
             expected = " or ".join(map(repr, allowed))
-            raise UserError(f"config.json: {key} is {hf_config[key]!r}, but only {expected} is supported")
+            raise ModelError(f"config.json: {key} is {hf_config[key]!r}, but only {expected} is supported")
     if missing := [published for published in int_fields.values() if published not in hf_config]:
-        raise UserError(f"config.json lacks {', '.join(missing)}")
+        raise ModelError(f"config.json lacks {', '.join(missing)}")
     for published in int_fields.values():
         if type(hf_config[published]) is not int:
-            raise UserError(f"config.json: {published} is {hf_config[published]!r}, expected an integer")
+            raise ModelError(f"config.json: {published} is {hf_config[published]!r}, expected an integer")
     return {name: hf_config[published] for name, published in int_fields.items()}
 
 

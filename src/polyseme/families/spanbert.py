@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyseme.families import bert
-from polyseme.nn.heads.standard import AnyHeadConfig, SpanBoundaryHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.span_boundary import SpanBoundaryHeadConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
 CASED_VOCAB_SIZE = 28996  # the published models use BERT's cased vocabulary
 
 
-def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
     """Return the pre-training heads."""
     masked = bert.pretraining_heads(config)["masked"]
     boundary = SpanBoundaryHeadConfig(config.embeddings.vocab_size, config.block.ffn.activation, config.block.post_norm)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, suggest
 from polyseme.io.json import read_json
 from polyseme.ngram.train import NgramRecipe
 from polyseme.recipes import (
@@ -17,6 +17,7 @@ from polyseme.recipes import (
     flair,
     gpt,
     gpt2,
+    modernbert,
     music,
     ngram,
     nnlm,
@@ -30,10 +31,9 @@ from polyseme.recipes import (
     transformer,
     transformer_xl,
     ulmfit,
+    word_vectors,
     xlnet,
 )
-from polyseme.recipes import modernbert as modern
-from polyseme.recipes import word_vectors as vectors
 from polyseme.train.recipe import Recipe
 
 _RECIPE_FUNCTIONS: tuple[Callable[[], Recipe], ...] = (
@@ -42,7 +42,7 @@ _RECIPE_FUNCTIONS: tuple[Callable[[], Recipe], ...] = (
     *(albert.tiny, albert.base, albert.large, albert.xlarge, albert.xxlarge),
     *(spanbert.tiny, spanbert.base, spanbert.large),
     *(distilbert.tiny, distilbert.base),
-    *(modern.tiny, modern.small),
+    *(modernbert.tiny, modernbert.small),
     *(gpt.tiny, gpt.base),
     *(gpt2.tiny, gpt2.small),
     *(transformer_xl.tiny, transformer_xl.base),
@@ -55,8 +55,8 @@ _RECIPE_FUNCTIONS: tuple[Callable[[], Recipe], ...] = (
     *(nnlm.tiny, nnlm.ap),
     *(ulmfit.tiny, ulmfit.lecture, ulmfit.paper, ulmfit.awd),
     *(rnn_lm.tiny, rnn_lm.medium),
-    *(vectors.word2vec_tiny, vectors.cbow_tiny, vectors.word2vec, vectors.fasttext_tiny, vectors.fasttext),
-    *(vectors.glove_tiny, vectors.glove),
+    *(word_vectors.word2vec_tiny, word_vectors.cbow_tiny, word_vectors.word2vec),
+    *(word_vectors.fasttext_tiny, word_vectors.fasttext, word_vectors.glove_tiny, word_vectors.glove),
     *(elmo.tiny, elmo.small, elmo.original),
     *(flair.tiny, flair.small, flair.paper, taglm.tiny, taglm.paper),
 )
@@ -71,7 +71,7 @@ def get_training_recipe(name: str) -> Recipe:
     """Return a recipe that trains a model, by name or from a `recipe.json`."""
     recipe = get_recipe(name)
     if isinstance(recipe, NgramRecipe):
-        raise UserError(f"the recipe {name!r} counts n-grams; there is nothing to train")
+        raise ConfigError(f"the recipe {name!r} counts n-grams; there is nothing to train")
     return recipe
 
 
@@ -85,4 +85,4 @@ def get_recipe(name: str) -> Recipe | NgramRecipe:
         contents = contents["recipe"] if isinstance(contents, dict) and "recipe" in contents else contents
         is_ngram = isinstance(contents, dict) and contents.get("kind") == NgramRecipe.__name__
         return NgramRecipe.from_json(contents) if is_ngram else Recipe.from_json(contents)
-    raise UserError(f"there is no recipe {name!r}; {suggest(name, [*RECIPES, *NGRAM_RECIPES])}")
+    raise ConfigError(f"there is no recipe {name!r}; {suggest(name, [*RECIPES, *NGRAM_RECIPES])}")

@@ -120,7 +120,7 @@ def build_characters(alphabet: Sequence[str], lowercase: bool) -> Tokenizer:
 def build_word_level(words: Sequence[str], lowercase: bool, pretokenization: str = "words") -> Tokenizer:
     """A token for each word of a list, one for all others, and nothing around a text.
 
-    `words` are cut as BERT cuts, at white space and around punctuation, with accents kept. `spaced` are what white
+    `words` are cut as BERT cuts, at white space and around punctuation, with accents kept. `whitespace` are what white
     space parts: for text that is cut already, as WikiText-2, where `<unk>` written in the text is the unknown word.
     """
     vocab = {word: i for i, word in enumerate(dict.fromkeys([*WORD_SPECIALS, *words]))}

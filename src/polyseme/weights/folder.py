@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,12 +18,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ModelError, suggest
 from polyseme.families import FAMILIES, Family
 from polyseme.families.family import FIXED_LABELS
 from polyseme.io.atomic import atomic_directory, sha256, write_tensors
 from polyseme.io.json import read_json, write_json
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.model import Model, ModelConfig, build_meta
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.convert import from_published, to_published
@@ -82,14 +84,14 @@ def save_model(
         write_json(folder / "polyseme.json", record)
 
 
-def load_model(path: str | Path, heads: dict[str, AnyHeadConfig] | None = None, seed: int = 0) -> ModelFolder:
+def load_model(path: str | Path, heads: dict[str, HeadConfig] | None = None, seed: int = 0) -> ModelFolder:
     """Load a folder written by Polyseme or `transformers`, strictly. `heads` replaces the heads by new ones.
 
     The weights of a head with the same name and config are kept, so that a model can be trained further on a task.
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise UserError(f"there is no model folder at {folder}")
+        raise ModelError(f"there is no model folder at {folder}")
     config, metadata = read_model_config(folder)
     family = FAMILIES[config.family]
     shapes = {name: t.shape for name, t in build_meta(config).state_dict().items()}
@@ -97,7 +99,7 @@ def load_model(path: str | Path, heads: dict[str, AnyHeadConfig] | None = None, 
     state = _load_tensors(extra) if extra.exists() else {}
     for name, tensor in state.items():
         if shapes.get(name) != tensor.shape:
-            raise UserError(
+            raise ModelError(
                 f"{extra}: tensor {name!r} of shape {tuple(tensor.shape)} does not match the config in polyseme.json"
             )
     published = {name: t for file in list_weight_files(folder) for name, t in _load_tensors(file).items()}
@@ -114,12 +116,12 @@ def load_model(path: str | Path, heads: dict[str, AnyHeadConfig] | None = None, 
     if newly_initialized:
         allowed = (*family.optional_weights, *(f"heads.{name}." for name in heads or {}))
         if missing := [name for name in newly_initialized if not name.startswith(allowed)]:
-            raise UserError(f"{folder} has no tensor {missing[0]!r}; {suggest(missing[0], state)}")
+            raise ModelError(f"{folder} has no tensor {missing[0]!r}; {suggest(missing[0], state)}")
         model.initialize(torch.Generator().manual_seed(seed))
     model.load_state_dict({n: t.float() for n, t in state.items()}, strict=False)
     for name in model.state_dict().keys() - dict(model.named_parameters()).keys() & state.keys():
         if not torch.equal(model.state_dict()[name].float(), state[name].float()):
-            raise UserError(f"{folder}: {name!r} differs from the tensor that it is tied to")
+            raise ModelError(f"{folder}: {name!r} differs from the tensor that it is tied to")
     tokenizer = Tokenizer.load(folder)
     _check_tokenizer(folder, tokenizer, config.trunk.embeddings.vocab_size)
     model.set_vocabulary(tokenizer.vocabulary, tokenizer.all_special_ids)
@@ -137,11 +139,11 @@ def read_model_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
         record = _read_json_object(folder / "polyseme.json")
         config = ModelConfig.from_json(record.get("config"), "config")
         if config.family not in FAMILIES:
-            raise UserError(f"{folder}: unknown family {config.family!r}; {suggest(config.family, FAMILIES)}")
+            raise ModelError(f"{folder}: unknown family {config.family!r}; {suggest(config.family, FAMILIES)}")
         return config, record.get("metadata", {})
     families_by_type = {family.model_type or family.name: family for family in FAMILIES.values()}
     if model_type not in families_by_type:
-        raise UserError(
+        raise ModelError(
             f"{folder}/config.json: model_type {model_type!r} is not supported; "
             f"{suggest(str(model_type), families_by_type)}"
         )
@@ -149,7 +151,7 @@ def read_model_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
     architecture = (hf_config.get("architectures") or [None])[0]
     base_architecture = next(a for a, heads in family.architectures.items() if not heads)
     if (architecture or base_architecture) not in family.architectures:
-        raise UserError(
+        raise ModelError(
             f"{folder}/config.json: architecture {architecture!r} is not supported; "
             f"{suggest(str(architecture), family.architectures)}"
         )
@@ -177,7 +179,7 @@ def verify_model(folder: Path) -> None:
     record = read_json(folder / "polyseme.json") if (folder / "polyseme.json").exists() else {}
     for name, expected in record.get("sha256", {}).items():
         if sha256(folder / name) != expected:
-            raise UserError(f"{folder / name} was modified: its hash differs from the one in polyseme.json")
+            raise ModelError(f"{folder / name} was modified: its hash differs from the one in polyseme.json")
 
 
 def check_tokenizer_compatible(config: ModelConfig, tokenizer: Tokenizer) -> None:
@@ -185,7 +187,7 @@ def check_tokenizer_compatible(config: ModelConfig, tokenizer: Tokenizer) -> Non
     expected_pad_id = FAMILIES[config.family].to_hf_config(config).get("pad_token_id")
     pad_id = tokenizer.special_token_ids.pad
     if expected_pad_id is not None and pad_id is not None and expected_pad_id != pad_id:
-        raise UserError(
+        raise ModelError(
             f"the tokenizer's pad token has id {pad_id}, but {config.family} needs {expected_pad_id}; "
             f"use a tokenizer of kind {FAMILIES[config.family].tokenizer}"
         )
@@ -243,19 +245,19 @@ def _read_labels(hf_config: dict[str, Any], head: str) -> tuple[str, ...]:
     if head == "tag" or problem_type != "regression":
         return labels
     if len(labels) > 1:
-        raise UserError(f"config.json: a regression with {len(labels)} outputs is not supported, only with 1")
+        raise ModelError(f"config.json: a regression with {len(labels)} outputs is not supported, only with 1")
     return ()
 
 
 def _check_tokenizer(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> None:
     """Check that the tokenizer fits the model: its vocabulary size and special ids."""
     if tokenizer.vocab_size > vocab_size:
-        raise UserError(f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, but the model has {vocab_size}")
+        raise ModelError(f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, but the model has {vocab_size}")
     hf_config = read_json(folder / "config.json")
     for role in ("pad", "bos", "eos", "cls", "sep"):
         config_id, tokenizer_id = hf_config.get(f"{role}_token_id"), getattr(tokenizer.special_token_ids, role)
         if config_id is not None and tokenizer_id is not None and config_id != tokenizer_id:
-            raise UserError(
+            raise ModelError(
                 f"{folder}: config.json has {role}_token_id {config_id}, but the tokenizer's is {tokenizer_id}"
             )
 
@@ -263,8 +265,13 @@ def _check_tokenizer(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Non
 def _read_json_object(path: Path) -> dict[str, Any]:
     value = read_json(path)
     if not isinstance(value, dict):
-        raise UserError(f"{path} is not a JSON object")
+        raise ModelError(f"{path} is not a JSON object")
     return value
+
+
+def hash_weights(folder: Path) -> str:
+    """Return a hash of the weights of a model folder."""
+    return hashlib.sha256("".join(sha256(file) for file in list_weight_files(folder)).encode()).hexdigest()
 
 
 def list_weight_files(folder: Path) -> list[Path]:
@@ -275,12 +282,14 @@ def list_weight_files(folder: Path) -> list[Path]:
     if index.exists():
         names = sorted(set(_read_json_object(index).get("weight_map", {}).values()))
         if escaping := [name for name in names if Path(name).name != name]:
-            raise UserError(f"{index} refers to a file outside its folder: {escaping[0]!r}")
+            raise ModelError(f"{index} refers to a file outside its folder: {escaping[0]!r}")
         return [folder / name for name in names]
     pickles = [p.name for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl")]
     if pickles:
-        raise UserError(f"{folder / pickles[0]} is a pickle, which can run code when loaded; convert it to safetensors")
-    raise UserError(f"{folder} has no model.safetensors")
+        raise ModelError(
+            f"{folder / pickles[0]} is a pickle, which can run code when loaded; convert it to safetensors"
+        )
+    raise ModelError(f"{folder} has no model.safetensors")
 
 
 def _tensor_names(path: Path) -> list[str]:
@@ -298,6 +307,6 @@ def _tensor_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise UserError(f"{path} is missing") from None
+        raise ModelError(f"{path} is missing") from None
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path} is not a valid safetensors file ({error})") from None
+        raise ModelError(f"{path} is not a valid safetensors file ({error})") from None

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config, check_in_range
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.nn import kernels
 from polyseme.nn.attention.attend import equal_length_pairs, visibility_mask
 from polyseme.nn.layers.positions import sinusoidal_embedding
@@ -156,7 +156,7 @@ class NoPositionBias(nn.Module):
     ) -> tuple[Tensor, None]:
         """Return x unchanged and no position information."""
         if query_stream is not None:
-            raise UserError(NO_QUERY_STREAM)
+            raise UnsupportedError(NO_QUERY_STREAM)
         return x, None
 
 
@@ -208,7 +208,7 @@ class RelativePositionLayer(nn.Module):
         key_ranks = None
         if query_stream is not None:
             if self.mask_emb is None:
-                raise UserError(NO_QUERY_STREAM)
+                raise UnsupportedError(NO_QUERY_STREAM)
             key_ranks = _append_to_past(cache, query_stream.rank, num_past, MEMORY_RANK)
             targets = self.mask_emb.view(1, -1).expand(len(query_stream.target_positions), -1)
             x = torch.cat([x, self.dropout(targets).to(x.dtype)])
@@ -252,7 +252,7 @@ class RelativeAttentionConfig(Config):
     def build(self, dim: int) -> RelativeAttention:
         """Build the module."""
         if self.num_heads < 1 or (not self.head_dim and dim % self.num_heads):
-            raise UserError(f"num_heads is {self.num_heads}, which does not divide dim {dim}")
+            raise ConfigError(f"num_heads is {self.num_heads}, which does not divide dim {dim}")
         return RelativeAttention(self, dim)
 
 
@@ -314,7 +314,7 @@ class RelativeAttention(nn.Module):
                 + self.num_future_distances
             )
         elif distance_inputs is None:
-            raise UserError(
+            raise ConfigError(
                 "max_learned_distance of relative attention is 0 and has_sinusoids of its stack is false; "
                 "one of them has to provide distance embeddings"
             )

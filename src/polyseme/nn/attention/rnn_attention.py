@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.packing import EncoderInput, PackedLayout
 
 INITIAL_COSINE_SCALE = 10.0  # initial factor on cosines; the softmax of numbers in ± 1 is nearly uniform
@@ -44,7 +44,7 @@ class RNNAttentionConfig(Config):
     def build(self, dim: int, source_dim: int) -> RNNAttention:
         """Build the module."""
         if not self.projects_source and dim != source_dim:
-            raise UserError(
+            raise ConfigError(
                 f"{self.score} attention needs decoder and encoder states of one size, got {dim} and {source_dim}; "
                 "use multiplicative or additive attention"
             )

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import UnsupportedError
 from polyseme.nn.attention.relative import NO_QUERY_STREAM, QueryStream
 from polyseme.nn.memory import LayerCache
 from polyseme.nn.packing import PackedLayout
@@ -56,7 +56,7 @@ class BucketedRelativeBias(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return x unchanged, and the score bias by relative position."""
         if query_stream is not None:
-            raise UserError(NO_QUERY_STREAM)
+            raise UnsupportedError(NO_QUERY_STREAM)
         return x, self.bias_by_distance((layout if cache is None else cache.full_layout).max_seqlen)
 
     def bias_by_distance(self, max_seqlen: int) -> Tensor:

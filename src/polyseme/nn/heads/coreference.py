@@ -19,8 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Config
-from polyseme.nn.heads.base import Head, PoolFn
+from polyseme.nn.heads.base import Head, HeadConfig, PoolFn
 from polyseme.nn.packing import PackedLayout
 
 # columns of a word's row: first and last token, document, last word of its sentence, speaker, genre; documents follow
@@ -30,7 +29,7 @@ DISTANCE_BUCKETS = (1, 2, 3, 4, 5, 8, 16, 32, 64)  # lower bounds of the distanc
 
 
 @dataclass(frozen=True)
-class CoreferenceHeadConfig(Config):
+class CoreferenceHeadConfig(HeadConfig):
     """Span-ranking coreference head.
 
     Candidates have at most `max_span_width` words; `top_span_ratio` · words of them are selected as mentions, and each

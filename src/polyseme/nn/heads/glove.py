@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Config
-from polyseme.nn.heads.base import Head
+from polyseme.nn.heads.base import Head, HeadConfig
 from polyseme.nn.heads.word2vec import SparseLossOutput
 from polyseme.nn.sparse import SparseRowGrad
 
@@ -47,7 +46,7 @@ class CooccurrenceBatch:
 
 
 @dataclass(frozen=True)
-class GloVeHeadConfig(Config):
+class GloVeHeadConfig(HeadConfig):
     """Context vectors and biases of GloVe."""
 
     vocab_size: int

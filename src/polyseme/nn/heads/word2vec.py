@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Config
-from polyseme.nn.heads.base import Head
+from polyseme.nn.heads.base import Head, HeadConfig
 from polyseme.nn.index_cache import cached_index
 from polyseme.nn.sparse import SparseRowGrad
 
@@ -138,7 +137,7 @@ def transpose_band(band: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class NegativeSamplingHeadConfig(Config):
+class NegativeSamplingHeadConfig(HeadConfig):
     """Output vectors trained by negative sampling (Mikolov et al. 2013b, §2.2)."""
 
     vocab_size: int
@@ -254,7 +253,7 @@ class NegativeSamplingHead(Head):
 
 
 @dataclass(frozen=True)
-class HierarchicalSoftmaxHeadConfig(Config):
+class HierarchicalSoftmaxHeadConfig(HeadConfig):
     """Hierarchical softmax: the probability of a word is that of its path through a binary tree.
 
     It is a Huffman tree, so frequent words have short paths (Mikolov et al. 2013b, §2.1).

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config, check_in_range
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn import kernels
-from polyseme.nn.heads.base import Head
+from polyseme.nn.heads.base import Head, HeadConfig
 from polyseme.nn.layers.embeddings import check_max_seqlen
 from polyseme.nn.layers.norms import NoNormConfig
 
@@ -37,12 +37,12 @@ class AdaptiveBandsConfig(Config):
         check_in_range("vocab_size", self.vocab_size, 1, math.inf)
         check_in_range("div_value", self.div_value, 1, math.inf)
         if list(self.boundaries) != sorted(set(self.boundaries)):
-            raise UserError(
+            raise ConfigError(
                 f"cutoffs are {list(self.cutoffs)}; expected increasing ids above 0 and below vocab_size "
                 f"({self.vocab_size})"
             )
         if self.div_value ** len(self.cutoffs) > self.dim:
-            raise UserError(
+            raise ConfigError(
                 f"div_value is {self.div_value}, which leaves no dimensions in the last of {len(self.cutoffs) + 1} "
                 f"bands (dim is {self.dim})"
             )
@@ -122,7 +122,7 @@ class AdaptiveEmbeddings(nn.Module):
 
 
 @dataclass(frozen=True)
-class AdaptiveSoftmaxHeadConfig(AdaptiveBandsConfig):
+class AdaptiveSoftmaxHeadConfig(AdaptiveBandsConfig, HeadConfig):
     """Adaptive softmax with the tables of `AdaptiveEmbeddings`; only the projection of the first band is untied."""
 
     def matmul_params(self, dim: int) -> int:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.layers.embeddings import check_max_seqlen
 from polyseme.nn.layers.feedforward import ACTIVATIONS, ActivationName
 from polyseme.nn.layers.norms import NoNormConfig
@@ -68,12 +68,12 @@ class CharCNNConfig(Config):
         self.check_range(0, 1, "dropout")
         for conv_filter in self.filters:
             if len(conv_filter) != 2 or not 1 <= conv_filter[0] <= self.max_chars_per_word or conv_filter[1] < 1:
-                raise UserError(
+                raise ConfigError(
                     f"filters contains {list(conv_filter)}; expected a width, 1 to {self.max_chars_per_word}, "
                     "and a count, at least 1"
                 )
         if not self.filters or self.max_chars_per_word < 3:
-            raise UserError(
+            raise ConfigError(
                 f"got {len(self.filters)} filters over max_chars_per_word = {self.max_chars_per_word}; "
                 "expected at least 1 filter and 3 characters"
             )

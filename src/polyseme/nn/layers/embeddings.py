@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.nn.layers.norms import AnyNormConfig, NoNormConfig
 from polyseme.nn.layers.positions import sinusoidal_embedding
 from polyseme.nn.sparse import SparseRowGrad
@@ -49,7 +49,7 @@ class EmbeddingsConfig(Config):
 def check_max_seqlen(max_seqlen: int, max_len: int) -> None:
     """Raise if a sequence is longer than the model's maximum."""
     if max_seqlen > max_len:
-        raise UserError(f"a sequence has {max_seqlen} tokens; the model reads at most {max_len}")
+        raise DataError(f"a sequence has {max_seqlen} tokens; the model reads at most {max_len}")
 
 
 class Embeddings(nn.Module):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.layers.embeddings import check_max_seqlen
 from polyseme.nn.layers.norms import NoNormConfig
 from polyseme.nn.sparse import SparseRowGrad
@@ -39,7 +39,7 @@ class SubwordEmbeddingsConfig(Config):
         self.check_range(1, math.inf, "vocab_size", "dim", "max_len", "num_buckets", "min_n", "max_n")
         self.check_range(0, 1, "dropout")
         if self.min_n > self.max_n:
-            raise UserError(f"min_n is {self.min_n}, larger than max_n ({self.max_n})")
+            raise ConfigError(f"min_n is {self.min_n}, larger than max_n ({self.max_n})")
 
     def build(self) -> SubwordEmbeddings:
         """Build the module."""
