@@ -1,4 +1,4 @@
-"""Every architecture, by name."""
+"""All architectures by name."""
 
 from collections.abc import Sequence
 
