@@ -26,7 +26,7 @@ import torch
 from report import header, table
 from torch import nn
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json, write_json
 from polyseme.nn.inputs import Inputs
@@ -58,7 +58,7 @@ def questions(path: Path) -> list[Example]:
     for number, line in enumerate(read_lines(path, "latin-1"), 1):
         label, _, text = line.partition(" ")
         if ":" not in label or not text.strip():
-            raise UserError(f"{path}:{number}: expected COARSE:fine and a question, found {line[:40]!r}")
+            raise PolysemeError(f"{path}:{number}: expected COARSE:fine and a question, found {line[:40]!r}")
         found.append(Example(f"{path.name}:{number}", text.strip(), label=label.partition(":")[0]))
     return found
 
@@ -194,9 +194,9 @@ def speed(options: argparse.Namespace) -> None:
 def plain(trunk: Any, tokens: torch.Tensor, device: torch.device, precision: str) -> Any:
     """The same sizes in torch's own modules: no dropout, no penalties; Adam, clipping, states handed on."""
     torch.manual_seed(0)
-    inputs = (trunk.embeddings.dim, *trunk.sizes[:-1])
+    inputs = (trunk.embeddings.dim, *trunk.hidden_dims[:-1])
     table_of = nn.Embedding(trunk.embeddings.vocab_size, trunk.embeddings.dim).to(device)
-    layers = nn.ModuleList(nn.LSTM(a, b) for a, b in zip(inputs, trunk.sizes)).to(device)
+    layers = nn.ModuleList(nn.LSTM(a, b) for a, b in zip(inputs, trunk.hidden_dims)).to(device)
     bias = nn.Parameter(torch.zeros(trunk.embeddings.vocab_size, device=device))
     weights = [*table_of.parameters(), *layers.parameters(), bias]
     fused = torch.optim.AdamW(weights, 1e-3, fused=True)
@@ -247,7 +247,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         options.run(options)
-    except UserError as error:
+    except PolysemeError as error:
         raise SystemExit(f"error: {error}") from None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, suggest
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class Config:
         config_types = (*cls.config_types, *config_types)
         suffix = f" at {location}" if location else ""
         if not isinstance(obj, dict):
-            raise UserError(f"{cls.__name__}{suffix}: expected an object, got {obj!r}")
+            raise ConfigError(f"{cls.__name__}{suffix}: expected an object, got {obj!r}")
         hints = _field_types(cls)
         values: dict[str, Any] = {}
         for key, value in obj.items():
             if key == "kind":
                 if value != cls.__name__:
-                    raise UserError(f"kind{suffix} is {value!r}, expected {cls.__name__!r}")
+                    raise ConfigError(f"kind{suffix} is {value!r}, expected {cls.__name__!r}")
                 continue
             if key not in hints:
-                raise UserError(f"unknown key {key!r} in {cls.__name__}{suffix}; {suggest(key, hints)}")
+                raise ConfigError(f"unknown key {key!r} in {cls.__name__}{suffix}; {suggest(key, hints)}")
             values[key] = parse_value(hints[key], value, f"{location}.{key}" if location else key, config_types)
         required = {
             f.name
@@ -59,14 +59,14 @@ class Config:
             if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         }
         if missing := sorted(required - values.keys()):
-            raise UserError(f"{cls.__name__}{suffix} lacks {', '.join(missing)}")
+            raise ConfigError(f"{cls.__name__}{suffix} lacks {', '.join(missing)}")
         return cls(**values)
 
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
 
     def check_range(self, low: float, high: float, *names: str) -> None:
-        """A `UserError` unless low ≤ value < high for the fields of these names."""
+        """A `ConfigError` unless low ≤ value < high for the fields of these names."""
         for name in names:
             check_in_range(name, getattr(self, name), low, high)
 
@@ -75,18 +75,18 @@ class Config:
         name, _, rest = path.partition(".")
         hints = _field_types(type(self))
         if name not in hints:
-            raise UserError(f"unknown key {name!r} in {type(self).__name__}; {suggest(name, hints)}")
+            raise ConfigError(f"unknown key {name!r} in {type(self).__name__}; {suggest(name, hints)}")
         if rest:
             inner = getattr(self, name)
             if isinstance(inner, dict):
                 value = parse_value(typing.get_args(hints[name])[1], _parse_text(text), path)
                 return self.replace(**{name: {**inner, rest: value}})
             if not isinstance(inner, Config):
-                raise UserError(f"{name!r} in {type(self).__name__} has no parts, so {path!r} names nothing")
+                raise ConfigError(f"{name!r} in {type(self).__name__} has no parts, so {path!r} names nothing")
             try:
                 return self.replace(**{name: inner.with_override(rest, text)})
-            except UserError as error:
-                raise UserError(f"{name}.{error}" if str(error).startswith(rest) else str(error)) from None
+            except ConfigError as error:
+                raise ConfigError(f"{name}.{error}" if str(error).startswith(rest) else str(error)) from None
         return self.replace(**{name: parse_value(hints[name], _parse_text(text), path, self.config_types)})
 
 
@@ -120,10 +120,10 @@ def _possible_types(hint: Any, config_types: Sequence[type[Config]]) -> list[typ
 
 
 def check_in_range(name: str, value: float, low: float, high: float) -> None:
-    """A `UserError` unless low ≤ value < high."""
+    """A `ConfigError` unless low ≤ value < high."""
     if isinstance(value, int | float) and not low <= value < high:  # another type is told with its place by from_json
         expected = f"{low:g} or more" if high == math.inf else f"from {low:g} to below {high:g}"
-        raise UserError(f"{name} is {value}, expected {expected}")
+        raise ConfigError(f"{name} is {value}, expected {expected}")
 
 
 def _to_plain(value: Any) -> Any:
@@ -137,7 +137,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def parse_value(hint: Any, value: Any, location: str, config_types: Sequence[type[Config]] = ()) -> Any:
-    """A value from JSON as its annotation has it, or a `UserError` that says where it stands."""
+    """A value from JSON as its annotation has it, or a `ConfigError` that says where it stands."""
     if isinstance(value, Config):
         return value
     for member in _union_members(hint):
@@ -160,9 +160,9 @@ def parse_value(hint: Any, value: Any, location: str, config_types: Sequence[typ
         types_by_name = {t.__name__: t for t in possible}
         kind = value.get("kind", possible[0].__name__)  # a field of one type has no kind
         if kind not in types_by_name:
-            raise UserError(f"kind {kind!r} at {location}; {suggest(str(kind), types_by_name)}")
+            raise ConfigError(f"kind {kind!r} at {location}; {suggest(str(kind), types_by_name)}")
         return types_by_name[kind].from_json(value, location, config_types)
-    raise UserError(f"{location} is {value!r}, expected {_describe_type(hint)}")
+    raise ConfigError(f"{location} is {value!r}, expected {_describe_type(hint)}")
 
 
 def _describe_type(hint: Any) -> str:

@@ -15,7 +15,7 @@ from polyseme.compress.distill import (
     with_distillation,
 )
 from polyseme.corpus.build.prepare import prepare
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.compile import exclude_from_compile
 from polyseme.nn.inputs import Inputs
@@ -62,7 +62,7 @@ def test_every_second_layer():
         and teacher_layer_map(1, 2) == [0]
         and teacher_layer_map(4, 4) == [0, 1, 2, 3]
     )
-    with pytest.raises(UserError, match="5 layers cannot start from a teacher of 4"):
+    with pytest.raises(PolysemeError, match="5 layers cannot start from a teacher of 4"):
         teacher_layer_map(5, 4)
 
 
@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_told():
         ({"ffn_dim": 16}, r"ffn\.up"),
     ):
         student = FAMILIES["distilbert"].model_config(**SIZE | {"num_layers": 2} | changes).build(seed=0)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(PolysemeError, match=said):
             init_from_teacher(student, above)
     shorter = FAMILIES["distilbert"].model_config(**SIZE | {"num_layers": 2, "max_len": 8}).build(seed=0)
     init_from_teacher(shorter, above.float())
@@ -165,7 +165,7 @@ def test_weights_scale_the_gradient_and_not_the_report():
     terms, rows = DistillationLoss(Distillation(), above).compute, cases.sequences((5, 9))
     parts = {}
     for name in ("hard", "soft", "cosine"):
-        weights = dict.fromkeys(("hard", "soft", "cosine"), 0.0) | {name: 1.0}
+        weights = dict.fromkeys(("hard_weight", "soft_weight", "cosine_weight"), 0.0) | {f"{name}_weight": 1.0}
         report, parts[name] = gradients(below, terms, [batch_of(below, rows, **weights)])
     whole, found = gradients(below, terms, [batch_of(below, rows)])
     assert whole.loss == report.loss
@@ -207,7 +207,7 @@ def trained(model, terms, batches, steps, **changes):
 def test_one_batch_is_learnt_by_heart():
     """The states and guesses of a teacher of four layers, by a student of two, from fresh weights."""
     above, below = pair("bert", "distilbert", torch.float32)
-    batch = batch_of(below, cases.sequences((5, 9, 9)), hard=0.0, soft=1.0, cosine=1.0)
+    batch = batch_of(below, cases.sequences((5, 9, 9)), hard_weight=0.0, soft_weight=1.0, cosine_weight=1.0)
     reports = trained(below, DistillationLoss(Distillation(), above).compute, [batch], 150)
     for name in ("soft", "cosine"):
         assert reports[-1].loss[name] < reports[0].loss[name] / 10, (name, reports[0].loss, reports[-1].loss)
@@ -333,15 +333,15 @@ def test_mistakes_are_one_line(school, tmp_path):
     folder, recipe = school
     other = Tokenizer.train("wordpiece", iter(documents(120)), 160)
     prepare([folder / "text.txt"], other, tmp_path / "corpus", split="blank")
-    with pytest.raises(UserError, match=r"another vocabulary .* --tokenizer"):
+    with pytest.raises(PolysemeError, match=r"another vocabulary .* --tokenizer"):
         distill(lesson(school), folder / "teacher/model", tmp_path / "corpus", tmp_path / "run")
-    with pytest.raises(UserError, match="cannot teach: it has no head 'next'"):
+    with pytest.raises(PolysemeError, match="cannot teach: it has no head 'next'"):
         run(school, lesson(school).replace(objective=CausalLM()), tmp_path / "run")
-    with pytest.raises(UserError, match=r"has a teacher: .*polyseme distill"):
+    with pytest.raises(PolysemeError, match=r"has a teacher: .*polyseme distill"):
         pretrain(with_distillation(recipe), folder / "corpus", tmp_path / "run")
-    with pytest.raises(UserError, match="temperature is 0"):
+    with pytest.raises(PolysemeError, match="temperature is 0"):
         Distillation(temperature=0)
-    with pytest.raises(UserError, match="no corpus folder"):
+    with pytest.raises(PolysemeError, match="no corpus folder"):
         distill(lesson(school), folder / "teacher/model", tmp_path / "nowhere", tmp_path / "run")
     assert not (tmp_path / "run").exists()
     run(school, lesson(school, steps=2), tmp_path / "run")
@@ -349,7 +349,7 @@ def test_mistakes_are_one_line(school, tmp_path):
     with torch.no_grad():
         changed.model.trunk.token_embeddings.add_(0.01)
     save_model(tmp_path / "other", changed.model, changed.tokenizer)
-    with pytest.raises(UserError, match="another teacher"):
+    with pytest.raises(PolysemeError, match="another teacher"):
         distill(lesson(school, steps=2), tmp_path / "other", folder / "corpus", tmp_path / "run", resume=True)
 
 

@@ -118,16 +118,16 @@ def test_which_kind_of_trunk_is_in_the_json(family):
 
 
 def test_a_target_needs_a_decoder():
-    from polyseme.errors import UserError
+    from polyseme.errors import PolysemeError
     from polyseme.families import FAMILIES as ALL
 
     spec = ALL["t5"].model_config(num_layers=1, dim=8, num_heads=2, vocab_size=11, has_decoder=False)
     assert not spec.heads
     tokens, layout = torch.arange(3), PackedLayout.from_lengths([3])
-    with pytest.raises(UserError, match="no decoder"):
+    with pytest.raises(PolysemeError, match="no decoder"):
         spec.build(0).trunk(Inputs(tokens, layout, source=EncoderInput(tokens, layout)))
     wrong = ALL["t5"].trunk_config(num_layers=1, dim=8, num_heads=2, vocab_size=11)
-    with pytest.raises(UserError, match="cross attention"):
+    with pytest.raises(PolysemeError, match="cross attention"):
         wrong.replace(decoder=wrong.encoder)
 
 

@@ -16,7 +16,7 @@ from polyseme.corpus.build import prepare as module
 from polyseme.corpus.build import state as begun
 from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.store import Corpus, verify_corpus
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.text.tokenizer import Tokenizer
 
 TEXTS = [text for _, text in sorted(topics.items())][:12]
@@ -52,7 +52,7 @@ def killed(*_: Any, **__: Any) -> None:
 def test_two_at_once(files: dict[str, Path], tmp_path: Path) -> None:
     with begun.exclusive_workdir(tmp_path / "out") as work:
         (work / "shard-00000.json").write_text("{}")
-        with pytest.raises(UserError, match="another prepare is at work in"):
+        with pytest.raises(PolysemeError, match="another prepare is at work in"):
             make(files["a"], tmp_path / "out")
         assert (work / "shard-00000.json").exists()
 
@@ -89,7 +89,7 @@ def test_a_kill_while_tidying_up(
 def test_nothing_is_left_of_a_run_that_leaves_nothing(files: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     for out in ("mine", "new"):
-        with pytest.raises(UserError, match="nothing is left of this text"):
+        with pytest.raises(PolysemeError, match="nothing is left of this text"):
             make(files["a"], tmp_path / out, clean="min_chars=1000000")
     assert not tree(tmp_path / "mine") and not (tmp_path / "new").exists()
 
@@ -102,10 +102,10 @@ def test_an_error_after_the_first_file_leaves_nothing(
     def full(*given: Any) -> None:
         calls.append(given)
         if len(calls) > 1:
-            raise UserError("cannot write: no space")
+            raise PolysemeError("cannot write: no space")
         real(*given)
 
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="no space"):
+    with monkeypatch.context() as patch, pytest.raises(PolysemeError, match="no space"):
         patch.setattr(module, "write_array", full)
         make(files["a"], tmp_path / "out", dedup="none")
     assert not (tmp_path / "out").exists()
@@ -121,7 +121,7 @@ def test_a_source_that_changes_is_noticed(
         return real(*given, **named)
 
     monkeypatch.setattr(module, "find_duplicates", change)
-    with pytest.raises(UserError, match=r"a\.jsonl has changed while it was read"):
+    with pytest.raises(PolysemeError, match=r"a\.jsonl has changed while it was read"):
         make(files["a"], tmp_path / "out")
 
 
@@ -131,10 +131,10 @@ def test_what_is_in_a_corpus_already(files: dict[str, Path], tmp_path: Path) -> 
     make(f"{files['b']}::weight=2", out, append=True)
     whole = make(files["a"], out)  # the first line of a script, run again
     assert make(files["a"], out, append=True) == make(f"{files['b']}::weight=2", out, append=True) == whole
-    with pytest.raises(UserError, match=r"b\.jsonl is in .* already, with weight 2\.0, not 1\.0"):
+    with pytest.raises(PolysemeError, match=r"b\.jsonl is in .* already, with weight 2\.0, not 1\.0"):
         make(files["b"], out, append=True)
     assert len(make(f"{files['a']}::key=more", out, append=True)["sources"]) == 3  # another column is another text
-    with pytest.raises(UserError, match="other sources"):
+    with pytest.raises(PolysemeError, match="other sources"):
         make(files["c"], out)
 
 
@@ -146,7 +146,7 @@ def test_an_unfinished_append_and_another_one(
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(module._PreparationRun, "write_shards", killed)
         make(files["b"], out, append=True)
-    with pytest.raises(UserError, match=r"run that again to finish it, or remove .*\.work to drop it"):
+    with pytest.raises(PolysemeError, match=r"run that again to finish it, or remove .*\.work to drop it"):
         make(files["c"], out, append=True)
     assert len(make(files["b"], out, append=True)["sources"]) == 2
     verify_corpus(out)
@@ -169,7 +169,7 @@ def test_many_short_documents_close_a_shard(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_pipe_by_name_is_refused_with_the_way_out(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="pipe it in and read -"):
+    with pytest.raises(PolysemeError, match="pipe it in and read -"):
         make(tmp_path / "pipe", tmp_path / "out")
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
 

@@ -13,7 +13,7 @@ import pytest
 
 from polyseme.corpus.sources.lines import Document
 from polyseme.corpus.sources.readers import SourceFile
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.tasks.examples import read_examples
 from tests.corpus.samples import FILES, PACKERS, catalogue, parquet
 
@@ -69,7 +69,7 @@ def check(source: SourceFile, data: bytes) -> tuple[int, int]:
             found.text.encode()
             documents += 1
         else:
-            assert isinstance(found, UserError)
+            assert isinstance(found, PolysemeError)
             message = str(found)
             assert "\n" not in message and len(message.encode()) < 2000
             errors += 1
@@ -135,6 +135,6 @@ def test_labelled_examples(folder: Path) -> None:
             path.write_bytes(mutated(data, draw))
             try:
                 read += len(read_examples(path, "classification"))
-            except UserError:
+            except PolysemeError:
                 continue
         assert read

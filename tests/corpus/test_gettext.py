@@ -9,7 +9,7 @@ import pytest
 from polyseme.corpus.sources import gettext_catalogs as gettext_catalogues
 from polyseme.corpus.sources.gettext_catalogs import find_catalogs, parse_language, read_messages
 from polyseme.corpus.sources.sources import Document, open_sources
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from tests.corpus.samples import PACKERS, catalogue
 
 GERMAN = {
@@ -77,7 +77,7 @@ def test_one_language(locales: Path) -> None:
     assert [document.text for document in open_sources(["gettext::lang=pt"])] == ["Olá"]
     assert [document.text for document in open_sources(["gettext::lang=pt-BR"])] == ["Olá"]
     assert open_sources(["gettext::lang=pt_BR"]).files[0].lang == "pt"
-    with pytest.raises(UserError, match=r"gettext has no catalog in 'dee': did you mean 'de'\?"):
+    with pytest.raises(PolysemeError, match=r"gettext has no catalog in 'dee': did you mean 'de'\?"):
         open_sources(["gettext::lang=dee"])
 
 
@@ -94,7 +94,7 @@ def test_a_catalogue_by_its_path(locales: Path) -> None:
 def test_no_catalogue(locales: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEXTDOMAINDIR", "")
     monkeypatch.setenv("XDG_DATA_DIRS", str(locales / "none"))
-    with pytest.raises(UserError, match="there is no catalog of gettext in"):
+    with pytest.raises(PolysemeError, match="there is no catalog of gettext in"):
         find_catalogs()
 
 
@@ -114,7 +114,7 @@ def test_no_catalogue(locales: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_catalogues(tmp_path: Path, data: bytes, line: str) -> None:
     path = tmp_path / "a.mo"
     path.write_bytes(data)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(PolysemeError) as caught:
         read_messages(path)
     assert line in str(caught.value)
     sources = open_sources([path], skip_bad=True)
@@ -133,7 +133,7 @@ def test_languages_of_locales(locale: str, lang: str) -> None:
 def test_the_catalogues_of_this_machine() -> None:
     try:
         found = find_catalogs()
-    except UserError:
+    except PolysemeError:
         pytest.skip("this machine has no catalog")
     assert all(lang and path.is_file() for lang, path in found)
     sources = open_sources([f"gettext::lang={found[0][0]}"], skip_bad=True)

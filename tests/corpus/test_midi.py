@@ -14,7 +14,7 @@ from polyseme.corpus.sources.lines import Document
 from polyseme.corpus.sources.readers import SourceFile
 from polyseme.corpus.sources.sources import open_sources
 from polyseme.corpus.store import Corpus
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.text.events import Note, events_to_notes, notes_to_events
 from polyseme.text.tokenizer import Tokenizer
 from tests.corpus.test_fuzz_readers import mutated
@@ -24,13 +24,13 @@ from tests.text.test_events import played
 def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mido", None)
     (tmp_path / "a.mid").write_bytes(b"MThd")
-    with pytest.raises(UserError, match=r"read and written with mido: install polyseme\[music\]"):
+    with pytest.raises(PolysemeError, match=r"read and written with mido: install polyseme\[music\]"):
         open_sources([tmp_path / "a.mid"])
 
 
 def test_text_is_no_music(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Some words of a text, which are no events.")
-    with pytest.raises(UserError, match=r"a\.txt is text, and the tokenizer knows the events of MIDI files alone"):
+    with pytest.raises(PolysemeError, match=r"a\.txt is text, and the tokenizer knows the events of MIDI files alone"):
         prepare([tmp_path / "a.txt"], Tokenizer.load("events"), tmp_path / "corpus")
 
 
@@ -133,7 +133,7 @@ def test_bad_files_are_one_line(midi, tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_bytes(data)
         (found,) = SourceFile(0, tmp_path / name, format="midi").read()
-        assert isinstance(found, UserError) and message in str(found) and name in str(found)
+        assert isinstance(found, PolysemeError) and message in str(found) and name in str(found)
 
 
 def test_mutated_files(midi, tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def test_mutated_files(midi, tmp_path: Path) -> None:
     for _ in range(1500):
         (tmp_path / "a.mid").write_bytes(mutated(data, draw))
         (found,) = SourceFile(0, tmp_path / "a.mid", format="midi").read()
-        counts[isinstance(found, UserError)] += 1
-        assert "\n" not in str(found) and len(str(found)) < 2_000 if isinstance(found, UserError) else found.text
+        counts[isinstance(found, PolysemeError)] += 1
+        assert "\n" not in str(found) and len(str(found)) < 2_000 if isinstance(found, PolysemeError) else found.text
     assert min(counts) > 100
 
 

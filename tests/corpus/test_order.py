@@ -12,7 +12,7 @@ from polyseme.corpus.sampling import (
     ShuffledSampler,
     build_samples,
 )
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.rng import feistel_permutation, hash_combine
 
 
@@ -199,14 +199,14 @@ def test_a_step_larger_than_an_epoch():
 
 
 def test_mistakes_are_told():
-    with pytest.raises(UserError, match="3 ranks"):
+    with pytest.raises(PolysemeError, match="3 ranks"):
         take(order_of(), 1, world_size=3)
-    with pytest.raises(UserError, match="no text"):
+    with pytest.raises(PolysemeError, match="no text"):
         ShuffledSampler(Fixed([]), 512)
-    with pytest.raises(UserError, match="does not fit"):
+    with pytest.raises(PolysemeError, match="does not fit"):
         ShuffledSampler(Fixed([3, 600]), 512)
     for cursor in (DataPosition(0, 99, 0), DataPosition(0, 0, 999)):
-        with pytest.raises(UserError, match="no place"):
+        with pytest.raises(PolysemeError, match="no place"):
             take(order_of(), 1, cursor)
 
 

@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from polyseme.corpus.inspect import contamination as module
 from polyseme.corpus.inspect.contamination import ContaminationResult, measure_contamination
 from polyseme.corpus.inspect.word_hashes import Detokenizer, hash_words
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.text.tokenizer import Tokenizer
 
 SHARED = Path(__file__).parents[3] / "shared" / "vocab"
@@ -300,5 +300,5 @@ def test_bad_input_is_one_line(what: str, says: Any, corpus: Path, tmp_path: Pat
 
 def test_a_token_outside_the_vocabulary_is_damage() -> None:
     tokenizer = Tokenizer.train("bpe", iter(SCRIPTS), 300)
-    with pytest.raises(UserError, match="token 300 is not in"):
+    with pytest.raises(PolysemeError, match="token 300 is not in"):
         Detokenizer(tokenizer).decode(np.array([5, 300]), None, np.array([2]))

@@ -10,7 +10,7 @@ import pytest
 from polyseme.corpus.build.parallel import TextPair, prepare_parallel, read_pairs
 from polyseme.corpus.sources.po import read_po
 from polyseme.corpus.store import Corpus, verify_corpus
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.text.tokenizer import Tokenizer
 from tests.conftest import documents
 
@@ -67,10 +67,10 @@ def test_po_as_gettext_reads_its_mo(tmp_path):
     expected = [('open\t"it"\n', "auf!"), ("one file", "eine Datei"), ("%d files", "%d Dateien")]
     assert read_po(tmp_path / "a.po") == expected
     (tmp_path / "b.po").write_text('msgid "a"\nmsgid "b"\n')
-    with pytest.raises(UserError, match="line 2: msgid stands twice"):
+    with pytest.raises(PolysemeError, match="line 2: msgid stands twice"):
         read_po(tmp_path / "b.po")
     (tmp_path / "c.po").write_text("hello\n")
-    with pytest.raises(UserError, match="is no line of"):
+    with pytest.raises(PolysemeError, match="is no line of"):
         read_po(tmp_path / "c.po")
 
 
@@ -122,19 +122,19 @@ def test_a_corpus_of_pairs_is_a_corpus(tokenizer, tmp_path):
 def test_what_is_no_parallel_text(content, says, tokenizer, tmp_path):
     for name, text in content.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(PolysemeError, match=says):
         prepare_parallel([str(tmp_path / name) for name in content], tokenizer, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_requests_that_cannot_be(tokenizer, tmp_path):
     lay(tmp_path)
-    with pytest.raises(UserError, match="no column 'fr'"):
+    with pytest.raises(PolysemeError, match="no column 'fr'"):
         list(read_pairs([str(tmp_path / "named.tsv")], ("fr", "de")))
-    with pytest.raises(UserError, match="there is no file"):
+    with pytest.raises(PolysemeError, match="there is no file"):
         list(read_pairs(["nowhere.tsv"]))
-    with pytest.raises(UserError, match="which language"):
+    with pytest.raises(PolysemeError, match="which language"):
         list(read_pairs(["gettext"]))
-    with pytest.raises(UserError, match="already there"):
+    with pytest.raises(PolysemeError, match="already there"):
         prepare_parallel([str(tmp_path / "x.tsv")], tokenizer, tmp_path)
     assert TextPair("a", "b", "c").location == "c"

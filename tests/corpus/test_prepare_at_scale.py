@@ -16,7 +16,7 @@ import pytest
 from polyseme.corpus.build import blocks
 from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.store import Corpus, verify_corpus
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.text.tokenizer import Tokenizer
 
 TEXTS = [text for _, text in sorted(topics.items())][:60]
@@ -91,9 +91,9 @@ def test_a_cluster(folder: Path, tmp_path: Path) -> None:
 
 def test_no_cluster_is_one_line(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("distributed")
-    with pytest.raises(UserError, match="no dask scheduler answers at"):
+    with pytest.raises(PolysemeError, match="no dask scheduler answers at"):
         make(folder, tmp_path / "out", dask_address="127.0.0.1:1")
-    with pytest.raises(UserError, match="is HOST:PORT"):
+    with pytest.raises(PolysemeError, match="is HOST:PORT"):
         make(folder, tmp_path / "out", dask_address="nonsense")
     assert not (tmp_path / "out").exists()
 
@@ -164,12 +164,12 @@ def test_append(folder: Path, tmp_path: Path) -> None:
     assert new["removed"]["duplicates"]["near"] == whole["removed"]["duplicates"]["near"]
     assert new["counts"]["documents"] == whole["counts"]["documents"]
     assert make(folder, out, "b", append=True, **plain) == new  # again: it is there already
-    with pytest.raises(UserError, match=r"a.jsonl is in .* already"):
+    with pytest.raises(PolysemeError, match=r"a.jsonl is in .* already"):
         (folder / "c.jsonl").write_text(json.dumps({"text": "Something else entirely. " * 20}))
         make(folder, out, "ac", append=True, **plain)
-    with pytest.raises(UserError, match=r"dedup_threshold 0\.8, not 0\.9"):
+    with pytest.raises(PolysemeError, match=r"dedup_threshold 0\.8, not 0\.9"):
         make(folder, out, "c", append=True, dedup_threshold=0.9, **plain)
-    with pytest.raises(UserError, match="no finished corpus"):
+    with pytest.raises(PolysemeError, match="no finished corpus"):
         make(folder, tmp_path / "none", "c", append=True, **plain)
 
 
@@ -198,7 +198,7 @@ def test_a_flipped_byte_is_named(folder: Path, tmp_path: Path) -> None:
         data = path.read_bytes()
         at = random.Random(path.name).randrange(len(data))
         path.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
-        with pytest.raises(UserError, match=f"{path.name} is damaged"):
+        with pytest.raises(PolysemeError, match=f"{path.name} is damaged"):
             verify_corpus(tmp_path / "out")
         path.write_bytes(data)
     verify_corpus(tmp_path / "out")

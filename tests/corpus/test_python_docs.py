@@ -10,7 +10,7 @@ import pytest
 
 from polyseme.corpus.sources import python_docs
 from polyseme.corpus.sources.docstrings import extract_prose
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 
 REST = """
     Return the mean of *all* values, see :func:`~math.fsum` and
@@ -120,6 +120,6 @@ def test_held_out_modules_share_nothing_with_the_rest() -> None:
 
 
 def test_a_package_that_is_not_there() -> None:
-    with pytest.raises(UserError, match=r"no package 'numpi'.*did you mean 'numpy'"):
+    with pytest.raises(PolysemeError, match=r"no package 'numpi'.*did you mean 'numpy'"):
         next(python_docs.read_documents(packages=["numpi"]))
     assert "numpy" in python_docs.describe_version(["numpy"])

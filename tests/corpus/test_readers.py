@@ -13,7 +13,7 @@ import pytest
 from polyseme.corpus.sources import lines, tables
 from polyseme.corpus.sources.lines import Document, ReadResult
 from polyseme.corpus.sources.readers import FORMATS, SourceFile, detect_format
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.io.compression import CorruptFileError, read_decompressed
 from tests.corpus.samples import EXPECTED, FILES, PACKERS, TEXTS, article, parquet, record
 
@@ -29,8 +29,8 @@ def texts(path: Path, data: bytes | str, **options: str) -> list[str]:
     """Documents as their texts, errors as `!` and what they say after the file's name."""
     shown = []
     for each in found(path, data, **options):
-        assert isinstance(each, Document | UserError)
-        if isinstance(each, UserError):
+        assert isinstance(each, Document | PolysemeError)
+        if isinstance(each, PolysemeError):
             assert str(each).startswith(str(path)) and "\n" not in str(each)
             shown.append("!" + str(each).removeprefix(str(path)).strip(" :"))
         else:
@@ -145,7 +145,7 @@ def test_where_a_text_is_cut_does_not_depend_on_the_blocks_it_is_read_in(
                 lines, "read_decompressed", lambda path, n=size: (data[i : i + n] for i in range(0, len(data), n))
             )
             seen.add(tuple(map(repr, found(path, data, split=split))))
-        assert len(seen) == 1 and "UserError" in str(seen)
+        assert len(seen) == 1 and "DataError" in str(seen)
 
 
 @pytest.mark.parametrize("line", [b"a few words in a line of text\n", b"many words and never a line break "])
@@ -178,7 +178,7 @@ def test_a_row_too_long_is_bad_and_not_kept(tmp_path: Path, monkeypatch: pytest.
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10_000_000
-    assert [str(each) for each in got if isinstance(each, UserError)] == [f"{path} line 2: longer than 1 MB"]
+    assert [str(each) for each in got if isinstance(each, PolysemeError)] == [f"{path} line 2: longer than 1 MB"]
     assert [each.location for each in got if isinstance(each, Document)] == ["line 1", "line 3"]
     assert texts(path, long) == ["!line 1: longer than 1 MB"]
     quote = 'text\n"' + ("z" * 50 + "\n") * 25_000 + '"\nlast\n'

@@ -25,7 +25,7 @@ from polyseme.corpus.sources.sources import (
     open_sources,
     parse_source,
 )
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from tests.corpus.samples import EXPECTED, FILES, PACKERS, article
 
 ROWS = "".join(json.dumps({"text": text, "title": "t"}) + "\n" for text in ("One é.", "Two.\nStill two."))
@@ -108,7 +108,7 @@ def test_python_docs_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_input_is_one_line(tmp_path: Path, name: str, content: bytes, line: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(PolysemeError) as caught:
         texts(path)
     assert line in str(caught.value) and "\n" not in str(caught.value)
     sources = open_sources([str(path)], skip_bad=True)
@@ -126,14 +126,14 @@ def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
 
 def test_what_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("a")
-    with pytest.raises(UserError, match=r"did you mean 'corpus.txt'"):
+    with pytest.raises(PolysemeError, match=r"did you mean 'corpus.txt'"):
         open_sources([str(tmp_path / "corpsu.txt")])
     (tmp_path / "none").mkdir()
-    with pytest.raises(UserError, match="has no text in files that end in"):
+    with pytest.raises(PolysemeError, match="has no text in files that end in"):
         open_sources([str(tmp_path / "none")])
-    with pytest.raises(UserError, match="no source"):
+    with pytest.raises(PolysemeError, match="no source"):
         open_sources([])
-    with pytest.raises(UserError, match="split is 'lines': did you mean 'line'"):
+    with pytest.raises(PolysemeError, match="split is 'lines': did you mean 'line'"):
         open_sources([str(tmp_path)], split="lines")
 
 
@@ -177,16 +177,16 @@ def test_a_path_with_the_mark_in_it_wins(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_options(options: str, line: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(PolysemeError) as caught:
         open_sources([f"a.txt::{options}"])
     assert line in str(caught.value)
 
 
 def test_origins_are_checked_too(tmp_path: Path) -> None:
     for wrong in ({"weight": -1.0}, {"split": "x"}, {"format": "x"}):
-        with pytest.raises(UserError):
+        with pytest.raises(PolysemeError):
             open_sources([dataclasses.replace(CorpusSource(str(tmp_path)), **wrong)])  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="format is 'x'"):
+    with pytest.raises(PolysemeError, match="format is 'x'"):
         open_sources([str(tmp_path)], format="x")
 
 
@@ -237,7 +237,7 @@ def test_a_folder_of_a_told_format_is_read_whole(tmp_path: Path) -> None:
     assert texts(f"{tmp_path}::format=jsonl") == ["c.txt", "part-0", "part-1.dat"]
     empty = tmp_path / "none"
     empty.mkdir()
-    with pytest.raises(UserError, match=r"has no text$"):
+    with pytest.raises(PolysemeError, match=r"has no text$"):
         open_sources([empty], format="jsonl")
 
 
@@ -269,12 +269,12 @@ def test_standard_input_is_kept_for_a_second_reading(tmp_path: Path, monkeypatch
 
 def test_standard_input_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Piped(b""))
-    with pytest.raises(UserError, match="standard input is empty"):
+    with pytest.raises(PolysemeError, match="standard input is empty"):
         texts("-")
-    with pytest.raises(UserError, match="given more than once"):
+    with pytest.raises(PolysemeError, match="given more than once"):
         open_sources(["-", "-::lang=de"])
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(UserError, match="not piped"):
+    with pytest.raises(PolysemeError, match="not piped"):
         open_sources(["-"])
 
 
@@ -284,7 +284,7 @@ def test_a_package_that_is_missing_is_named_before_anything_is_read(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for name in ("a.parquet", "a.txt.zst"):
         (tmp_path / name).write_bytes(b"x")
-        with pytest.raises(UserError, match="pyarrow, which is not installed: pip install pyarrow"):
+        with pytest.raises(PolysemeError, match="pyarrow, which is not installed: pip install pyarrow"):
             open_sources([tmp_path / name], skip_bad=True)
     (tmp_path / "a.txt").write_text("x")
     assert texts(tmp_path / "a.txt") == ["x"]
@@ -322,7 +322,7 @@ def mixed(tmp_path: Path) -> SourceReader:
 
 def test_reading_from_every_place_gives_exactly_the_rest(mixed: SourceReader) -> None:
     everything = items(mixed)
-    assert len(everything) > 40 and sum("UserError" in found for _, found in everything) > 5
+    assert len(everything) > 40 and sum("DataError" in found for _, found in everything) > 5
     places = [place for place, _ in everything]
     assert places == sorted(set(places)) and items(mixed, ReadPosition()) == everything
     for number, place in enumerate(places, 1):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.nn.inputs import Inputs
 from polyseme.objectives.permutation_lm import PermutationLM
 from tests.contracts import cases
@@ -131,7 +131,7 @@ def test_overfits_one_batch():
 
 def test_mistakes_are_told():
     assert PermutationLM.from_json(PermutationLM(7, 3).to_json()) == PermutationLM(7, 3)
-    with pytest.raises(UserError, match="predict_one_in is 1"):
+    with pytest.raises(PolysemeError, match="predict_one_in is 1"):
         PermutationLM(1)
-    with pytest.raises(UserError, match="max_len is 7"):
+    with pytest.raises(PolysemeError, match="max_len is 7"):
         bind(max_len=7)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyseme.corpus.sampling import DataPosition, StreamSampler
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import SegmentExtra, SegmentState
@@ -64,9 +64,9 @@ def test_lanes_go_on_and_any_place_is_reached():
         True,
         True,
     ]
-    with pytest.raises(UserError, match="no place"):
+    with pytest.raises(PolysemeError, match="no place"):
         next(order.steps(DataPosition(0, 0, each)))
-    with pytest.raises(UserError, match="fewer than"):
+    with pytest.raises(PolysemeError, match="fewer than"):
         StreamSampler(bound, 64, len(bound) + 1)
 
 
@@ -207,5 +207,5 @@ def test_overfits_one_batch():
     ({"family": "xlnet", "objective": StreamingCausalLM()}, "needs a head 'next', which xlnet does not have"),
 ])  # fmt: skip
 def test_recipes_that_do_not_fit_are_told(changes, says):
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(PolysemeError, match=says):
         Recipe(name="test", **changes).model_config(100)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyseme.corpus.sampling import ShuffledSampler
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.inputs import Inputs
 from polyseme.objectives.batch import IGNORE_INDEX
@@ -161,20 +161,20 @@ def test_fixed_shape(micro_batch_tokens):
 
 
 def test_mistakes_are_told():
-    with pytest.raises(UserError, match="needs 5 sentinels, and the tokenizer has none"):
+    with pytest.raises(PolysemeError, match="needs 5 sentinels, and the tokenizer has none"):
         bind(vocabulary=SpecialIds(SIZE, frozenset(), eos=1))
     few = SpecialIds(SIZE + 100, frozenset(), eos=1, sentinels=SENTINELS[:3])
-    with pytest.raises(UserError, match="and the tokenizer has 3: train it with more sentinels"):
+    with pytest.raises(PolysemeError, match="and the tokenizer has 3: train it with more sentinels"):
         bind(vocabulary=few)
-    with pytest.raises(UserError, match="sep token"):
+    with pytest.raises(PolysemeError, match="sep token"):
         bind(vocabulary=SpecialIds(SIZE + 100, frozenset(), sentinels=SENTINELS))
-    with pytest.raises(UserError, match="max_len is 3"):
+    with pytest.raises(PolysemeError, match="max_len is 3"):
         bind(max_len=3)
-    with pytest.raises(UserError, match=r"noise_density is 1\.5"):
+    with pytest.raises(PolysemeError, match=r"noise_density is 1\.5"):
         SpanCorruption(noise_density=1.5)
-    with pytest.raises(UserError, match="2 sources and 1 targets"):
+    with pytest.raises(PolysemeError, match="2 sources and 1 targets"):
         ParallelText.from_ids([[5], [6]], [[7]])
-    with pytest.raises(UserError, match="pair 2 has 9 tokens"):
+    with pytest.raises(PolysemeError, match="pair 2 has 9 tokens"):
         Translation().bind(ParallelText.from_ids([[5], [6] * 3], [[7], [6] * 8]), T5, 8)
     for spec in (SpanCorruption(0.2, 4.0), Translation(0.0)):
         assert type(spec).from_json(spec.to_json()) == spec

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from polyseme.corpus.sampling import ShuffledSampler
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.masked_lm import MaskedLM
@@ -361,15 +361,15 @@ def test_bos_is_used_where_there_is_one():
 
 
 def test_mistakes_are_told():
-    with pytest.raises(UserError, match="two documents"):
+    with pytest.raises(PolysemeError, match="two documents"):
         bind(MaskedLMWithSentencePairs(), Pages([[5, 5], []]))
-    with pytest.raises(UserError, match="two sentences"):
+    with pytest.raises(PolysemeError, match="two sentences"):
         bind(MaskedLMWithSentencePairs(), Pages([[5], [5]]))
-    with pytest.raises(UserError, match="no text"):
+    with pytest.raises(PolysemeError, match="no text"):
         bind(MaskedLM(), Pages([[]]))
-    with pytest.raises(UserError, match="mask token"):
+    with pytest.raises(PolysemeError, match="mask token"):
         MaskedLM().bind(pages(), SpecialIds(SIZE, frozenset(), cls=1, sep=2), 64, 0)
-    with pytest.raises(UserError, match="eos token"):
+    with pytest.raises(PolysemeError, match="eos token"):
         CausalLM().bind(pages(), SpecialIds(SIZE, frozenset(), cls=1), 64, 0)
     assert (
         BERT.require_bos_eos(""),
@@ -380,11 +380,11 @@ def test_mistakes_are_told():
         (0, 0),
         (3, 3),
     )
-    with pytest.raises(UserError, match="max_len is 2"):
+    with pytest.raises(PolysemeError, match="max_len is 2"):
         bind(MaskedLM(), max_len=2)
-    with pytest.raises(UserError, match=r"mask_prob is 1\.5"):
+    with pytest.raises(PolysemeError, match=r"mask_prob is 1\.5"):
         MaskedLM(mask_prob=1.5)
-    with pytest.raises(UserError, match="mask_unit is 'word'"):
+    with pytest.raises(PolysemeError, match="mask_unit is 'word'"):
         SpanMaskedLM(mask_unit="word")
-    with pytest.raises(UserError, match="expected one of 'token', 'word', 'ngram', 'span'"):
+    with pytest.raises(PolysemeError, match="expected one of 'token', 'word', 'ngram', 'span'"):
         MaskedLM.from_json({"mask_unit": "syllable"})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_specs import Pages
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.objectives.packing import SpecialIds
 from polyseme.objectives.word2vec import Word2Vec, count_tokens
 
@@ -114,12 +114,12 @@ def test_text_without_a_word_left_is_no_error() -> None:
     batch = Word2Vec().bind(pages, WORDS, 64).batch(np.array([0]), 0)
     assert batch.count == 0 and not batch.examples.tokens.any()
     pages.tokens[:] = 1
-    with pytest.raises(UserError, match="no known word"):
+    with pytest.raises(PolysemeError, match="no known word"):
         Word2Vec().bind(pages, WORDS, 64)
 
 
 @pytest.mark.parametrize("given,said", [({"window": 0}, "window is 0"), ({"subsample_threshold": -1.0}, "subsample_threshold is -1"),
                                         ({"window": 40}, "wider than a block of 16")])  # fmt: skip
 def test_settings_that_cannot_be(given: dict, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(PolysemeError, match=said):
         Word2Vec(**given)

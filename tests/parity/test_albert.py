@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import polyseme
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.explain.attention import attention_maps
 from polyseme.families import FAMILIES
 from polyseme.nn.inputs import Inputs
@@ -115,7 +115,7 @@ def test_other_settings(changes):
 @pytest.mark.parametrize("changes", [{"num_hidden_groups": 2}, {"inner_group_num": 2}], ids=str)
 def test_what_is_not_supported_is_told(changes):
     config = ALBERT.to_hf_config(ALBERT.model_config("base")) | changes
-    with pytest.raises(UserError, match=f"{next(iter(changes))} is 2"):
+    with pytest.raises(PolysemeError, match=f"{next(iter(changes))} is 2"):
         ALBERT.from_hf_config(config)
 
 
@@ -135,10 +135,10 @@ def test_what_sharing_saves(size, sharing, printed):
 
 
 def test_a_wrong_way_to_share_is_told():
-    with pytest.raises(UserError, match=r"sharing is 'fnn'.*'ffn'"):
+    with pytest.raises(PolysemeError, match=r"sharing is 'fnn'.*'ffn'"):
         ALBERT.model_config("base", sharing="fnn")
     spec = ALBERT.model_config("tiny")
-    with pytest.raises(UserError, match="layer_to_ffn names 1 layers, but layer_to_block names 2"):
+    with pytest.raises(PolysemeError, match="layer_to_ffn names 1 layers, but layer_to_block names 2"):
         spec.replace(trunk=spec.trunk.replace(layer_to_ffn=(0,))).build()
 
 
@@ -195,7 +195,7 @@ def test_folders_of_other_sharing(sharing, tiny_folders, tmp_path):
     name = f"albert.encoder.albert_layer_groups.1.albert_layers.0.{part}.weight"
     tensors = load_file(tmp_path / "model/model.safetensors")
     save_file(tensors | {name: tensors[name] + 1}, tmp_path / "model/model.safetensors")
-    with pytest.raises(UserError, match=r"trunk\.blocks\.1\..* differs from the tensor that it shares"):
+    with pytest.raises(PolysemeError, match=r"trunk\.blocks\.1\..* differs from the tensor that it shares"):
         load_model(tmp_path / "model")
 
 

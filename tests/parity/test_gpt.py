@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
 from polyseme.nn.attention.multihead import AttentionConfig
@@ -117,9 +117,9 @@ def test_a_file_may_keep_either_of_two_tied_names(tmp_path):
 
 def test_settings_that_a_folder_cannot_hold():
     fam = FAMILIES["gpt"]
-    with pytest.raises(UserError, match=r"ffn_dim is 40: folders of GPT know only 4 × dim, 96 here"):
+    with pytest.raises(PolysemeError, match=r"ffn_dim is 40: folders of GPT know only 4 × dim, 96 here"):
         fam.to_hf_config(cases.tiny_spec("gpt"))
-    with pytest.raises(UserError, match=r"afn is 'silu', but only 'gelu' or 'relu' is supported"):
+    with pytest.raises(PolysemeError, match=r"afn is 'silu', but only 'gelu' or 'relu' is supported"):
         fam.from_hf_config({**fam.to_hf_config(fam.model_config("tiny")), "afn": "silu"})
 
 
@@ -206,5 +206,5 @@ def test_a_banded_folder_is_ours_alone(tmp_path):
     again = load_model(tmp_path / "m").model
     assert again.config == spec and all(torch.equal(t, again.state_dict()[n]) for n, t in model.state_dict().items())
     (tmp_path / "m/polyseme.json").unlink()
-    with pytest.raises(UserError, match="model_type 'gpt3' is no family here"):
+    with pytest.raises(PolysemeError, match="model_type 'gpt3' is no family here"):
         load_model(tmp_path / "m")

@@ -233,7 +233,7 @@ def test_training_in_bfloat16_follows_float32() -> None:
 
 @pytest.mark.parametrize("record", [False, True])
 def test_a_step_that_is_not_finite_changes_nothing(record: bool) -> None:
-    from polyseme.errors import UserError
+    from polyseme.errors import PolysemeError
     from polyseme.train.loop import TrainState, train
     from polyseme.train.optimizer import OptimizerConfig
     from polyseme.train.schedule import ScheduleConfig
@@ -254,7 +254,7 @@ def test_a_step_that_is_not_finite_changes_nothing(record: bool) -> None:
         "bf16",
         use_cuda_graphs=record,
     )
-    with pytest.raises(UserError, match="step 1 is not finite"):
+    with pytest.raises(PolysemeError, match="step 1 is not finite"):
         for _ in train(run, (([batch], i) for i in range(200))):
             pass
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.attention.rnn_attention import RNNAttentionConfig
 from polyseme.nn.inputs import Inputs
@@ -140,14 +140,14 @@ def test_gradients_reach_every_weight(order):
 
 
 def test_specs_that_do_not_fit():
-    with pytest.raises(UserError, match="dim is 7"):
+    with pytest.raises(PolysemeError, match="dim is 7"):
         FAMILIES["seq2seq"].model_config(dim=7)
-    with pytest.raises(UserError, match="dot compares states of one size, not 8 with 6"):
+    with pytest.raises(PolysemeError, match="dot compares states of one size, not 8 with 6"):
         RNNAttentionConfig("dot").build(8, 6)
     trunk = FAMILIES["seq2seq"].trunk_config(dim=8, context_order="inside_recurrence")
-    with pytest.raises(UserError, match="with attention"):
+    with pytest.raises(PolysemeError, match="with attention"):
         RecurrentDecoderConfig(trunk.decoder.stack, 8)
-    with pytest.raises(UserError, match="attention"):
+    with pytest.raises(PolysemeError, match="attention"):
         data = FAMILIES["seq2seq"].model_config(dim=8).to_json()
         data["trunk"]["decoder"]["attention"]["score"] = "attention"
         ModelConfig.from_json(data)
@@ -166,7 +166,7 @@ def test_its_folder_says_all_of_it(attention):
         }
         spec = family.model_config(dim=8, attention=attention, context_order=order, num_decoder_layers=2, **given)
         assert family.from_hf_config(family.to_hf_config(spec)) == spec.trunk
-    with pytest.raises(UserError, match="attention is 'hard'"):
+    with pytest.raises(PolysemeError, match="attention is 'hard'"):
         family.from_hf_config(family.to_hf_config(spec) | {"attention": "hard"})
 
 
@@ -198,7 +198,7 @@ def test_how_often_words_are_the_models_own():
     assert torch.equal(together.extra.mask, torch.cat([alone[i] for i in order])), "it depends on no neighbour"
     filled = bound.batch(np.arange(20), 2, bound.static_shape(400))
     assert len(filled.extra.mask) == len(filled.inputs.tokens)
-    with pytest.raises(UserError, match="scheduled_sampling is 1"):
+    with pytest.raises(PolysemeError, match="scheduled_sampling is 1"):
         Translation(scheduled_sampling=1.0)
 
 

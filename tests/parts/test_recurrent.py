@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
@@ -211,15 +211,15 @@ def test_word_dropout_takes_a_word_wherever_it_stands():
     ({"hidden_dims": (6, 0)}, "is 0"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_told(changes, says):
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(PolysemeError, match=says):
         spec(**changes)
 
 
 def test_no_layers_and_no_memory_of_bidirectional_layers():
-    with pytest.raises(UserError, match="at least one layer"):
+    with pytest.raises(PolysemeError, match="at least one layer"):
         spec(hidden_dims=()).build()
     tokens, layout = text((3, 3))
-    with pytest.raises(UserError, match="does not support memory"):
+    with pytest.raises(PolysemeError, match="does not support memory"):
         built(spec(direction="bidirectional"))(Inputs(tokens, layout), return_memory=True)
 
 

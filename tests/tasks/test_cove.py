@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.feature_extraction import FeatureEncoder, extract_features
 from polyseme.nn.inputs import Inputs
@@ -73,5 +73,5 @@ def test_it_begins_from_word_vectors(tmp_path):
     done("pretrain", "seq2seq-tiny", "--corpus", tmp_path / "pairs", "--out", tmp_path / "run", "--init-from",
          tmp_path / "vectors", "--budget", "2steps", "--set", "model.dim=16", "--set", "model.embedding_dim=12",
          "--set", "num_averaged=0")  # fmt: skip
-    with pytest.raises(UserError, match="have 12 numbers, but those of seq2seq-tiny 128"):
+    with pytest.raises(PolysemeError, match="have 12 numbers, but those of seq2seq-tiny 128"):
         init_from_model(tmp_path / "vectors", get_training_recipe("seq2seq-tiny"), tmp_path / "pairs")

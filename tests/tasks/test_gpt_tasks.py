@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.predict import compute_logits, evaluate, predict, to_examples, write_predictions
 from polyseme.families import FAMILIES
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
@@ -95,11 +95,11 @@ def test_choices_are_learnt_and_others_read_the_model(family, folders, tmp_path)
     again = read_examples(tmp_path / "p.jsonl", "choice")
     assert [(e.text, e.choices) for e in again] == [(e.text, e.choices) for e in data[160:]]
     assert sum(a.label == b.label for a, b in zip(again, data[160:])) / 40 == results["mean"]["accuracy"]
-    with pytest.raises(UserError, match=r"written as \.jsonl, not '\.tsv'"):
+    with pytest.raises(PolysemeError, match=r"written as \.jsonl, not '\.tsv'"):
         write_predictions(tmp_path / "p.tsv", data[160:], predict(folder, data[160:]))
     (plain,) = predict(folder, to_examples([("cat", ["dog fish", "bird wolf"])], folder.model))
     assert plain.label == "1" and sum(plain.probabilities.values()) == pytest.approx(1)
-    with pytest.raises(UserError, match=r"example 1 is 'cat': a text and a list of choices is needed"):
+    with pytest.raises(PolysemeError, match=r"example 1 is 'cat': a text and a list of choices is needed"):
         to_examples(["cat"], folder.model)
 
 
@@ -122,7 +122,7 @@ def test_sequences_of_choices(folders):
     swan, build = tokenizer.encode("swan"), tokenizer.build_inputs_with_special_tokens
     expected = [*(build(swan, tokenizer.encode(c))[0] for c in other.choices), *(ids for ids, _ in wrapped)]
     assert [parts[i].tolist() for i in targets.rows] == expected
-    with pytest.raises(UserError, match="1 of 1 examples are longer than 6 tokens"):
+    with pytest.raises(PolysemeError, match="1 of 1 examples are longer than 6 tokens"):
         CHOICE.encode([example], tokenizer, 6)
     assert max(CHOICE.encode([example], tokenizer, 6, truncate=True)[0].sequence_lengths) == 6
 
@@ -188,9 +188,9 @@ def test_both_orders_are_added(family, folders, tmp_path):
     bias = 0.0 if linear_head.bias is None else linear_head.bias.detach().numpy()
     expected = np.array(sides).sum(0) - bias  # the head is linear: states added are scores added
     np.testing.assert_allclose(found, expected, atol=1e-4)
-    with pytest.raises(UserError, match="symmetric_pairs is for pairs of texts, not for choice"):
+    with pytest.raises(PolysemeError, match="symmetric_pairs is for pairs of texts, not for choice"):
         Task.from_examples("choice", questions(5), symmetric_pairs=True)
-    with pytest.raises(UserError, match="there is no second text"):
+    with pytest.raises(PolysemeError, match="there is no second text"):
         task.encode([Example("x:1", "cat")], folder.tokenizer, 48)
 
 
@@ -279,9 +279,11 @@ def test_one_batch_is_learnt_by_heart(folders):
 
 def test_bad_settings(folders, tmp_path):
     data = pairs()
-    with pytest.raises(UserError, match="lm_loss_weight weighs the loss of a causal language model, which bert is not"):
+    with pytest.raises(
+        PolysemeError, match="lm_loss_weight weighs the loss of a causal language model, which bert is not"
+    ):
         finetune(folders["bert"], "pair", data, data, None, FinetuneConfig(steps=1, lm_loss_weight=0.5))
-    with pytest.raises(UserError, match=r"lm_loss_weight is -1\.0, expected 0 or more"):
+    with pytest.raises(PolysemeError, match=r"lm_loss_weight is -1\.0, expected 0 or more"):
         FinetuneConfig(lm_loss_weight=-1.0).validate()
 
 
@@ -308,11 +310,11 @@ def test_reading_choices(tmp_path):
         '{"choices": ["x", "y"], "label": 0}': "there is no key 'text'",
     }.items():
         (tmp_path / "bad.jsonl").write_text(row + "\n")
-        with pytest.raises(UserError, match=message) as caught:
+        with pytest.raises(PolysemeError, match=message) as caught:
             read_examples(tmp_path / "bad.jsonl", "choice")
         assert "bad.jsonl:1" in str(caught.value) and "\n" not in str(caught.value)
     (tmp_path / "q.tsv").write_text("text\tlabel\na\tb\n")
-    with pytest.raises(UserError, match=r"choice reads \.jsonl, \.ndjson"):
+    with pytest.raises(PolysemeError, match=r"choice reads \.jsonl, \.ndjson"):
         read_examples(tmp_path / "q.tsv", "choice")
 
 

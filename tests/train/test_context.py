@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.context_length import evaluate_segments, evaluate_sliding_window, with_memory_len
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
@@ -45,5 +45,5 @@ def test_weights_are_shared_and_others_have_no_memory():
     other = with_memory_len(model, 7)
     assert other.config.trunk.memory_len == 7
     assert other.heads["next"].clusters.weight.data_ptr() == model.heads["next"].clusters.weight.data_ptr()
-    with pytest.raises(UserError, match="gpt2 has no memory"):
+    with pytest.raises(PolysemeError, match="gpt2 has no memory"):
         with_memory_len(cases.tiny_model("gpt2"), 7)

@@ -10,7 +10,7 @@ import torch
 import polyseme
 from polyseme.cli.music import sample_events
 from polyseme.corpus.build.prepare import prepare
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
@@ -111,11 +111,11 @@ def test_an_lstm_on_the_same_events_plays_too(runs, harness):
 def test_what_cannot_be_played(runs, harness):
     learned = polyseme.load(runs / "learned/model", device="cpu")
     assert len(sample_events(learned, [], learned.max_len, 0.0)) <= learned.max_len
-    with pytest.raises(UserError, match="max_len is 193, and the model has places for 192 events"):
+    with pytest.raises(PolysemeError, match="max_len is 193, and the model has places for 192 events"):
         sample_events(learned, [], 193)
-    with pytest.raises(UserError, match="20 events: --max-len 20 leaves nothing"):
+    with pytest.raises(PolysemeError, match="20 events: --max-len 20 leaves nothing"):
         sample_events(learned, harness.compose(0, 20), 20)
-    with pytest.raises(UserError, match="temperature is -1"):
+    with pytest.raises(PolysemeError, match="temperature is -1"):
         sample_events(learned, [], 20, -1)
 
 
@@ -137,7 +137,7 @@ def test_both_places_are_one_family(tmp_path):
     }
     config = json.loads((tmp_path / "relative/config.json").read_text())
     assert config["positions"] == "relative" and config["max_distance"] == 256
-    with pytest.raises(UserError, match="max_distance is 0, expected 1 or more"):
+    with pytest.raises(PolysemeError, match="max_distance is 0, expected 1 or more"):
         FAMILIES["music"].model_config("tiny", max_distance=0)
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
@@ -197,7 +197,7 @@ def test_a_loss_that_is_not_finite_changes_nothing():
         "masked": m.trunk.token_embeddings.sum() * float("nan"),
         "pair": m.trunk.token_embeddings.sum(),
     }
-    with pytest.raises(UserError, match="not finite"):
+    with pytest.raises(PolysemeError, match="not finite"):
         list(train(run, iter([([batch_of(model)], None)])))
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
@@ -370,7 +370,7 @@ def test_a_budget_in_words(text, expected):
 
 @pytest.mark.parametrize("text", ["", "20", "m", "0m", "20 m", "-3m", "1.2.3m", "1e999steps", "esteps", "20x"])
 def test_a_budget_that_is_none(text):
-    with pytest.raises(UserError, match="a budget is a time such as 20m"):
+    with pytest.raises(PolysemeError, match="a budget is a time such as 20m"):
         BudgetConfig.parse(text)
 
 
@@ -389,7 +389,7 @@ def test_a_budget_that_is_none(text):
 )
 def test_numbers_of_a_recipe_that_cannot_be(path, value, told):
     recipe = Recipe("r", "bert").check()
-    with pytest.raises(UserError, match=f"^{told}"):
+    with pytest.raises(PolysemeError, match=f"^{told}"):
         recipe.with_override(path, value).check()
 
 

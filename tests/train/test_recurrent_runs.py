@@ -10,7 +10,7 @@ import torch
 import polyseme
 from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.store import Corpus
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.context_length import (
     evaluate_segments,
     evaluate_sliding_window,
@@ -131,7 +131,7 @@ def test_gradients_are_those_of_the_last_prediction(runs):
 
 
 def test_no_attention_to_show(runs):
-    with pytest.raises(UserError, match="no Transformer"):
+    with pytest.raises(PolysemeError, match="no Transformer"):
         attention_maps(polyseme.load(runs / "lstm/model", "cpu"), "the cat")
 
 
@@ -176,7 +176,7 @@ def test_a_state_reads_a_text_in_segments_of_any_size():
     assert evaluate_sliding_window(cases.tiny_model("nnlm"), TEXT, 5).loss == pytest.approx(
         evaluate_segments(cases.tiny_model("nnlm"), TEXT, 7).loss, rel=1e-6
     )
-    with pytest.raises(UserError, match="read it by windows"):
+    with pytest.raises(PolysemeError, match="read it by windows"):
         evaluate_segments(cases.tiny_model("gpt2"), TEXT, 5)
 
 

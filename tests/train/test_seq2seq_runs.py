@@ -59,7 +59,7 @@ def test_it_learns_the_language_and_shows_where_it_looked(kind, made, tmp_path):
     said = done("translate", model, "--data", made / "test.en", "--reference", made / "test.xx", "--out",
                 tmp_path / "out.txt", "--json")  # fmt: skip
     assert json.loads(said)["bleu"] > (30 if kind == "none" else 60)
-    done("explain", model, "--translate", "old cat sees river", "--out", tmp_path / "page.html")
+    done("explain", model, "--text", "old cat sees river", "--out", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     if kind == "none":
         assert "looks back at nothing" in page and "layer 1" not in page

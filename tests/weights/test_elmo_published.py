@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, words_to_char_ids
@@ -225,5 +225,5 @@ BAD = {
 def test_damage_is_told(tmp_path, says):
     lay(tmp_path)
     BAD[says](tmp_path)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(PolysemeError, match=says):
         read_elmo(tmp_path)

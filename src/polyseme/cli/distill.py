@@ -24,13 +24,13 @@ def distill(
     from polyseme.cli.pretrain import print_results
     from polyseme.compress.distill import build_student_recipe, with_distillation
     from polyseme.compress.distill import distill as run
-    from polyseme.errors import UserError
+    from polyseme.errors import ModelError
     from polyseme.recipes import get_training_recipe
     from polyseme.train.recipe import BudgetConfig
     from polyseme.weights.folder import read_model_config
 
     if not teacher.is_dir():
-        raise UserError(f"there is no model folder at {teacher}")
+        raise ModelError(f"there is no model folder at {teacher}")
     resolved_recipe = (
         get_training_recipe(recipe)
         if recipe

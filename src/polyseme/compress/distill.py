@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.corpus.store import Corpus
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError, ModelError, UnsupportedError
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.distillation import Distillation
@@ -29,10 +29,10 @@ def distill(recipe: Recipe, teacher_path: Path, corpus_path: Path, out: Path, re
     folder = load_model(teacher_path)
     teacher, head = folder.model, recipe.objective.terms[0]
     if folder.tokenizer.hash != tokenizer.hash:
-        raise UserError(f"{corpus_path} has another vocabulary than {teacher_path}: prepare it with its tokenizer")
+        raise DataError(f"{corpus_path} has another vocabulary than {teacher_path}: prepare it with its tokenizer")
     if head not in teacher.heads:
         available = ", ".join(teacher.heads) or "none"
-        raise UserError(f"{teacher_path} cannot be a teacher: it has no head {head!r} (its heads: {available})")
+        raise UnsupportedError(f"{teacher_path} cannot be a teacher: it has no head {head!r} (its heads: {available})")
     student = recipe.check().model_config(teacher.config.trunk.embeddings.vocab_size).build(recipe.seed)
     init_from_teacher(student, teacher)
     return pretrain(recipe, corpus_path, out, resume, InitialModel(student, {}))
@@ -70,7 +70,9 @@ def teacher_layer_map(num_student_layers: int, num_teacher_layers: int) -> list[
     Of 12 for 6 these are 0, 2, 4, 7, 9 and 11, as in DistilBERT's released code.
     """
     if num_student_layers > num_teacher_layers:
-        raise UserError(f"a student of {num_student_layers} layers cannot start from a teacher of {num_teacher_layers}")
+        raise ConfigError(
+            f"a student of {num_student_layers} layers cannot start from a teacher of {num_teacher_layers}"
+        )
     return [round(i * (num_teacher_layers - 1) / max(num_student_layers - 1, 1)) for i in range(num_student_layers)]
 
 
@@ -102,8 +104,10 @@ def init_from_teacher(student: Model, teacher: Model) -> None:
         }
     for name, tensor in student_state.items():
         if name not in initial_state and not name.startswith("heads."):
-            raise UserError(f"the student cannot start from its teacher ({teacher.config.family}), which has no {name}")
+            raise ModelError(
+                f"the student cannot start from its teacher ({teacher.config.family}), which has no {name}"
+            )
         if name in initial_state and initial_state[name].shape != tensor.shape:
             sizes = f"{tuple(tensor.shape)} in the student and {tuple(initial_state[name].shape)} in the teacher"
-            raise UserError(f"the student cannot start from its teacher: {name} is {sizes}")
+            raise ModelError(f"the student cannot start from its teacher: {name} is {sizes}")
     student.load_state_dict({name: t for name, t in initial_state.items() if name in student_state}, strict=False)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.rng import feistel_permutation, hash_combine
 
 if TYPE_CHECKING:
@@ -176,9 +176,9 @@ class ShuffledSampler:
         batch_warmup_steps: int = 0,
     ):
         if not len(source):
-            raise UserError("the corpus has no text to read")
+            raise DataError("the corpus has no text to read")
         if source.max_len > micro_batch_tokens:
-            raise UserError(
+            raise ConfigError(
                 f"a sample of {source.max_len} tokens does not fit into a micro-batch of {micro_batch_tokens}"
             )
         self.source, self.seed = source, seed
@@ -196,7 +196,7 @@ class ShuffledSampler:
     ) -> Iterator[tuple[list[SampleBin], DataPosition]]:
         """One rank's bins of each step from `start_step` on, without end, and the cursor of the step after it."""
         if self.micro_batches_per_step % world_size:
-            raise UserError(
+            raise ConfigError(
                 f"{self.micro_batches_per_step} micro-batches a step cannot be shared by {world_size} ranks evenly"
             )
         micro_batches = self.micro_batches(position)
@@ -214,7 +214,7 @@ class ShuffledSampler:
         """Every bin from a cursor on, without end, each with the cursor of the one after it."""
         epoch, window, first_bin = position.epoch, position.window, position.bin
         if window >= self.num_windows or first_bin >= len(self._cached_window(epoch, window)):
-            raise UserError(f"{position} is no place in this corpus: its data or the size of a bin have changed")
+            raise DataError(f"{position} is no place in this corpus: its data or the size of a bin have changed")
         while True:
             window_bins = self._cached_window(epoch, window)
             for bin_number in range(first_bin, len(window_bins)):
@@ -265,11 +265,11 @@ class StreamSampler:
 
     def __init__(self, source: StreamSource, micro_batch_tokens: int, micro_batches_per_step: int = 1):
         if source.max_len > micro_batch_tokens:
-            raise UserError(
+            raise ConfigError(
                 f"a sample of {source.max_len} tokens does not fit into a micro-batch of {micro_batch_tokens}"
             )
         if len(source) < micro_batches_per_step:
-            raise UserError(f"the corpus has {len(source)} segments, fewer than micro-batches in a step")
+            raise DataError(f"the corpus has {len(source)} segments, fewer than micro-batches in a step")
         self.micro_batches_per_step, self.micro_batch_tokens, self.max_len = (
             micro_batches_per_step,
             micro_batch_tokens,
@@ -284,12 +284,12 @@ class StreamSampler:
     ) -> Iterator[tuple[list[SampleBin], DataPosition]]:
         """One rank's bins of each step, without end, and the cursor of the step after it; `offsets` are places."""
         if self.micro_batches_per_step % world_size:
-            raise UserError(
+            raise ConfigError(
                 f"{self.micro_batches_per_step} micro-batches a step cannot be shared by {world_size} ranks evenly"
             )
         epoch, step = position.epoch, position.bin
         if step + 1 >= len(self.segment_offsets(epoch)):
-            raise UserError(f"{position} is no place in this corpus: its data or the size of a bin have changed")
+            raise DataError(f"{position} is no place in this corpus: its data or the size of a bin have changed")
         while True:
             start, end = self.segment_offsets(epoch)[step : step + 2].tolist()
             bin_offsets = np.array_split(

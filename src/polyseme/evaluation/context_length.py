@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyseme.errors import UserError
+from polyseme.errors import UnsupportedError
 from polyseme.nn.attention.relative import RelativeAttentionConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, build_meta
@@ -43,7 +43,7 @@ def with_memory_len(model: Model, memory_len: int, is_uniform: bool = False) -> 
     """The same weights with a memory of another length; `is_uniform` lets every token see as far, and no further."""
     trunk, attention = model.config.transformer, model.config.transformer.block.attention
     if not isinstance(attention, RelativeAttentionConfig) or not attention.causal:
-        raise UserError(f"{model.config.family} has no memory of a set length: read it by windows")
+        raise UnsupportedError(f"{model.config.family} has no memory of a set length: read it by windows")
     block = trunk.block.replace(attention=attention.replace(window=memory_len if is_uniform else 0))
     resized = build_meta(model.config.replace(trunk=trunk.replace(block=block, memory_len=memory_len)))
     resized.load_state_dict(model.state_dict(), assign=True)
@@ -58,7 +58,7 @@ def evaluate_segments(
     `memory_len` is how long it is, where that can be set; None is for a model whose memory is a state.
     """
     if memory_len is None and not model.config.trunk.has_bounded_memory:
-        raise UserError(f"{model.config.family} has no memory of a set length: read it by windows")
+        raise UnsupportedError(f"{model.config.family} has no memory of a set length: read it by windows")
     reader = model.eval() if memory_len is None else with_memory_len(model, memory_len, is_uniform=True)
     trunk_memory = None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError, UnsupportedError
 from polyseme.generation.beam import BeamResult
 from polyseme.generation.text import GenerationConfig, TextGenerator
 from polyseme.inference.language_model import LanguageModel
@@ -69,10 +69,10 @@ def explain_translation(model: LanguageModel, text: str, num_beams: int = 4, len
     """A page of one translation, which needs no other file."""
     if not model.is_seq2seq:
         hint = "a model that writes a target for a source can be explained, such as transformer, seq2seq or t5"
-        raise UserError(f"{model.path} cannot translate: {hint}")
+        raise UnsupportedError(f"{model.path} cannot translate: {hint}")
     generator = TextGenerator.from_folder(model.folder)
     if not text.strip():
-        raise UserError("there is nothing to translate: the text is empty")
+        raise DataError("there is nothing to translate: the text is empty")
     prefixes, sources = generator.encode_inputs([text], "")
     assert sources is not None
     search = GenerationConfig(0, num_beams=num_beams, length_penalty=length_penalty, num_return_sequences=num_beams)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, suggest
 from polyseme.families.bert import ACTIVATIONS, read_trunk_args
 from polyseme.families.family import HEAD_POOLING, Family, WeightMap, read_hf_config, weight_and_bias
 from polyseme.nn.attention.multihead import AttentionConfig
@@ -42,7 +42,7 @@ def trunk_config(
 ) -> TransformerConfig:
     """BERT's blocks over tables of `embedding_dim` (§3.1); `sharing` says what layers have in common (§4.5)."""
     if sharing not in get_args(Sharing):
-        raise UserError(f"sharing is {sharing!r}; {suggest(str(sharing), get_args(Sharing))}")
+        raise ConfigError(f"sharing is {sharing!r}; {suggest(str(sharing), get_args(Sharing))}")
     norm = LayerNormConfig(eps)
     shared_layers, separate_layers = (0,) * num_layers, tuple(range(num_layers))
     return TransformerConfig(

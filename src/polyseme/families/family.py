@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from polyseme.config import Config
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, ModelError, suggest
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import TrunkConfig
@@ -86,7 +86,7 @@ class Family:
     def model_config(self, size: str | None = None, *, with_heads: bool = True, **overrides: Any) -> ModelConfig:
         """The model's spec at a published size, any argument of `trunk_config` changed."""
         if size is not None and size not in self.sizes:
-            raise UserError(f"{self.name} has no size {size!r}; {suggest(size, self.sizes)}")
+            raise ConfigError(f"{self.name} has no size {size!r}; {suggest(size, self.sizes)}")
         trunk_config = self.trunk_config(**{**(self.sizes[size] if size else {}), **overrides})
         return ModelConfig(self.name, trunk_config, self.pretraining_heads(trunk_config) if with_heads else {})
 
@@ -98,12 +98,12 @@ def read_hf_config(
     for key, allowed in allowed_values.items():
         if hf_config.get(key, allowed[0]) not in allowed:
             expected = " or ".join(map(repr, allowed))
-            raise UserError(f"config.json: {key} is {hf_config[key]!r}, but only {expected} is supported")
+            raise ModelError(f"config.json: {key} is {hf_config[key]!r}, but only {expected} is supported")
     if missing := [published for published in int_fields.values() if published not in hf_config]:
-        raise UserError(f"config.json lacks {', '.join(missing)}")
+        raise ModelError(f"config.json lacks {', '.join(missing)}")
     for published in int_fields.values():
         if type(hf_config[published]) is not int:
-            raise UserError(f"config.json: {published} is {hf_config[published]!r}, expected a whole number")
+            raise ModelError(f"config.json: {published} is {hf_config[published]!r}, expected a whole number")
     return {name: hf_config[published] for name, published in int_fields.items()}
 
 

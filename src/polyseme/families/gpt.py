@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.families.family import HEAD_POOLING, Family, WeightMap, read_hf_config, weight_and_bias
 from polyseme.nn.attention.multihead import AttentionConfig
 from polyseme.nn.heads.base import HeadConfig
@@ -67,7 +67,7 @@ ACTIVATIONS: dict[ActivationName, str] = {"gelu_tanh": "gelu", "relu": "relu"}
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
     dim, block = config.transformer.dim, config.transformer.block
     if block.ffn.ffn_dim != 4 * dim:
-        raise UserError(f"ffn_dim is {block.ffn.ffn_dim}: folders of GPT know only 4 × dim, {4 * dim} here")
+        raise ConfigError(f"ffn_dim is {block.ffn.ffn_dim}: folders of GPT know only 4 × dim, {4 * dim} here")
     activation = {"afn": ACTIVATIONS[block.ffn.activation]}
     return {
         "model_type": "openai-gpt",

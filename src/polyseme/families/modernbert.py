@@ -6,7 +6,7 @@ import math
 from typing import Any, Literal
 
 from polyseme.config import check_in_range
-from polyseme.errors import UserError
+from polyseme.errors import ModelError
 from polyseme.families.family import HEAD_POOLING, Family, WeightMap, read_hf_config, weight_and_bias
 from polyseme.nn.attention.multihead import AttentionConfig
 from polyseme.nn.heads.base import HeadConfig
@@ -187,7 +187,7 @@ def _global_every(layer_types: Any, num_layers: int) -> int:
     for period in range(1, num_layers + 1):
         if layer_types == [LAYER_TYPES[i % period > 0] for i in range(num_layers)]:
             return period
-    raise UserError(
+    raise ModelError(
         f"config.json: layer_types is {layer_types!r}, but only full_attention in every n-th layer is supported"
     )
 
@@ -197,11 +197,11 @@ def _rope_theta(hf_config: dict[str, Any], layer_type: str, legacy_key: str, def
     rope_parameters = hf_config.get("rope_parameters") or {}
     rope = (rope_parameters.get(layer_type) or {}) if isinstance(rope_parameters, dict) else rope_parameters
     if not isinstance(rope, dict):
-        raise UserError(
+        raise ModelError(
             f"config.json: rope_parameters is {rope_parameters!r}, expected settings for {' and '.join(LAYER_TYPES)}"
         )
     if rope.get("rope_type", "default") != "default":
-        raise UserError(f"config.json: rope_type is {rope['rope_type']!r}, but only 'default' is supported")
+        raise ModelError(f"config.json: rope_type is {rope['rope_type']!r}, but only 'default' is supported")
     theta: float = rope.get("rope_theta", hf_config.get(legacy_key, default))
     return theta
 

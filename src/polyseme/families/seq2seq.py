@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.families.family import (
     HEAD_POOLING,
     NATIVE_LABEL_HEADS,
@@ -59,7 +59,7 @@ def trunk_config(
     `embedding_dim` they are of that size, and a linear layer on each side goes from there to `dim`.
     """
     if dim % 2:
-        raise UserError(f"dim is {dim}, but each of two directions has half of it: {dim - 1} or {dim + 1}")
+        raise ConfigError(f"dim is {dim}, but each of two directions has half of it: {dim - 1} or {dim + 1}")
     init = InitConfig(1.0, scale_by_fan_in=True, token_std=init_std or 4 * dim**-0.5)
     attention_config = (
         None if attention == "none" else RNNAttentionConfig(attention, attention_dim if attention == "additive" else 0)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from polyseme.config import Config
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.io.atomic import atomic_write, sha256
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN, words_to_char_ids
@@ -145,16 +145,18 @@ class FeatureEncoder:
     def resolve_layers(self, selection: str) -> list[int]:
         """The numbers of the layers that a choice names."""
         if selection not in LAYER_SELECTIONS:
-            raise UserError(f"there is no choice of layers {selection!r}; {suggest(selection, LAYER_SELECTIONS)}")
+            raise ConfigError(f"there is no choice of layers {selection!r}; {suggest(selection, LAYER_SELECTIONS)}")
         offsets, available = LAYER_SELECTIONS[selection][0], list(range(self.is_character_level, self.num_layers))
         if self.is_character_level and selection == "embeddings":
-            raise UserError(f"{self.path} reads characters: it has no vectors of words by themselves, as `last` are")
+            raise UnsupportedError(
+                f"{self.path} reads characters: it has no vectors of words by themselves, as `last` are"
+            )
         if offsets is not None and -min(offsets) > len(available):
-            raise UserError(f"{selection} needs {-min(offsets)} layers, but {self.path} has {len(available)}")
+            raise ConfigError(f"{selection} needs {-min(offsets)} layers, but {self.path} has {len(available)}")
         selected = available if offsets is None else [available[i] for i in offsets]
         if len({self.layer_dims[i] for i in selected}) > 1:
             dims_text = ", ".join(str(self.layer_dims[i]) for i in selected)
-            raise UserError(
+            raise ConfigError(
                 f"{selection} needs layers of one size, but those of {self.path} have {dims_text}: last, embeddings"
             )
         return selected
@@ -235,7 +237,7 @@ def extract_features(
     sizes = np.array([len(words) for words in sentences], dtype=np.int64)
     for i, size in enumerate(sizes.tolist()):
         if not size:
-            raise UserError(f"sentence {i + 1} has no words")
+            raise DataError(f"sentence {i + 1} has no words")
     sentence_starts, shape = np.cumsum(sizes) - sizes, (int(sizes.sum()), num_layers, dim)
 
     def fill(array: np.ndarray) -> None:

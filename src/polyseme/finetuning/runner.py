@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, suggest
 from polyseme.evaluation.latency import model_latency_ms
 from polyseme.evaluation.predict import MetricsFn, evaluate_predictions, predict_encoded
 from polyseme.io.atomic import write_text
@@ -95,7 +95,7 @@ class Experiment:
         metrics |= self.extra_metrics(self.dev.examples, perfect_predictions) if self.extra_metrics else {}
         primary_metric = self.primary_metric or DEFAULT_METRIC[task_type]
         if primary_metric not in metrics:
-            raise UserError(f"there is no metric {primary_metric!r} here; {suggest(primary_metric, metrics)}")
+            raise ConfigError(f"there is no metric {primary_metric!r} here; {suggest(primary_metric, metrics)}")
         return primary_metric
 
     def evaluate(self, model: Model) -> tuple[Task, list[Prediction], dict[str, float]]:
@@ -337,13 +337,15 @@ def build_train_state(model: Model, settings: FinetuneConfig, num_examples: int,
     model = model.to(device)
     param_groups = layer_groups(model)
     if settings.num_frozen_groups > len(param_groups):
-        raise UserError(f"cannot freeze {settings.num_frozen_groups} groups: the model has {len(param_groups)}")
+        raise ConfigError(f"cannot freeze {settings.num_frozen_groups} groups: the model has {len(param_groups)}")
     for group in param_groups[: settings.num_frozen_groups]:
         for parameter in group:
             parameter.requires_grad_(False)
     trunk = model.config.trunk
     if settings.chunk_size and not (trunk.has_bounded_memory or (trunk.causal and trunk.num_layers)):
-        raise UserError(f"chunk_size is {settings.chunk_size}, but {model.config.family} has no memory to read on with")
+        raise ConfigError(
+            f"chunk_size is {settings.chunk_size}, but {model.config.family} has no memory to read on with"
+        )
     precision = settings.precision
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" else "float32"

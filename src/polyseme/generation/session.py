@@ -12,7 +12,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.generation.cuda_graph import GraphedDecoder, get_graphed_decoder, uses_cuda_graphs
 from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.inputs import Inputs
@@ -61,7 +61,7 @@ def start_session(
     """
     if not isinstance(model, Model):
         if sources is not None:
-            raise UserError("the model goes on with a beginning, and has no source")
+            raise UnsupportedError("the model goes on with a beginning, and has no source")
         return model.start_session(prompts)
     trunk = model.config.trunk
     validate_request(model, prompts, sources, max_len)
@@ -106,19 +106,19 @@ def validate_request(
     """Refuse what the model cannot do, before anything is read."""
     trunk = model.config.trunk
     if not generation_head(model):
-        raise UserError(f"a model of the family {model.config.family} with {', '.join(model.heads) or 'no head'} "
+        raise UnsupportedError(f"a model of the family {model.config.family} with {', '.join(model.heads) or 'no head'} "
                         "cannot write")  # fmt: skip
     if is_seq2seq(model) != (sources is not None) or (sources is not None and len(sources) != len(prompts)):
         requirement = "writes a target for a source: each prompt needs one" if is_seq2seq(model) else "has no source"
-        raise UserError(f"{model.config.family} {requirement}")
+        raise UnsupportedError(f"{model.config.family} {requirement}")
     if any(not len(ids) for ids in (*prompts, *(sources or ()))):
-        raise UserError("a prompt has no token, and there is nothing to go on with")
+        raise DataError("a prompt has no token, and there is nothing to go on with")
     if (source_len := max(map(len, sources or ()), default=0)) > trunk.embeddings.max_len:
-        raise UserError(f"a source of {source_len} tokens is longer than the model reads ({trunk.embeddings.max_len})")
+        raise DataError(f"a source of {source_len} tokens is longer than the model reads ({trunk.embeddings.max_len})")
     position_limit = max_positions(model)
     if max_len > position_limit and not is_unbounded(model):
         prompt_len = max(map(len, prompts))
-        raise UserError(f"a beginning of {prompt_len} tokens and {max_len - prompt_len} more are {max_len}, "
+        raise ConfigError(f"a beginning of {prompt_len} tokens and {max_len - prompt_len} more are {max_len}, "
                         f"and the model has places for {position_limit}")  # fmt: skip
 
 

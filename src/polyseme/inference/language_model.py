@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.generation.text import (
     GenerationConfig,
     TextGenerator,
@@ -56,7 +56,7 @@ def load(folder: str | Path, device: str | None = None, precision: str = "float3
     `LanguageModel` it says in one line that it cannot. So whoever asks need not know which of the two it is.
     """
     if precision not in ("float32", "bf16"):
-        raise UserError(f"precision is {precision!r}: {suggest(precision, ['float32', 'bf16'])}")
+        raise ConfigError(f"precision is {precision!r}: {suggest(precision, ['float32', 'bf16'])}")
     if is_ngram(Path(folder)):
         return cast(LanguageModel, NgramLM.open(folder))
     model_folder = load_model(folder)
@@ -67,7 +67,7 @@ def load(folder: str | Path, device: str | None = None, precision: str = "float3
     model = LanguageModel(model_folder, device)
     if precision == "bf16":
         if model.device.type != "cuda":
-            raise UserError("bf16 needs a GPU: leave the precision at float32")
+            raise ConfigError("bf16 needs a GPU: leave the precision at float32")
         model.model.to(torch.bfloat16)
     return model
 
@@ -110,7 +110,7 @@ class LanguageModel:
         ids, segments = self._encode_sequence(text)
         rows = [i for i, token in enumerate(ids) if token == mask_id]
         if not rows:
-            raise UserError(f"there is no {self.tokenizer.mask_token} in {text!r}")
+            raise DataError(f"there is no {self.tokenizer.mask_token} in {text!r}")
         batch = next(self._batches([np.array(ids)], [np.array(segments)]))
         probs = self._masked_log_probs(batch, torch.tensor(rows)).exp()
         best = probs.topk(min(top_k, probs.shape[-1]))
@@ -163,7 +163,7 @@ class LanguageModel:
         for i, row in enumerate(ids):
             self._check_length(len(row) - 1, texts[i])
             if len(row) < 2:
-                raise UserError(f"{texts[i]!r} is one token, and nothing stands before it to predict it from")
+                raise DataError(f"{texts[i]!r} is one token, and nothing stands before it to predict it from")
         # the last token has nothing left to predict, so it is not read; backwards, the first
         input_rows, target_rows = [row[:-1] for row in ids], [row[1:] for row in ids]
         if head == "previous":
@@ -218,7 +218,7 @@ class LanguageModel:
             row, answer_start = candidates.sequences[0], candidates.answer_starts[0]
             excess = max(len(row) - 1 - self.max_len, 0)
             if answer_start - excess < 1 + len(self.bos_ids):
-                raise UserError(f"{word!r} alone is longer than the model reads")
+                raise DataError(f"{word!r} alone is longer than the model reads")
             prefix = row[: len(self.bos_ids)]
             ids.append(np.concatenate([prefix, row[len(prefix) + excess :]]) if excess else row)
             answer_starts.append(answer_start - excess)
@@ -274,7 +274,7 @@ class LanguageModel:
         """
         supported = NORMALIZATIONS[: 2 if self.is_masked_lm else 3]
         if normalization not in supported:
-            raise UserError(f"normalization is {normalization!r}; {suggest(normalization, supported)}")
+            raise ConfigError(f"normalization is {normalization!r}; {suggest(normalization, supported)}")
         prompts = [(format_prompt(text, template, shots), choices) for text, choices in questions]
         if self.is_masked_lm:
             spans = [candidate_spans(self.tokenizer, *prompt, self.max_len) for prompt in prompts]
@@ -304,16 +304,16 @@ class LanguageModel:
         """Each choice behind the prompt. A space between them is the answer's: in most vocabularies it is part of the
         answer's first token."""
         if isinstance(choices, str) or not choices:
-            raise UserError(f"choices is {choices!r}: a list of answers is needed")
+            raise DataError(f"choices is {choices!r}: a list of answers is needed")
         sequences, answer_starts = [], []
         for choice in choices:
             text = join_prompt_answer(prompt, choice)
             ids, offsets = self.tokenizer.encode_with_offsets(text)
             answer_start = next((i for i, (_, end) in enumerate(offsets) if end > len(prompt.rstrip(" "))), len(ids))
             if answer_start == len(ids) or not choice.strip():
-                raise UserError(f"there is nothing to read in the choice {choice!r}")
+                raise DataError(f"there is nothing to read in the choice {choice!r}")
             if not answer_start and not self.bos_ids:
-                raise UserError(f"{choice!r} follows nothing: without a mark that opens texts a prompt is needed")
+                raise DataError(f"{choice!r} follows nothing: without a mark that opens texts a prompt is needed")
             if check_length:
                 self._check_length(len(self.bos_ids) + len(ids) - 1, text)
             sequences.append(np.array([*self.bos_ids, *ids]))
@@ -378,7 +378,7 @@ class LanguageModel:
         per token.
         """
         if granularity not in ("token", "word", "text"):
-            raise UserError(f"granularity is {granularity!r}; {suggest(str(granularity), ('token', 'word', 'text'))}")
+            raise ConfigError(f"granularity is {granularity!r}; {suggest(str(granularity), ('token', 'word', 'text'))}")
         layer_indices, combine_layers = select_layers(layers, self.model.config.trunk.num_layers)
         encoded = self.tokenizer.encode_corpus(list(texts))
         ends = np.cumsum(encoded.lengths)
@@ -386,7 +386,7 @@ class LanguageModel:
         ids, segments, word_starts = [], [], []
         for text, start, end in zip(texts, ends - encoded.lengths, ends):
             if start == end:
-                raise UserError(f"there is nothing to read in {text!r}")
+                raise DataError(f"there is nothing to read in {text!r}")
             if truncate:
                 end = min(end, start + self.max_len - num_special)
             self._check_length(end - start + num_special, text)
@@ -443,20 +443,22 @@ class LanguageModel:
     def _require_head(self, head: str, operation: str) -> None:
         if head not in self.model.heads:
             head_names = ", ".join(self.model.heads) or "no head"
-            raise UserError(f"{self.path} cannot {operation}: it has {head_names}, and that needs the head {head!r}")
+            raise UnsupportedError(
+                f"{self.path} cannot {operation}: it has {head_names}, and that needs the head {head!r}"
+            )
         if head == "next" and isinstance(self.model.config.trunk, EncoderDecoderConfig):
-            raise UserError(f"{self.path} cannot {operation}: it writes a target for a source")
+            raise UnsupportedError(f"{self.path} cannot {operation}: it writes a target for a source")
 
     def _check_length(self, length: int, text: str) -> None:
         if length > self.max_len:
             excerpt = re.sub(r"\s+", " ", text[:40])
-            raise UserError(f"a text of {length} tokens is longer than the model reads ({self.max_len}): {excerpt!r}…")
+            raise DataError(f"a text of {length} tokens is longer than the model reads ({self.max_len}): {excerpt!r}…")
 
     def _encode_sequence(self, text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
         first = self.tokenizer.encode(text)
         second = None if pair is None else self.tokenizer.encode(pair)
         if not first or second == []:
-            raise UserError(f"there is nothing to read in {(text if not first else pair)!r}")
+            raise DataError(f"there is nothing to read in {(text if not first else pair)!r}")
         ids, segments = self.tokenizer.build_inputs_with_special_tokens(first, second)
         self._check_length(len(ids), text)
         return ids, segments

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import UnsupportedError
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.coreference import CoreferenceHeadConfig
@@ -60,7 +60,7 @@ class ModelConfig(Config):
         """The trunk of a model whose trunk is a Transformer; of two stacks, the first."""
         trunk = self.trunk.encoder if isinstance(self.trunk, EncoderDecoderConfig) else self.trunk
         if not isinstance(trunk, TransformerConfig):
-            raise UserError(f"{self.family} is no Transformer: it has no blocks and no attention")
+            raise UnsupportedError(f"{self.family} is no Transformer: it has no blocks and no attention")
         return trunk
 
     def build(self, seed: int | None = None) -> Model:

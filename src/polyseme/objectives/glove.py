@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from polyseme.corpus.sampling import SampleTable, build_samples
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.nn.heads.glove import CooccurrenceBatch
 from polyseme.nn.model import Model
 from polyseme.objectives.base import Objective
@@ -159,7 +159,7 @@ class _GloVeBatchBuilder(BatchBuilder):
                 cells.write(keys.data)
                 counts.write(values.astype(np.float32).data)
         if not (folder / "keys").stat().st_size:
-            raise UserError("no two known words meet in the corpus")
+            raise DataError("no two known words meet in the corpus")
         self.keys = np.memmap(folder / "keys", np.uint64, "r")
         self.values = np.memmap(folder / "values", np.float32, "r")
         for run in folder.glob("*.npy"):

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from polyseme.corpus.sampling import SampleTable
-from polyseme.errors import UserError
+from polyseme.errors import DataError, ModelError
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, ScheduledSamplingExtra, SparseUpdateBatch, Targets
@@ -49,7 +49,7 @@ class SpecialIds:
     def require(self, name: str, objective: str) -> int:
         token = getattr(self, name)
         if token is None:
-            raise UserError(f"{objective} needs a {name} token, which this tokenizer lacks")
+            raise ModelError(f"{objective} needs a {name} token, which this tokenizer lacks")
         return int(token)
 
     def require_bos_eos(self, objective: str) -> tuple[int, int]:
@@ -88,7 +88,7 @@ class BatchBuilder(ABC):
 
     def __init__(self, samples: SampleTable, max_len: int, num_special_tokens: int | np.ndarray):
         if not len(samples):
-            raise UserError("the corpus has no text to read")
+            raise DataError("the corpus has no text to read")
         self.samples, self.max_len, self.num_special_tokens = samples, max_len, num_special_tokens
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from polyseme.corpus.sampling import build_samples
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.base import Objective
@@ -49,7 +49,7 @@ class PermutationLM(Objective):
 class _PermutationLMBatchBuilder(BatchBuilder):
     def __init__(self, config: PermutationLM, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int):
         if max_len < config.predict_one_in + 2:
-            raise UserError(
+            raise ConfigError(
                 f"max_len is {max_len}, expected {config.predict_one_in + 2} or more: else nothing is predicted"
             )
         super().__init__(build_samples(corpus, max_len - 2), max_len, 2)

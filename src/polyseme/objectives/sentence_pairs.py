@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from polyseme.corpus.sampling import build_samples
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.nn.model import ModelConfig
 from polyseme.objectives.base import check_probability, text_capacity
 from polyseme.objectives.batch import Batch
@@ -57,7 +57,7 @@ class MaskedLMWithSentencePairs(MaskingConfig):
     def check(self, model: ModelConfig, max_len: int) -> None:
         super().check(model, max_len)
         if model.trunk.num_segments == 1:
-            raise UserError("num_segments is 1, but pairs have two segments: use 2, or 0 for no segment embeddings")
+            raise ConfigError("num_segments is 1, but pairs have two segments: use 2, or 0 for no segment embeddings")
 
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
         return _SentencePairBatchBuilder(self, corpus, special_ids, max_len, seed)
@@ -81,12 +81,12 @@ class _SentencePairBatchBuilder(MaskingBatchBuilder):
         document_offsets = np.asarray(corpus.sentence_offsets)[np.asarray(corpus.document_offsets)]
         self.document_units = np.searchsorted(samples.unit_offsets, document_offsets)
         if not self.is_sentence_order and np.count_nonzero(np.diff(self.document_units)) < 2:
-            raise UserError(
+            raise DataError(
                 "MaskedLMWithSentencePairs needs two documents or more: a random B comes from another document"
             )
         single_fraction = float(np.mean(np.diff(samples.first_units) == 1))
         if single_fraction == 1:
-            raise UserError("MaskedLMWithSentencePairs needs documents of two sentences or more; the corpus has none")
+            raise DataError("MaskedLMWithSentencePairs needs documents of two sentences or more; the corpus has none")
         self.negative_prob = config.random_next_prob
         if not self.is_sentence_order:
             self.negative_prob = max(config.random_next_prob - single_fraction, 0) / (1 - single_fraction)

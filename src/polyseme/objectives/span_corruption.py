@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from polyseme.corpus.sampling import build_samples
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.objectives.base import Objective
 from polyseme.objectives.packing import BatchBuilder, Seq2SeqBatchBuilder, SpecialIds
 from polyseme.rng import RandomStream, derive_sample_keys, random_bits
@@ -66,11 +66,11 @@ class _SpanCorruptionBatchBuilder(Seq2SeqBatchBuilder):
         source, target = config.output_lengths(longest)
         fitting_lengths = longest[(source <= max_len) & (target <= max_len)]
         if not len(fitting_lengths):
-            raise UserError(f"max_len is {max_len}, expected 4 or more: 2 go to a sentinel and the end mark")
+            raise ConfigError(f"max_len is {max_len}, expected 4 or more: 2 go to a sentinel and the end mark")
         num_sentinels = int(config.count_noise(fitting_lengths[-1:])[1][0]) + 1
         if num_sentinels > len(self.sentinels):
             available = f"has {len(self.sentinels)}" if len(self.sentinels) else "has none"
-            raise UserError(
+            raise ConfigError(
                 f"{name} with max_len {max_len} needs {num_sentinels} sentinels, and the tokenizer {available}: "
                 "train it with more sentinels, or set a smaller max_len"
             )

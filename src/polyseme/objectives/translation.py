@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from polyseme.corpus.sampling import SampleTable
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.objectives.base import Objective
 from polyseme.objectives.packing import BatchBuilder, Seq2SeqBatchBuilder, SpecialIds
 from polyseme.rng import RandomStream, bernoulli, derive_sample_keys, random_bits
@@ -32,7 +32,7 @@ class ParallelText:
     def from_ids(cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> ParallelText:
         """From texts as ids, the n-th of one side with the n-th of the other."""
         if len(sources) != len(targets):
-            raise UserError(f"{len(sources)} sources and {len(targets)} targets are no pairs")
+            raise DataError(f"{len(sources)} sources and {len(targets)} targets are no pairs")
         sides = []
         for texts in (sources, targets):
             sides.append(np.array([token for text in texts for token in text], dtype=np.int64))
@@ -85,7 +85,7 @@ class _TranslationBatchBuilder(Seq2SeqBatchBuilder):
         )
         longest = np.maximum(pairs.source_lengths, pairs.target_lengths) + 1
         if len(too_long := np.flatnonzero(longest > max_len)):
-            raise UserError(
+            raise DataError(
                 f"pair {too_long[0] + 1} has {longest[too_long[0]]} tokens with its end mark, more than {max_len}: "
                 "prepare shorter ones, or set a larger max_len"
             )
@@ -119,7 +119,7 @@ class _TranslationBatchBuilder(Seq2SeqBatchBuilder):
 def _load_parallel_text(corpus: Corpus) -> ParallelText:
     """The pairs of a corpus, each a document of two sentences."""
     if "pairs" not in corpus.manifest:
-        raise UserError(f"{corpus.path} is no corpus of pairs: make one with `polyseme pairs`")
+        raise DataError(f"{corpus.path} is no corpus of pairs: make one with `polyseme pairs`")
     lengths = np.diff(corpus.sentence_offsets).reshape(-1, 2)
     starts = corpus.sentence_offsets[:-1].reshape(-1, 2)
     sides = [(corpus.gather_tokens(starts[:, i], lengths[:, i]), lengths[:, i].astype(np.int64)) for i in (0, 1)]

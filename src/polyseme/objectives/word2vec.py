@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from polyseme.corpus.sampling import build_samples
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.nn.heads.word2vec import WindowBatch
 from polyseme.nn.model import Model
 from polyseme.objectives.base import Objective
@@ -57,7 +57,7 @@ class Word2Vec(Objective):
         self.check_range(1, math.inf, "window", "block_size", "negatives_per_block", "num_negatives")
         self.check_range(0, math.inf, "subsample_threshold", "ns_exponent")
         if self.window > self.block_size:
-            raise UserError(f"window is {self.window}, wider than a block of {self.block_size} words")
+            raise ConfigError(f"window is {self.window}, wider than a block of {self.block_size} words")
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class _Word2VecBatchBuilder(BatchBuilder):
         self.token_counts = count_tokens(corpus, special_ids.vocab_size)
         known_counts = np.where(special_ids.non_special_mask, self.token_counts, 0).astype(np.float64)
         if not known_counts.any():
-            raise UserError("the corpus has no known word: all of its tokens are special ones")
+            raise DataError("the corpus has no known word: all of its tokens are special ones")
         frequency = np.maximum(known_counts / known_counts.sum(), 1e-300)
         with np.errstate(over="ignore"):
             keep_prob = (

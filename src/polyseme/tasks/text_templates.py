@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.families.family import Family
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.tasks.examples import Example, TaskType, parse_float
@@ -40,7 +40,7 @@ class TextToTextTemplate(Config):
 
     def __post_init__(self) -> None:
         if not re.search(r"\{(text|pair|choices)\}$", self.template):
-            raise UserError(f"the template {self.template!r} has to end in {{text}}, {{pair}} or {{choices}}")
+            raise ConfigError(f"the template {self.template!r} has to end in {{text}}, {{pair}} or {{choices}}")
 
     def render_parts(self, example: Example) -> list[tuple[str, str]]:
         """The example's texts, each with the words before it; one that it has not is left out with its words."""

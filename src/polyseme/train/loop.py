@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError
+from polyseme.errors import ModelError
 from polyseme.nn.model import Model
 from polyseme.objectives.batch import Batch, SparseUpdateBatch
 from polyseme.objectives.losses import compute_losses
@@ -50,7 +50,7 @@ class StepReport:
         *metrics, first_nonfinite_step = self.raw_metrics.tolist()
         if first_nonfinite_step:
             summary = ", ".join(f"{n} {v:.4g}" for n, v in zip([*self.terms, "grad_norm"], metrics))
-            raise UserError(
+            raise ModelError(
                 f"step {int(first_nonfinite_step)} is not finite ({summary}): what was saved is whole; try a lower rate"
             )
         return metrics

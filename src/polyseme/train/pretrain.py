@@ -22,7 +22,7 @@ from torch import Tensor
 
 from polyseme.corpus.sampling import WINDOW_SAMPLES, DataPosition, SampleBin, ShuffledSampler, StreamSampler
 from polyseme.corpus.store import Corpus, verify_corpus
-from polyseme.errors import Interrupted, UserError
+from polyseme.errors import ConfigError, DataError, Interrupted, PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.io.atomic import is_occupied
 from polyseme.io.json import read_json, write_json
@@ -117,7 +117,7 @@ def pretrain(
     recipe = recipe.check()
     distributed.on_rank_zero(lambda: verify_corpus(corpus_path))
     corpus, tokenizer = Corpus.open(corpus_path), Tokenizer.load(corpus_path / "tokenizer")
-    has_target_vocab = corpus.manifest.get("pairs", {}).get("separate")
+    has_target_vocab = corpus.manifest.get("pairs", {}).get("has_target_tokenizer")
     target_tokenizer = Tokenizer.load(corpus_path / "target") if has_target_vocab else None
     vocab_sizes = tokenizer.vocab_size, target_tokenizer.vocab_size if target_tokenizer else 0
     config = recipe.model_config(*vocab_sizes) if initial_model is None else initial_model.model.config
@@ -321,7 +321,7 @@ def open_streams(
     if valid_corpus is not None:
         try:
             valid = recipe.objective.bind(valid_corpus, special_ids, recipe.max_len, recipe.seed)
-        except UserError as error:
+        except PolysemeError as error:
             print(f"note: nothing is held out for validation: {error}", file=sys.stderr)
             return open_streams(
                 recipe.replace(valid_fraction=0.0), corpus, tokenizer, rank, world_size, target_tokenizer
@@ -382,15 +382,15 @@ def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool, provenanc
     path = out / "recipe.json"
     if not path.exists():
         if is_occupied(out):
-            raise UserError(f"{out} is already there and holds no run: choose another --out")
+            raise ConfigError(f"{out} is already there and holds no run: choose another --out")
         return saved
     if not resume:
-        raise UserError(f"{out} already holds a run: give --resume to go on with it, or another --out")
+        raise ConfigError(f"{out} already holds a run: give --resume to go on with it, or another --out")
     existing = read_json(path)
     if not isinstance(existing, dict) or not saved.keys() <= existing.keys():
-        raise UserError(f"{path} is not a run's recipe")
+        raise DataError(f"{path} is not a run's recipe")
     if existing["corpus_hash"] != saved["corpus_hash"]:
-        raise UserError(f"{out} was begun on another corpus ({existing['corpus']})")
+        raise ConfigError(f"{out} was begun on another corpus ({existing['corpus']})")
     saved_recipe = Recipe.from_json(
         existing["recipe"], config_types=(type(recipe.objective),)
     ).to_json()  # with the fields that it did not have yet
@@ -398,9 +398,9 @@ def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool, provenanc
     if saved_recipe != saved["recipe"]:
         key = next(k for k in recipe.to_json() if existing["recipe"].get(k) != recipe.to_json()[k])
         old, new = existing["recipe"].get(key), recipe.to_json()[key]
-        raise UserError(f"{out} was begun with another recipe: {key} was {old!r}, now {new!r}")
+        raise ConfigError(f"{out} was begun with another recipe: {key} was {old!r}, now {new!r}")
     if existing.get("initialized_from_hash") != saved.get("initialized_from_hash"):
-        raise UserError(f"{out} was started from another model ({existing.get('initialized_from')})")
+        raise ConfigError(f"{out} was started from another model ({existing.get('initialized_from')})")
     return dict(existing)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_type_hints
 
 from polyseme.config import Config, parse_value
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, suggest
 from polyseme.families import Family, get_family
 from polyseme.nn.model import ModelConfig, build_meta
 from polyseme.objectives.base import Objective
@@ -56,7 +56,7 @@ class BudgetConfig(Config):
             hours, minutes, seconds = (float(part or 0) for part in (match.groups() if match else (0, 0, 0)))
             if total_minutes := 60 * hours + minutes + seconds / 60:
                 return cls(minutes=total_minutes)
-        raise UserError(f"a budget is a time such as 20m, 1h30m or 90s, or 500steps or 1e9tokens, not {text!r}")
+        raise ConfigError(f"a budget is a time such as 20m, 1h30m or 90s, or 500steps or 1e9tokens, not {text!r}")
 
 
 @dataclass(frozen=True)
@@ -105,18 +105,18 @@ class Recipe(Config):
         changes: dict[str, Any] = {"vocab_size": vocab_size}
         if target_vocab_size:
             if "target_vocab_size" not in arguments:
-                raise UserError(f"{self.family} has one vocabulary, but the corpus has two")
+                raise ConfigError(f"{self.family} has one vocabulary, but the corpus has two")
             changes["target_vocab_size"] = target_vocab_size
         for key, value in self.model.items():
             if key not in arguments:
-                raise UserError(f"unknown key {key!r} in model; {suggest(key, arguments)}")
+                raise ConfigError(f"unknown key {key!r} in model; {suggest(key, arguments)}")
             changes.setdefault(key, parse_value(arguments[key], value, f"model.{key}"))
         config = family.model_config(self.size or None, **changes)
         ModelConfig.from_json(config.to_json(), "model", family.config_types)  # checks the type of every value
         try:
             family.to_hf_config(config)
         except KeyError as error:
-            raise UserError(f"{self.family} has no published name for {error}, so it could not be saved") from None
+            raise ConfigError(f"{self.family} has no published name for {error}, so it could not be saved") from None
         build_meta(config)
         self._check_model(config)
         return config.replace(heads={name: config.heads[name] for name in self.objective.terms})
@@ -127,13 +127,13 @@ class Recipe(Config):
         objective.check(config, self.max_len)
         if objective.is_sparse != self.optimizer.is_sparse:
             expected = "'sparse_sgd' or 'sparse_adagrad'" if objective.is_sparse else "'adamw', 'muon' or 'nt_asgd'"
-            raise UserError(f"optimizer.name is {self.optimizer.name!r}, but {name} is trained by {expected}")
+            raise ConfigError(f"optimizer.name is {self.optimizer.name!r}, but {name} is trained by {expected}")
         if objective.needs_bounded_memory and self.batch_warmup_steps:
-            raise UserError(
+            raise ConfigError(
                 f"batch_warmup_steps is {self.batch_warmup_steps}, expected 0: {name} has the same streams in every step"
             )
         if self.compile and not config.trunk.supports_static_shape:
-            raise UserError(f"compile is true, but the kernels of {self.family} depend on lengths: set it to false")
+            raise ConfigError(f"compile is true, but the kernels of {self.family} depend on lengths: set it to false")
 
     def check(self) -> Recipe:
         """Return the recipe, or raise if its values do not fit each other."""
@@ -142,17 +142,17 @@ class Recipe(Config):
         self.check_range(0, math.inf, "num_averaged", "batch_warmup_steps")
         self.check_range(0, 1, "valid_fraction")
         if self.micro_batch_tokens < self.max_len:
-            raise UserError(f"micro_batch_tokens {self.micro_batch_tokens} is smaller than max_len {self.max_len}")
+            raise ConfigError(f"micro_batch_tokens {self.micro_batch_tokens} is smaller than max_len {self.max_len}")
         if self.batch_tokens % self.micro_batch_tokens:
-            raise UserError(
+            raise ConfigError(
                 f"batch_tokens {self.batch_tokens} is not a multiple of micro_batch_tokens {self.micro_batch_tokens}"
             )
         if self.optimizer.lr <= 0:
-            raise UserError(f"optimizer.lr is {self.optimizer.lr}, which is not above 0")
+            raise ConfigError(f"optimizer.lr is {self.optimizer.lr}, which is not above 0")
         if self.optimizer.name == "nt_asgd" and not self.valid_fraction:
-            raise UserError("nt_asgd is triggered by the loss on held-out text: valid_fraction is 0")
+            raise ConfigError("nt_asgd is triggered by the loss on held-out text: valid_fraction is 0")
         if self.optimizer.name == "nt_asgd" and self.num_averaged:
-            raise UserError(f"nt_asgd has a mean of its own: num_averaged is {self.num_averaged}, expected 0")
+            raise ConfigError(f"nt_asgd has a mean of its own: num_averaged is {self.num_averaged}, expected 0")
         if not any((self.budget.steps, self.budget.tokens, self.budget.minutes)):
-            raise UserError("the budget is empty: set budget.steps, budget.tokens or budget.minutes")
+            raise ConfigError("the budget is empty: set budget.steps, budget.tokens or budget.minutes")
         return self

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.model import SparseBatch
 from polyseme.nn.sparse import SparseRowGrad
 from polyseme.objectives.batch import SparseUpdateBatch
@@ -29,7 +29,7 @@ class SparseStepExecutor:
 
     def __init__(self, state: TrainState):
         if distributed.is_distributed():
-            raise UserError(
+            raise ConfigError(
                 f"optimizer {state.optimizer_config.name!r} updates tables in place and runs in one process only"
             )
         self.state = state

@@ -22,7 +22,7 @@ from polyseme.corpus.sources.gettext_catalogs import find_catalogs, read_message
 from polyseme.corpus.sources.lines import read_lines
 from polyseme.corpus.sources.po import read_po
 from polyseme.corpus.store import FORMAT, manifest_hash, shard_filename, token_dtype
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.atomic import atomic_directory, ensure_new_directory, sha256, write_array
 from polyseme.io.json import parse_json, write_json
 from polyseme.progress import progress
@@ -53,16 +53,16 @@ def read_pairs(sources: Sequence[str], keys: tuple[str, str] | None = None) -> I
         if source.partition("::")[0] == "gettext":
             lang = source.partition("lang=")[2]
             if not lang:
-                raise UserError(f"{source!r} does not say which language: gettext::lang=de")
+                raise ConfigError(f"{source!r} does not say which language: gettext::lang=de")
             for _, path in find_catalogs(lang):
                 yield from (TextPair(a, b, str(path)) for a, b in read_messages(path))
             continue
         path = Path(source)
         if not path.is_file():
-            raise UserError(f"there is no file {path}")
+            raise DataError(f"there is no file {path}")
         format = _detect_format(path)
         if unpaired_path is not None and format != "lines":
-            raise UserError(f"{unpaired_path} is a file of lines, and {path} is not its other side")
+            raise DataError(f"{unpaired_path} is a file of lines, and {path} is not its other side")
         if format == "lines":
             if unpaired_path is None:
                 unpaired_path = path
@@ -77,7 +77,7 @@ def read_pairs(sources: Sequence[str], keys: tuple[str, str] | None = None) -> I
             translations = read_messages(path) if format == "mo" else read_po(path)
             yield from (TextPair(a, b, str(path)) for a, b in translations)
     if unpaired_path is not None:
-        raise UserError(f"{unpaired_path} has lines of one side, and no file of the other follows it")
+        raise DataError(f"{unpaired_path} has lines of one side, and no file of the other follows it")
 
 
 def _detect_format(path: Path) -> str:
@@ -87,7 +87,7 @@ def _detect_format(path: Path) -> str:
 
 def _read_lines_strict(path: Path) -> Iterator[tuple[int, str]]:
     for numbered_line in read_lines(path, str(path)):
-        if isinstance(numbered_line, UserError):
+        if isinstance(numbered_line, DataError):
             raise numbered_line
         yield numbered_line
 
@@ -100,7 +100,7 @@ def _read_aligned_lines(source_path: Path, target_path: Path) -> Iterator[TextPa
             shorter_path, longer_path = (source_path, target_path) if a is None else (target_path, source_path)
             if (a or b or (0, ""))[1] == "":  # an empty line at the end
                 continue
-            raise UserError(
+            raise DataError(
                 f"{shorter_path} ends before line {number}, but {longer_path} goes on: their lines are no pairs"
             )
         yield TextPair(a[1], b[1], f"{source_path} line {number}")
@@ -117,13 +117,13 @@ def _read_tsv_pairs(path: Path, keys: tuple[str, str] | None) -> Iterator[TextPa
             if keys is not None:
                 for key in keys:
                     if key not in cells:
-                        raise UserError(f"{path} line 1: no column {key!r}; {suggest(key, cells)}")
+                        raise DataError(f"{path} line 1: no column {key!r}; {suggest(key, cells)}")
                 columns = cells.index(keys[0]), cells.index(keys[1])
                 continue
             if width != 2:
-                raise UserError(f"{path} line {number}: {width} columns, expected 2: or name them with keys")
+                raise DataError(f"{path} line {number}: {width} columns, expected 2: or name them with keys")
         if len(cells) != width:
-            raise UserError(f"{path} line {number}: {len(cells)} columns, but the first line has {width}")
+            raise DataError(f"{path} line {number}: {len(cells)} columns, but the first line has {width}")
         yield TextPair(cells[columns[0]], cells[columns[1]], f"{path} line {number}")
 
 
@@ -135,12 +135,12 @@ def _read_json_pairs(path: Path, keys: tuple[str, str]) -> Iterator[TextPair]:
         row = parse_json(line, location)
         row = row.get("translation", row) if isinstance(row, dict) else row
         if not isinstance(row, dict):
-            raise UserError(f"{location}: {type(row).__name__} where an object must be")
+            raise DataError(f"{location}: {type(row).__name__} where an object must be")
         for key in keys:
             if key not in row:
-                raise UserError(f"{location}: no key {key!r}; {suggest(key, row)}")
+                raise DataError(f"{location}: no key {key!r}; {suggest(key, row)}")
             if not isinstance(row[key], str):
-                raise UserError(f"{location}: {key!r} is no text")
+                raise DataError(f"{location}: {key!r} is no text")
         yield TextPair(row[keys[0]], row[keys[1]], location)
 
 
@@ -162,7 +162,7 @@ def prepare_parallel(
     out = Path(out)
     ensure_new_directory(out)
     if max_tokens < 1 or (max_length_ratio and max_length_ratio < 1):
-        raise UserError(
+        raise ConfigError(
             f"max_tokens is {max_tokens} and max_length_ratio is {max_length_ratio:g}: both have to be 1 or more, "
             "or the ratio 0 for none"
         )
@@ -192,7 +192,7 @@ def prepare_parallel(
                 vocab_size = max(tokenizer.vocab_size, effective_target.vocab_size)
                 shards.append(_write_shard(folder, len(shards), encoded_sides, kept_indices, vocab_size))
         if not shards:
-            raise UserError(f"there are no pairs in {', '.join(map(str, sources))}" + (
+            raise DataError(f"there are no pairs in {', '.join(map(str, sources))}" + (
                 f": {sum(counts.values())} were left out, such as {next(iter(examples.values()))}" if examples else ""
             ))  # fmt: skip
         tokenizers = {"tokenizer": tokenizer} | ({TARGET_TOKENIZER_DIR: target_tokenizer} if target_tokenizer else {})

@@ -52,7 +52,7 @@ from polyseme.corpus.store import (
     read_manifest,
     shard_filename,
 )
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.atomic import sha256, write_array
 from polyseme.io.json import read_json, write_json
 from polyseme.progress import progress
@@ -90,11 +90,11 @@ def prepare(
     out = Path(out)
     cleaning = parse_cleaning_steps(clean)
     if dedup not in DEDUP_MODES:
-        raise UserError(f"dedup is {dedup!r}: {suggest(dedup, DEDUP_MODES)}")
+        raise ConfigError(f"dedup is {dedup!r}: {suggest(dedup, DEDUP_MODES)}")
     if not 0 < dedup_threshold <= 1:
-        raise UserError(f"dedup_threshold is {dedup_threshold}: it has to be above 0 and at most 1")
+        raise ConfigError(f"dedup_threshold is {dedup_threshold}: it has to be above 0 and at most 1")
     if append and not (out / "manifest.json").is_file():
-        raise UserError(f"there is no finished corpus in {out} to append to")
+        raise DataError(f"there is no finished corpus in {out} to append to")
     with exclusive_workdir(out) as work_dir:
         base_manifest = read_manifest(out) if (out / "manifest.json").is_file() else None
         reader = open_sources(
@@ -102,9 +102,9 @@ def prepare(
         )
         first_document = next(iter(reader), None)
         if first_document is None:  # before anything is written: most bad input shows here
-            raise UserError(f"there is no text in {', '.join(map(str, paths))}")
+            raise DataError(f"there is no text in {', '.join(map(str, paths))}")
         if tokenizer.kind == "events" and set(first_document.text[:100].split()[:-1]).isdisjoint(tokenizer.vocabulary):
-            raise UserError(f"{first_document.source} is text, and the tokenizer knows the events of MIDI files alone")
+            raise DataError(f"{first_document.source} is text, and the tokenizer knows the events of MIDI files alone")
         plan = {
             "format": FORMAT,
             "settings": {
@@ -139,7 +139,7 @@ def prepare(
         manifest = run.build_manifest(duplicate_map)
         if not manifest["shards"]:
             rollback(out, False)
-            raise UserError("nothing is left of this text: every document was removed, or leaves no token")
+            raise DataError("nothing is left of this text: every document was removed, or leaves no token")
         write_json(out / "manifest.json", manifest)
         remove_temporary(out, manifest)
     return manifest

@@ -14,7 +14,7 @@ from typing import Any
 from polyseme.corpus.build.blocks import SkippedInput
 from polyseme.corpus.clean.clean import CleaningStats
 from polyseme.corpus.store import WORK_DIR
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.io.atomic import as_user_error
 from polyseme.io.json import read_json, write_json
 from polyseme.text.tokenizer import Tokenizer
@@ -31,12 +31,12 @@ def exclusive_workdir(out: Path) -> Iterator[Path]:
     that was made goes again, the folder too if it was not there.
     """
     if out.is_file():
-        raise UserError(f"{out} is a file: choose another folder")
+        raise ConfigError(f"{out} is a file: choose another folder")
     is_new, work_dir = not out.exists(), out / WORK_DIR
     with as_user_error(out):
         shutil.rmtree(out / _TRASH_DIR, ignore_errors=True)
         if out.is_dir() and not work_dir.exists() and not (out / "manifest.json").is_file() and any(out.glob("[!.]*")):
-            raise UserError(f"{out} is not empty and not a corpus: choose another folder")
+            raise ConfigError(f"{out} is not empty and not a corpus: choose another folder")
         work_dir.mkdir(parents=True, exist_ok=True)
         lock = open(work_dir / "lock", "w")  # noqa: SIM115  # held as long as the block runs
     try:
@@ -47,7 +47,7 @@ def exclusive_workdir(out: Path) -> Iterator[Path]:
             raise OSError
     except OSError:
         lock.close()
-        raise UserError(f"another prepare is at work in {out}") from None
+        raise DataError(f"another prepare is at work in {out}") from None
     try:
         yield work_dir
     except BaseException:
@@ -81,7 +81,7 @@ def remove_temporary(out: Path, manifest: dict[str, Any]) -> None:
 
 
 def is_up_to_date(out: Path, base: dict[str, Any], plan: dict[str, Any], append: bool) -> bool:
-    """Whether a finished corpus holds these sources; a `UserError` if it does not and cannot take them."""
+    """Whether a finished corpus holds these sources; a `ConfigError` if it does not and cannot take them."""
     if not append:
         num_entries = len(plan["source_files"]), len(plan["sources"])
         comparable = base | {
@@ -89,10 +89,10 @@ def is_up_to_date(out: Path, base: dict[str, Any], plan: dict[str, Any], append:
             "sources": base["sources"][: num_entries[1]],
         }
         if mismatch := describe_difference(comparable, plan):
-            raise UserError(f"{out} holds a corpus with {mismatch}: choose another folder, or remove it")
+            raise ConfigError(f"{out} holds a corpus with {mismatch}: choose another folder, or remove it")
         return True
     if mismatch := describe_difference(base | {key: plan[key] for key in ("source_files", "sources")}, plan):
-        raise UserError(f"{out} holds a corpus with {mismatch}: what is appended has to be made in the same way")
+        raise ConfigError(f"{out} holds a corpus with {mismatch}: what is appended has to be made in the same way")
     existing_sources = {
         _source_content(base, source): base["sources"][source["source_index"]] for source in base["source_files"]
     }
@@ -103,9 +103,9 @@ def is_up_to_date(out: Path, base: dict[str, Any], plan: dict[str, Any], append:
             plan["sources"][source["source_index"]]["weight"],
         )
         if old_weight != new_weight:
-            raise UserError(f"{source['path']} is in {out} already, with weight {old_weight}, not {new_weight}")
+            raise ConfigError(f"{source['path']} is in {out} already, with weight {old_weight}, not {new_weight}")
     if already_present and len(already_present) < len(plan["source_files"]):
-        raise UserError(f"{already_present[0]['path']} is in {out} already: leave it out")
+        raise ConfigError(f"{already_present[0]['path']} is in {out} already: leave it out")
     return bool(already_present)
 
 
@@ -116,7 +116,7 @@ def _source_content(plan: dict[str, Any], source: dict[str, Any]) -> tuple[str, 
 
 
 def write_or_check_plan(out: Path, plan: dict[str, Any], base: dict[str, Any] | None, tokenizer: Tokenizer) -> None:
-    """Write down what is to be done, or find it written; a `UserError` if something else was begun here."""
+    """Write down what is to be done, or find it written; a `ConfigError` if something else was begun here."""
     work_dir = out / WORK_DIR
     full_plan = plan | {"base": base["hash"] if base else ""}
     if (work_dir / "plan.json").is_file():
@@ -131,7 +131,9 @@ def write_or_check_plan(out: Path, plan: dict[str, Any], base: dict[str, Any] | 
         is_obsolete = base is not None and earlier_plan.get("base") != base["hash"]  # it was finished, or can never be
         if any(work_dir.glob("*-00000.json")) and not is_obsolete:
             advice = f"remove {work_dir} to drop it" if base else "choose another folder, or remove it"
-            raise UserError(f"{out} holds an unfinished run with {mismatch}: run that again to finish it, or {advice}")
+            raise ConfigError(
+                f"{out} holds an unfinished run with {mismatch}: run that again to finish it, or {advice}"
+            )
         for path in work_dir.iterdir():
             if path.name not in ("lock", "stdin"):
                 path.unlink()

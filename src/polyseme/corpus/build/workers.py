@@ -20,7 +20,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Protocol, TypeVar
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, PolysemeError, UnsupportedError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -116,12 +116,12 @@ class _ClusterFuture:
     def result(self) -> Any:
         try:
             return self.future.result()
-        except UserError:
+        except PolysemeError:
             raise
         except Exception as error:
             if not type(error).__module__.startswith(("distributed", "asyncio", "concurrent", "tornado")):
                 raise
-            raise UserError(f"the cluster broke down ({type(error).__name__}); run the command again") from None
+            raise PolysemeError(f"the cluster broke down ({type(error).__name__}); run the command again") from None
 
 
 @contextmanager
@@ -129,18 +129,20 @@ def _connect_cluster(address: str) -> Iterator[Any]:
     try:
         from distributed import Client
     except ImportError:
-        raise UserError("a cluster is reached by dask, which is not installed: pip install distributed") from None
+        raise UnsupportedError(
+            "a cluster is reached by dask, which is not installed: pip install distributed"
+        ) from None
     _check_reachable(address)
     try:
         client = Client(address, timeout=20, set_as_default=False)
     except (OSError, ValueError) as error:
-        raise UserError(f"what listens at {address!r} is no dask scheduler ({type(error).__name__})") from None
+        raise ConfigError(f"what listens at {address!r} is no dask scheduler ({type(error).__name__})") from None
     try:
         if not client.nthreads():
             client.wait_for_workers(1, timeout=60)
         yield client
     except TimeoutError:
-        raise UserError(f"the scheduler at {address!r} has no workers") from None
+        raise ConfigError(f"the scheduler at {address!r} has no workers") from None
     finally:
         client.close()
 
@@ -149,11 +151,11 @@ def _check_reachable(address: str) -> None:
     """Whether something listens there: dask itself would try for long, and leave noise."""
     host, _, port = address.removeprefix("tcp://").removeprefix("tls://").rpartition(":")
     if not host or "/" in host or not port.isdigit() or int(port) > 65535:
-        raise UserError(f"the address of a dask scheduler is HOST:PORT or tcp://HOST:PORT, not {address!r}")
+        raise ConfigError(f"the address of a dask scheduler is HOST:PORT or tcp://HOST:PORT, not {address!r}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:
-        raise UserError(f"no dask scheduler answers at {address!r}: {error}") from None
+        raise ConfigError(f"no dask scheduler answers at {address!r}: {error}") from None
 
 
 class _ProcessPool:
@@ -189,7 +191,7 @@ class _ProcessPool:
         except (EOFError, OSError):
             status = process.wait()
             reason = "it was killed, as when memory runs out" if status < 0 else f"it ended with status {status}"
-            raise UserError(f"a worker is gone ({reason}); run the command again") from None
+            raise PolysemeError(f"a worker is gone ({reason}); run the command again") from None
         if not succeeded:
             raise result
         return result

@@ -27,7 +27,7 @@ import numpy as np
 
 from polyseme.corpus.clean.language import LanguageDetector
 from polyseme.corpus.dedup.external_sort import ExternalSorter
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, suggest
 
 DEFAULT_STEPS = "nfc,control"
 MAX_EXAMPLES, EXCERPT_CHARS = 5, 120
@@ -72,17 +72,17 @@ def parse_cleaning_steps(text: str) -> CleaningConfig:
     for step_text in text.split(","):
         name, equals, value = (part.strip() for part in step_text.partition("="))
         if name == "none":
-            raise UserError(f"none stands alone, not among other steps as in {text!r}")
+            raise ConfigError(f"none stands alone, not among other steps as in {text!r}")
         if name not in _DEFAULT_VALUES:
-            raise UserError(
+            raise ConfigError(
                 f"there is no cleaning step {name!r} in {text!r}: {suggest(name, [*_DEFAULT_VALUES, 'none'])}"
             )
         if name in settings:
-            raise UserError(f"the cleaning step {name!r} is given twice in {text!r}")
+            raise ConfigError(f"the cleaning step {name!r} is given twice in {text!r}")
         settings[name] = _parse_value(name, value) if equals else _DEFAULT_VALUES[name]
     config = CleaningConfig(**settings)
     if config.max_chars and config.min_chars > config.max_chars:
-        raise UserError(
+        raise ConfigError(
             f"no document has at least {config.min_chars} and at most {config.max_chars} characters: {text!r}"
         )
     return config
@@ -90,7 +90,7 @@ def parse_cleaning_steps(text: str) -> CleaningConfig:
 
 def _parse_value(name: str, value: str) -> Any:
     if isinstance(_DEFAULT_VALUES[name], bool):
-        raise UserError(f"the cleaning step {name!r} takes no value, not {value!r}")
+        raise ConfigError(f"the cleaning step {name!r} takes no value, not {value!r}")
     number_type, min_value, max_value = (
         (float, 0.0, 1.0) if name == "language" else (int, 2 if name == "boilerplate" else 1, 1 << 60)
     )
@@ -102,7 +102,7 @@ def _parse_value(name: str, value: str) -> Any:
         expected = (
             "a probability above 0 and at most 1" if number_type is float else f"a whole number, {min_value} or more"
         )
-        raise UserError(
+        raise ConfigError(
             f"{name}={value}: the cleaning step {name!r} takes {expected}, such as {name}={_DEFAULT_VALUES[name]}"
         )
     return number

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from typing import Any
 
-from polyseme.errors import UserError
+from polyseme.errors import UnsupportedError
 
 SAMPLE_CHARS = 300  # characters looked at; of 600 English passages none is taken for another language with this many
 _NUM_SAMPLES = 3
@@ -78,5 +78,7 @@ def _load_model() -> Any:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:
-        raise UserError("languages are told by py3langid, which is not installed: pip install py3langid") from None
+        raise UnsupportedError(
+            "languages are told by py3langid, which is not installed: pip install py3langid"
+        ) from None
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

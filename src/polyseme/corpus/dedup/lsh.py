@@ -17,7 +17,7 @@ import numpy as np
 
 from polyseme.corpus.dedup.external_sort import ExternalSorter
 from polyseme.corpus.dedup.minhash import SIGNATURE_SIZE
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.rng import GOLDEN_GAMMA, splitmix64
 
 NUM_BUCKET_FIRST, NUM_BUCKET_PREVIOUS = 16, 4  # with whom of its bucket a document is compared
@@ -29,7 +29,7 @@ ProgressFn = Callable[[float], None]
 def lsh_bands(threshold: float, signature_size: int = SIGNATURE_SIZE) -> tuple[int, int]:
     """How many bands of how many rows: the most rows that still find 99 % of the pairs at the threshold."""
     if not 0 < threshold <= 1:
-        raise UserError(f"the threshold of near duplicates is {threshold}: it must be above 0 and at most 1")
+        raise ConfigError(f"the threshold of near duplicates is {threshold}: it must be above 0 and at most 1")
     row_counts = [
         rows
         for rows in range(1, signature_size + 1)
@@ -59,7 +59,7 @@ def find_duplicates(
     if sum(map(len, exact_hashes)) != len(include) or (signatures and sum(map(len, signatures)) != len(include)):
         raise ValueError("the parts and `alive` are not of the same documents")
     if len(include) > 1 << 32:
-        raise UserError(f"{len(include)} documents are more than 2^32: prepare them in several corpora")
+        raise DataError(f"{len(include)} documents are more than 2^32: prepare them in several corpora")
     advance = advance or (lambda amount: None)
     duplicate_of = np.full(len(include), -1, dtype=np.int64)
     _find_exact_duplicates(

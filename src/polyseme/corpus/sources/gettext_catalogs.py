@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polyseme.corpus.sources.lines import MAX_ROW_BYTES, Document, ReadResult, bad_input, replace_surrogates
-from polyseme.errors import UserError, suggest
+from polyseme.errors import DataError, suggest
 from polyseme.io.compression import CorruptFileError, read_decompressed
 
 _CHARSET = re.compile(rb"charset=([\w.:-]+)")
@@ -28,7 +28,7 @@ def find_catalogs(lang: str = "") -> list[tuple[str, Path]]:
             if path.is_file() and path.stat().st_size:
                 catalog_paths.setdefault((path.parts[-3], path.name), path)
     if not catalog_paths:
-        raise UserError(f"there is no catalog of gettext in {', '.join(map(str, folders))}")
+        raise DataError(f"there is no catalog of gettext in {', '.join(map(str, folders))}")
     locale_name = lang.replace("-", "_")
     catalogs = [
         (parse_language(name[0]), path)
@@ -37,7 +37,7 @@ def find_catalogs(lang: str = "") -> list[tuple[str, Path]]:
     ]
     if not catalogs:
         available = {name for locale, _ in catalog_paths for name in _locale_names(locale)}
-        raise UserError(f"gettext has no catalog in {lang!r}: {suggest(locale_name, available)}")
+        raise DataError(f"gettext has no catalog in {lang!r}: {suggest(locale_name, available)}")
     return catalogs
 
 
@@ -67,7 +67,7 @@ def read_messages(path: Path) -> list[tuple[str, str]]:
     """Each message and its translation. Of plural forms the first belongs to the singular, the others do not."""
     pairs = []
     for entry in _read_entries(path, str(path)):
-        if isinstance(entry, UserError):
+        if isinstance(entry, DataError):
             raise entry
         pairs.append(entry)
     return pairs
@@ -78,7 +78,7 @@ def read_translations(path: Path, name: str) -> Iterator[ReadResult]:
     parts: list[str] = []
     previous_is_paragraph = False
     for entry in _read_entries(path, name):
-        if isinstance(entry, UserError):
+        if isinstance(entry, DataError):
             yield entry
         elif message := entry[1].strip():
             is_paragraph = "\n" in message
@@ -90,7 +90,7 @@ def read_translations(path: Path, name: str) -> Iterator[ReadResult]:
         yield Document("".join(parts), name)
 
 
-def _read_entries(path: Path, name: str) -> Iterator[tuple[str, str] | UserError]:
+def _read_entries(path: Path, name: str) -> Iterator[tuple[str, str] | DataError]:
     """Messages and translations as `read_messages` gives them; an error for each that cannot be read."""
     content = bytearray()
     try:
@@ -102,7 +102,7 @@ def _read_entries(path: Path, name: str) -> Iterator[tuple[str, str] | UserError
     except CorruptFileError:
         yield bad_input(f"{name} is cut off or damaged: it cannot be unpacked")
         return
-    except UserError as error:
+    except DataError as error:
         yield error
         return
     pairs, error_text = _parse_mo(bytes(content))

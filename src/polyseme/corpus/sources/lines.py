@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.io.compression import CorruptFileError, read_decompressed
 
 MAX_DOCUMENT_CHARS = 4_000_000  # characters; a longer one is cut into parts
@@ -26,7 +26,7 @@ class Document:
 
 
 # A reader gives documents, and for what it cannot read an error that is not raised yet.
-ReadResult = Document | UserError
+ReadResult = Document | DataError
 
 
 def make_printable(text: str) -> str:
@@ -39,9 +39,9 @@ def replace_surrogates(text: str) -> str:
     return _SURROGATE.sub("\ufffd", text)
 
 
-def bad_input(message: str) -> UserError:
+def bad_input(message: str) -> DataError:
     """An error that may quote a file."""
-    return UserError(make_printable(message))
+    return DataError(make_printable(message))
 
 
 def find_split_point(text: str) -> int:
@@ -53,7 +53,7 @@ def find_split_point(text: str) -> int:
 
 def split_long_document(document: ReadResult) -> Iterator[ReadResult]:
     """A document in parts that are not too long; anything else as it is."""
-    if isinstance(document, UserError) or len(document.text) <= MAX_DOCUMENT_CHARS:
+    if isinstance(document, DataError) or len(document.text) <= MAX_DOCUMENT_CHARS:
         yield document
         return
     text, start, part_number = document.text, 0, 1
@@ -96,7 +96,7 @@ class DocumentBuilder:
         return Document(text.rstrip("\n"), self.source, f"line {self.first_line}")
 
 
-def read_line_chunks(path: Path, name: str, split_long_lines: bool = False) -> Iterator[tuple[int, str] | UserError]:
+def read_line_chunks(path: Path, name: str, split_long_lines: bool = False) -> Iterator[tuple[int, str] | DataError]:
     """Stretches of whole lines of a file in UTF-8, each with the number of its first line; lines end in `\\n`.
 
     A line that is not UTF-8 or too long is an error, and so is the end of a file that is cut off; what stands
@@ -128,17 +128,17 @@ def read_line_chunks(path: Path, name: str, split_long_lines: bool = False) -> I
                 line_number, offset, is_empty = line_number + raw.count(b"\n"), offset + len(raw), False
     except CorruptFileError:
         yield bad_input(f"{name} is cut off or damaged: it cannot be unpacked beyond line {line_number - 1}")
-    except UserError as error:
+    except DataError as error:
         yield error
     else:
         if is_empty:
             yield bad_input(f"{name} is empty")
 
 
-def read_lines(path: Path, name: str) -> Iterator[tuple[int, str] | UserError]:
+def read_lines(path: Path, name: str) -> Iterator[tuple[int, str] | DataError]:
     """Numbered lines without their ends; an error where one cannot be had."""
     for chunk in read_line_chunks(path, name):
-        if isinstance(chunk, UserError):
+        if isinstance(chunk, DataError):
             yield chunk
         else:
             yield from enumerate(chunk[1].removesuffix("\n").split("\n"), chunk[0])
@@ -150,7 +150,7 @@ def read_first_byte(path: Path) -> bytes:
         for block in read_decompressed(path):
             if block := block.removeprefix(b"\xef\xbb\xbf").lstrip():
                 return block[:1]
-    except UserError:
+    except DataError:
         pass
     return b""
 
@@ -181,7 +181,7 @@ def _read_byte_chunks(path: Path, max_line_bytes: int, split_long_lines: bool) -
                     yield raw, False
                     raw = block[end:]
                 buffers, size = [raw], len(raw)
-    except UserError:
+    except DataError:
         if size and split_long_lines:
             yield b"".join(buffers), False
         raise
@@ -197,7 +197,7 @@ def _find_boundary(raw: bytes, end: int) -> int:
     return end
 
 
-def _decode_lines(name: str, raw: bytes, line_number: int, offset: int) -> Iterator[tuple[int, str] | UserError]:
+def _decode_lines(name: str, raw: bytes, line_number: int, offset: int) -> Iterator[tuple[int, str] | DataError]:
     """The text of some lines, in one stretch if it can be; `line_number` and `offset` are those of their start."""
     try:
         text = raw.decode()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.corpus.sources.lines import MAX_ROW_BYTES, Document, ReadResult, bad_input
-from polyseme.errors import UserError
+from polyseme.errors import DataError, PolysemeError, UnsupportedError
 from polyseme.io.atomic import atomic_write
 from polyseme.io.compression import read_decompressed
 from polyseme.text.events import Note, notes_to_events
@@ -24,7 +24,7 @@ def require_mido() -> Any:
     try:
         import mido
     except ImportError:
-        raise UserError("MIDI files are read and written with mido: install polyseme[music]") from None
+        raise UnsupportedError("MIDI files are read and written with mido: install polyseme[music]") from None
     return mido
 
 
@@ -32,7 +32,7 @@ def read_midi(path: Path, name: str) -> Iterator[ReadResult]:
     """The piece of a file as one document of events, or what is wrong with it."""
     try:
         events = notes_to_events(read_notes(path, name))
-    except UserError as error:
+    except DataError as error:
         yield error
         return
     yield Document(" ".join(events), name) if events else bad_input(f"{name} has no notes")
@@ -60,7 +60,7 @@ def read_notes(path: Path, name: str = "") -> list[Note]:
                 f"{name} counts time in frames of film, which is not read: its beat must be divided into ticks"
             )
         return _messages_to_notes(library.merge_tracks(file.tracks), file.ticks_per_beat, name)
-    except UserError:
+    except PolysemeError:
         raise
     except Exception as error:  # whatever the library stumbles over, the file is at fault
         raise bad_input(f"{name} is not a whole MIDI file ({type(error).__name__} {str(error)[:80]})") from None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polyseme.corpus.sources.lines import read_lines
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 
 _LINE = re.compile(r'(?:(msgctxt|msgid_plural|msgid|msgstr(?:\[(\d+)\])?)\s*)?"((?:[^"\\]|\\.)*)"\s*')
 _ESCAPE = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{2}|.)")
@@ -23,7 +23,7 @@ def _read_entries(path: Path) -> Iterator[tuple[str, str]]:
     entry: dict[str, str] = {}
     field, fuzzy = "", False
     for numbered_line in read_lines(path, str(path)):
-        if isinstance(numbered_line, UserError):
+        if isinstance(numbered_line, DataError):
             raise numbered_line
         number, line = numbered_line[0], numbered_line[1].strip()
         if not line or line.startswith("#"):
@@ -34,14 +34,14 @@ def _read_entries(path: Path) -> Iterator[tuple[str, str]]:
             continue
         match = _LINE.fullmatch(line)
         if match is None or not (match[1] or field):
-            raise UserError(f"{path} line {number}: {line[:40]!r} is no line of a .po file")
+            raise DataError(f"{path} line {number}: {line[:40]!r} is no line of a .po file")
         if match[1]:
             if match[1] in ("msgid", "msgctxt") and ("msgstr" in entry or "msgstr[0]" in entry):
                 yield from _entry_pairs(entry, fuzzy)
                 entry, fuzzy = {}, False
             field = match[1]
             if field in entry:
-                raise UserError(f"{path} line {number}: {field} stands twice in one entry")
+                raise DataError(f"{path} line {number}: {field} stands twice in one entry")
         entry[field] = entry.get(field, "") + _ESCAPE.sub(_unescape, match[3])
     yield from _entry_pairs(entry, fuzzy)
 

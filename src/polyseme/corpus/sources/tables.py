@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.corpus.sources.lines import MAX_ROW_BYTES, Document, ReadResult, bad_input, read_lines
-from polyseme.errors import UserError, suggest
+from polyseme.errors import DataError, PolysemeError, suggest
 from polyseme.io.compression import COMPRESSED_SUFFIXES, CorruptFileError, read_decompressed, require_pyarrow
 
 NumberedLine = tuple[int, str]
@@ -26,7 +26,7 @@ def parse_columns(key: str, names: Collection[str]) -> list[str]:
     return [key] if key in names else key.split("+")
 
 
-def missing_column(location: str, noun: str, key: str, names: Collection[str]) -> UserError:
+def missing_column(location: str, noun: str, key: str, names: Collection[str]) -> DataError:
     shown = [name[:40] for name in islice(names, 20)]
     listing = " among " + ", ".join(shown) + (", …" if len(names) > len(shown) else "") if shown else ""
     return bad_input(f"{location}: no {noun} {key!r}{listing}; {suggest(key, shown)}")
@@ -35,7 +35,7 @@ def missing_column(location: str, noun: str, key: str, names: Collection[str]) -
 def read_tsv(path: Path, name: str, key: str) -> Iterator[ReadResult]:
     """Columns between tabs, where a quote is a character like any other."""
     rows = (
-        numbered_line if isinstance(numbered_line, UserError) else (numbered_line[0], numbered_line[1].split("\t"))
+        numbered_line if isinstance(numbered_line, DataError) else (numbered_line[0], numbered_line[1].split("\t"))
         for numbered_line in read_lines(path, name)
     )
     return _rows_to_documents(rows, name, key)
@@ -46,10 +46,10 @@ def read_csv(path: Path, name: str, key: str) -> Iterator[ReadResult]:
     return _rows_to_documents(_CsvRecords(read_lines(path, name), name), name, key)
 
 
-def _rows_to_documents(rows: Iterable[tuple[int, list[str]] | UserError], name: str, key: str) -> Iterator[ReadResult]:
+def _rows_to_documents(rows: Iterable[tuple[int, list[str]] | DataError], name: str, key: str) -> Iterator[ReadResult]:
     width, columns = 0, list[int]()
     for row in rows:
-        if isinstance(row, UserError):
+        if isinstance(row, DataError):
             yield row
             continue
         number, fields = row
@@ -74,17 +74,17 @@ class _CsvRecords:
     are read again for that, so that no file takes more than linear time.
     """
 
-    def __init__(self, lines: Iterator[NumberedLine | UserError], name: str):
+    def __init__(self, lines: Iterator[NumberedLine | DataError], name: str):
         self.lines, self.name = lines, name
-        self.pushed_back: deque[NumberedLine | UserError] = deque()
+        self.pushed_back: deque[NumberedLine | DataError] = deque()
         self.continuation_lines: list[
-            NumberedLine | UserError
+            NumberedLine | DataError
         ] = []  # the lines after the first of the record that is read
         self.num_characters = self.reread_budget = 0
 
-    def __iter__(self) -> Iterator[tuple[int, list[str]] | UserError]:
+    def __iter__(self) -> Iterator[tuple[int, list[str]] | DataError]:
         while (numbered_line := self._next()) is not None:
-            if isinstance(numbered_line, UserError):
+            if isinstance(numbered_line, DataError):
                 yield numbered_line
                 continue
             number, line = numbered_line
@@ -99,14 +99,14 @@ class _CsvRecords:
             num_lost = 0
             if len(self.continuation_lines) > self.reread_budget:
                 num_lost = len(self.continuation_lines)
-                self.continuation_lines = [each for each in self.continuation_lines if isinstance(each, UserError)]
+                self.continuation_lines = [each for each in self.continuation_lines if isinstance(each, DataError)]
             self.reread_budget -= len(self.continuation_lines)
             self.pushed_back.extendleft(reversed(self.continuation_lines))
             yield bad_input(
                 f"{self.name} line {number}: {fields}" + (f"; {num_lost} lines after it are lost" if num_lost else "")
             )
 
-    def _next(self) -> NumberedLine | UserError | None:
+    def _next(self) -> NumberedLine | DataError | None:
         if self.pushed_back:
             return self.pushed_back.popleft()
         self.reread_budget += 4
@@ -118,7 +118,7 @@ class _CsvRecords:
         if numbered_line is None:
             return None
         self.continuation_lines.append(numbered_line)
-        if isinstance(numbered_line, UserError):
+        if isinstance(numbered_line, DataError):
             return None
         self.num_characters += len(numbered_line[1]) + 1
         return numbered_line[1] if self.num_characters <= MAX_ROW_BYTES else None
@@ -159,7 +159,7 @@ def read_parquet(path: Path, name: str, key: str) -> Iterator[ReadResult]:
                 yield _join_columns(values, name, row)
     except CorruptFileError:
         yield bad_input(f"{name} is cut off or damaged: it cannot be read beyond row {row}")
-    except UserError as error:
+    except DataError as error:
         yield error
 
 
@@ -204,11 +204,11 @@ def _read_batches(path: Path, name: str, key: str) -> Iterator[list[list[bytes |
                     raise bad_input(f"{name}: column {column!r} holds {column_type}, not text")
             for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
                 yield [_to_bytes(pa, batch.column(column)) for column in columns]
-    except UserError:
+    except PolysemeError:
         raise
     except OSError as error:
         if error.errno is not None:
-            raise UserError(f"cannot read {name}: {error.strerror or error}") from None
+            raise DataError(f"cannot read {name}: {error.strerror or error}") from None
         raise CorruptFileError(str(error)) from None
     except Exception as error:  # Arrow's own, and those of Python for sizes and names that make no sense
         raise CorruptFileError(str(error)) from None

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.layers.char_cnn import CharCNN, CharCNNConfig
 
 JoinPosition = Literal["input", "output", "both", "between"]
@@ -141,7 +141,7 @@ class FrozenFeaturesConfig(Config):
         self.check_range(1, math.inf, "vocab_size")
         self.check_range(0, math.inf, "word_dim")
         if not self.input_dim:
-            raise UserError("a task model needs features at its input, vectors of words, or their characters")
+            raise ConfigError("a task model needs features at its input, vectors of words, or their characters")
 
     @property
     def join_positions(self) -> tuple[str, ...]:

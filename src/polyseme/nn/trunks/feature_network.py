@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
@@ -50,7 +50,7 @@ class FeatureNetworkConfig(TrunkConfig):
         self.check_range(1, 100, "num_layers")
         if self.features.middle_join_dim and (self.network != "bilstm" or self.num_layers < 2):
             actual = f"{self.network} with num_layers {self.num_layers}"
-            raise UserError(
+            raise ConfigError(
                 f"features can join between layers only in a bilstm with num_layers of at least 2, not in {actual}"
             )
 
@@ -232,7 +232,7 @@ class FeatureNetwork(Trunk):
     ) -> None:
         super().check(inputs, memory=memory, return_memory=return_memory)
         if any(True for _ in layers):
-            raise UserError(f"{type(self).__name__} does not return layers")
+            raise UnsupportedError(f"{type(self).__name__} does not return layers")
 
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
         layout, segments = inputs.layout, inputs.segments

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from polyseme.config import check_in_range
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import CharCNNConfig
@@ -73,7 +73,9 @@ class RecurrentTrunkConfig(TrunkConfig):
         for hidden_dim in self.hidden_dims:
             check_in_range("a value of hidden_dims", hidden_dim, 1, math.inf)
         if self.projection_dim and self.cell != "lstm":
-            raise UserError(f"projection_dim is {self.projection_dim}, but the cell is {self.cell!r}: use 0, or 'lstm'")
+            raise ConfigError(
+                f"projection_dim is {self.projection_dim}, but the cell is {self.cell!r}: use 0, or 'lstm'"
+            )
         check_in_range("cell_clip", self.cell_clip, 0, math.inf)
         check_in_range("projection_clip", self.projection_clip, 0, math.inf)
         check_in_range("skip_from_layer", self.skip_from_layer, 1, math.inf)
@@ -82,7 +84,7 @@ class RecurrentTrunkConfig(TrunkConfig):
             self.skip_from_layer - 1 :
         ]
         if self.skip in ("residual", "highway") and len(set(layer_dims)) > 1:
-            raise UserError(f"skip {self.skip!r} needs layers of one size, not {layer_dims}")
+            raise ConfigError(f"skip {self.skip!r} needs layers of one size, not {layer_dims}")
 
     @property
     def output_dims(self) -> tuple[int, ...]:
@@ -154,7 +156,7 @@ class RecurrentTrunkConfig(TrunkConfig):
 
     def build(self) -> RecurrentTrunk:
         if not self.hidden_dims:
-            raise UserError("hidden_dims is empty: a trunk needs at least one layer")
+            raise ConfigError("hidden_dims is empty: a trunk needs at least one layer")
         return RecurrentTrunk(self)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.attention.rnn_attention import EncoderAttentionState, RNNAttention, RNNAttentionConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
@@ -41,7 +41,7 @@ class RecurrentDecoderConfig(TrunkConfig):
     def __post_init__(self) -> None:
         self.check_range(0, 1, "dropout")
         if self.stack.context_dim and (self.attention is None or self.stack.context_dim != self.source_dim):
-            raise UserError(
+            raise ConfigError(
                 f"stack.context_dim is {self.stack.context_dim}: expected 0, or {self.source_dim} with attention"
             )
 

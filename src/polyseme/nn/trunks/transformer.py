@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.attention.multihead import AttentionConfig
 from polyseme.nn.attention.relative import NoPositionBiasConfig, RelativeAttentionConfig, RelativePositionConfig
 from polyseme.nn.attention.score_bias import BucketedRelativeBiasConfig
@@ -118,7 +118,7 @@ class TransformerConfig(TrunkConfig):
     def sublayers_per_layer(self) -> tuple[tuple[int, int], ...]:
         """Index of the attention and of the feed-forward sublayer of each layer."""
         if self.layer_to_ffn and len(self.layer_to_ffn) != len(self.layer_to_block):
-            raise UserError(
+            raise ConfigError(
                 f"layer_to_ffn has {len(self.layer_to_ffn)} layers, but layer_to_block has {len(self.layer_to_block)}"
             )
         return tuple(zip(self.layer_to_block, self.layer_to_ffn or self.layer_to_block))
@@ -138,7 +138,7 @@ class TransformerConfig(TrunkConfig):
             len(self.variant_per_block) != num_blocks
             or not 0 <= min(self.variant_per_block) <= max(self.variant_per_block) < len(kinds)
         ):
-            raise UserError(
+            raise ConfigError(
                 f"variant_per_block is {list(self.variant_per_block)}, expected {num_blocks} numbers from 0 to "
                 f"{len(kinds) - 1}"
             )
@@ -167,7 +167,7 @@ class TransformerConfig(TrunkConfig):
 
     def build(self) -> Transformer:
         if not self.layer_to_block:
-            raise UserError("layer_to_block is empty: a trunk needs at least one layer")
+            raise ConfigError("layer_to_block is empty: a trunk needs at least one layer")
         return Transformer(self)
 
 
