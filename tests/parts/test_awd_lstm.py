@@ -224,7 +224,7 @@ def test_two_steps_against_a_plain_implementation(monkeypatch):
         assert [tuple(m.shape) for m in drawn] == [
             (120, 1), (LANES, 10), (56, 14), (LANES, 14), (56, 14), (LANES, 14), (40, 10), (LANES, 10)
         ]  # fmt: skip
-        grid = given.tokens.view(LANES, length), given.targets["next"].labels.view(LANES, length)
+        grid = given.inputs.tokens.view(LANES, length), given.targets["next"].labels.view(LANES, length)
         rate = 3.0 * length / LENGTH
         assert report.lr == pytest.approx(rate)
         weights, states, parts = plain_step(weights, *grid, states, drawn, rate, (2.0, 1.5), 0.25, 0.01)
