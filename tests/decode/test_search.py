@@ -127,7 +127,7 @@ def test_together_equals_alone(family):
     uneven = False
     for how in (
         GREEDY,
-        SamplingConfig(1.3, top_k=20, seed=9),
+        SamplingConfig(1.3, top_k=20, seed=16),
         SamplingConfig(1.0, top_p=0.8, repetition_penalty=1.4, seed=2),
     ):
         together = generate_tokens(model, prompts, 12, how, sources, {EOS, 7, 11, 30, 41})

@@ -86,7 +86,8 @@ SPECS = [
     *(CausalLM(direction="backward"), CausalLM(direction="both")),
 ]
 NAMES = [
-    f"{type(s).__name__}-{getattr(s, 'mask_unit', '')}{'-across' * getattr(s, 'cross_documents', False)}{getattr(s, 'direction', '')}"
+    f"{type(s).__name__}-{getattr(s, 'mask_unit', '')}{'-across' * getattr(s, 'cross_documents', False)}"
+    f"{getattr(s, 'direction', '')}"
     for s in SPECS
 ]
 MASKED = [spec for spec in SPECS if not isinstance(spec, CausalLM)]

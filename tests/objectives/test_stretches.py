@@ -33,8 +33,8 @@ def run(unit, samples=3000, length=120, epoch=0, rate=0.15, **options):
     tokens, words, positions, sample = text(samples, length, **options)
     sample_keys = derive_sample_keys(3, epoch, np.arange(samples))[sample]
     damaged, rows, values = mask_tokens(
-        tokens, sample_keys, positions, tokens >= 5, words, mask_id=4, replacement_ids=np.arange(5, SIZE), mask_prob=rate,
-        mask_unit=unit,
+        tokens, sample_keys, positions, tokens >= 5, words, mask_id=4, replacement_ids=np.arange(5, SIZE),
+        mask_prob=rate, mask_unit=unit,
     )  # fmt: skip
     return tokens, words, damaged, rows, values
 
@@ -184,7 +184,8 @@ def test_order_is_drawn_anew_each_epoch_and_needs_one_document_only():
 
 
 @pytest.mark.parametrize("family,spec", [
-    ("albert", MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="sop")), ("spanbert", SpanMaskedLM(mask_prob=0.3)),
+    ("albert", MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="sop")),
+    ("spanbert", SpanMaskedLM(mask_prob=0.3)),
 ])  # fmt: skip
 def test_overfits_one_batch(family, spec):
     small = SpecialIds(60, BERT.all_ids, BERT.cls, BERT.sep, BERT.mask)

@@ -118,7 +118,8 @@ def test_text_without_a_word_left_is_no_error() -> None:
         Word2Vec().bind(pages, WORDS, 64)
 
 
-@pytest.mark.parametrize("given,said", [({"window": 0}, "window is 0"), ({"subsample_threshold": -1.0}, "subsample_threshold is -1"),
+@pytest.mark.parametrize("given,said", [({"window": 0}, "window is 0"),
+                                        ({"subsample_threshold": -1.0}, "subsample_threshold is -1"),
                                         ({"window": 40}, "wider than a block of 16")])  # fmt: skip
 def test_settings_that_cannot_be(given: dict, said: str) -> None:
     with pytest.raises(PolysemeError, match=said):

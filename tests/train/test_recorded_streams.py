@@ -72,8 +72,8 @@ def run(name: str, batches: list[Batch], record: bool) -> tuple[list[float], Mod
         recipe = recipe.replace(objective=recipe.objective.replace(loss=head))
         optim = OptimizerConfig(name="sparse_sgd", lr=0.05, words_per_update=160, count_damping=1.0)
     model = recipe.model_config(VOCABULARY).build(seed=0).to("cuda")
-    run = TrainState(model, optim.build(model, model.trunk.layer_groups()), optim, ScheduleConfig("constant"), len(batches),
-                   torch.device("cuda"), "bf16", use_cuda_graphs=record)  # fmt: skip
+    run = TrainState(model, optim.build(model, model.trunk.layer_groups()), optim, ScheduleConfig("constant"),
+                     len(batches), torch.device("cuda"), "bf16", use_cuda_graphs=record)  # fmt: skip
     return [report.loss[head] for report in train(run, (([b], None) for b in batches))], model
 
 

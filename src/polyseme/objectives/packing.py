@@ -80,8 +80,8 @@ class StaticShape:
 class BatchBuilder(ABC):
     """An objective tied to a corpus and a vocabulary: numbered samples in, packed batches out.
 
-    `max_len` is the most tokens a sample can come out with; `num_special_tokens` the special tokens a sample is given, the same
-    for all or one number each.
+    `max_len` is the most tokens a sample can come out with; `num_special_tokens` the special tokens a sample is given,
+    the same for all or one number each.
     """
 
     token_counts: np.ndarray | None = None  # how often each token occurs, where the model has to be told

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 class PermutationLM(Objective):
     """Runs of sentences, `run <sep> <cls>`, of which one token in `predict_one_in` is predicted.
 
-    Spans as in §3.1: a sequence is cut into windows of `predict_one_in` · L tokens, L drawn evenly from 1 to `max_span_length`, and of
-    each window L tokens in a row are predicted; of n tokens ⌊n / one_in⌋, always. These and the two marks stand in a
-    random order; all other tokens come before them and see each other, as in the paper's code (§2.3 needs no order
-    among what is not predicted). Departures: the code draws L by 1 / L and lets spans end where words do.
+    Spans as in §3.1: a sequence is cut into windows of `predict_one_in` · L tokens, L drawn evenly from 1 to
+    `max_span_length`, and of each window L tokens in a row are predicted; of n tokens ⌊n / one_in⌋, always. These and
+    the two marks stand in a random order; all other tokens come before them and see each other, as in the paper's code
+    (§2.3 needs no order among what is not predicted). Departures: the code draws L by 1 / L and lets spans end where
+    words do.
     """
 
     terms: ClassVar[tuple[str, ...]] = ("masked",)

@@ -47,10 +47,11 @@ class ParallelText:
 class Translation(Objective):
     """The source is closed by eos, and so is the target; the decoder starts with bos, or eos where there is none.
 
-    `label_smoothing` is the share of each truth that goes to all tokens evenly (§5.4). With `scheduled_sampling`, tokens are read as the
-    model itself would have written them, with that probability, to which it rises evenly over the first `scheduled_sampling_epochs`
-    (scheduled sampling, Bengio et al. 2015, §2.4). What it would have written is found in one reading of the true
-    target, so that a decoder still reads all steps at once (Mihaylova and Martins 2019, §3).
+    `label_smoothing` is the share of each truth that goes to all tokens evenly (§5.4). With `scheduled_sampling`,
+    tokens are read as the model itself would have written them, with that probability, to which it rises evenly over
+    the first `scheduled_sampling_epochs` (scheduled sampling, Bengio et al. 2015, §2.4). What it would have written is
+    found in one reading of the true target, so that a decoder still reads all steps at once (Mihaylova and Martins
+    2019, §3).
     """
 
     terms: ClassVar[tuple[str, ...]] = ("next",)

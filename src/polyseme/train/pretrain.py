@@ -106,7 +106,7 @@ def pretrain(
     initial_model: InitialModel | None = None,
     start_time: float | None = None,
 ) -> dict[str, Any]:
-    """Run the recipe and return its results: losses, perplexity, cost. A budget in minutes counts since it `start_time`.
+    """Run the recipe and return its results: losses, perplexity, cost. Minutes count from `start_time`.
 
     The run folder holds the recipe, the log, checkpoints, the model and a report. Under `torchrun` every rank calls
     this; only the first writes.
