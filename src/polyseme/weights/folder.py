@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polyseme.errors import ModelError, suggest
-from polyseme.families import FAMILIES, Family
+from polyseme.families import FAMILIES, Family, get_family
 from polyseme.families.family import FIXED_LABELS
 from polyseme.io.atomic import atomic_directory, sha256, write_tensors
 from polyseme.io.json import read_json, write_json
@@ -51,10 +51,11 @@ def save_model(
     tokenizer: Tokenizer,
     metadata: dict[str, Any] | None = None,
     target_tokenizer: Tokenizer | None = None,
+    families: Sequence[Family] = (),
 ) -> None:
     """Write a model folder atomically. `metadata` (recipe, provenance, results) is stored unchanged."""
-    check_tokenizer_compatible(model.config, tokenizer)
-    family = FAMILIES[model.config.family]
+    family = get_family(model.config.family, families)
+    check_tokenizer_compatible(model.config, tokenizer, family)
     state = {name: _to_storage(t) for name, t in model.state_dict().items()}
     architecture = _select_architecture(family, model.config)
     published_heads = family.architectures[architecture] if architecture else ()
@@ -84,7 +85,9 @@ def save_model(
         write_json(folder / "polyseme.json", record)
 
 
-def load_model(path: str | Path, heads: dict[str, HeadConfig] | None = None, seed: int = 0) -> ModelFolder:
+def load_model(
+    path: str | Path, heads: dict[str, HeadConfig] | None = None, seed: int = 0, families: Sequence[Family] = ()
+) -> ModelFolder:
     """Load a folder written by Polyseme or `transformers`, strictly. `heads` replaces the heads by new ones.
 
     The weights of a head with the same name and config are kept, so that a model can be trained further on a task.
@@ -92,8 +95,8 @@ def load_model(path: str | Path, heads: dict[str, HeadConfig] | None = None, see
     folder = Path(path)
     if not folder.is_dir():
         raise ModelError(f"there is no model folder at {folder}")
-    config, metadata = read_model_config(folder)
-    family = FAMILIES[config.family]
+    config, metadata = read_model_config(folder, families)
+    family = get_family(config.family, families)
     shapes = {name: t.shape for name, t in build_meta(config).state_dict().items()}
     extra = folder / "polyseme.safetensors"
     state = _load_tensors(extra) if extra.exists() else {}
@@ -131,17 +134,19 @@ def load_model(path: str | Path, heads: dict[str, HeadConfig] | None = None, see
     return ModelFolder(folder, model.eval(), tokenizer, metadata, newly_initialized, target_tokenizer)
 
 
-def read_model_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
-    """Return a model's config and metadata, from `polyseme.json` or else from `config.json`."""
+def read_model_config(folder: Path, families: Sequence[Family] = ()) -> tuple[ModelConfig, dict[str, Any]]:
+    """Read the config of a model from `polyseme.json` or, if there is none, from `config.json`."""
     hf_config = _read_json_object(folder / "config.json")
     model_type = hf_config.get("model_type", "")
     if (folder / "polyseme.json").exists():
         record = _read_json_object(folder / "polyseme.json")
-        config = ModelConfig.from_json(record.get("config"), "config")
-        if config.family not in FAMILIES:
-            raise ModelError(f"{folder}: unknown family {config.family!r}; {suggest(config.family, FAMILIES)}")
+        config_types = [config_type for family in families for config_type in family.config_types]
+        config = ModelConfig.from_json(record.get("config"), "config", config_types)
+        known = FAMILIES | {family.name: family for family in families}
+        if config.family not in known:
+            raise ModelError(f"{folder}: unknown family {config.family!r}; {suggest(config.family, known)}")
         return config, record.get("metadata", {})
-    families_by_type = {family.model_type or family.name: family for family in FAMILIES.values()}
+    families_by_type = {family.model_type or family.name: family for family in (*FAMILIES.values(), *families)}
     if model_type not in families_by_type:
         raise ModelError(
             f"{folder}/config.json: model_type {model_type!r} is not supported; "
@@ -182,14 +187,16 @@ def verify_model(folder: Path) -> None:
             raise ModelError(f"{folder / name} was modified: its hash differs from the one in polyseme.json")
 
 
-def check_tokenizer_compatible(config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Check the id of the pad token if the model depends on it: RoBERTa counts positions from there."""
-    expected_pad_id = FAMILIES[config.family].to_hf_config(config).get("pad_token_id")
-    pad_id = tokenizer.special_token_ids.pad
+def check_tokenizer_compatible(config: ModelConfig, tokenizer: Tokenizer, family: Family) -> None:
+    """Raise if the model counts positions from the id of its pad token on (RoBERTa), and the tokenizer has another."""
+    expected_pad_id, pad_id = (
+        family.to_hf_config(config).get("pad_token_id"),
+        tokenizer.special_token_ids.pad,
+    )
     if expected_pad_id is not None and pad_id is not None and expected_pad_id != pad_id:
         raise ModelError(
             f"the tokenizer's pad token has id {pad_id}, but {config.family} needs {expected_pad_id}; "
-            f"use a tokenizer of kind {FAMILIES[config.family].tokenizer}"
+            f"use a tokenizer of kind {family.tokenizer}"
         )
 
 
