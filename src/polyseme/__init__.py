@@ -181,10 +181,10 @@ def pretrain(
 
 def finetune(
     model: Any,
-    task: str,
+    task: Any,
     *,
-    train: str | Path,
-    dev: str | Path,
+    train: Any,
+    dev: Any,
     out: str | Path,
     seeds: int = 1,
     from_scratch: bool = False,
@@ -193,7 +193,7 @@ def finetune(
     """Fine-tune a model on labeled examples, once per seed, and evaluate each on the dev examples.
 
     `model` is a model folder or a loaded model, which is not changed. `task` is a task such as `classification`;
-    `train` and `dev` are files of examples (TSV, JSON lines, CoNLL columns, SQuAD's JSON). Other keywords override
+    `train` and `dev` are files of examples (TSV, JSON lines, CoNLL columns, SQuAD's JSON) or plain values. Other keywords override
     fields of the fine-tuning config: `epochs=4`, `optimizer={"lr": 3e-5}`.
 
     >>> files = {"train": "train.tsv", "dev": "dev.tsv"}
@@ -202,35 +202,39 @@ def finetune(
     (['accuracy'], 'model')
     """
     from polyseme.config import override_config
-    from polyseme.finetuning.finetune import FinetuneConfig
+    from polyseme.finetuning.config import FinetuneConfig
+    from polyseme.finetuning.experiment import RunOptions, TaskData
     from polyseme.finetuning.finetune import finetune as run
     from polyseme.report.results import FinetuneResult
-    from polyseme.tasks.examples import read_examples
+    from polyseme.tasks import find_task
 
-    folder, out = Path(getattr(model, "path", model)), Path(out)
     config = override_config(FinetuneConfig(), overrides)
-    task_type: Any = task
-    examples = [read_examples(Path(path), task_type) for path in (train, dev)]
-    results = run(folder, task_type, examples[0], examples[1], out, config, seeds=seeds, from_scratch=from_scratch)
-    return FinetuneResult.from_results(out, results)
+    untrained = find_task(task)() if isinstance(task, str) else task() if isinstance(task, type) else task
+    data = TaskData(untrained, untrained.read(train), untrained.read(dev))
+    options = RunOptions(seeds, from_scratch=from_scratch)
+    return FinetuneResult.from_results(
+        Path(out), run(Path(getattr(model, "path", model)), data, Path(out), config, options)
+    )
 
 
-def evaluate(model: Any, data: str | Path, **options: Any) -> dict[str, float]:
-    """Evaluate a fine-tuned model on a file of labeled examples; options are those of the reader (`text`, `label`, …).
+def evaluate(model: Any, data: Any, **options: Any) -> dict[str, float]:
+    """Evaluate a fine-tuned model on labeled examples, a file or plain values; options are those of `TaskConfig.read`.
 
     >>> sorted(polyseme.evaluate("task/model", "dev.tsv"))[:1]
     ['accuracy']
     """
     from polyseme.evaluation.predict import evaluate as run
     from polyseme.inference.feature_model import FeatureModel
-    from polyseme.inference.load import load
-    from polyseme.tasks.examples import read_examples
-    from polyseme.tasks.task import Task
+    from polyseme.inference.load import load, load_neural
 
-    loaded: Any = load(model)
-    task = Task.from_model(loaded.model, loaded.folder.metadata)
-    examples = read_examples(Path(data), task.task_type, **options)
-    return loaded.folder.evaluate(examples) if isinstance(loaded, FeatureModel) else run(loaded.folder, examples)
+    loaded = load(model)
+    if isinstance(loaded, FeatureModel):
+        return loaded.folder.evaluate(loaded.task.read(data, **options))
+    from polyseme.tasks import load_task
+
+    network = load_neural(loaded)
+    task = load_task(network.folder.metadata, network.model.config, network.tasks)
+    return run(network.folder, task.read(data, **options), task)
 
 
 def list_recipes(family: str | None = None) -> dict[str, str]:

@@ -19,7 +19,7 @@ def ask(
 
     import polyseme
     from polyseme.cli.output import print_json
-    from polyseme.tasks.examples import read_lines
+    from polyseme.tasks.readers.rows import read_lines
 
     text = "\n".join(read_lines(context))
     answer = polyseme.load(model).answer(text, question)

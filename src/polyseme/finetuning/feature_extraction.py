@@ -6,10 +6,9 @@ import hashlib
 import json
 import logging
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,16 +58,9 @@ class FeatureNetworkSettings(Config):
     use_char_cnn: bool = True
 
 
-WORD_PATTERN = re.compile(r"\w+|[^\w\s]")
 CACHE_VERSION = 2  # in the names of kept features: which version of the rules for the place of a word they follow
 MAX_BATCH_TOKENS = 16384  # at once: the more words, the more often they are the same
 Sentence = tuple[str, ...]
-
-
-@lru_cache(1024)  # many questions of one text
-def split_words(text: str) -> Sentence:
-    """A text as words: runs of letters and digits, and every other character by itself."""
-    return tuple(WORD_PATTERN.findall(text))
 
 
 def hash_model_files(path: Path) -> str:
@@ -231,11 +223,8 @@ def extract_features(
         word_features = np.empty(shape, dtype=np.float32)
         fill(word_features)
         return word_features
-    key_parts = [
-        CACHE_VERSION,
-        ["sum", *layer_indices] if is_sum and len(layer_indices) > 1 else layer_indices,
-        encoder.hash,
-    ]
+    key_layers = ["sum", *layer_indices] if is_sum and len(layer_indices) > 1 else layer_indices
+    key_parts = [CACHE_VERSION, key_layers, encoder.hash]
     key = json.dumps([key_parts, [list(words) for words in sentences]])
     path = Path(cache_dir) / f"{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}.npy"
     if not path.exists():

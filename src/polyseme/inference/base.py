@@ -15,7 +15,6 @@ from polyseme.generation.text import GeneratedText, TranslatedText
 from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
 
 if TYPE_CHECKING:
-    from polyseme.tasks.spans import SpanAnswer
     from polyseme.text.tokenizer import Tokenizer
 
 Granularity = Literal["token", "word", "text"]
@@ -273,7 +272,7 @@ class LanguageModel(ABC):
         self._require("predict")
         return _map_texts(self._predict, examples, single=(str, tuple, dict))
 
-    def answer(self, context: str, question: str) -> SpanAnswer:
+    def answer(self, context: str, question: str) -> Any:
         """Return the span of the context that answers the question; its text is empty if there is no answer.
 
         The context may have any length: it is read in overlapping windows.
@@ -333,7 +332,7 @@ class LanguageModel(ABC):
     def _predict(self, examples: Sequence[Any]) -> list[Any]:
         raise NotImplementedError
 
-    def _answer(self, context: str, question: str) -> SpanAnswer:
+    def _answer(self, context: str, question: str) -> Any:
         raise NotImplementedError
 
 

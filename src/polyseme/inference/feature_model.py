@@ -11,7 +11,6 @@ from polyseme.inference.base import LanguageModel
 
 if TYPE_CHECKING:
     from polyseme.finetuning.frozen import FeatureModelFolder
-    from polyseme.tasks.spans import SpanAnswer
     from polyseme.text.tokenizer import Tokenizer
 
 
@@ -46,13 +45,10 @@ class FeatureModel(LanguageModel):
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        return ("predict", "answer") if self.task.task_type in ("span", "extractive_qa") else ("predict",)
+        return ("predict", "answer") if self.task.answers_questions else ("predict",)
 
     def _predict(self, examples: Sequence[Any]) -> list[Any]:
-        from polyseme.evaluation.predict import to_examples
+        return self.folder.predict(self.task.read(examples, needs_labels=False))
 
-        return self.folder.predict(to_examples(examples, self.model, self.folder.metadata))
-
-    def _answer(self, context: str, question: str) -> SpanAnswer:
-        (prediction,) = self._predict([(context, question)])
-        return prediction.span
+    def _answer(self, context: str, question: str) -> Any:
+        return self._predict([(context, question)])[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -11,22 +12,28 @@ from polyseme.inference.base import LanguageModel
 from polyseme.inference.feature_model import FeatureModel
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.inference.ngram_lm import NgramLM
+from polyseme.inference.prediction import select_task
 from polyseme.inference.word_vectors import WordVectors
 from polyseme.ngram.model import NgramFolder, is_ngram
 from polyseme.nn.trunks.lookup import StaticEmbeddingTrunkConfig
+from polyseme.tasks.base import TaskConfig
 from polyseme.weights.folder import load_model
 
 PRECISIONS = ("float32", "bf16")
 
 
 def load(
-    model: str | Path | LanguageModel, device: str | None = None, precision: str = "float32", task: str = ""
+    model: str | Path | LanguageModel,
+    device: str | None = None,
+    precision: str = "float32",
+    task: str = "",
+    tasks: Sequence[type[TaskConfig]] = (),
 ) -> LanguageModel:
     """Load a model folder that Polyseme or `transformers` wrote, or a file of word vectors.
 
     Returns a `NeuralLM`, an `NgramLM`, a `FeatureModel` (a task model over frozen features), or `WordVectors`. On a
     GPU, the precision `bf16` is several times faster. `task` selects one task of a model that was fine-tuned for
-    several. A loaded model is returned unchanged.
+    several. `tasks` are classes of tasks of your own. A loaded model is returned unchanged.
 
     >>> model = polyseme.load("run/model")
     >>> model.capabilities
@@ -46,7 +53,7 @@ def load(
     elif FeatureModel.is_folder(path):
         loaded = FeatureModel.load(path)
     else:
-        return _load_neural(path, device, precision, task)
+        return _load_neural(path, device, precision, task, tasks)
     if task or precision != "float32":
         raise ConfigError(f"{path} is {loaded.description}: precision and task do not apply")
     return loaded
@@ -60,15 +67,15 @@ def load_neural(model: str | Path | LanguageModel, device: str | None = None) ->
     return loaded
 
 
-def _load_neural(path: Path, device: str | None, precision: str, task: str) -> LanguageModel:
+def _load_neural(
+    path: Path, device: str | None, precision: str, task: str, tasks: Sequence[type[TaskConfig]]
+) -> LanguageModel:
     if not (path / "config.json").exists() and (path / "model" / "config.json").exists():
         raise ModelError(f"{path} is a run folder; its model is {path / 'model'}")
     folder = load_model(path)
     if task:
-        from polyseme.finetuning.multitask import select_task
-
-        folder = select_task(folder, task)
-    network = NeuralLM(folder, device)
+        folder = select_task(folder, task, tasks)
+    network = NeuralLM(folder, device, tasks=tasks)
     if precision == "bf16":
         if network.device.type != "cuda":
             raise ConfigError("bf16 needs a GPU: leave the precision at float32")

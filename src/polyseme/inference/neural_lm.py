@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,21 +27,27 @@ from polyseme.inference.base import Granularity, LanguageModel
 from polyseme.inference.candidates import format_prompt
 from polyseme.inference.embedding import embed_texts
 from polyseme.inference.packed_model import MAX_BATCH_TOKENS, PackedModel
+from polyseme.inference.prediction import predict
 from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
 from polyseme.nn.model import Model
+from polyseme.tasks import load_task
+from polyseme.tasks.base import TaskConfig
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import ModelFolder
-
-if TYPE_CHECKING:
-    from polyseme.tasks.spans import SpanAnswer
 
 
 class NeuralLM(LanguageModel):
     """A neural network with its tokenizer; its heads decide which operations it supports."""
 
-    def __init__(self, folder: ModelFolder, device: str | None = None, max_batch_tokens: int = 0):
+    def __init__(
+        self,
+        folder: ModelFolder,
+        device: str | None = None,
+        max_batch_tokens: int = 0,
+        tasks: Sequence[type[TaskConfig]] = (),
+    ):
         super().__init__(folder.path)
-        self.folder = folder
+        self.folder, self.tasks = folder, tasks
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model: Model = folder.model.to(self.device).eval()
         max_batch_tokens = max_batch_tokens or MAX_BATCH_TOKENS["cuda" if self.device.type == "cuda" else "cpu"]
@@ -80,7 +86,7 @@ class NeuralLM(LanguageModel):
         heads = self.model.heads
         is_lm = "next" in heads and not self.is_seq2seq
         pretraining_heads = FAMILIES[self.model.config.family].pretraining_heads(self.model.config.trunk)
-        has_task = "task" in self.folder.metadata or not set(heads) <= set(pretraining_heads)
+        has_task = bool({"task", "tasks"} & set(self.folder.metadata)) or not set(heads) <= set(pretraining_heads)
         supported = {
             "encode": True,
             "fill": "masked" in heads,
@@ -92,7 +98,7 @@ class NeuralLM(LanguageModel):
             "translate": bool(generation_head(self.model)) and self.is_seq2seq,
             "embed": True,
             "predict": has_task,
-            "answer": has_task,
+            "answer": has_task and "tasks" not in self.folder.metadata and self._load_task().answers_questions,
         }
         return tuple(operation for operation, is_supported in supported.items() if is_supported)
 
@@ -168,14 +174,12 @@ class NeuralLM(LanguageModel):
     ) -> np.ndarray | list[np.ndarray]:
         return embed_texts(self._packed, texts, layers, granularity, truncate)
 
+    def _load_task(self) -> TaskConfig:
+        return load_task(self.folder.metadata, self.model.config, self.tasks)
+
     def _predict(self, examples: Sequence[Any]) -> list[Any]:
-        from polyseme.evaluation.predict import predict, to_examples
+        task = self._load_task()
+        return predict(self.folder, task.read(examples, needs_labels=False), task)
 
-        return predict(self.folder, to_examples(examples, self.model, self.folder.metadata))
-
-    def _answer(self, context: str, question: str) -> SpanAnswer:
-        from polyseme.evaluation.predict import predict, to_examples
-
-        (prediction,) = predict(self.folder, to_examples([(context, question)], self.model, self.folder.metadata))
-        assert prediction.span is not None
-        return prediction.span
+    def _answer(self, context: str, question: str) -> Any:
+        return self._predict([(context, question)])[0]

@@ -21,7 +21,9 @@ from polyseme.corpus.sources.python_docs import read_documents
 from polyseme.corpus.store import Corpus
 from polyseme.errors import DataError
 from polyseme.explain.attention import attention_maps
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import RunOptions, TaskData
+from polyseme.finetuning.finetune import finetune
 from polyseme.inference.load import load_neural
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.io.atomic import write_text
@@ -29,8 +31,7 @@ from polyseme.io.json import write_json
 from polyseme.pipelines.codewords import is_held_out, load_examples
 from polyseme.recipes.demo import demo as recipe
 from polyseme.report import html as report
-from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
-from polyseme.tasks.examples import Example
+from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.pretrain import pretrain
@@ -105,7 +106,7 @@ def run_demo(out: Path, minutes: float, num_seeds: int) -> Path:
 
 
 def compare_f1(
-    out: Path, train: list[Example], test: Sequence[Example], num_seeds: int
+    out: Path, train: list[TaggingExample], test: Sequence[TaggingExample], num_seeds: int
 ) -> tuple[dict[str, list[float]], NeuralLM]:
     """F1 by four means. A seed draws the sentences to learn from, the new weights and the order of the examples."""
     settings = FinetuneConfig(epochs=6, batch_size=8, optimizer=OptimizerConfig(lr=1e-3), truncate=True)
@@ -115,15 +116,15 @@ def compare_f1(
         train_sample = _sample(train, NUM_TRAIN, seed)
 
         def finetuned_scores(
-            out_folder: Path | None, scratch: bool, train_sample: list[Example] = train_sample, seed: int = seed
+            out_folder: Path | None, scratch: bool, train_sample: list[TaggingExample] = train_sample, seed: int = seed
         ) -> Any:
-            return finetune(
-                base, "tagging", train_sample, test, out_folder, settings, first_seed=seed, from_scratch=scratch
-            )["mean"]
+            options = RunOptions(first_seed=seed, from_scratch=scratch)
+            return finetune(base, TaskData(TaggingTask(), train_sample, test), out_folder, settings, options)["mean"]
 
+        task = TaggingTask.from_examples(train_sample)
         for name, scores in {
-            "majority": majority_baseline(train_sample, test, "tagging"),
-            "linear, window of words": linear_baseline(train_sample, test, "tagging"),
+            "majority": task.baseline_metrics("majority", train_sample, test),
+            "linear, window of words": task.baseline_metrics("linear", train_sample, test),
             "BERT from scratch": finetuned_scores(None, True),
             "BERT, pre-trained": finetuned_scores(out / "task" if seed == 0 else None, False),
         }.items():
@@ -131,7 +132,7 @@ def compare_f1(
     return f1_scores, load_neural(out / "task" / "model")
 
 
-def _sample(examples: list[Example], num_examples: int, seed: int) -> list[Example]:
+def _sample(examples: list[TaggingExample], num_examples: int, seed: int) -> list[TaggingExample]:
     if len(examples) < num_examples:
         raise DataError(f"only {len(examples)} sentences with code words were found here; {num_examples} are needed")
     return random.Random(seed).sample(examples, num_examples)
@@ -169,7 +170,7 @@ def _build_page(
     model: NeuralLM,
     f1_scores: dict[str, list[float]],
     task_model: NeuralLM,
-    test: Sequence[Example],
+    test: Sequence[TaggingExample],
     seconds: float,
 ) -> str:
     fills = [
@@ -182,8 +183,7 @@ def _build_page(
     )
     shown_examples = test[:6]
     tagged_examples = [
-        (example, prediction.tags or ())
-        for example, prediction in zip(shown_examples, task_model.predict(shown_examples))
+        (example, prediction.tags) for example, prediction in zip(shown_examples, task_model.predict(shown_examples))
     ]
     commands = f"""polyseme fill {out}/pretrain/model "Return the [MASK] of the array."
 polyseme score {out}/pretrain/model --data TEXT.txt
@@ -231,10 +231,10 @@ polyseme finetune my/run/model --task classification --train train.tsv --dev dev
     )
 
 
-def _highlight_tags(example: Example, tags: Sequence[str]) -> str:
+def _highlight_tags(example: TaggingExample, tags: Sequence[str]) -> str:
     """A sentence with the words found, and the mistakes struck through."""
     parts = []
-    for word, gold, tag in zip(example.words or (), example.tags or (), tags):
+    for word, gold, tag in zip(example.words, example.tags or (), tags):
         text = html.escape(word)
         text = f'<b class="code">{text}</b>' if tag == "code" else text
         parts.append(f"<s>{text}</s>" if tag != gold else text)

@@ -20,17 +20,17 @@ from polyseme.config import Config
 from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.sources.sources import open_sources
 from polyseme.corpus.store import Corpus
-from polyseme.errors import ConfigError, DataError, ModelError
-from polyseme.evaluation.ensemble import average_probabilities
+from polyseme.errors import DataError
 from polyseme.families.ulmfit import to_hf_config
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import RunOptions, TaskData
+from polyseme.finetuning.finetune import finetune
 from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json, write_json
 from polyseme.recipes import ulmfit as recipes
 from polyseme.report import html as report
-from polyseme.tasks.examples import Example
-from polyseme.tasks.metrics.standard import DEFAULT_METRIC, compute_metrics
-from polyseme.tasks.task import Prediction, Task
+from polyseme.tasks.classification import Classification, ClassificationTask
+from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetConfig, Recipe
@@ -106,7 +106,7 @@ def validate_sources(
 ) -> None:
     """A mistake in where the first stage begins is told before anything is written."""
     if bool(text) + bool(corpus) + bool(general_models) != 1:
-        raise ConfigError("give one of text (files), corpus (a corpus folder) and general_models (model folders)")
+        raise DataError("give one of text (files), corpus (a corpus folder) and general_models (model folders)")
     if general_models:
         _load_pretrained(config, general_models)
     elif corpus:
@@ -115,10 +115,10 @@ def validate_sources(
         open_sources(text, "text", "file", False)
 
 
-def check_train_sizes(sizes: Sequence[int], train: Sequence[Example]) -> None:
+def check_train_sizes(sizes: Sequence[int], train: Sequence[TextExample]) -> None:
     for size in sizes:
         if not 2 <= size <= len(train):
-            raise ConfigError(f"train sizes are from 2 to the {len(train)} examples there are, not {size}")
+            raise DataError(f"train sizes are from 2 to the {len(train)} examples there are, not {size}")
         stratified_sample(train, size, seed=0)
 
 
@@ -148,7 +148,7 @@ def _load_pretrained(config: UlmfitConfig, folders: Sequence[Path]) -> Pretraine
     for path in folders:
         spec = read_model_config(path)[0]
         if spec.family != "ulmfit" or not {"next", "previous"} & spec.heads.keys():
-            raise ModelError(
+            raise DataError(
                 f"{path} is no language model of ulmfit: {spec.family} with {', '.join(spec.heads) or 'no head'}"
             )
         model_settings = {n: value for n, value in to_hf_config(spec).items() if n not in ("model_type", "vocab_size")}
@@ -158,7 +158,7 @@ def _load_pretrained(config: UlmfitConfig, folders: Sequence[Path]) -> Pretraine
             config.general_recipe(direction).replace(model=model_settings, size=""),
         )
     if missing := [d for d in config.directions if d not in folder_by_direction]:
-        raise ConfigError(f"none of general_models reads {missing[0]}: give one more, or another direction")
+        raise DataError(f"none of general_models reads {missing[0]}: give one more, or another direction")
     return PretrainedLMs(
         {d: folder_by_direction[d] for d in config.directions}, {d: recipe_by_direction[d] for d in config.directions}
     )
@@ -202,40 +202,31 @@ def _pretrain_stage(run_folder: Path, recipe: Recipe, corpus: Path, init_from: P
 
 def finetune_classifier(
     folders: dict[str, Path],
-    train: Sequence[Example],
-    dev: Sequence[Example],
+    train: Sequence[TextExample],
+    dev: Sequence[TextExample],
     settings: FinetuneConfig,
     out: Path | None = None,
     seeds: Sequence[int] = (0,),
     scratch: bool = False,
 ) -> dict[str, list[dict[str, float]]]:
     """The third stage: the metrics of every seed by direction, and of both averaged where there are two."""
-    predictions: dict[str, dict[int, list[Prediction]]] = {}
+    predictions: dict[str, dict[int, list[Classification]]] = {}
     metrics: dict[str, list[dict[str, float]]] = {}
     for direction, folder in folders.items():
         seed_predictions = predictions[direction] = {}
-        results = finetune(
-            folder,
-            "classification",
-            train,
-            dev,
-            out / f"classifier-{direction}" if out else None,
-            settings,
-            seeds=len(seeds),
-            first_seed=seeds[0],
-            from_scratch=scratch,
-            on_predictions=seed_predictions.__setitem__,
-        )
+        options = RunOptions(len(seeds), seeds[0], scratch, on_predictions=seed_predictions.__setitem__)
+        run = out / f"classifier-{direction}" if out else None
+        results = finetune(folder, TaskData(ClassificationTask(), train, dev), run, settings, options)
         metrics[direction] = results["seeds"]
     if len(folders) > 1:
-        task, gold = Task.from_examples("classification", train), [e.gold for e in dev]
+        task, gold = ClassificationTask.from_examples(train), [e.gold for e in dev]
         for seed in seeds:
             probabilities = [
-                [np.array([[*(p.probabilities or {}).values()]]) for p in seed_predictions[seed]]
+                [np.array([[*p.probabilities.values()]]) for p in seed_predictions[seed]]
                 for seed_predictions in predictions.values()
             ]
-            answers = [p.value for p in average_probabilities(task, probabilities, dev)]
-            averaged = {"seed": seed, **compute_metrics("classification", gold, answers, task.labels)}
+            answers = [p.value for p in task.average_predictions(probabilities, dev)]
+            averaged = {"seed": seed, **task.score(gold, answers)}
             metrics.setdefault("both", []).append(averaged)
     return metrics
 
@@ -244,14 +235,14 @@ def run_ulmfit(
     config: UlmfitConfig,
     out: Path,
     pretrained: PretrainedLMs,
-    train: Sequence[Example],
-    dev: Sequence[Example],
+    train: Sequence[TextExample],
+    dev: Sequence[TextExample],
     unlabeled: Sequence[str] = (),
     num_seeds: int = 1,
 ) -> dict[str, Any]:
     """The second and the third stage on all examples; `out` gets the models, `results.json` and a page."""
     settings = config.classifier_settings(len(train))
-    folders = finetune_lm(config, out, pretrained, [*(e.text or "" for e in train), *unlabeled])
+    folders = finetune_lm(config, out, pretrained, [*(e.text for e in train), *unlabeled])
     for direction in folders:
         shutil.rmtree(out / f"classifier-{direction}", ignore_errors=True)
     metrics = finetune_classifier(folders, train, dev, settings, out, range(num_seeds))
@@ -271,8 +262,8 @@ def low_shot_curve(
     config: UlmfitConfig,
     out: Path,
     pretrained: PretrainedLMs,
-    train: Sequence[Example],
-    dev: Sequence[Example],
+    train: Sequence[TextExample],
+    dev: Sequence[TextExample],
     sizes: Sequence[int],
     unlabeled: Sequence[str] = (),
     num_seeds: int = 1,
@@ -285,7 +276,7 @@ def low_shot_curve(
     check_train_sizes(sizes, train)
     path = out / "curve.json"
     points: list[dict[str, Any]] = read_json(path) if path.exists() else []
-    full_text_folders = finetune_lm(config, out, pretrained, [*(e.text or "" for e in train), *unlabeled])
+    full_text_folders = finetune_lm(config, out, pretrained, [*(e.text for e in train), *unlabeled])
     for size in sizes:
         for seed in range(num_seeds):
             train_sample, point_folder = stratified_sample(train, size, seed), out / f"few-{size}-{seed}"
@@ -294,7 +285,7 @@ def low_shot_curve(
                     continue
                 folders = full_text_folders
                 if row == SUPERVISED:
-                    folders = finetune_lm(config, point_folder, pretrained, [e.text or "" for e in train_sample])
+                    folders = finetune_lm(config, point_folder, pretrained, [e.text for e in train_sample])
                 metrics = finetune_classifier(
                     folders, train_sample, dev, config.classifier_settings(size), None, [seed], scratch=row == SCRATCH
                 )
@@ -305,10 +296,10 @@ def low_shot_curve(
     return points
 
 
-def stratified_sample(examples: Sequence[Example], size: int, seed: int) -> list[Example]:
+def stratified_sample(examples: Sequence[TextExample], size: int, seed: int) -> list[TextExample]:
     """Some examples at random, of every label one at least: what is never seen could not be predicted."""
     shuffled = random.Random(seed).sample(list(examples), len(examples))
-    first_by_label: dict[str | None, Example] = {}
+    first_by_label: dict[str | None, TextExample] = {}
     for example in shuffled:
         first_by_label.setdefault(example.label, example)
     if len(first_by_label) > size:
@@ -325,7 +316,7 @@ def summarize_seeds(seed_metrics: Sequence[dict[str, float]]) -> dict[str, tuple
 
 
 def error_curves(
-    points: Sequence[dict[str, Any]], metric: str = DEFAULT_METRIC["classification"]
+    points: Sequence[dict[str, Any]], metric: str = ClassificationTask.default_metric
 ) -> dict[str, dict[int, Any]]:
     """The error of each row of the curve by size: mean and deviation."""
     curves: dict[str, dict[int, Any]] = {row: {} for row in CURVE_ROWS if any(d["row"] == row for d in points)}

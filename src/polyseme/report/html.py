@@ -345,7 +345,7 @@ def write_report(run: Path) -> Path:
             *(truncation_note(results, part) for part in results["num_truncated"]),
         ]
         settings = read_json(run / "model" / "polyseme.json")["metadata"]["settings"]
-        unit = "squared error" if results["task"] == "regression" else "nats"
+        unit = results.get("loss_unit", "nats")
         text = html_page(
             f"Fine-tuning: {results.get('data') or results['task']}",
             f"from {escape(str(results['model']))}",
