@@ -320,8 +320,8 @@ def test_killed_and_resumed(school, tmp_path, monkeypatch):
 def test_filler_counts_for_nothing(school):
     folder, recipe = school
     data, valid = module.open_streams(
-        with_distillation(recipe, folder / "teacher/model").replace(compile=True), module.Corpus.open(folder / "corpus"),
-        Tokenizer.load(folder / "corpus/tokenizer"), 0, 1,
+        with_distillation(recipe, folder / "teacher/model").replace(compile=True),
+        module.Corpus.open(folder / "corpus"), Tokenizer.load(folder / "corpus/tokenizer"), 0, 1,
     )  # fmt: skip
     (first, *_), _ = next(data.steps(module.DataPosition()))
     assert first.num_tokens < len(first.inputs.tokens) == 192
@@ -335,11 +335,11 @@ def test_mistakes_are_one_line(school, tmp_path):
     folder, recipe = school
     other = Tokenizer.train("wordpiece", iter(documents(120)), 160)
     prepare([folder / "text.txt"], other, tmp_path / "corpus", split="blank")
-    with pytest.raises(PolysemeError, match="another vocabulary .* prepare it with its tokenizer"):
+    with pytest.raises(PolysemeError, match=r"another vocabulary .* prepare it with its tokenizer"):
         distill(lesson(school), folder / "teacher/model", tmp_path / "corpus", tmp_path / "run")
     with pytest.raises(PolysemeError, match="cannot be a teacher: it has no head 'next'"):
         run(school, lesson(school).replace(objective=CausalLM()), tmp_path / "run")
-    with pytest.raises(PolysemeError, match="objective.teacher is empty"):
+    with pytest.raises(PolysemeError, match=r"objective\.teacher is empty"):
         pretrain(recipe.replace(objective=Distillation()), folder / "corpus", tmp_path / "run")
     with pytest.raises(PolysemeError, match="temperature is 0"):
         Distillation(temperature=0)

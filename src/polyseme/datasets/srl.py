@@ -1,4 +1,4 @@
-"""Semantic roles in columns, as CoNLL-2005 and CoNLL-2012 distribute them: an example for each predicate of a sentence."""
+"""Semantic roles in the columns of CoNLL-2005 and CoNLL-2012: one example per predicate of a sentence."""
 
 from __future__ import annotations
 
