@@ -1,4 +1,4 @@
-"""A Spec says what one part is: a frozen dataclass that turns into JSON and back, and builds its module."""
+"""Base class of configs: frozen dataclasses with strict conversion to and from JSON."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from polyseme.errors import ConfigError, suggest
 
 @dataclass(frozen=True)
 class Config:
-    """Base of everything that is data: parts, objectives, recipes.
+    """Base class of the configs of parts, objectives and recipes.
 
-    `to_json` writes plain values and nests specs; where a field may hold one of several specs, `kind` tells which.
-    `from_json` is strict: an unknown key is an error that names the nearest valid one. The possible kinds are read
-    off the field's annotation, so there is no registry and a file can never name code to run.
+    `to_json` nests configs; where a field may hold one of several config classes, the key `kind` tells which.
+    `from_json` is strict: an unknown key is an error that names the closest valid one. The possible classes come from
+    the annotation of the field, so there is no registry and a file can never name code to run.
     """
 
     def to_json(self) -> dict[str, Any]:
+        """Convert to a JSON object."""
         values: dict[str, Any] = {"kind": type(self).__name__}
         for name, hint in _field_types(type(self)).items():
             value = _to_plain(getattr(self, name))
@@ -33,6 +34,7 @@ class Config:
 
     @classmethod
     def from_json(cls, obj: Any, location: str = "") -> Self:
+        """Parse a JSON object; `location` is its path in error messages."""
         suffix = f" at {location}" if location else ""
         if not isinstance(obj, dict):
             raise ConfigError(f"{cls.__name__}{suffix}: expected an object, got {obj!r}")
@@ -52,19 +54,20 @@ class Config:
             if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         }
         if missing := sorted(required - values.keys()):
-            raise ConfigError(f"{cls.__name__}{suffix} lacks {', '.join(missing)}")
+            raise ConfigError(f"{cls.__name__}{suffix}: missing {', '.join(missing)}")
         return cls(**values)
 
     def replace(self, **changes: Any) -> Self:
+        """Return a copy with changed fields."""
         return dataclasses.replace(self, **changes)
 
     def check_range(self, low: float, high: float, *names: str) -> None:
-        """A `ConfigError` unless low ≤ value < high for the fields of these names."""
+        """Raise `ConfigError` unless low ≤ value < high for each of these fields."""
         for name in names:
             check_in_range(name, getattr(self, name), low, high)
 
     def with_override(self, path: str, text: str) -> Self:
-        """A copy with the value at a dotted path replaced by parsed text: `--set optimizer.lr=1e-4`."""
+        """Return a copy with the value at a dotted path (`optimizer.lr`) replaced by a parsed one (`1e-4`)."""
         name, _, rest = path.partition(".")
         hints = _field_types(type(self))
         if name not in hints:
@@ -75,7 +78,7 @@ class Config:
                 value = parse_value(typing.get_args(hints[name])[1], _parse_text(text), path)
                 return self.replace(**{name: {**inner, rest: value}})
             if not isinstance(inner, Config):
-                raise ConfigError(f"{name!r} in {type(self).__name__} has no parts, so {path!r} names nothing")
+                raise ConfigError(f"{name!r} in {type(self).__name__} has no fields, so {path!r} does not exist")
             try:
                 return self.replace(**{name: inner.with_override(rest, text)})
             except ConfigError as error:
@@ -83,13 +86,13 @@ class Config:
         return self.replace(**{name: parse_value(hints[name], _parse_text(text), path)})
 
 
-_type_hints = functools.cache(typing.get_type_hints)  # it compiles every annotation anew
+_type_hints = functools.cache(typing.get_type_hints)  # get_type_hints compiles every annotation on each call
 
 
 def _field_types(cls: type) -> dict[str, Any]:
     hints = _type_hints(cls)
     if "kind" in hints:
-        raise TypeError(f"{cls.__name__}: a field cannot be called kind, which says which spec it is")
+        raise TypeError(f"{cls.__name__}: a field cannot be called kind, which names the class in JSON")
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 
@@ -103,9 +106,9 @@ def _config_types(hint: Any) -> list[type[Config]]:
 
 
 def check_in_range(name: str, value: float, low: float, high: float) -> None:
-    """A `ConfigError` unless low ≤ value < high."""
-    if isinstance(value, int | float) and not low <= value < high:  # another type is told with its place by from_json
-        expected = f"{low:g} or more" if high == math.inf else f"from {low:g} to below {high:g}"
+    """Raise `ConfigError` unless low ≤ value < high."""
+    if isinstance(value, int | float) and not low <= value < high:  # from_json reports a wrong type with its location
+        expected = f"{low:g} or more" if high == math.inf else f"at least {low:g} and less than {high:g}"
         raise ConfigError(f"{name} is {value}, expected {expected}")
 
 
@@ -120,7 +123,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def parse_value(hint: Any, value: Any, location: str) -> Any:
-    """A value from JSON as its annotation has it, or a `ConfigError` that says where it stands."""
+    """Convert a JSON value to the annotated type; raise `ConfigError` naming the location."""
     if isinstance(value, Config):
         return value
     for member in _union_members(hint):
@@ -143,7 +146,7 @@ def parse_value(hint: Any, value: Any, location: str) -> Any:
         if len(config_types) == 1:
             return config_types[0].from_json(value, location)
         types_by_name = {s.__name__: s for s in config_types}
-        kind = value.get("kind", config_types[0].__name__)  # a field that held one kind of spec did not say it
+        kind = value.get("kind", config_types[0].__name__)  # `to_json` omits it for a field with one class
         if kind not in types_by_name:
             raise ConfigError(f"kind {kind!r} at {location}; {suggest(str(kind), types_by_name)}")
         return types_by_name[kind].from_json(value, location)

@@ -16,7 +16,7 @@ from polyseme.families import FAMILIES
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
 from polyseme.finetuning.frozen import FEATURE_DEFAULTS, train_on_features
 from polyseme.finetuning.grid import expand_grid, grid_search
-from polyseme.report.html import dev_selection_note, truncation_note
+from polyseme.report.run_page import dev_selection_note, truncation_note
 from polyseme.tasks.examples import Example
 from polyseme.tasks.spans import ExtractiveQAConfig, sliding_windows
 from polyseme.tasks.task import Task
@@ -103,10 +103,9 @@ def test_over_features_there_is_no_speed_to_tell(folder, tmp_path, done):
 def test_what_is_cut_is_told_as_a_share(folder, tmp_path, capsys):
     results = finetune(folder, "classification", texts(20, 5), texts(10), tmp_path / "r", QUICK)
     assert results["num_truncated"] == {"train": 5, "dev": 0}
-    assert truncation_note(results, "train") == "train: 5 of 20 examples (25.0%) were cut" and not truncation_note(
-        results, "dev"
-    )
-    assert "5 of 20 examples (25.0%) were cut" in (tmp_path / "r/report.html").read_text()
+    assert truncation_note(results, "train") == "train: 5 of 20 examples (25.0%) were truncated"
+    assert not truncation_note(results, "dev")
+    assert "5 of 20 examples (25.0%) were truncated" in (tmp_path / "r/report.html").read_text()
     evaluate(load_model(tmp_path / "r/model"), texts(20, 5))
     assert "5 of 20 examples (25.0%) are cut to 24 tokens" in capsys.readouterr().err
     long = questions(False, 30)
@@ -119,10 +118,11 @@ def test_what_is_cut_is_told_as_a_share(folder, tmp_path, capsys):
 def test_what_is_chosen_on_dev_is_told(folder, tmp_path, done):
     data = texts()
     plain = finetune(folder, "classification", data, data, tmp_path / "a", QUICK)
-    assert plain["chosen_on_dev"] == [] and "flatter" not in (tmp_path / "a/report.html").read_text()
+    assert plain["chosen_on_dev"] == [] and "optimistic" not in (tmp_path / "a/report.html").read_text()
     stopped = finetune(folder, "classification", data, data, tmp_path / "b", QUICK.replace(patience=1))
     assert stopped["chosen_on_dev"] == ["the epoch"]
-    assert "Scores flatter: chosen on the same dev examples: the epoch." in (tmp_path / "b/report.html").read_text()
+    page = (tmp_path / "b/report.html").read_text()
+    assert "Scores are optimistic: chosen on the same dev examples: the epoch." in page
     fitted = finetune(folder, "span", questions(True), questions(True), tmp_path / "c", QUICK)
     assert fitted["chosen_on_dev"] == ["the threshold of no answer"]
     given = QUICK.with_override("span.null_score_diff_threshold", "0.5")
@@ -156,11 +156,11 @@ def test_the_best_of_several_seeds_flatters_on_its_dev(folder, tmp_path, done, c
          "--set", "steps=1", "--set", "truncate=true")  # fmt: skip
     asked = ("evaluate", tmp_path / "r/model", "--data")
     assert (
-        "Scores flatter: chosen on the same dev examples: the best of 2 seeds."
+        "Scores are optimistic: chosen on the same dev examples: the best of 2 seeds."
         in cli(*asked, glue, "--task", "glue/cola").err
     )
     (tmp_path / "d.tsv").write_text("text\tlabel\ncat\t1\ndog\t0\n")
-    assert "flatter" not in cli(*asked, tmp_path / "d.tsv").err
+    assert "optimistic" not in cli(*asked, tmp_path / "d.tsv").err
 
 
 def test_small_sets_are_trained_longer():

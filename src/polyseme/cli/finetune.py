@@ -103,7 +103,7 @@ def finetune(
     from polyseme.finetuning.finetune import finetune as run
     from polyseme.finetuning.frozen import FEATURE_DEFAULTS, train_on_features
     from polyseme.finetuning.grid import expand_grid, grid_search
-    from polyseme.report.html import dev_selection_note, truncation_note
+    from polyseme.report.run_page import dev_selection_note, truncation_note
     from polyseme.tasks.baselines.surface import BASELINES, check_baseline
     from polyseme.tasks.examples import read_examples
 

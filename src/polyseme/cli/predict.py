@@ -60,7 +60,7 @@ def evaluate(
     from polyseme.cli.output import print_json, task_type_of
     from polyseme.datasets.catalog import DATASETS
     from polyseme.evaluation.latency import median_latency_ms
-    from polyseme.report.html import dev_selection_note
+    from polyseme.report.run_page import dev_selection_note
     from polyseme.tasks.examples import read_examples
 
     predictor = _load_predictor(models, ensemble, truncate, task)

@@ -1,4 +1,4 @@
-"""GLUE (Wang et al. 2019, table 1) and its kin: tables with tabs, in which a quote is a character like any other."""
+"""GLUE (Wang et al. 2019, table 1), SNLI and SICK. Quotes in the tab-separated files are plain characters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NLI_DESCRIPTION = "does the second sentence follow, not follow, or contradict?"
 
 
 def _filter_by_dev_ids(folder: Path, split: str, examples: list[Example]) -> list[Example]:
-    """Of Microsoft's training file, `dev_ids.tsv` names the pairs that are the dev set."""
+    """Split Microsoft's training file: `dev_ids.tsv` lists the pairs of the dev set."""
     if split == "test" or not examples[0].location.rpartition(":")[0].endswith("msr_paraphrase_train.txt"):
         return examples
     path, ids_path = folder / "msr_paraphrase_train.txt", folder / "dev_ids.tsv"
@@ -32,14 +32,14 @@ def _filter_by_dev_ids(folder: Path, split: str, examples: list[Example]) -> lis
 
 
 def _read_mrpc(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """GLUE's own file if it is there, else Microsoft's."""
+    """Read GLUE's file if it exists, else Microsoft's."""
     microsoft_name = "msr_paraphrase_test.txt" if path.name == "test.tsv" else "msr_paraphrase_train.txt"
     source_path = path if path.is_file() else path.with_name(microsoft_name)
     return iter_rows(source_path, "pair", "#1 String", "#2 String", "Quality", needs_labels=needs_labels)
 
 
 def _read_snli(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """The Stanford files, JSON lines; pairs on which no three annotators agreed (`-`) are left out, as they ask."""
+    """Read Stanford's JSON lines, without pairs that lack a majority label (`-`), as its authors recommend."""
     for line_number, line in enumerate(read_lines(path), 1):
         location = f"{path}:{line_number}"
         record = parse_json(line, location)
@@ -53,9 +53,11 @@ def _snli_examples(row: JsonRow) -> list[Example]:
 
 
 def wnli_warnings(train: Sequence[Example], dev: Sequence[Example], accuracy: float) -> list[str]:
-    """What must be known of WNLI: dev sentences stand in train too, mostly with the other label, so that a model that
-    learns train by heart is worse on dev than always saying one label (Wang et al. 2019's FAQ, 12; why BERT left it
-    out)."""
+    """Warn that dev sentences of WNLI also occur in train, mostly with the opposite label.
+
+    A model that memorizes train is therefore worse on dev than a constant prediction (GLUE FAQ, 12), which is why BERT
+    excludes WNLI.
+    """
     train_labels: dict[str, set[str | None]] = {}
     for example in train:
         train_labels.setdefault(example.text or "", set()).add(example.label)
@@ -67,9 +69,7 @@ def wnli_warnings(train: Sequence[Example], dev: Sequence[Example], accuracy: fl
         f"{num_opposite} of these never with the dev label"
     ]
     if accuracy < majority_accuracy:
-        messages.append(
-            f"accuracy {accuracy:.3f} is below {majority_accuracy:.3f}, which the more frequent label alone has"
-        )
+        messages.append(f"accuracy {accuracy:.3f} is below {majority_accuracy:.3f}, that of the majority label")
     return messages
 
 
@@ -77,7 +77,7 @@ PHENOMENA = ("Lexical Semantics", "Predicate-Argument Structure", "Logic", "Know
 
 
 def _read_diagnostic(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """The labelled file names in four columns what each pair is a case of: their names are the example's id."""
+    """Read the diagnostic set; the id of an example lists its phenomena, from four columns of the labeled file."""
     if not needs_labels:
         yield from iter_rows(path, "pair", "sentence1", "sentence2", needs_labels=False)
         return
@@ -93,7 +93,7 @@ def _read_diagnostic(path: Path, needs_labels: bool) -> Iterator[RowReader]:
 
 
 def _matthews_by_phenomenon(examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
-    """Matthews' correlation over the pairs of each phenomenon (Wang et al. 2019, §4 and table 5)."""
+    """Return Matthews correlation over the pairs of each phenomenon (Wang et al. 2019, §4 and table 5)."""
     scores = {}
     for name in PHENOMENA:
         pairs = [

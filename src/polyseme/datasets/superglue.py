@@ -1,4 +1,4 @@
-"""SuperGLUE (Wang et al. 2019b): JSON lines, one task of each kind; and Word in Context as it was first distributed."""
+"""SuperGLUE (Wang et al. 2019b) in JSON lines, and Word in Context in its original format."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ def _copa_examples(row: JsonRow) -> list[Example]:
 
 
 def _multirc_examples(row: JsonRow) -> Iterator[Example]:
-    """A pair for each answer of each question: the passage, then question and answer. The id is that of passage,
-    question and answer."""
+    """Yield a (passage, question and answer) pair per answer; the id is `passage-question-answer`."""
     passage = row.child("passage")
     text = passage.get("text")
     for question in passage.children("questions"):
@@ -53,7 +52,7 @@ def _multirc_examples(row: JsonRow) -> Iterator[Example]:
 
 
 def _multirc_metrics(examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
-    """The share of questions of which every answer is judged rightly; `f1` is over all answers (F1a)."""
+    """Return the share of questions with all answers classified correctly; `f1` is over all answers (F1a)."""
     all_correct: dict[str, bool] = {}
     for example, label in zip(examples, predictions, strict=True):
         question = example.id.rpartition("-")[0]
@@ -62,8 +61,7 @@ def _multirc_metrics(examples: Sequence[Example], predictions: Sequence[Any]) ->
 
 
 def _record_examples(row: JsonRow) -> Iterator[Example]:
-    """A choice for each query among the entities of the passage. Any whose text is among the answers is right; the
-    first of them is what is learnt."""
+    """Yield a choice among the entities of the passage per query; the label is the first entity that is an answer."""
     passage = row.child("passage")
     text = passage.get("text")
     spans = [(e.get("start", int), e.get("end", int)) for e in passage.children("entities")]
@@ -90,7 +88,7 @@ def _record_examples(row: JsonRow) -> Iterator[Example]:
 
 
 def _record_metrics(examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
-    """Exact and F1 of the entity, the best over a query's answers, by SQuAD's rules."""
+    """Return exact match and F1 of the entity, the best over a query's answers, by SQuAD's rules."""
     predicted_texts = [(e.choices or ())[int(i)] for e, i in zip(examples, predictions, strict=True)]
     exact, f1 = squad_scores([e.accepted_answers for e in examples], predicted_texts)
     return {"exact": float(exact.mean()), "f1": float(f1.mean())}
@@ -102,7 +100,7 @@ def _wic_examples(row: JsonRow) -> list[Example]:
 
 
 def _wsc_examples(row: JsonRow) -> list[Example]:
-    """The text with the pronoun between stars, and what it may stand for."""
+    """Pair the text, its pronoun enclosed in asterisks, with the candidate referent."""
     target = row.child("target")
     words = row.get("text").split(" ")
     start, pronoun = target.get("span2_index", int), target.get("span2_text")
@@ -114,7 +112,7 @@ def _wsc_examples(row: JsonRow) -> list[Example]:
 
 
 def _read_wic(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """word, part of speech, places, two sentences; T or F stand in a file of their own."""
+    """Read word, part of speech, positions and two sentences; the labels T and F are in a separate file."""
     lines = read_lines(path)
     labels: list[str | None] = [None] * len(lines)
     if needs_labels:

@@ -1,4 +1,4 @@
-"""Texts and their classes, as ULMFiT measures them (error rates); and words and their tags."""
+"""Text classification (with error rates, as in ULMFiT), tagging and coreference data sets."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from polyseme.tasks.readers.conll2012 import BRACKETS, iter_documents
 
 
 def compute_error_rate(examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
+    """Return the share of wrong predictions."""
     num_wrong = sum(e.label != label for e, label in zip(examples, predictions, strict=True))
     return {"error": num_wrong / max(len(examples), 1)}
 
 
 def _read_sst_trees(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """The Stanford Sentiment Treebank: a tree a line, whose root's label is the sentence's, from 0 to 4."""
+    """Read the Stanford Sentiment Treebank: a tree per line, whose root has the label of the sentence, 0 to 4."""
     for line_number, line in enumerate(read_lines(path), 1):
         yield partial(_parse_sst_tree, f"{path}:{line_number}", line)
 
@@ -36,7 +37,7 @@ def _parse_sst_tree(location: str, line: str) -> Example:
 
 
 def _read_label_folders(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """A folder for each label, a file for each text; `unsup` has none."""
+    """Read a folder per label with a file per text; `unsup` is unlabeled and skipped."""
     if not path.is_dir():
         raise DataError(f"there is no folder {path}")
     labels = sorted(p.name for p in path.iterdir() if p.is_dir() and p.name != "unsup")
@@ -51,7 +52,7 @@ def _read_text_file(file: Path, label: str) -> Example:
 
 
 def _read_yelp(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """Quoted CSV without a header: label, text; a line break is written as a backslash and n."""
+    """Read quoted CSV without a header: label, text; a line break is written as a backslash and n."""
     reader = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
     try:
         for cells in reader:
@@ -67,7 +68,7 @@ def _parse_yelp_row(location: str, cells: list[str]) -> Example:
 
 
 def _trec_reader(is_fine_grained: bool) -> Callable[[Path, bool], Iterator[RowReader]]:
-    """`COARSE:fine question`, in latin-1."""
+    """Build a reader of lines `COARSE:fine question` in Latin-1."""
 
     def read(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         for line_number, line in enumerate(read_lines(path, "latin-1"), 1):
@@ -84,8 +85,7 @@ def _parse_trec_line(location: str, line: str, is_fine_grained: bool) -> Example
 
 
 def _read_conllu(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """Ten columns; of these the word and its universal part of speech. Words in several parts (1-2) and words that are
-    not there (1.1) are no words of their own."""
+    """Read words and universal part-of-speech tags of CoNLL-U, without multiword tokens (1-2) and empty nodes (1.1)."""
     rows: list[tuple[int, list[str]]] = []
     for line_number, line in enumerate([*read_lines(path), ""], 1):
         if line.strip() and not line.startswith("#"):

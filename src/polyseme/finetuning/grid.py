@@ -12,7 +12,7 @@ from typing import Any
 from polyseme.errors import ConfigError
 from polyseme.finetuning.finetune import FinetuneConfig
 from polyseme.io.json import read_json, write_json
-from polyseme.report.html import write_report
+from polyseme.report.run_page import write_report
 
 AXIS_ALIASES = {"lr": "optimizer.lr", "warmup": "schedule.warmup"}
 

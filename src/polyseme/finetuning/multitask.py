@@ -44,7 +44,7 @@ from polyseme.io.json import write_json
 from polyseme.nn.model import Model
 from polyseme.objectives.batch import Batch
 from polyseme.progress import progress
-from polyseme.report.html import write_report
+from polyseme.report.run_page import write_report
 from polyseme.tasks.baselines.surface import majority_baseline
 from polyseme.tasks.coreference import count_unreachable_mentions
 from polyseme.tasks.examples import Example, TaskType

@@ -28,7 +28,7 @@ from polyseme.nn.trunks.encoder_decoder import EncoderDecoder
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.packing import pad_to_bucket
 from polyseme.progress import progress
-from polyseme.report.html import write_report
+from polyseme.report.run_page import write_report
 from polyseme.tasks.baselines.surface import majority_baseline
 from polyseme.tasks.coreference import count_unreachable_mentions
 from polyseme.tasks.encoded import EncodedExample

@@ -36,7 +36,7 @@ from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape, S
 from polyseme.objectives.permutation_lm import PermutationLM
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.progress import progress
-from polyseme.report.html import write_report
+from polyseme.report.run_page import write_report
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
 from polyseme.train.asgd import NTASGD, swap_averaged_weights
