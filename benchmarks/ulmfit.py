@@ -29,8 +29,9 @@ from torch import nn
 from polyseme.errors import PolysemeError
 from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json, write_json
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
-from polyseme.objectives.batch import Batch, SegmentState, Targets
+from polyseme.objectives.batch import Batch, SegmentExtra, SegmentState, Targets
 from polyseme.pipelines import ulmfit
 from polyseme.recipes.ulmfit import ADAM
 from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
@@ -155,18 +156,15 @@ def speed(options: argparse.Namespace) -> None:
     layout, rows, carry = PackedLayout.from_lengths([length] * lanes), torch.arange(lanes * length), SegmentState()
     none = torch.zeros(0, dtype=torch.int64)
     penalties = {
-        "activation": Targets(none, none, len(rows), 2.0),
-        "change": Targets(none, none, len(rows) - lanes, 1.0),
+        "activation_reg": Targets(none, none, len(rows), 2.0),
+        "temporal_activation_reg": Targets(none, none, len(rows) - lanes, 1.0),
     }
     batches = [
         Batch(
-            part[:, :-1].flatten(),
-            layout,
-            None,
+            Inputs(part[:, :-1].flatten(), layout),
             {"next": Targets(rows, part[:, 1:].flatten(), len(rows)), **penalties},
             len(rows),
-            segment_state=carry,
-            starts_fresh=number == 0,
+            extra=SegmentExtra(carry, starts_fresh=number == 0),
         )
         for number, part in enumerate(tokens)
     ]

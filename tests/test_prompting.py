@@ -12,6 +12,7 @@ from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.inference.candidates import format_prompt
 from polyseme.inference.language_model import LanguageModel
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.text.importers import import_vocabulary
 from polyseme.text.tokenizer import Tokenizer
@@ -111,12 +112,12 @@ def test_memory_of_chosen_sequences():
     rows = [torch.arange(n) for n in (3, 5, 2)]
     with torch.no_grad():
         layout = PackedLayout.from_lengths([3, 5, 2])
-        memory = trunk(torch.cat(rows), layout, return_memory=True).memory.select([2, 0, 2])
+        memory = trunk(Inputs(torch.cat(rows), layout), return_memory=True).memory.select([2, 0, 2])
         assert memory.layout.lengths == (2, 3, 2)
-        found = trunk(torch.tensor([7, 8, 9, 4]), PackedLayout.from_lengths([1, 1, 2]), memory=memory).hidden
+        found = trunk(Inputs(torch.tensor([7, 8, 9, 4]), PackedLayout.from_lengths([1, 1, 2])), memory=memory).hidden
         for part, row, more in zip(found.split([1, 1, 2]), (rows[2], rows[0], rows[2]), ([7], [8], [9, 4])):
             whole = torch.cat([row, torch.tensor(more)])
-            expected = trunk(whole, PackedLayout.from_lengths([len(whole)])).hidden[len(row) :]
+            expected = trunk(Inputs(whole, PackedLayout.from_lengths([len(whole)]))).hidden[len(row) :]
             torch.testing.assert_close(part, expected, atol=1e-10, rtol=0)
 
 

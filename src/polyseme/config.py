@@ -4,37 +4,43 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 import types
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from polyseme.errors import ConfigError, suggest
 
 
 @dataclass(frozen=True)
 class Config:
-    """Base class of the configs of parts, objectives and recipes.
+    """Base class of configs of model parts, objectives and recipes.
 
-    `to_json` nests configs; where a field may hold one of several config classes, the key `kind` tells which.
-    `from_json` is strict: an unknown key is an error that names the closest valid one. The possible classes come from
-    the annotation of the field, so there is no registry and a file can never name code to run.
+    `to_json` writes plain values and nests configs; if a field may hold one of several types, `kind` is the name of
+    the type. `from_json` is strict: an unknown key is an error that names the nearest valid one. The possible types are
+    those of the field's annotation. For an abstract base they are its subclasses in `config_types` and among those
+    passed to `from_json`, so there is no registry, and a file cannot name code to run.
     """
+
+    config_types: ClassVar[tuple[type[Config], ...]] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Convert to a JSON object."""
         values: dict[str, Any] = {"kind": type(self).__name__}
         for name, hint in _field_types(type(self)).items():
             value = _to_plain(getattr(self, name))
-            if isinstance(value, dict) and "kind" in value and len(_config_types(hint)) == 1:
+            if isinstance(value, dict) and _config_types(hint) == [type(getattr(self, name))]:
                 del value["kind"]
             values[name] = value
         return values
 
     @classmethod
-    def from_json(cls, obj: Any, location: str = "") -> Self:
-        """Parse a JSON object; `location` is its path in error messages."""
+    def from_json(cls, obj: Any, location: str = "", config_types: Sequence[type[Config]] = ()) -> Self:
+        """Parse what `to_json` returns; `config_types` are types beyond those of the package, `location` is for errors."""
+        config_types = (*cls.config_types, *config_types)
         suffix = f" at {location}" if location else ""
         if not isinstance(obj, dict):
             raise ConfigError(f"{cls.__name__}{suffix}: expected an object, got {obj!r}")
@@ -47,7 +53,7 @@ class Config:
                 continue
             if key not in hints:
                 raise ConfigError(f"unknown key {key!r} in {cls.__name__}{suffix}; {suggest(key, hints)}")
-            values[key] = parse_value(hints[key], value, f"{location}.{key}" if location else key)
+            values[key] = parse_value(hints[key], value, f"{location}.{key}" if location else key, config_types)
         required = {
             f.name
             for f in dataclasses.fields(cls)
@@ -83,7 +89,7 @@ class Config:
                 return self.replace(**{name: inner.with_override(rest, text)})
             except ConfigError as error:
                 raise ConfigError(f"{name}.{error}" if str(error).startswith(rest) else str(error)) from None
-        return self.replace(**{name: parse_value(hints[name], _parse_text(text), path)})
+        return self.replace(**{name: parse_value(hints[name], _parse_text(text), path, self.config_types)})
 
 
 _type_hints = functools.cache(typing.get_type_hints)  # get_type_hints compiles every annotation on each call
@@ -102,7 +108,17 @@ def _union_members(hint: Any) -> tuple[Any, ...]:
 
 
 def _config_types(hint: Any) -> list[type[Config]]:
+    """Return the configs named in an annotation."""
     return [m for m in _union_members(hint) if isinstance(m, type) and issubclass(m, Config)]
+
+
+def _possible_types(hint: Any, config_types: Sequence[type[Config]]) -> list[type[Config]]:
+    """Return the types of a value: those of the annotation, an abstract one replaced by its known subclasses."""
+    possible: list[type[Config]] = []
+    for declared in _config_types(hint):
+        known = [t for t in config_types if issubclass(t, declared)]
+        possible += known if inspect.isabstract(declared) else [declared]
+    return possible
 
 
 def check_in_range(name: str, value: float, low: float, high: float) -> None:
@@ -122,7 +138,7 @@ def _to_plain(value: Any) -> Any:
     return value
 
 
-def parse_value(hint: Any, value: Any, location: str) -> Any:
+def parse_value(hint: Any, value: Any, location: str, config_types: Sequence[type[Config]] = ()) -> Any:
     """Convert a JSON value to the annotated type; raise `ConfigError` naming the location."""
     if isinstance(value, Config):
         return value
@@ -132,24 +148,22 @@ def parse_value(hint: Any, value: Any, location: str) -> Any:
             return value
         if origin is tuple and isinstance(value, list | tuple):
             inner = args[0] if args else Any
-            return tuple(parse_value(inner, v, f"{location}[{i}]") for i, v in enumerate(value))
+            return tuple(parse_value(inner, v, f"{location}[{i}]", config_types) for i, v in enumerate(value))
         if origin is dict and isinstance(value, dict):
-            return {k: parse_value(args[1], v, f"{location}.{k}") for k, v in value.items()}
+            return {k: parse_value(args[1], v, f"{location}.{k}", config_types) for k, v in value.items()}
         if origin is typing.Literal and value in args:
             return value
         if member is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         if member in (int, str, bool) and type(value) is member:
             return value
-    config_types = _config_types(hint)
-    if config_types and isinstance(value, dict):
-        if len(config_types) == 1:
-            return config_types[0].from_json(value, location)
-        types_by_name = {s.__name__: s for s in config_types}
-        kind = value.get("kind", config_types[0].__name__)  # `to_json` omits it for a field with one class
+    possible = _possible_types(hint, config_types)
+    if possible and isinstance(value, dict):
+        types_by_name = {t.__name__: t for t in possible}
+        kind = value.get("kind", possible[0].__name__)  # a field of one type has no kind
         if kind not in types_by_name:
             raise ConfigError(f"kind {kind!r} at {location}; {suggest(str(kind), types_by_name)}")
-        return types_by_name[kind].from_json(value, location)
+        return types_by_name[kind].from_json(value, location, config_types)
     raise ConfigError(f"{location} is {value!r}, expected {_describe_type(hint)}")
 
 

@@ -9,6 +9,7 @@ import torch
 import polyseme
 from polyseme.datasets.lambada import read_lambada
 from polyseme.errors import PolysemeError
+from polyseme.nn.inputs import Inputs
 
 CONTEXT = "The old cat sees the grey dog in the river. The young wolf hears the small bird in the forest."
 
@@ -113,5 +114,5 @@ def _next(model, tokens):
     from polyseme.nn.packing import PackedLayout
 
     layout = PackedLayout.from_lengths([len(tokens)])
-    last = model.model.trunk(tokens.to(model.device), layout).hidden
+    last = model.model.trunk(Inputs(tokens.to(model.device), layout)).hidden
     return model.model.predict("next", last, layout, torch.tensor([len(tokens) - 1])).argmax()

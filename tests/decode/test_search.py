@@ -16,6 +16,7 @@ from polyseme.generation.sample import GREEDY, SamplingConfig, generate_tokens
 from polyseme.generation.session import generation_head, is_seq2seq
 from polyseme.generation.topk import fast_topk
 from polyseme.ngram.trie import NgramTrie, NgramVocab
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from tests.contracts import cases
 from tests.ngram import toy
@@ -66,7 +67,7 @@ def log_probability(model, prompt, written, source=None):
             if source is None
             else {"source": EncoderInput(torch.tensor(source), PackedLayout.from_lengths([len(source)]))}
         )
-        last = model.trunk(row, layout, **more).hidden
+        last = model.trunk(Inputs(row, layout), **more).hidden
         scores = model.predict("next", last, layout, places).log_softmax(-1)
     return float(scores.gather(1, row[len(prompt) :, None]).sum())
 
@@ -78,7 +79,7 @@ def _streamed(model, row):
     tokens, n = torch.cat([row, torch.tensor([0])]), len(row)
     queries = QueryStream(torch.arange(n + 1), torch.tensor([n]), PackedLayout.from_lengths([1]))
     layout = PackedLayout.from_lengths([n + 1])
-    last = model.trunk(tokens, layout, query_stream=queries).hidden
+    last = model.trunk(Inputs(tokens, layout, query_stream=queries)).hidden
     return model.predict("masked", last, layout, torch.tensor([n + 1]))[0]
 
 

@@ -32,7 +32,7 @@ def test_counts_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = corpus()
     bound = GloVe(window=4).bind(pages, WORDS, 64)
     expected = plain(pages, 4)
-    cells = bound.batch(np.arange(len(bound)), 0).sparse
+    cells = bound.batch(np.arange(len(bound)), 0).examples
     found = {}
     for i, j, log, weight in zip(
         *(t.tolist() for t in (cells.tokens, cells.context_ids, cells.log_counts, cells.weights))

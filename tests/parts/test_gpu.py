@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from polyseme.nn.attention.attend import attend_eager, attend_varlen
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.objectives.losses import compute_losses
@@ -163,7 +164,7 @@ def model_and_batch(**changes: Any) -> tuple[Any, Batch]:
         "pair": Targets(torch.arange(4), torch.tensor([0, 1, 1, 0]), 4),
     }
     tokens = torch.randint(0, 500, (layout.num_tokens,), generator=draw)
-    return spec.build(seed=1), Batch(tokens, layout, torch.zeros_like(tokens), targets, layout.num_tokens)
+    return spec.build(seed=1), Batch(Inputs(tokens, layout, torch.zeros_like(tokens)), targets, layout.num_tokens)
 
 
 def test_a_model_in_bfloat16_says_what_it_says_in_float32() -> None:
@@ -184,7 +185,7 @@ def train_tiny(
 
     model, batch = model_and_batch(dropout=dropout, attention_dropout=dropout)
     model = model.to("cuda")
-    other = dataclasses.replace(batch, tokens=batch.tokens.flip(0))
+    other = dataclasses.replace(batch, tokens=batch.inputs.tokens.flip(0))
     optim = OptimizerConfig(lr=rate, name=method)
     run = TrainState(
         model,

@@ -79,11 +79,11 @@ def loaded(folders, dtype=torch.float64, family="bert", spec=SMALL):
 
 def states_of(folder, task, encoded):
     batch, order = task.collate(encoded)
-    last = folder.model.trunk(batch.tokens, batch.layout, batch.segments).hidden
+    last = folder.model.trunk(batch.inputs).hidden
     head = folder.model.heads["coreference"]
     return (
         head,
-        head.select_states(last, batch.layout, batch.targets["coreference"].rows, folder.model.trunk.pool),
+        head.select_states(last, batch.inputs.layout, batch.targets["coreference"].rows, folder.model.trunk.pool),
         last,
         order,
     )

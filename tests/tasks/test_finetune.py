@@ -126,19 +126,19 @@ def test_transformers_reads_it(trained):
     ours = compute_logits(folder.model, task, encoded)
     batch, order = task.collate(encoded)
     ids, mask = (
-        batch.layout.pad(batch.tokens, folder.tokenizer.special_token_ids.pad),
-        batch.layout.attention_mask().long(),
+        batch.inputs.layout.pad(batch.inputs.tokens, folder.tokenizer.special_token_ids.pad),
+        batch.inputs.layout.attention_mask().long(),
     )
-    extra = {"token_type_ids": batch.layout.pad(batch.segments)} if family == "bert" else {}
-    lengths = list(batch.layout.lengths)
+    extra = {"token_type_ids": batch.inputs.layout.pad(batch.inputs.segments)} if family == "bert" else {}
+    lengths = list(batch.inputs.layout.lengths)
     with torch.no_grad():
         if family == "xlnet":  # which pads on the left: here one by one
-            each = zip(batch.tokens.split(lengths), batch.segments.split(lengths))
+            each = zip(batch.inputs.tokens.split(lengths), batch.inputs.segments.split(lengths))
             expected = torch.cat([theirs(input_ids=t[None], token_type_ids=s[None]).logits for t, s in each])
         else:
             expected = theirs(input_ids=ids, attention_mask=mask, **extra).logits
     if kind == "tagging":
-        expected = batch.layout.unpad(expected)[batch.targets["tag"].rows]
+        expected = batch.inputs.layout.unpad(expected)[batch.targets["tag"].rows]
     np.testing.assert_allclose(np.concatenate([ours[i] for i in order]), expected.numpy(), atol=1e-5)
 
 

@@ -8,6 +8,7 @@ from polyseme.corpus.build.prepare import prepare
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.feature_extraction import FeatureEncoder, extract_features
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
@@ -91,7 +92,7 @@ def test_one_way_over_pieces(tmp_path, direction, row):
     ids, of = pieces.encode_words(words)
     assert len(ids) > 5
     with torch.no_grad():
-        states = encoder.model.trunk(torch.tensor(ids), PackedLayout.from_lengths([len(ids)])).hidden.numpy()
+        states = encoder.model.trunk(Inputs(torch.tensor(ids), PackedLayout.from_lengths([len(ids)]))).hidden.numpy()
     expected = [states[[i for i, word in enumerate(of) if word == n][row]] for n in range(3)]
     np.testing.assert_allclose(extract_features(encoder, [words], "last", None)[:, 0], expected, atol=1e-6)
 

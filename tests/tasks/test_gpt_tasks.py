@@ -12,7 +12,7 @@ from polyseme.evaluation.predict import compute_logits, evaluate, predict, to_ex
 from polyseme.families import FAMILIES
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
 from polyseme.finetuning.runner import epoch_batches
-from polyseme.nn.heads.standard import ClassificationHeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.packing import pad_to_bucket
 from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
@@ -115,10 +115,10 @@ def test_sequences_of_choices(folders):
     assert one.segments.tolist() == [i for _, segments in wrapped for i in segments]
     other = Example("", "swan", choices=("dog", "cat"))
     batch, order = CHOICE.collate(CHOICE.encode([example, other], tokenizer, 48))
-    assert order == [1, 0] and list(batch.layout.lengths) == sorted(batch.layout.lengths)
+    assert order == [1, 0] and list(batch.inputs.layout.lengths) == sorted(batch.inputs.layout.lengths)
     targets = batch.targets["choice"]
     assert targets.count == 1 and targets.labels.tolist() == [-100, -100, 3, 3, 3]
-    parts = batch.tokens.split(list(batch.layout.lengths))
+    parts = batch.inputs.tokens.split(list(batch.inputs.layout.lengths))
     swan, build = tokenizer.encode("swan"), tokenizer.build_inputs_with_special_tokens
     expected = [*(build(swan, tokenizer.encode(c))[0] for c in other.choices), *(ids for ids, _ in wrapped)]
     assert [parts[i].tolist() for i in targets.rows] == expected
@@ -223,7 +223,7 @@ def test_weights_and_the_law_of_sums(kind, folders):
     (whole,), _ = next(epoch_batches(task, data, settings, 0))
     report, gradient = stepped(model, [whole])
     targets = whole.targets["next"]
-    assert targets.weight == 0.5 and targets.count == whole.layout.num_tokens - len(whole.layout.lengths)
+    assert targets.weight == 0.5 and targets.count == whole.inputs.layout.num_tokens - len(whole.inputs.layout.lengths)
     model.zero_grad()
     parts = {name: value / whole.targets[name].count for name, value in compute_losses(model, whole).items()}
     assert report.loss == pytest.approx({name: part.item() for name, part in parts.items()}, rel=1e-5)
@@ -244,11 +244,11 @@ def test_every_token_but_the_first_is_predicted(folders):
     ((batch,), _) = next(epoch_batches(task, data, FinetuneConfig(lm_loss_weight=0.5), 0))
     rows, values = batch.targets["next"].rows.tolist(), batch.targets["next"].labels.tolist()
     at = 0
-    for length in batch.layout.lengths:
+    for length in batch.inputs.layout.lengths:
         inner = [i - at for i in rows if at <= i < at + length]
         assert inner == list(range(length - 1))
         at += length
-    assert values == [int(batch.tokens[i + 1]) for i in rows]
+    assert values == [int(batch.inputs.tokens[i + 1]) for i in rows]
 
 
 def test_a_classifier_with_auxiliary_loss_is_still_a_classifier(folders, tmp_path):

@@ -26,6 +26,7 @@ from polyseme.finetuning.frozen import (
     train_on_features,
     with_mix_penalty,
 )
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.frozen_features import (
     FeatureSourceConfig,
     FeatureStore,
@@ -93,7 +94,9 @@ def test_features_are_the_layers_of_the_model(folders, family, layers):
     for words, part in zip(sentences, np.split(found, np.cumsum([len(s) for s in sentences])[:-1])):
         ((_, _, ids, rows),) = encoder._split_into_chunks(0, words)
         with torch.no_grad():
-            reading = encoder.model.trunk(torch.from_numpy(ids), PackedLayout.from_lengths([len(ids)]), layers=range(4))
+            reading = encoder.model.trunk(
+                Inputs(torch.from_numpy(ids), PackedLayout.from_lengths([len(ids)])), layers=range(4)
+            )
         states = torch.stack([reading.layers[i] for i in kept], 1).numpy()[rows[:, 0]]
         np.testing.assert_allclose(part, states.sum(1, keepdims=True) if how == "sum" else states, atol=1e-5)
     long = extract_features(encoder, [tuple(WORDS * 6)], layers, None)

@@ -208,7 +208,9 @@ def test_the_loss_is_that_of_transformers_and_of_any_micro_batches(tokenizers):
     ]
     assert sum(compute_losses(model, b)["span"].item() for b in parts) == pytest.approx(expected, rel=1e-5)
     filled = pad_to_bucket(batch, 64)
-    assert filled.targets["span"].labels.shape[1] == 2 and filled.layout.num_tokens > batch.layout.num_tokens
+    assert (
+        filled.targets["span"].labels.shape[1] == 2 and filled.inputs.layout.num_tokens > batch.inputs.layout.num_tokens
+    )
     assert compute_losses(model, filled)["span"].item() == pytest.approx(expected, rel=1e-5)
 
 

@@ -7,7 +7,7 @@ import torch
 from polyseme.errors import PolysemeError
 from polyseme.evaluation.predict import compute_logits, to_examples
 from polyseme.families import FAMILIES
-from polyseme.nn.heads.standard import ClassificationHeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.packing import token_budget_batches
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.objectives.losses import compute_losses
@@ -143,9 +143,9 @@ def test_a_batch_is_sorted_by_length_and_says_so(wordpiece):
     examples = [Example("", words=("redcat",) * n, tags=("X",) + ("O",) * (n - 1)) for n in sizes]
     encoded = TAGS.encode(examples, wordpiece, 64)
     batch, order = TAGS.collate(encoded)
-    assert order == [1, 3, 2, 0] and list(batch.layout.lengths) == sorted(batch.layout.lengths)
+    assert order == [1, 3, 2, 0] and list(batch.inputs.layout.lengths) == sorted(batch.inputs.layout.lengths)
     targets = batch.targets["tag"]
-    assert (batch.tokens[targets.rows] == encoded[0].ids[1]).all()
+    assert (batch.inputs.tokens[targets.rows] == encoded[0].ids[1]).all()
     assert targets.labels.tolist() == [1, 1, 1, 0, 1, 0, 0] and targets.count == 7
     batch, _ = SINGLE.collate(SINGLE.encode([text(1, "red", None), text(2, "blue", "b")], wordpiece, 64))
     assert sorted(batch.targets["classify"].labels.tolist()) == [IGNORE_INDEX, 1]

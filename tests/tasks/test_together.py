@@ -16,7 +16,7 @@ from polyseme.families import FAMILIES
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
 from polyseme.finetuning.multitask import TaskData, finetune_multitask, sample_tasks, select_task, task_mixture
 from polyseme.finetuning.runner import Experiment, Split
-from polyseme.objectives.batch import tree_leaves
+from polyseme.nn.tree import tree_leaves
 from polyseme.tasks.examples import Example
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer

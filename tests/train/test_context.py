@@ -5,6 +5,7 @@ import torch
 
 from polyseme.errors import PolysemeError
 from polyseme.evaluation.context_length import evaluate_segments, evaluate_sliding_window, with_memory_len
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from tests.contracts import cases
 
@@ -14,7 +15,7 @@ TEXT = cases.sequences((26,), seed=4)[0]
 def whole(model) -> float:
     layout = PackedLayout.from_lengths([25])
     with torch.no_grad():
-        last = model.trunk(TEXT[:-1], layout).hidden
+        last = model.trunk(Inputs(TEXT[:-1], layout)).hidden
         return float(model.loss("next", last, layout, torch.arange(25), TEXT[1:], -100)) / 25
 
 

@@ -12,6 +12,7 @@ from polyseme.cli.music import sample_events
 from polyseme.corpus.build.prepare import prepare
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.recipes import get_training_recipe
@@ -77,7 +78,7 @@ def test_a_piece_by_heart(runs, harness):
     tokens = torch.tensor([opened.tokenizer.special_token_ids.bos, *found[: opened.max_len - 1]])
     layout = PackedLayout.from_lengths([len(tokens)])
     with torch.no_grad():
-        scores = opened.model.predict("next", opened.model.trunk(tokens, layout).hidden, layout)
+        scores = opened.model.predict("next", opened.model.trunk(Inputs(tokens, layout)).hidden, layout)
     scores[:, [0, 1, 3]] = -torch.inf
     assert scores[len(begun) :].argmax(-1).tolist() == found[len(begun) : opened.max_len]
     drawn = [sample_events(opened, begun, 80, seed=seed) for seed in (1, 1, 2)]
@@ -100,7 +101,7 @@ def test_an_lstm_on_the_same_events_plays_too(runs, harness):
     tokens = torch.tensor([opened.tokenizer.special_token_ids.bos, *found[:63]])
     layout = PackedLayout.from_lengths([64])
     with torch.no_grad():
-        scores = opened.model.predict("next", opened.model.trunk(tokens, layout).hidden, layout)
+        scores = opened.model.predict("next", opened.model.trunk(Inputs(tokens, layout)).hidden, layout)
     scores[
         :, [token for token in opened.tokenizer.all_special_ids if token != opened.tokenizer.special_token_ids.eos]
     ] = -torch.inf

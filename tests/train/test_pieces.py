@@ -11,6 +11,7 @@ import torch
 
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
@@ -159,7 +160,7 @@ def batch_of(model, lengths=(3, 5)):
         where = torch.arange(len(lengths)) if name == "pair" else rows
         targets[name] = Targets(where, torch.tensor([0, 1]), 2)
     tokens = torch.arange(layout.num_tokens) % 11
-    return Batch(tokens, layout, None, targets, layout.num_tokens)
+    return Batch(Inputs(tokens, layout), targets, layout.num_tokens)
 
 
 def training(model, total=3, **changes):
@@ -290,9 +291,9 @@ def test_training_flops_ignore_filler():
     model = tiny("gpt2")
     batch = batch_of(model)
     layout = PackedLayout.from_lengths((3, 5), num_slots=6, max_seqlen=16)
-    assert count_training_flops(model, Batch(batch.tokens, layout, None, batch.targets, 8)) == count_training_flops(
-        model, batch
-    )
+    assert count_training_flops(
+        model, Batch(Inputs(batch.inputs.tokens, layout), batch.targets, 8)
+    ) == count_training_flops(model, batch)
 
 
 def test_num_parameters():

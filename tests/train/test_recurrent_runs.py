@@ -21,6 +21,7 @@ from polyseme.explain.attention import attention_maps
 from polyseme.explain.gradients import gradients_by_distance
 from polyseme.families import FAMILIES
 from polyseme.inference.language_model import LanguageModel
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import load_model, read_model_config, save_model
@@ -146,7 +147,9 @@ def test_both_directions_are_the_mean_of_two(tmp_path, tiny_folders):
     layout, total = PackedLayout.from_lengths([len(ids)]), 0.0
     for head, read in (("next", [eos, *ids[:-1]]), ("previous", [*ids[1:], eos])):
         with torch.no_grad():
-            scores = network.predict(head, network.trunk(torch.tensor(read), layout).hidden, layout).log_softmax(-1)
+            scores = network.predict(
+                head, network.trunk(Inputs(torch.tensor(read), layout)).hidden, layout
+            ).log_softmax(-1)
         total += float(scores.gather(1, torch.tensor(ids)[:, None]).sum())
     (score,) = opened.score([text])
     assert score.log_prob == pytest.approx(total / 2, rel=1e-5) and score.num_tokens == len(ids)
@@ -156,7 +159,9 @@ def test_both_directions_are_the_mean_of_two(tmp_path, tiny_folders):
     with torch.no_grad():
         ids = [eos, *tokenizer.encode("the old cat")]
         layout = PackedLayout.from_lengths([len(ids) - 1])
-        scores = network.predict("next", network.trunk(torch.tensor(ids[:-1]), layout).hidden, layout).log_softmax(-1)
+        scores = network.predict(
+            "next", network.trunk(Inputs(torch.tensor(ids[:-1]), layout)).hidden, layout
+        ).log_softmax(-1)
     expected = scores.gather(1, torch.tensor(ids[1:])[:, None])[-found.num_tokens :].sum()
     assert found.log_prob == pytest.approx(float(expected), rel=1e-5)
 

@@ -200,8 +200,8 @@ def test_a_growing_batch_and_muon_resume(corpora, tmp_path, monkeypatch):
 def test_segments_of_drawn_length_resume_in_mid_stream(direction, corpora, tmp_path, monkeypatch):
     """The place, the length to come and the states of the lanes; past the end of an epoch too."""
     plain = recipe("rnn_lm")
-    given = {"cell": "gru", "direction": direction, "weight_dropout": 0.3, "variational_dropout": True, "hidden_dim": 24,
-             "max_len": 256}  # fmt: skip
+    given = {"cell": "gru", "direction": direction, "weight_dropout": 0.3, "variational_dropout": True,
+             "hidden_dim": 24, "max_len": 256}  # fmt: skip
     drawn = plain.replace(
         model=plain.model | given,
         objective=StreamingCausalLM(bptt_std=5.0, direction=direction),

@@ -24,9 +24,9 @@ KINDS = {
     "multiplicative": ["objective.scheduled_sampling=0.2", "objective.scheduled_sampling_epochs=4"],
     "additive": ["model.attention=additive", "model.context_order=inside_recurrence", "model.cell=gru"],
 }
-SHORT = ["model.dim=48", "model.dropout=0.0", "max_len=48", "batch_tokens=768", "micro_batch_tokens=768", "budget.steps=80",
-         "optimizer.lr=1e-2", "schedule.warmup=30", "eval_every=200", "save_every=20", "num_averaged=2",
-         "valid_fraction=0.02"]  # fmt: skip
+SHORT = ["model.dim=48", "model.dropout=0.0", "max_len=48", "batch_tokens=768", "micro_batch_tokens=768",
+         "budget.steps=80", "optimizer.lr=1e-2", "schedule.warmup=30", "eval_every=200", "save_every=20",
+         "num_averaged=2", "valid_fraction=0.02"]  # fmt: skip
 
 
 def rows(number, seed):

@@ -182,7 +182,8 @@ def test_threads_come_back_when_a_run_ends_or_is_left() -> None:
 
 
 @pytest.mark.parametrize("change,said", [
-    (("optimizer.name", "adamw"), "optimizer.name is 'adamw', but Word2Vec is trained by 'sparse_sgd' or 'sparse_adagrad'"),
+    (("optimizer.name", "adamw"),
+     "optimizer.name is 'adamw', but Word2Vec is trained by 'sparse_sgd' or 'sparse_adagrad'"),
     (("compile", "true"), "compile is for models of one shape"),
     (("family", "bert"), "needs a head 'negative_sampling', which bert has not"),
     (("objective.window", "0"), "window is 0"),

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
@@ -55,7 +56,7 @@ def assert_same(ours, theirs, names=None):
     tokens, layout, segments = batch(ours.config.trunk.embeddings.vocab_size, family)
     expected = theirs_on(theirs, tokens, layout, segments)
     with torch.no_grad():
-        last = ours.eval().trunk(tokens, layout, segments).hidden
+        last = ours.eval().trunk(Inputs(tokens, layout, segments)).hidden
         found = {
             name: ours.predict(name, last, layout) for name in ours.heads if name in FAMILIES[family].head_weight_maps
         }

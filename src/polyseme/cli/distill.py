@@ -36,7 +36,7 @@ def distill(
         if recipe
         else build_student_recipe(read_model_config(teacher)[0], get_training_recipe("distilbert-tiny"))
     )
-    resolved_recipe = apply_overrides(with_distillation(resolved_recipe), overrides)
+    resolved_recipe = apply_overrides(with_distillation(resolved_recipe, teacher), overrides)
     if budget:
         resolved_recipe = resolved_recipe.replace(budget=BudgetConfig.parse(budget))
     print_results(out, run(resolved_recipe, teacher, corpus, out, resume))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from polyseme.errors import UnsupportedError
 from polyseme.nn.attention.relative import RelativeAttentionConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, build_meta
 from polyseme.nn.packing import PackedLayout
 
@@ -65,7 +66,7 @@ def evaluate_segments(
         nonlocal trunk_memory
         chunk = text[start : min(start + segment_len, len(text) - 1)]
         layout = PackedLayout.from_lengths([len(chunk)], device=text.device)
-        output = reader.trunk(chunk, layout, memory=trunk_memory, return_memory=True)
+        output = reader.trunk(Inputs(chunk, layout), memory=trunk_memory, return_memory=True)
         trunk_memory = output.memory
         return reader.loss(
             head, output.hidden, layout, layout.positions, text[start + 1 : start + 1 + len(chunk)], -100
@@ -90,7 +91,7 @@ def evaluate_sliding_window(
         batch_ends = ends[start : start + batch_size]
         windows = [(max(end - context_len, 0), end) for end in batch_ends]
         layout = PackedLayout.from_lengths([b - a for a, b in windows], device=text.device)
-        hidden = model.trunk(torch.cat([text[a:b] for a, b in windows]), layout).hidden
+        hidden = model.trunk(Inputs(torch.cat([text[a:b] for a, b in windows]), layout)).hidden
         previous_ends = [ends[start + i - 1] if start + i else 0 for i in range(len(batch_ends))]
         num_predicted = [end - max(previous_end, a) for (a, end), previous_end in zip(windows, previous_ends)]
         layout_ends = layout.cu_seqlens[1:].tolist()
@@ -127,7 +128,7 @@ def losses_by_context(
         for chunk in positions.split(max(max_batch_tokens // window_len, 1)):
             windows = chunk[:, None] + torch.arange(-window_len, 0, device=text.device)
             layout = PackedLayout.from_lengths([window_len] * len(chunk), device=text.device)
-            hidden = model.trunk(text[windows.flatten()], layout).hidden
+            hidden = model.trunk(Inputs(text[windows.flatten()], layout)).hidden
             logits = model.predict(head, hidden, layout, layout.last_indices).float()
             window_losses.append(F.cross_entropy(logits, text[chunk], reduction="none"))
         losses.append(torch.cat(window_losses))

@@ -172,10 +172,10 @@ def compute_logits_and_labels(
     with torch.inference_mode(), progress("predict", len(encoded), "examples", len(encoded) > 1) as bar:
         for members in token_budget_batches([len(e.ids) for e in encoded], max_batch_tokens):
             batch, order = task.collate([encoded[i] for i in members])
-            batch = batch.to(device)
-            last = model.trunk(batch.tokens, batch.layout, batch.segments).hidden
+            batch = batch.for_trunk(model.config.trunk).to(device)
+            last = model.trunk(batch.inputs).hidden
             rows = batch.targets[task.head_name].rows
-            head_outputs = model.predict_labels(task.head_name, last, batch.layout, rows)
+            head_outputs = model.predict_labels(task.head_name, last, batch.inputs.layout, rows)
             scores, best = (t.cpu().numpy() for t in head_outputs)
             example_indices = [members[i] for i in order]
             ends = np.cumsum([task.num_rows(encoded[i]) for i in example_indices])

@@ -10,6 +10,7 @@ import torch
 
 from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.inference.language_model import LanguageModel
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 
 
@@ -45,7 +46,7 @@ def gradients_by_distance(
     previous, hook = getattr(trunk, "use_reference", False), trunk.embeddings.register_forward_hook(record)
     trunk.use_reference = True  # cuDNN has no backward pass outside of training
     try:
-        hidden = trunk(token_windows[:, :-1].reshape(-1), layout).hidden
+        hidden = trunk(Inputs(token_windows[:, :-1].reshape(-1), layout)).hidden
         loss = network.loss("next", hidden, layout, layout.last_indices, token_windows[:, -1], -100)
         (grads,) = torch.autograd.grad(loss, vectors)
     finally:

@@ -14,6 +14,7 @@ from polyseme.errors import DataError, UnsupportedError
 from polyseme.generation.beam import BeamResult
 from polyseme.generation.text import GenerationConfig, TextGenerator
 from polyseme.inference.language_model import LanguageModel
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.report.html import escape, html_page, html_table, note
@@ -55,9 +56,8 @@ def align(generator: TextGenerator, source_ids: Sequence[int], target_ids: Seque
         torch.tensor(decoder_ids, device=device),
         PackedLayout.from_lengths([len(decoder_ids)], device=device),
     )
-    layers = trunk.cross_weights(
-        tokens, layout, EncoderInput(ids, PackedLayout.from_lengths([len(ids)], device=device))
-    )
+    source = EncoderInput(ids, PackedLayout.from_lengths([len(ids)], device=device))
+    layers = trunk.cross_weights(Inputs(tokens, layout, source=source))
     maps = [sequences[0].float().cpu().numpy() for sequences in layers]
     eos_pieces = generator.target_tokenizer.convert_ids_to_tokens(sorted(generator.eos_token_ids))[:1]
     target_pieces = [*_display_pieces(generator.target_tokenizer, list(target_ids)), *eos_pieces]

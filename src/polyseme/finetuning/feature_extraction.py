@@ -19,6 +19,7 @@ import torch
 from polyseme.config import Config
 from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.io.atomic import atomic_write, sha256
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN, words_to_char_ids
 from polyseme.nn.layers.frozen_features import JoinPosition
 from polyseme.nn.model import Model
@@ -132,7 +133,9 @@ class FeatureEncoder:
         device = next(self.model.parameters()).device
         token, layers = torch.zeros(1, dtype=torch.long, device=device), range(self.num_layers)
         with torch.inference_mode():
-            layer_states = self.model.trunk(token, PackedLayout.from_lengths([1], device=device), layers=layers).layers
+            layer_states = self.model.trunk(
+                Inputs(token, PackedLayout.from_lengths([1], device=device)), layers=layers
+            ).layers
         return [layer_states[i].shape[-1] for i in layers]
 
     @cached_property
@@ -175,7 +178,7 @@ class FeatureEncoder:
                 items = [chunks[i] for i in index]
                 tokens = torch.from_numpy(np.concatenate([ids for *_, ids, _ in items])).to(device)
                 layout = PackedLayout.from_lengths([len(ids) for *_, ids, _ in items], device=device)
-                layer_states = self.model.trunk(tokens, layout, layers=layers).layers
+                layer_states = self.model.trunk(Inputs(tokens, layout), layers=layers).layers
                 states = torch.stack([layer_states[i] for i in layers], dim=1).chunk(len(self.stacks), dim=-1)
                 starts = np.cumsum([0, *layout.lengths])
                 positions = np.concatenate([rows + begin for (*_, rows), begin in zip(items, starts)])

@@ -16,9 +16,10 @@ from polyseme.evaluation.predict import MetricsFn
 from polyseme.families import FAMILIES
 from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
 from polyseme.finetuning.runner import Experiment, OnSeedPredictions, Split, run_seeds
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.coreference import CoreferenceHeadConfig
 from polyseme.nn.heads.crf import CRFConfig
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
 from polyseme.nn.heads.tag_schemes import first_invalid
 from polyseme.nn.model import Model
 from polyseme.tasks.encoded import EncodedExample
@@ -269,7 +270,7 @@ def load_for_tasks(
     family_heads = family.pretraining_heads(config.trunk)
     if settings.lm_loss_weight and ("next" not in family_heads or any(task.text_template for task, _ in tasks)):
         raise ConfigError(f"lm_loss_weight weighs the loss of a causal language model, which {family.name} is not")
-    heads: dict[str, AnyHeadConfig] = {}
+    heads: dict[str, HeadConfig] = {}
     for task, crf in tasks:
         name, head = task.head_name, task.head(family, config.trunk)
         head = head.replace(crf=crf) if isinstance(head, ClassificationHeadConfig) else head

@@ -29,9 +29,10 @@ from polyseme.finetuning.runner import Experiment, Split, run_seeds
 from polyseme.finetuning.word_embeddings import PretrainedVectors, build_vocabulary, init_embeddings, resolve_words
 from polyseme.io.atomic import atomic_directory, write_tensors
 from polyseme.io.json import read_json, write_json
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.coreference import SENTENCE_END
 from polyseme.nn.heads.crf import CRFConfig
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
 from polyseme.nn.layers.char_cnn import CharCNNConfig, words_to_char_ids
 from polyseme.nn.layers.frozen_features import FeatureSourceConfig, FeatureStore, FrozenFeaturesConfig
 from polyseme.nn.model import Model, ModelConfig
@@ -189,7 +190,7 @@ def build_model_config(
     )
     trunk = FeatureNetworkConfig(features_config, name, network.lstm_dim, network.num_layers, network.dropout)
     by_token = task.task_type in ("tagging", "span")
-    head: AnyHeadConfig = ClassificationHeadConfig(task.labels, "tokens" if by_token else "pooled", crf=crf)
+    head: HeadConfig = ClassificationHeadConfig(task.labels, "tokens" if by_token else "pooled", crf=crf)
     head = task.coreference if task.task_type == "coreference" else head
     return ModelConfig(FEATURE_FAMILY, trunk, {task.head_name: head})
 

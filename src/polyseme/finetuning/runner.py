@@ -25,7 +25,7 @@ from polyseme.io.json import write_json
 from polyseme.nn.model import Model
 from polyseme.nn.packing import token_budget_batches
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoder
-from polyseme.objectives.batch import Batch, Targets
+from polyseme.objectives.batch import Batch, ChunkedExtra, Targets
 from polyseme.objectives.packing import pad_to_bucket
 from polyseme.progress import progress
 from polyseme.report.run_page import write_report
@@ -36,6 +36,7 @@ from polyseme.tasks.examples import Example
 from polyseme.tasks.metrics.standard import DEFAULT_METRIC, compute_metrics
 from polyseme.tasks.spans import apply_threshold, find_best_threshold
 from polyseme.tasks.task import Prediction, Task
+from polyseme.train.cuda_graph import can_capture
 from polyseme.train.flops import count_parameters
 from polyseme.train.loop import SYNC_EVERY, StepReport, TrainState, setup_device, train
 
@@ -360,8 +361,8 @@ def build_train_state(model: Model, settings: FinetuneConfig, num_examples: int,
         use_cuda_graphs=device.type == "cuda"
         and precision == "bf16"
         and not is_text_to_text(model)
-        and not model.config.trunk.depends_on_lengths
-        and not any(head.crf or head.asks for head in model.heads.values()),
+        and not any(head.crf for head in model.heads.values())
+        and can_capture(model, has_static_shapes=False, is_padded=True),
     )
 
 
@@ -433,10 +434,11 @@ def epoch_batches(
             step_examples = [encoded[i] for i in order[start : start + batch_size]]
             micro_batches = token_budget_batches([len(e.ids) for e in step_examples], settings.micro_batch_tokens)
             batches = [task.collate([step_examples[i] for i in members])[0] for members in micro_batches]
-            batches = [
-                dataclasses.replace(b, chunk_size=settings.chunk_size, grad_tokens=settings.grad_tokens)
-                for b in batches
-            ]
+            if run is not None:
+                batches = [b.for_trunk(run.model.config.trunk) for b in batches]
+            if settings.chunk_size:
+                extra = ChunkedExtra(settings.chunk_size, settings.grad_tokens)
+                batches = [dataclasses.replace(b, extra=extra) for b in batches]
             if extra_targets:
                 batches = [dataclasses.replace(b, targets={**b.targets, **extra_targets}) for b in batches]
             if settings.lm_loss_weight:
@@ -450,11 +452,11 @@ def epoch_batches(
 def _with_lm_targets(batch: Batch, weight: float) -> Batch:
     """The batch with one more term: each token but a sequence's first, from those before it."""
     rows = (
-        torch.ones(batch.layout.num_tokens, dtype=torch.bool)
-        .index_fill(0, batch.layout.last_indices, False)
+        torch.ones(batch.inputs.layout.num_tokens, dtype=torch.bool)
+        .index_fill(0, batch.inputs.layout.last_indices, False)
         .nonzero()[:, 0]
     )
-    targets = Targets(rows, batch.tokens.index_select(0, rows + 1), len(rows), weight)
+    targets = Targets(rows, batch.inputs.tokens.index_select(0, rows + 1), len(rows), weight)
     return dataclasses.replace(batch, targets={**batch.targets, "next": targets})
 
 

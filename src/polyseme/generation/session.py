@@ -15,6 +15,7 @@ from torch import Tensor
 from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.generation.cuda_graph import GraphedDecoder, get_graphed_decoder, uses_cuda_graphs
 from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, PackedLayout
@@ -159,7 +160,7 @@ class _StaticCacheSession(_NeuralSession):
         super().__init__(model)
         tokens, layout = _pack(prompts, model)
         trunk: Any = model.trunk
-        trunk_output = trunk(tokens, layout, source=_pack_sources(sources, model), return_memory=True)
+        trunk_output = trunk(Inputs(tokens, layout, source=_pack_sources(sources, model)), return_memory=True)
         memory, cross_kv = trunk_output.memory, trunk.source_kv(trunk_output.memory)
         max_source_len = max(map(len, sources or ()), default=0)
         self.graphed_decoder: GraphedDecoder | None = None
@@ -188,7 +189,7 @@ class _StaticCacheSession(_NeuralSession):
         self.memory.max_seqlen += 1
 
     def _step(self, tokens: Tensor) -> Tensor:
-        trunk_output = self.model.trunk(tokens, self.layout, memory=self.memory, return_memory=True)
+        trunk_output = self.model.trunk(Inputs(tokens, self.layout), memory=self.memory, return_memory=True)
         return self._predict(trunk_output.hidden, self.layout, None)
 
     def should_compact(self, num_rows: int, num_alive: int) -> bool:
@@ -222,8 +223,7 @@ class _MemorySession(_NeuralSession):
     def _forward(
         self, tokens: Tensor, layout: PackedLayout, memory: Memory | None, source: EncoderInput | None = None
     ) -> None:
-        source_kwargs = {"source": source} if source is not None else {}
-        trunk_output = self.model.trunk(tokens, layout, memory=memory, return_memory=True, **source_kwargs)
+        trunk_output = self.model.trunk(Inputs(tokens, layout, source=source), memory=memory, return_memory=True)
         self.memory = trunk_output.memory
         trunk = self.model.config.trunk
         if is_unbounded(self.model) and not trunk.has_bounded_memory:
@@ -249,7 +249,7 @@ class _QueryStreamSession(_NeuralSession):
         tokens, layout = _pack([[*chunk, 0] for chunk in chunks], self.model)  # 0 stands where it asks, unseen
         query_layout = PackedLayout.from_lengths([1] * len(chunks), device=tokens.device)
         queries = QueryStream(layout.positions, layout.last_indices, query_layout)
-        trunk_output = self.model.trunk(tokens, layout, memory=memory, return_memory=True, query_stream=queries)
+        trunk_output = self.model.trunk(Inputs(tokens, layout, query_stream=queries), memory=memory, return_memory=True)
         self.memory = trunk_output.memory.drop_last()
         rows = layout.num_tokens + torch.arange(len(chunks), device=tokens.device)
         self.scores = self._predict(trunk_output.hidden, layout, rows)
@@ -273,7 +273,7 @@ class _UncachedSession(_NeuralSession):
             return
         tokens, layout = _pack(self.token_ids, self.model)
         source = _pack_sources(self.sources, self.model)
-        hidden = self.model.trunk(tokens, layout, **({"source": source} if source is not None else {})).hidden
+        hidden = self.model.trunk(Inputs(tokens, layout, source=source)).hidden
         self.scores = self._predict(hidden, layout, layout.last_indices)
 
     def advance(self, tokens: Tensor, row_indices: Sequence[int] | None = None) -> None:

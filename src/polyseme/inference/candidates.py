@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from polyseme.errors import ConfigError
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout, token_budget_batches
@@ -104,7 +105,7 @@ def _forward(
     device = next(model.parameters()).device
     tokens = torch.from_numpy(np.concatenate(sequences).astype(np.int64)).to(device)
     layout = PackedLayout.from_lengths([len(s) for s in sequences], device=device)
-    trunk_output = model.trunk(tokens, layout, memory=memory, return_memory=True)
+    trunk_output = model.trunk(Inputs(tokens, layout), memory=memory, return_memory=True)
     return trunk_output.hidden, trunk_output.memory, layout
 
 

@@ -34,6 +34,7 @@ from polyseme.inference.layers import mean_per_word, select_layers
 from polyseme.inference.results import ChoiceResult, LastWordScore, MaskPrediction, TextScore
 from polyseme.ngram.model import NgramLM, is_ngram
 from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
@@ -168,7 +169,7 @@ class LanguageModel:
         if head == "previous":
             input_rows, target_rows = target_rows, input_rows
         for batch in self._batches(input_rows):
-            hidden = self.model.trunk(batch.tokens, batch.layout).hidden
+            hidden = self.model.trunk(Inputs(batch.tokens, batch.layout)).hidden
             targets = torch.from_numpy(np.concatenate([target_rows[i] for i in batch.index])).to(self.device)
             log_probs = torch.cat(
                 [
@@ -224,7 +225,7 @@ class LanguageModel:
             num_truncated.append(excess)
         word_scores: list[LastWordScore | None] = [None] * len(texts)
         for batch in self._batches([row[:-1] for row in ids]):
-            hidden = self.model.trunk(batch.tokens, batch.layout).hidden
+            hidden = self.model.trunk(Inputs(batch.tokens, batch.layout)).hidden
             starts = batch.layout.cu_seqlens.tolist()
             rows = [
                 torch.arange(starts[k] + answer_starts[i] - 1, starts[k] + len(ids[i]) - 1)
@@ -397,7 +398,10 @@ class LanguageModel:
 
         def layer_states() -> Iterator[tuple[PackedBatch, Tensor]]:
             for batch in self._batches(ids, segments):
-                trunk_output = self.model.trunk(batch.tokens, batch.layout, batch.segments, layers=layer_indices)
+                trunk_output = self.model.trunk(
+                    self.model.config.trunk.omit_unsupported(Inputs(batch.tokens, batch.layout, batch.segments)),
+                    layers=layer_indices,
+                )
                 yield batch, combine_layers([trunk_output.layers[k] for k in layer_indices])
 
         if granularity == "text":
@@ -468,7 +472,8 @@ class LanguageModel:
 
     def _encode_hidden(self, ids: list[int], segments: list[int]) -> tuple[PackedBatch, Tensor]:
         batch = next(self._batches([np.array(ids)], [np.array(segments)]))
-        return batch, self.model.trunk(batch.tokens, batch.layout, batch.segments).hidden
+        inputs = self.model.config.trunk.omit_unsupported(Inputs(batch.tokens, batch.layout, batch.segments))
+        return batch, self.model.trunk(inputs).hidden
 
     def _masked_log_probs(self, batch: PackedBatch, rows: Tensor) -> Tensor:
         """What masked tokens may be, [rows, vocabulary]; a query stream, where there is one, sees all but them."""
@@ -479,7 +484,8 @@ class LanguageModel:
             counts = np.histogram(rows.cpu().numpy(), batch.layout.cu_seqlens.cpu().numpy())[0]
             queries = QueryStream(order, rows, PackedLayout.from_lengths(counts, device=self.device))
             predicted_rows = batch.layout.num_tokens + torch.arange(len(rows), device=self.device)
-        hidden = trunk(batch.tokens, batch.layout, batch.segments, query_stream=queries).hidden
+        inputs = Inputs(batch.tokens, batch.layout, batch.segments, query_stream=queries)
+        hidden = trunk(self.model.config.trunk.omit_unsupported(inputs)).hidden
         return self._log_probs("masked", (batch, hidden), predicted_rows)
 
     def _log_probs(self, head: str, batch_and_hidden: tuple[PackedBatch, Tensor], rows: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from polyseme.config import Config
 from polyseme.corpus.sampling import build_samples
 from polyseme.errors import ConfigError
+from polyseme.objectives.base import Objective
 from polyseme.objectives.packing import BatchBuilder, Seq2SeqBatchBuilder, SpecialIds
 from polyseme.rng import RandomStream, derive_sample_keys, random_bits
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SpanCorruption(Config):
+class SpanCorruption(Objective):
     """A share `noise_density` of the tokens goes, in spans of `mean_span_length` tokens on average.
 
     The source has a sentinel for each span, the target each sentinel and its span, and one sentinel more: `a b c d e f`
@@ -32,6 +32,7 @@ class SpanCorruption(Config):
     """
 
     terms: ClassVar[tuple[str, ...]] = ("next",)
+    needs_source: ClassVar[bool] = True
     noise_density: float = 0.15
     mean_span_length: float = 3.0
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from polyseme.config import Config
 from polyseme.corpus.sampling import SampleTable
 from polyseme.errors import DataError
+from polyseme.objectives.base import Objective
 from polyseme.objectives.packing import BatchBuilder, Seq2SeqBatchBuilder, SpecialIds
 from polyseme.rng import RandomStream, bernoulli, derive_sample_keys, random_bits
 
@@ -44,16 +44,18 @@ class ParallelText:
 
 
 @dataclass(frozen=True)
-class Translation(Config):
+class Translation(Objective):
     """The source is closed by eos, and so is the target; the decoder starts with bos, or eos where there is none.
 
-    `label_smoothing` is the share of each truth that goes to all tokens evenly (§5.4). With `scheduled_sampling`, tokens are read as the
-    model itself would have written them, with that probability, to which it rises evenly over the first `scheduled_sampling_epochs`
-    (scheduled sampling, Bengio et al. 2015, §2.4). What it would have written is found in one reading of the true
-    target, so that a decoder still reads all steps at once (Mihaylova and Martins 2019, §3).
+    `label_smoothing` is the share of each truth that goes to all tokens evenly (§5.4). With `scheduled_sampling`,
+    tokens are read as the model itself would have written them, with that probability, to which it rises evenly over
+    the first `scheduled_sampling_epochs` (scheduled sampling, Bengio et al. 2015, §2.4). What it would have written is
+    found in one reading of the true target, so that a decoder still reads all steps at once (Mihaylova and Martins
+    2019, §3).
     """
 
     terms: ClassVar[tuple[str, ...]] = ("next",)
+    needs_source: ClassVar[bool] = True
     label_smoothing: float = 0.1
     scheduled_sampling: float = 0.0
     scheduled_sampling_epochs: int = 0

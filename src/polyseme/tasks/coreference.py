@@ -172,9 +172,9 @@ def predict_clusters(
     with progress("predict", len(encoded), "documents") as bar:
         for members in token_budget_batches([len(e.ids) for e in encoded], max_batch_tokens):
             batch, order = task.collate([encoded[i] for i in members])
-            batch = batch.to(device)
-            last = model.trunk(batch.tokens, batch.layout, batch.segments).hidden
-            states = head.select_states(last, batch.layout, batch.targets[task.head_name].rows, model.trunk.pool)
+            batch = batch.for_trunk(model.config.trunk).to(device)
+            last = model.trunk(batch.inputs).hidden
+            states = head.select_states(last, batch.inputs.layout, batch.targets[task.head_name].rows, model.trunk.pool)
             for place, clusters in zip(order, head.decode_clusters(states)):
                 clusters_by_document[members[place]] = tuple(sorted(tuple(sorted(cluster)) for cluster in clusters))
             bar.advance(len(members))

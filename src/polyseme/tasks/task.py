@@ -13,10 +13,13 @@ import torch
 
 from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.families.family import FIXED_LABELS, Family
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.coreference import CoreferenceHeadConfig
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
-from polyseme.nn.model import AnyTrunkConfig, Model
+from polyseme.nn.inputs import Inputs
+from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
+from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.tasks.coreference import batch_word_rows, encode_documents, gold_mentions, head_config_from_examples
 from polyseme.tasks.encoded import EncodedExample, Target, add_special_tokens, encode_words, separator_id
@@ -147,7 +150,7 @@ class Task:
             return "next"  # of all tasks that a model writes: the source says which one it is
         return HEAD_BY_TASK[self.task_type] + (f"@{self.name}" if self.name else "")
 
-    def head(self, family: Family, trunk: AnyTrunkConfig) -> AnyHeadConfig:
+    def head(self, family: Family, trunk: TrunkConfig) -> HeadConfig:
         """The spec of its head over a trunk of the family."""
         if self.task_type == "coreference":
             return self.coreference
@@ -248,7 +251,7 @@ class Task:
             return torch.from_numpy(np.concatenate([sequences[i] for i in by_length]))
 
         tokens, segments = laid([e.ids for e in items]), laid([e.segments for e in items])
-        return Batch(tokens, layout, segments, {self.head_name: targets}, layout.num_tokens), order
+        return Batch(Inputs(tokens, layout, segments), {self.head_name: targets}, layout.num_tokens), order
 
     def num_rows(self, encoded: EncodedExample) -> int:
         """How many rows of scores an example takes."""

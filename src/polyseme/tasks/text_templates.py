@@ -17,7 +17,7 @@ from typing import Literal
 from polyseme.config import Config
 from polyseme.errors import ConfigError
 from polyseme.families.family import Family
-from polyseme.nn.model import AnyTrunkConfig
+from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.tasks.examples import Example, TaskType, parse_float
 
 NUM_VALUE_STEPS = 25  # steps that the range of a number is cut into: 0.2 for numbers from 0 to 5
@@ -77,7 +77,7 @@ class TextToTextTemplate(Config):
 
 
 def template_for(
-    family: Family, trunk: AnyTrunkConfig, task_type: TaskType, examples: Sequence[Example], name: str = ""
+    family: Family, trunk: TrunkConfig, task_type: TaskType, examples: Sequence[Example], name: str = ""
 ) -> TextToTextTemplate | None:
     """How a family writes a task of that name; None if it has a head for it. Numbers are fitted to the examples."""
     if task_type not in family.text_to_text_tasks or "next" not in family.pretraining_heads(trunk):

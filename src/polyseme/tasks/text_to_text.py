@@ -16,6 +16,7 @@ import torch
 
 from polyseme.errors import DataError, ModelError
 from polyseme.generation.constrained import CopiedSpan, extract_spans, score_answers
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, PackedLayout, token_budget_batches
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
@@ -157,12 +158,9 @@ def collate_text(encoded: Sequence[EncodedExample]) -> tuple[Batch, list[int]]:
     source = EncoderInput(torch.from_numpy(np.concatenate(source_ids)), source_layout)
     decoder_tokens = torch.from_numpy(np.concatenate(tokens))
     return Batch(
-        decoder_tokens,
-        layout,
-        None,
+        Inputs(decoder_tokens, layout, source=source),
         {"next": head_targets},
         layout.num_tokens + source_layout.num_tokens,
-        source=source,
     ), order
 
 

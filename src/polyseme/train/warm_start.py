@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ from torch import Tensor
 
 from polyseme.errors import DataError, ModelError, suggest
 from polyseme.families import FAMILIES
-from polyseme.io.atomic import sha256
 from polyseme.nn.trunks.lookup import StaticEmbeddingTrunkConfig
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import InitialModel
 from polyseme.train.recipe import Recipe
-from polyseme.weights.folder import ModelFolder, list_weight_files, load_model
+from polyseme.weights.folder import ModelFolder, hash_weights, load_model
 
 
 def init_from_model(path: Path, recipe: Recipe, corpus_path: Path) -> InitialModel:
@@ -50,7 +48,7 @@ def init_from_model(path: Path, recipe: Recipe, corpus_path: Path) -> InitialMod
             f"{path} has {unexpected[0]}, which the model of {recipe.name} has not: give it the model's sizes"
         )
     model.load_state_dict({name: saved_state[name] for name in state})
-    return InitialModel(model, None, {"initialized_from": str(path), "initialized_from_hash": hash_weights(path)})
+    return InitialModel(model, {"initialized_from": str(path), "initialized_from_hash": hash_weights(path)})
 
 
 def _init_from_word_vectors(folder: ModelFolder, recipe: Recipe, corpus_path: Path) -> InitialModel:
@@ -90,9 +88,4 @@ def _init_from_word_vectors(folder: ModelFolder, recipe: Recipe, corpus_path: Pa
     with torch.no_grad():
         chosen_vectors = vectors.index_select(0, vector_rows)
         table.index_copy_(0, torch.from_numpy(vocab_rows), chosen_vectors * (table.std() / chosen_vectors.std()))
-    return InitialModel(model, None, {"initialized_from": str(path), "initialized_from_hash": hash_weights(path)})
-
-
-def hash_weights(folder: Path) -> str:
-    """Of the weights of a folder: a run that goes on has to have the same."""
-    return hashlib.sha256("".join(sha256(file) for file in list_weight_files(folder)).encode()).hexdigest()
+    return InitialModel(model, {"initialized_from": str(path), "initialized_from_hash": hash_weights(path)})

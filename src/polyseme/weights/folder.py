@@ -6,6 +6,7 @@ lie in `polyseme.safetensors`. Weights are safetensors only: a pickle is refused
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,8 @@ from polyseme.families import FAMILIES, Family
 from polyseme.families.family import FIXED_LABELS
 from polyseme.io.atomic import atomic_directory, sha256, write_tensors
 from polyseme.io.json import read_json, write_json
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.model import Model, ModelConfig, build_meta
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.convert import from_published, to_published
@@ -82,7 +84,7 @@ def save_model(
         write_json(folder / "polyseme.json", record)
 
 
-def load_model(path: str | Path, heads: dict[str, AnyHeadConfig] | None = None, seed: int = 0) -> ModelFolder:
+def load_model(path: str | Path, heads: dict[str, HeadConfig] | None = None, seed: int = 0) -> ModelFolder:
     """Open a folder written here or by `transformers`. Loading is strict; `heads` replaces the heads by new ones.
 
     One that the folder has exactly so is kept: a model goes on from one task to the next with the same answers.
@@ -266,6 +268,11 @@ def _read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds no JSON object")
     return value
+
+
+def hash_weights(folder: Path) -> str:
+    """Return a hash of the weights of a model folder."""
+    return hashlib.sha256("".join(sha256(file) for file in list_weight_files(folder)).encode()).hexdigest()
 
 
 def list_weight_files(folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from polyseme.config import Config, check_in_range
 from polyseme.errors import ConfigError, DataError
 from polyseme.nn import kernels
-from polyseme.nn.heads.base import Head
+from polyseme.nn.heads.base import Head, HeadConfig
 from polyseme.nn.layers.norms import NoNormConfig
 
 
@@ -112,7 +112,7 @@ class AdaptiveEmbeddings(nn.Module):
 
 
 @dataclass(frozen=True)
-class AdaptiveSoftmaxHeadConfig(AdaptiveBandsConfig):
+class AdaptiveSoftmaxHeadConfig(AdaptiveBandsConfig, HeadConfig):
     """Scores over the vocabulary from the vectors of `AdaptiveEmbeddings`, tied, but for the first projection."""
 
     def matmul_params(self, dim: int) -> int:
