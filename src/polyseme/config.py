@@ -39,7 +39,7 @@ class Config:
 
     @classmethod
     def from_json(cls, obj: Any, location: str = "", config_types: Sequence[type[Config]] = ()) -> Self:
-        """Parse what `to_json` returns; `config_types` are types beyond those of the package, `location` is for errors."""
+        """Parse what `to_json` returns; `location` is for errors, `config_types` are extra types."""
         config_types = (*cls.config_types, *config_types)
         suffix = f" at {location}" if location else ""
         if not isinstance(obj, dict):

@@ -15,7 +15,7 @@ from polyseme.io.json import parse_json
 from polyseme.tasks.examples import Example, RowReader, iter_rows, read_lines
 from polyseme.tasks.metrics.standard import classification_metrics
 
-NLI_DESCRIPTION = "does the second sentence follow, not follow, or contradict?"
+NLI_DESCRIPTION = "entailment, neutral or contradiction?"
 
 
 def _filter_by_dev_ids(folder: Path, split: str, examples: list[Example]) -> list[Example]:
@@ -125,7 +125,7 @@ DATASETS: dict[str, NamedDataset] = {
     "glue/sst-2": NamedDataset(
         "classification",
         "accuracy",
-        "does the review like the film?",
+        "is the movie review positive?",
         "SST-2",
         table_reader("classification", "sentence"),
         standard_files(),
@@ -133,7 +133,7 @@ DATASETS: dict[str, NamedDataset] = {
     "glue/mrpc": NamedDataset(
         "pair",
         "f1",
-        "do the two sentences say the same?",
+        "are the two sentences paraphrases?",
         "MRPC",
         _read_mrpc,
         standard_files(),
@@ -142,7 +142,7 @@ DATASETS: dict[str, NamedDataset] = {
     "glue/sts-b": NamedDataset(
         "regression",
         "spearman",
-        "how alike are the two sentences, from 0 to 5?",
+        "how similar are the two sentences, from 0 to 5?",
         "STS-B",
         table_reader("regression", "sentence1", "sentence2", "score"),
         standard_files(),
@@ -150,13 +150,13 @@ DATASETS: dict[str, NamedDataset] = {
     "glue/qqp": NamedDataset(
         "pair",
         "f1",
-        "do the two questions ask the same?",
+        "are the two questions duplicates?",
         "QQP",
         table_reader("pair", "question1", "question2", "is_duplicate"),
         standard_files(),
     ),
     "glue/mnli": _mnli_dataset("matched", NLI_DESCRIPTION),
-    "glue/mnli-mm": _mnli_dataset("mismatched", f"the same, dev and test of other genres: {NLI_DESCRIPTION}"),
+    "glue/mnli-mm": _mnli_dataset("mismatched", f"dev and test of other genres: {NLI_DESCRIPTION}"),
     "glue/qnli": NamedDataset(
         "pair",
         "accuracy",
@@ -185,7 +185,7 @@ DATASETS: dict[str, NamedDataset] = {
     "glue/diagnostic": NamedDataset(
         "pair",
         "matthews",
-        f"by phenomenon, to measure MNLI models on: {NLI_DESCRIPTION}",
+        f"evaluation of MNLI models by phenomenon: {NLI_DESCRIPTION}",
         "diagnostic",
         _read_diagnostic,
         {"dev": "diagnostic-full.tsv", "test": "diagnostic.tsv"},

@@ -129,7 +129,7 @@ DATASETS: dict[str, NamedDataset] = {
     "swag": NamedDataset(
         "choice",
         "accuracy",
-        "how does the scene go on?",
+        "how does the scene continue?",
         "swag",
         _read_swag,
         {"train": "train.csv", "dev": "val.csv", "test": "test.csv"},
@@ -137,7 +137,7 @@ DATASETS: dict[str, NamedDataset] = {
     "race": NamedDataset(
         "choice",
         "accuracy",
-        "which option is right, by the article?",
+        "which option is correct, according to the article?",
         "RACE",
         _read_race,
         {"train": "train", "dev": "dev", "test": "test"},
@@ -145,7 +145,7 @@ DATASETS: dict[str, NamedDataset] = {
     "arct": NamedDataset(
         "choice",
         "accuracy",
-        "which warrant lets the claim follow from the reason?",
+        "which warrant connects the reason to the claim?",
         "arct",
         _read_arct,
         {"train": "train-full.txt", "dev": "dev-full.txt", "test": "test-full.txt"},
@@ -153,7 +153,7 @@ DATASETS: dict[str, NamedDataset] = {
     "story-cloze": NamedDataset(
         "choice",
         "accuracy",
-        "which ending is right?",
+        "which ending is correct?",
         "story_cloze",
         _read_story_cloze,
         {
@@ -175,12 +175,12 @@ DATASETS: dict[str, NamedDataset] = {
     "squad-shifts": NamedDataset(
         "span",
         "f1",
-        f"{_QA_DESCRIPTION} Learnt on Wikipedia, measured on news",
+        f"{_QA_DESCRIPTION} Trained on Wikipedia, evaluated on news",
         "squad-shifts",
         iter_questions,
         _SQUAD_SHIFTS_FILES,
     ),
     "triviaqa": NamedDataset(
-        "span", "f1", f"{_QA_DESCRIPTION} In SQuAD's form", "triviaqa", iter_questions, _TRIVIAQA_FILES
+        "span", "f1", f"{_QA_DESCRIPTION} In SQuAD's format", "triviaqa", iter_questions, _TRIVIAQA_FILES
     ),
 }

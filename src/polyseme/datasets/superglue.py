@@ -142,18 +142,22 @@ def _superglue_dataset(
 ENTAILMENT_DESCRIPTION = "does the second text follow from the first?"
 DATASETS: dict[str, NamedDataset] = {
     "superglue/boolq": _superglue_dataset(
-        "pair", "accuracy", "is the answer yes, by the passage?", "BoolQ", _pair_examples("passage", "question")
+        "pair",
+        "accuracy",
+        "is the answer yes, according to the passage?",
+        "BoolQ",
+        _pair_examples("passage", "question"),
     ),
     "superglue/cb": _superglue_dataset(
         "pair", "macro_f1", ENTAILMENT_DESCRIPTION, "CB", _pair_examples("premise", "hypothesis")
     ),
     "superglue/copa": _superglue_dataset(
-        "choice", "accuracy", "which is the likelier cause or effect?", "COPA", _copa_examples
+        "choice", "accuracy", "which cause or effect is more likely?", "COPA", _copa_examples
     ),
     "superglue/multirc": _superglue_dataset(
         "pair",
         "f1",
-        "is this one of the right answers, by the passage?",
+        "is this answer correct, according to the passage?",
         "MultiRC",
         _multirc_examples,
         _multirc_metrics,
@@ -165,13 +169,15 @@ DATASETS: dict[str, NamedDataset] = {
         "pair", "accuracy", ENTAILMENT_DESCRIPTION, "RTE", _pair_examples("premise", "hypothesis")
     ),
     "superglue/wic": _superglue_dataset(
-        "pair", "accuracy", "does the word mean the same in both sentences?", "WiC", _wic_examples
+        "pair", "accuracy", "does the word have the same meaning in both sentences?", "WiC", _wic_examples
     ),
-    "superglue/wsc": _superglue_dataset("pair", "accuracy", "does the pronoun stand for this?", "WSC", _wsc_examples),
+    "superglue/wsc": _superglue_dataset(
+        "pair", "accuracy", "does the pronoun refer to this phrase?", "WSC", _wsc_examples
+    ),
     "wic": NamedDataset(
         "pair",
         "accuracy",
-        "does the word mean the same in both sentences?",
+        "does the word have the same meaning in both sentences?",
         "wic",
         _read_wic,
         {name: f"{name}/{name}.data.txt" for name in ("train", "dev", "test")},

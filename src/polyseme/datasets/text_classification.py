@@ -128,24 +128,24 @@ def _tagging_dataset(
 _STARS_DESCRIPTION = "how many stars?"
 DATASETS: dict[str, NamedDataset] = {
     "sst-5": _classification_dataset(
-        "how good is the film, from 0 to 4?", "trees", _read_sst_trees, "train.txt", "dev.txt", "test.txt"
+        "sentiment of a movie review, from 0 to 4", "trees", _read_sst_trees, "train.txt", "dev.txt", "test.txt"
     ),
-    "imdb": _classification_dataset("does the review like the film?", "aclImdb", _read_label_folders, "train", "test"),
+    "imdb": _classification_dataset("is the movie review positive?", "aclImdb", _read_label_folders, "train", "test"),
     "yelp-full": _classification_dataset(
         _STARS_DESCRIPTION, "yelp_review_full_csv", _read_yelp, "train.csv", "test.csv"
     ),
     "yelp-2": _classification_dataset(
-        "is the review good?", "yelp_review_polarity_csv", _read_yelp, "train.csv", "test.csv"
+        "is the review positive?", "yelp_review_polarity_csv", _read_yelp, "train.csv", "test.csv"
     ),
     "trec-6": _classification_dataset(
-        "what is asked for?", "trec", _trec_reader(False), "train_5500.label", "TREC_10.label"
+        "type of the expected answer, 6 classes", "trec", _trec_reader(False), "train_5500.label", "TREC_10.label"
     ),
     "trec-50": _classification_dataset(
-        "what exactly is asked for?", "trec", _trec_reader(True), "train_5500.label", "TREC_10.label"
+        "type of the expected answer, 50 classes", "trec", _trec_reader(True), "train_5500.label", "TREC_10.label"
     ),
     "conll-2003": _tagging_dataset(
         "f1",
-        "people, places, organisations, others",
+        "named entities: people, places, organizations, others",
         "conll2003",
         conll_reader(),
         "eng.train",
@@ -154,21 +154,19 @@ DATASETS: dict[str, NamedDataset] = {
     ),
     "wnut-17": _tagging_dataset(
         "f1",
-        "rare names",
+        "rare and emerging named entities",
         "wnut17",
         conll_reader(),
         "wnut17train.conll",
         "emerging.dev.conll",
         "emerging.test.annotated",
     ),
-    "ner": _tagging_dataset(
-        "f1", "any entities: words and tags in columns", "ner", conll_reader(), "train.conll", "dev.conll"
-    ),
+    "ner": _tagging_dataset("f1", "named entities in CoNLL format", "ner", conll_reader(), "train.conll", "dev.conll"),
     "conll-2000": _tagging_dataset("f1", "chunks", "conll2000", conll_reader(), "train.txt", "test.txt"),
     "conll-2012": NamedDataset(
         "coreference",
         "f1",
-        "what means the same: English OntoNotes",
+        "coreference, English OntoNotes",
         "conll-2012",
         iter_documents,
         {
@@ -178,7 +176,7 @@ DATASETS: dict[str, NamedDataset] = {
     ),
     "ud-pos": _tagging_dataset(
         "accuracy",
-        "parts of speech, of the English Web Treebank",
+        "part-of-speech tags, English Web Treebank",
         "ud-ewt",
         _read_conllu,
         "en_ewt-ud-train.conllu",

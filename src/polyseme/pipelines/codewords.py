@@ -30,7 +30,7 @@ def is_held_out(module: str) -> bool:
 
 
 def load_examples(is_test: bool) -> list[Example]:
-    """Load sentences of which at most half the words are code words, from the test modules or the others."""
+    """Load sentences with some code words, at most half of all words, from the test modules or the others."""
     tagged_sentences = []
     for module, text in read_documents(keep=lambda name: is_held_out(name) == is_test):
         for sentence in split_sentences(text):

@@ -136,7 +136,7 @@ class Tokenizer:
     def load(cls, path: Path | str) -> Tokenizer:
         """Load a tokenizer from a folder or file: `tokenizer.json` or a published vocabulary.
 
-        The path `events`, unless it exists, stands for the fixed vocabulary of musical events.
+        The path `events`, unless it exists, names the fixed vocabulary of musical events.
         """
         path = Path(path)
         if str(path) == "events" and not path.exists():
