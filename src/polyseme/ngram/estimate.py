@@ -32,7 +32,7 @@ def estimate_discounts(counts_of_counts: np.ndarray) -> tuple[float, float, floa
     return values if all(0 < d <= max_discount for d, max_discount in zip(values, (1, 2, 3))) else None
 
 
-def discounts_for_level(level: NgramCounts) -> tuple[float, float, float]:
+def estimate_level_discounts(level: NgramCounts) -> tuple[float, float, float]:
     """Estimate the discounts of a level, with fixed ones as fallback."""
     counts_of_counts = np.zeros(6, np.int64)
     for first in range(0, len(level.adjusted_counts), BLOCK_SIZE):
@@ -59,7 +59,7 @@ def estimate_kneser_ney(
             f"cutoffs is {list(cutoffs)}; the first must be 0 (all words are kept) and they must not decrease"
         )
     level_discounts = (
-        list(fixed_discounts) if fixed_discounts is not None else [discounts_for_level(level) for level in counts]
+        list(fixed_discounts) if fixed_discounts is not None else [estimate_level_discounts(level) for level in counts]
     )
     logp = _unigram_log_probs(counts[0], vocab, level_discounts[0])
     levels = [TrieLevel(counts[0].words, counts[0].child_offsets, logp, np.zeros(0, np.float32))]
