@@ -13,7 +13,7 @@ from polyseme.families import FAMILIES
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN, words_to_char_ids
 from polyseme.nn.packing import PackedLayout, token_budget_batches
-from polyseme.tasks.examples import read_examples
+from polyseme.tasks.tagging import TaggingTask
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     model = FAMILIES["elmo"].model_config(options.size, with_heads=False, vocab_size=1).build(0).eval()
     bottom = model.trunk.embeddings
     assert isinstance(bottom, CharCNN)
-    sentences = [e.words or () for e in read_examples(options.data, "tagging")[: options.sentences]]
+    sentences = [e.words or () for e in TaggingTask.read(options.data)[: options.sentences]]
     rows = [words_to_char_ids([BOS_CHARACTER, *words, EOS_CHARACTER]) for words in sentences]
 
     def naive(tokens: torch.Tensor) -> torch.Tensor:
@@ -54,7 +54,7 @@ def main() -> None:
                 )
                 spent += time.perf_counter() - start
                 bottom.forward = lambda *_, words=words: words  # type: ignore[method-assign]
-                total += model.trunk(Inputs(tokens, layout)).last.double().sum().item()
+                total += model.trunk(Inputs(tokens, layout)).hidden.double().sum().item()
         bottom.forward = plain  # type: ignore[method-assign]
         return spent, time.perf_counter() - began, total
 

@@ -40,9 +40,11 @@ from report import header, table
 
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import PolysemeError
+from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.feature_extraction import LAYER_SELECTIONS, FeatureEncoder, extract_features
+from polyseme.finetuning.frozen import FeatureInputs
 from polyseme.io.json import read_json, write_json
-from polyseme.tasks.examples import Example, read_rows
+from polyseme.tasks.tagging import TaggingTask
 
 TABLES = ("lineage", "elmo", "layers")
 EPOCHS = {"wnut-17": 15.0, "ud-pos": 5.0}  # of networks; of fine-tuning always 3
@@ -139,7 +141,7 @@ def find_words(folder: Path, models: dict[str, str]) -> str:
 
 
 @functools.cache
-def examples(task: str, data: str, name: str, limit: int) -> list[Example]:
+def examples(task: str, data: str, name: str, limit: int) -> list[Any]:
     """A part of a data set; under its usual file name, or the one file that has the part in its name.
 
     Of a few sentences, those whose tags stand in the first ones of training.
@@ -152,7 +154,7 @@ def examples(task: str, data: str, name: str, limit: int) -> list[Example]:
         files = sorted((folder if folder.is_dir() else Path(data)).glob(f"*{name}*"))
         if len(files) != 1:
             raise
-        found = read_rows(files[0], named.reader(files[0], True), False)
+        found = named.task.collect(files[0], named.reader(files[0], True))
     if limit and name != "train":
         known = {tag for e in examples(task, data, "train", limit) for tag in e.tags or ()}
         found = [e for e in found if known.issuperset(e.tags or ())]
@@ -165,7 +167,7 @@ def read(name: str, place: Place, tasks: Sequence[str], layers: Sequence[str], l
     try:
         encoder = FeatureEncoder.load(place.path(name))
         for task, part in itertools.product(tasks, PARTS):
-            sentences = [e.words or () for e in examples(task, place.data, part, limit)]
+            sentences = [e.words for e in examples(task, place.data, part, limit)]
             words += sum(map(len, sentences))
             for choice in layers:
                 extract_features(encoder, sentences, choice, Path(place.cache))
@@ -176,31 +178,30 @@ def read(name: str, place: Place, tasks: Sequence[str], layers: Sequence[str], l
 
 def run(job: Job, row: Row, place: Place) -> dict[str, Any]:
     """One run; what goes wrong is an answer too, so that the other runs go on."""
+    from polyseme.finetuning.config import FinetuneConfig
     from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
-    from polyseme.finetuning.finetune import FinetuneConfig, finetune
+    from polyseme.finetuning.finetune import finetune
     from polyseme.finetuning.frozen import FEATURE_DEFAULTS, train_on_features
 
     began = time.perf_counter()
     try:
         train, dev, test = (examples(job.task, place.data, part, job.limit) for part in PARTS)
-        given: dict[str, Any] = {
-            "first_seed": job.seed,
-            "primary_metric": DATASETS[job.task].metric,
-            "extra_eval": {"test": test},
-        }
+        options = RunOptions(first_seed=job.seed)
+        metric = DATASETS[job.task].metric
         models = [place.path(name) for name in row.models]
         if row.finetuned:
-            settings = FinetuneConfig(tag_decoder="softmax", truncate=True)
-            results = finetune(models[0], "tagging", train, dev, None, settings, **given)
+            settings = FinetuneConfig(truncate=True)
+            task_data = TaskData(TaggingTask(), train, dev, primary_metric=metric, extra_eval={"test": test})
+            results = finetune(models[0], task_data, None, settings, options)
         else:
             network = FeatureNetworkSettings().replace(**row.network)
-            settings = FEATURE_DEFAULTS.replace(
-                epochs=job.epochs, batch_size=32, tag_decoder=row.decoder, network=network
-            )
+            settings = FEATURE_DEFAULTS.replace(epochs=job.epochs, batch_size=32, network=network)
+            task = TaggingTask(decoder=row.decoder)
+            task_data = TaskData(task, train, dev, primary_metric=metric, extra_eval={"test": test})
             words = Path(place.words) if row.words and place.words else None
-            given |= {"cache_dir": Path(place.cache), "word_vectors": words}
+            inputs = FeatureInputs(list(map(Path, models)), words, Path(place.cache))
             with tempfile.TemporaryDirectory() as folder:  # what is kept says how a mix weighs the layers
-                results = train_on_features(models, "tagging", train, dev, Path(folder) / "run", settings, **given)
+                results = train_on_features(inputs, task_data, Path(folder) / "run", settings, options)
     except (PolysemeError, RuntimeError, OSError) as error:
         return {**asdict(job), "error": f"{type(error).__name__}: {error}"[:500]}
     kept = {name: results[name] for name in ("primary_metric", "mean", "steps", "parameters")}

@@ -33,12 +33,11 @@ from report import header, table
 
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import PolysemeError
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import RunOptions, TaskData
+from polyseme.finetuning.finetune import finetune
 from polyseme.io.json import read_json, write_json
-from polyseme.tasks.examples import Example
-from polyseme.tasks.metrics.standard import compute_metrics
-from polyseme.tasks.spans import ExtractiveQAConfig
-from polyseme.tasks.task import Task
+from polyseme.tasks.extractive_qa import ExtractiveQATask
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
 from polyseme.weights.folder import read_model_config
@@ -57,7 +56,7 @@ def settings_of(task: str, epochs: float, reads: int) -> Settings:
     return Settings(epochs=epochs or EPOCHS.get(task, 3.0), max_len=size, overlap=min(128, size // 3))
 
 
-def examples(task: str, data: Path, limit: int, dev_limit: int) -> tuple[list[Example], list[Example]]:
+def examples(task: str, data: Path, limit: int, dev_limit: int) -> tuple[list[Any], list[Any]]:
     """Train and dev; what is left out is drawn by one fixed seed."""
     named = DATASETS[TASKS[task]]
     folder = data / "glue" if task in SAMPLE or TASKS[task].startswith("glue/") else data
@@ -65,15 +64,15 @@ def examples(task: str, data: Path, limit: int, dev_limit: int) -> tuple[list[Ex
     most = min(limit or len(train), SAMPLE.get(task, len(train)))
     if most < len(train):
         train = random.Random(0).sample(train, most)
-        known = {tag for e in train for tag in e.tags or ()}  # of a few examples some tags are not among them
-        dev = [e for e in dev if known.issuperset(e.tags or ())]
+        known = {tag for e in train for tag in getattr(e, "tags", ())}  # of a few examples some tags are not among them
+        dev = [e for e in dev if known.issuperset(getattr(e, "tags", ()))]
     if dev_limit and dev_limit < len(dev):
         dev = random.Random(0).sample(dev, dev_limit)
     return train, dev
 
 
 def ours(
-    model: Path, task: str, train: Sequence[Example], dev: Sequence[Example], settings: Settings, seed: int
+    model: Path, task: str, train: Sequence[Any], dev: Sequence[Any], settings: Settings, seed: int
 ) -> dict[str, Any]:
     named = DATASETS[TASKS[task]]
     spec = FinetuneConfig(
@@ -83,9 +82,18 @@ def ours(
         truncate=True,
         optimizer=OptimizerConfig(lr=settings.rate, weight_decay=settings.decay, eps=settings.eps),
         schedule=ScheduleConfig("linear", settings.warmup),
-        span=ExtractiveQAConfig(doc_stride=settings.max_len - settings.overlap, max_answer_tokens=settings.longest),
     )
-    found = finetune(model, named.task_type, train, dev, None, spec, first_seed=seed, primary_metric=named.metric)
+    task_config = named.task()
+    if named.task is ExtractiveQATask:
+        stride = settings.max_len - settings.overlap
+        task_config = ExtractiveQATask(doc_stride=stride, max_answer_tokens=settings.longest)
+    found = finetune(
+        model,
+        TaskData(task_config, train, dev, primary_metric=named.metric),
+        None,
+        spec,
+        RunOptions(first_seed=seed),
+    )
     epoch = math.ceil(found["steps"] / settings.epochs)  # steps; the number of sequences is not among the results
     return {"score": found["mean"][named.metric], "train_s": found["seconds"], "steps_an_epoch": epoch}
 
@@ -93,17 +101,18 @@ def ours(
 def theirs(
     model: Path,
     task: str,
-    train: Sequence[Example],
-    dev: Sequence[Example],
+    train: Sequence[Any],
+    dev: Sequence[Any],
     settings: Settings,
     seed: int,
     by_length: bool,
 ) -> dict[str, Any]:
     named = DATASETS[TASKS[task]]
-    labels = () if named.task_type == "span" else Task.from_examples(named.task_type, train).labels
+    fitted = named.task.from_examples(train)
+    labels = fitted.output_labels
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = run_peer(model, named.task_type, train, dev, labels, settings, seed, device, by_length)
-    value = compute_metrics(named.task_type, [e.gold for e in dev], found.said, labels)[named.metric]
+    found = run_peer(model, named.task.task_type, train, dev, labels, settings, seed, device, by_length)
+    value = fitted.score([e.gold for e in dev], found.said)[named.metric]
     return {
         "score": value,
         "train_s": found.seconds,

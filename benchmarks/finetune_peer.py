@@ -20,8 +20,6 @@ import numpy as np
 import torch
 
 from polyseme.config import Config
-from polyseme.tasks.examples import Example
-from polyseme.tasks.readers.squad import valid_answers, with_valid_answers
 
 IGNORED = -100  # the label that no loss is taken of
 N_BEST = 20
@@ -58,8 +56,8 @@ def way() -> str:
 def run_peer(
     folder: Path,
     kind: str,
-    train: Sequence[Example],
-    dev: Sequence[Example],
+    train: Sequence[Any],
+    dev: Sequence[Any],
     labels: Sequence[str],
     settings: Settings,
     seed: int,
@@ -74,13 +72,16 @@ def run_peer(
     t.logging.disable_progress_bar()
     t.set_seed(seed)
     tokenizer = t.AutoTokenizer.from_pretrained(folder)
-    classes: dict[str, Any] = {"tagging": t.AutoModelForTokenClassification, "span": t.AutoModelForQuestionAnswering}
+    classes: dict[str, Any] = {
+        "tagging": t.AutoModelForTokenClassification,
+        "extractive_qa": t.AutoModelForQuestionAnswering,
+    }
     made = classes.get(kind, t.AutoModelForSequenceClassification)
-    sizes = {} if kind == "span" else {"num_labels": 1 if kind == "regression" else len(labels)}
+    sizes = {} if kind == "extractive_qa" else {"num_labels": 1 if kind == "regression" else len(labels)}
     model = made.from_pretrained(folder, **sizes)
     numbers = {label: i for i, label in enumerate(labels)}
-    encode = {"tagging": _words, "span": _windows}.get(kind, _texts)
-    rows = encode(tokenizer, with_valid_answers(train), kind, numbers, settings, True)
+    encode = {"tagging": _words, "extractive_qa": _windows}.get(kind, _texts)
+    rows = encode(tokenizer, [e for e in train if getattr(e, "is_trainable", True)], kind, numbers, settings, True)
     collate = t.DataCollatorWithPadding
     if kind == "tagging":
         collate = t.DataCollatorForTokenClassification
@@ -238,8 +239,8 @@ def _words(tokenizer: Any, examples: Any, kind: str, numbers: Any, settings: Set
 def _windows(tokenizer: Any, examples: Any, kind: str, numbers: Any, settings: Settings, labelled: bool) -> list[Any]:
     """Question and window; a window without the whole answer points at the first token."""
     found = tokenizer(
-        [e.pair for e in examples],
-        [e.text for e in examples],
+        [e.question for e in examples],
+        [e.context for e in examples],
         truncation="only_second",
         max_length=settings.max_len,
         stride=settings.overlap,
@@ -253,7 +254,7 @@ def _windows(tokenizer: Any, examples: Any, kind: str, numbers: Any, settings: S
         row = {name: found[name][i] for name in found}
         row |= {"_of": owner, "_offsets": [at if held else None for at, held in zip(offsets[i], inside)]}
         if labelled:
-            text, begin = valid_answers(examples[owner])[0]
+            text, begin = examples[owner].valid_answers[0]
             places = [k for k, held in enumerate(inside) if held]
             row["start_positions"] = row["end_positions"] = 0
             if offsets[i][places[0]][0] <= begin and offsets[i][places[-1]][1] >= begin + len(text):
@@ -285,20 +286,20 @@ def _answers(
     kind: str,
     rows: Sequence[dict[str, Any]],
     scores: Sequence[np.ndarray],
-    examples: Sequence[Example],
+    examples: Sequence[Any],
     labels: Sequence[str],
     settings: Settings,
 ) -> list[Any]:
     """As the metrics want them: a label, a number, tags (None for a word that was cut off), or a text."""
     if kind == "regression":
         return [float(one[0]) for one in scores]
-    if kind == "span":
+    if kind == "extractive_qa":
         return _best_texts(rows, scores, examples, settings.longest)
     if kind != "tagging":
         return [labels[int(one.argmax())] for one in scores]
     found = []
     for row, one, example in zip(rows, scores, examples):
-        best: list[str | None] = [None] * len(example.words or ())
+        best: list[str | None] = [None] * len(example.words)
         for word, place in zip(row["_first"], one.argmax(-1).tolist()):
             if word is not None:
                 best[word] = labels[place]
@@ -307,7 +308,7 @@ def _answers(
 
 
 def _best_texts(
-    rows: Sequence[dict[str, Any]], scores: Sequence[np.ndarray], examples: Sequence[Example], longest: int
+    rows: Sequence[dict[str, Any]], scores: Sequence[np.ndarray], examples: Sequence[Any], longest: int
 ) -> list[str]:
     """The usual reading of start and end scores: of the best twenty of each, the pair with the highest sum."""
     best: dict[int, tuple[float, str]] = defaultdict(lambda: (-math.inf, ""))
@@ -320,5 +321,5 @@ def _best_texts(
                     continue
                 value = float(one[start, 0] + one[end, 1])
                 if value > best[of][0]:
-                    best[of] = value, (examples[of].text or "")[offsets[start][0] : offsets[end][1]]
+                    best[of] = value, examples[of].context[offsets[start][0] : offsets[end][1]]
     return [best[i][1] for i in range(len(examples))]

@@ -31,6 +31,7 @@ from report import header, table
 
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import PolysemeError
+from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.io.json import read_json, write_json
 from polyseme.weights.folder import read_model_config
 
@@ -76,7 +77,8 @@ def examples(task: str, data: str, limit: int) -> Any:
 
 def run(job: Job, data: str) -> dict[str, Any]:
     """One run; what goes wrong is an answer too, so that the other runs go on."""
-    from polyseme.finetuning.finetune import FinetuneConfig, finetune
+    from polyseme.finetuning.config import FinetuneConfig
+    from polyseme.finetuning.finetune import finetune
     from polyseme.train.optimizer import OptimizerConfig
     from polyseme.train.schedule import ScheduleConfig
 
@@ -94,14 +96,10 @@ def run(job: Job, data: str) -> dict[str, Any]:
         train, dev = examples(job.task, data, job.limit)
         results = finetune(
             Path(job.model),
-            named.task_type,
-            train,
-            dev,
+            TaskData(named.task(), train, dev, primary_metric=named.metric),
             None,
             settings,
-            first_seed=job.seed,
-            from_scratch=job.scratch,
-            primary_metric=named.metric,
+            RunOptions(first_seed=job.seed, from_scratch=job.scratch),
         )
     except (PolysemeError, RuntimeError, OSError) as error:
         return {**asdict(job), "error": f"{type(error).__name__}: {error}"[:500]}

@@ -18,8 +18,8 @@ from peers import in_our_names
 from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneConfig
-from polyseme.finetuning.runner import epoch_batches as all_steps
+from polyseme.finetuning.batches import epoch_batches as all_steps
+from polyseme.finetuning.config import FinetuneConfig
 from polyseme.inference.batching import mean_pool, packed_batches, to_host_async
 from polyseme.nn.compile import exclude_from_compile
 from polyseme.nn.heads.classification import ClassificationHeadConfig
@@ -27,9 +27,10 @@ from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.losses import compute_losses
+from polyseme.objectives.packing import pad_to_bucket
 from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
+from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.encoded import EncodedExample
-from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.flops import count_training_flops
 from polyseme.train.loop import TrainState, train
@@ -53,7 +54,7 @@ def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
         bins = packed_batches(rows, None, budget, DEVICE)
         found = np.empty((len(rows), row.size["dim"]), dtype=np.float32)
         for index, part in to_host_async(
-            (b.index, mean_pool(trunk(Inputs(b.tokens, b.layout)).last, b.layout)) for b in bins
+            (b.index, mean_pool(trunk(Inputs(b.tokens, b.layout)).hidden, b.layout)) for b in bins
         ):
             found[index] = part
         return torch.from_numpy(found)
@@ -101,7 +102,7 @@ def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
     data = [
         EncodedExample(draw.integers(0, 30_522, n), np.zeros(n, np.int64), np.arange(0), int(n % 2)) for n in lengths
     ]
-    task, settings = Task("classification", ("a", "b")), FinetuneConfig(batch_size=row.sequences)
+    task, settings = ClassificationTask(("a", "b")), FinetuneConfig(batch_size=row.sequences)
     config = transformers.BertConfig(
         num_hidden_layers=row.size["num_layers"], hidden_size=row.size["dim"],
         num_attention_heads=row.size["num_heads"], intermediate_size=4 * row.size["dim"], num_labels=2,
@@ -157,7 +158,12 @@ def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
         ours, settings.optimizer.build(ours, ours.trunk.layer_groups()), settings.optimizer, ScheduleConfig("constant"),
         10**6, DEVICE, "bf16", use_cuda_graphs=True,
     )  # fmt: skip
-    reports = train(run, all_steps(task, data, settings, 0, run))
+    trunk = ours.config.trunk
+    steps = (
+        ([pad_to_bucket(batch.for_trunk(trunk), trunk.embeddings.max_len) for batch in batches], position)
+        for batches, position in all_steps(task, data, settings, 0)
+    )
+    reports = train(run, steps)
     for _ in range(4 * len(inputs)):  # the shapes that occur are recorded in these
         next(reports)
     found = measure(lambda: next(reports), tokens, flops, peak, 64)

@@ -34,8 +34,9 @@ from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, SegmentExtra, SegmentState, Targets
 from polyseme.pipelines import ulmfit
 from polyseme.recipes.ulmfit import ADAM
-from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
-from polyseme.tasks.examples import Example, read_lines
+from polyseme.tasks.classification import ClassificationTask
+from polyseme.tasks.readers.rows import read_lines
+from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import TrainState, setup_device, train
 from polyseme.train.schedule import ScheduleConfig
@@ -52,18 +53,18 @@ ROWS = {  # the stages of each row, and what it changes of the classifier's sett
 }
 
 
-def questions(path: Path) -> list[Example]:
+def questions(path: Path) -> list[TextExample]:
     """`COARSE:fine question` a line, in Latin-1."""
     found = []
     for number, line in enumerate(read_lines(path, "latin-1"), 1):
         label, _, text = line.partition(" ")
         if ":" not in label or not text.strip():
             raise PolysemeError(f"{path}:{number}: expected COARSE:fine and a question, found {line[:40]!r}")
-        found.append(Example(f"{path.name}:{number}", text.strip(), label=label.partition(":")[0]))
+        found.append(TextExample(f"{path.name}:{number}", text.strip(), label=label.partition(":")[0]))
     return found
 
 
-def split(options: argparse.Namespace) -> tuple[list[Example], list[Example]]:
+def split(options: argparse.Namespace) -> tuple[list[TextExample], list[TextExample]]:
     found = questions(options.trec)
     if options.test:
         return found, questions(options.test)
@@ -75,7 +76,7 @@ def trec(options: argparse.Namespace) -> None:
     learn, measure = split(options)
     if options.limit:
         learn, measure = learn[: options.limit], measure[: options.limit]
-    texts, work = [e.text or "" for e in learn], options.work
+    texts, work = [e.text for e in learn], options.work
     plan = ulmfit.UlmfitConfig(
         options.preset, options.direction, budget=options.budget, target_epochs=options.target_epochs
     )
@@ -88,7 +89,7 @@ def trec(options: argparse.Namespace) -> None:
         ulmfit.prepare_target_corpus(work / "alone" / "target-corpus", tokenizer, texts)
         for size in sizes:
             for seed in range(options.seeds):
-                drawn = [e.text or "" for e in ulmfit.stratified_sample(learn, size, seed)]
+                drawn = [e.text for e in ulmfit.stratified_sample(learn, size, seed)]
                 ulmfit.prepare_target_corpus(work / f"few-{size}-{seed}" / "target-corpus", tokenizer, drawn)
         print(f"{work}: prepared for {len(learn)} questions")
         return
@@ -121,12 +122,13 @@ def trec(options: argparse.Namespace) -> None:
         print("\n" + table(["error, %", *map(str, sizes)], rows))
 
 
-def show(done: Sequence[dict[str, Any]], learn: list[Example], measure: list[Example], seeds: int) -> None:
+def show(done: Sequence[dict[str, Any]], learn: list[TextExample], measure: list[TextExample], seeds: int) -> None:
     print(header(f"TREC, {len(learn)} questions to learn from, {len(measure)} to measure on, {seeds} seed(s)"))
     ways = [way for way in ("forward", "backward", "both") if way in done[0]]
+    task = ClassificationTask.from_examples(learn)
     rows = [
-        [name, *[f"{100 * (1 - found(learn, measure, 'classification')['accuracy']):.1f}"] * len(ways)]
-        for name, found in (("majority", majority_baseline), ("linear, words", linear_baseline))
+        [name, *[f"{100 * (1 - task.baseline_metrics(baseline, learn, measure)['accuracy']):.1f}"] * len(ways)]
+        for name, baseline in (("majority", "majority"), ("linear, words", "linear"))
     ]
     for name in dict.fromkeys(d["row"] for d in done):
         own = [d for d in done if d["row"] == name]
@@ -194,9 +196,9 @@ def speed(options: argparse.Namespace) -> None:
 def plain(trunk: Any, tokens: torch.Tensor, device: torch.device, precision: str) -> Any:
     """The same sizes in torch's own modules: no dropout, no penalties; Adam, clipping, states handed on."""
     torch.manual_seed(0)
-    inputs = (trunk.embeddings.dim, *trunk.hidden_dims[:-1])
+    inputs = (trunk.embeddings.dim, *trunk.sizes[:-1])
     table_of = nn.Embedding(trunk.embeddings.vocab_size, trunk.embeddings.dim).to(device)
-    layers = nn.ModuleList(nn.LSTM(a, b) for a, b in zip(inputs, trunk.hidden_dims)).to(device)
+    layers = nn.ModuleList(nn.LSTM(a, b) for a, b in zip(inputs, trunk.sizes)).to(device)
     bias = nn.Parameter(torch.zeros(trunk.embeddings.vocab_size, device=device))
     weights = [*table_of.parameters(), *layers.parameters(), bias]
     fused = torch.optim.AdamW(weights, 1e-3, fused=True)

@@ -167,12 +167,12 @@ def task_rows(kind: str, count: int, seed: int) -> str:
             words = sentence(draw).lower().rstrip(".").split()
             lines.append("".join(f"{w}\t{'B-A' if w in ANIMALS else 'O'}\n" for w in words))
         return "\n".join(lines)
-    rows = ["text\tpair\tlabel" if kind == "pair" else "text\tlabel"]
+    rows = ["text\tpair\tlabel" if kind == "pair_classification" else "text\tlabel"]
     for i in range(count):
         first, second = sentence(draw), sentence(draw)
         if kind == "regression":
             rows.append(f"{first}\t{first.count('e') / 2}")
-        elif kind == "pair":
+        elif kind == "pair_classification":
             rows.append(f"{first[:20].strip()}\t{second[:24].strip()}\t{'yes' if 'fish' in second else 'no'}")
         else:
             rows.append(f"{first}\t{'water' if i % 2 else 'land'}")
@@ -238,7 +238,7 @@ def project(tmp_path_factory) -> Project:
             "pretrain", folder / f"{family}.json", "--corpus", folder / f"corpus-{family}", "--out",
             folder / f"run-{family}",
         )  # fmt: skip
-    for kind in ("classification", "pair", "regression", "tagging"):
+    for kind in ("classification", "pair_classification", "regression", "tagging"):
         ending = "conll" if kind == "tagging" else "tsv"
         files = {part: folder / f"{kind}-{part}.{ending}" for part in ("train", "dev")}
         for seed, file in enumerate(files.values()):

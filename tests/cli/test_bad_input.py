@@ -205,9 +205,12 @@ NAMED = {
     "missing folder": (("--task", "glue/cola", "--data", "none"), "no folder .*none"),
     "missing file": (("--task", "glue/wnli", "--data", "glue"), r"WNLI/dev\.tsv is missing"),
     "unknown": (("--task", "glue/colla", "--data", "glue"), ["'glue/colla'", "'glue/cola'"]),
-    "a kind": (("--task", "pair", "--data", "glue"), ["--data is for named data sets", "--train and --dev"]),
-    "one file": (("--task", "pair", "--train", "x.tsv"), "--dev is missing"),
-    "no file": (("--task", "pair"), "--train is missing"),
+    "a kind": (
+        ("--task", "pair_classification", "--data", "glue"),
+        ["--data is for named data sets", "--train and --dev"],
+    ),
+    "one file": (("--task", "pair_classification", "--train", "x.tsv"), "--dev is missing"),
+    "no file": (("--task", "pair_classification"), "--train is missing"),
     "not a number": (("--task", "glue/sts-b", "--data", "glue"), [r"STS-B/dev\.tsv:2", "'high' is not a number"]),
 }
 

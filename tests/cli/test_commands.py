@@ -97,7 +97,7 @@ def test_pretrain_set_and_resume(project, done, cli, tmp_path):
     assert "--resume" in cli(*common, *options).err
 
 
-@pytest.mark.parametrize("kind", ["classification", "pair", "regression", "tagging"])
+@pytest.mark.parametrize("kind", ["classification", "pair_classification", "regression", "tagging"])
 def test_finetune_evaluate_predict(project, done, tmp_path, kind):
     run, ending = project / f"run-{kind}", "conll" if kind == "tagging" else "tsv"
     results = json.loads((run / "results.json").read_text())
@@ -140,7 +140,7 @@ def test_finetune_evaluate_predict(project, done, tmp_path, kind):
         assert np.mean([r["label"] == t[-1] for r, t in zip(rows, table)]) == pytest.approx(found["accuracy"])
         assert all(sum(r["probabilities"].values()) == pytest.approx(1) for r in rows)
         assert all(max(r["probabilities"], key=r["probabilities"].get) == r["label"] for r in rows)
-        assert ("pair" in rows[0]) == (kind == "pair")
+        assert ("pair" in rows[0]) == (kind == "pair_classification")
         done("predict", run / "model", "--data", dev, "--out", tmp_path / "p.tsv")
         assert (tmp_path / "p.tsv").read_text().splitlines()[1].split("\t")[0] == rows[0]["text"]
 
@@ -168,7 +168,7 @@ def test_finetune_seeds_baselines_and_json_lines(project, done, tmp_path):
 
 def test_tasks_and_a_named_data_set(project, done, glue, tmp_path):
     listed = [line.split()[:3] for line in done("tasks").splitlines()]
-    assert ["glue/mrpc", "pair", "f1"] in listed and ["glue/sts-b", "regression", "spearman"] in listed
+    assert ["glue/mrpc", "pair_classification", "f1"] in listed and ["glue/sts-b", "regression", "spearman"] in listed
     for name, metric, blind in (("cola", "matthews", "majority"), ("sts-b", "spearman", "mean")):
         said = done(
             "finetune", project / "run-bert/model", "--task", f"glue/{name}", "--data", glue, "--out", tmp_path / name,

@@ -14,7 +14,7 @@ import pytest
 from polyseme.corpus.sources.lines import Document
 from polyseme.corpus.sources.readers import SourceFile
 from polyseme.errors import PolysemeError
-from polyseme.tasks.examples import read_examples
+from polyseme.tasks.classification import ClassificationTask
 from tests.corpus.samples import FILES, PACKERS, catalogue, parquet
 
 COUNT, PACKED_COUNT = 10_000, 1_000
@@ -134,7 +134,7 @@ def test_labelled_examples(folder: Path) -> None:
         for _ in range(PACKED_COUNT // 4):
             path.write_bytes(mutated(data, draw))
             try:
-                read += len(read_examples(path, "classification"))
+                read += len(ClassificationTask.read(path))
             except PolysemeError:
                 continue
         assert read

@@ -41,14 +41,24 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 # Imports against that order, to be removed one by one.
 EXCEPTIONS = {
-    *{("ngram", "inference"), ("datasets", "evaluation"), ("finetuning", "evaluation")},
-    *{("inference", "evaluation"), ("inference", "finetuning"), ("tasks", "finetuning"), ("tasks", "inference")},
+    ("ngram", "inference"),
 }
 
 HEAVY = {
     *("torch", "torch._dynamo", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "tensorboard", "transformers"),
     *("sentence_transformers", "tokenizers", "safetensors", "sentencex", "huggingface_hub"),
-    *("pyarrow", "py3langid", "sentencepiece", "distributed", "dask", "triton", "mido", "sacrebleu", "h5py"),
+    *(
+        "pyarrow",
+        "py3langid",
+        "sentencepiece",
+        "distributed",
+        "dask",
+        "triton",
+        "mido",
+        "sacrebleu",
+        "rouge_score",
+        "h5py",
+    ),
 }
 
 

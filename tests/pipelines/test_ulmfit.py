@@ -9,15 +9,17 @@ import torch
 
 from polyseme.cli.main import main
 from polyseme.errors import PolysemeError
-from polyseme.evaluation.ensemble import average_probabilities
-from polyseme.evaluation.predict import predict
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import TaskData
+from polyseme.finetuning.finetune import finetune
+from polyseme.inference.prediction import predict
 from polyseme.pipelines import ulmfit
 from polyseme.recipes import RECIPES
 from polyseme.recipes.ulmfit import build_target_recipe, to_backward
-from polyseme.tasks.examples import Example, read_examples
-from polyseme.tasks.task import Task
+from polyseme.tasks.classification import ClassificationTask
+from polyseme.tasks.regression import RegressionTask
+from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.warm_start import init_from_model
@@ -92,7 +94,7 @@ def test_three_stages_in_both_directions_and_low_shot_curve(files, tmp_path, mon
     with pytest.raises(SystemExit):
         main()
     together, folders = json.loads(capsys.readouterr().out), [load_model(path) for path in classifiers]
-    dev = read_examples(files / "dev.tsv", "classification")
+    dev = ClassificationTask.read(files / "dev.tsv")
     pairs = zip(*(predict(folder, dev) for folder in folders))
     sums = [{label: a.probabilities[label] + b.probabilities[label] for label in a.probabilities} for a, b in pairs]
     assert together["accuracy"] == sum(max(s, key=s.get) == e.label for s, e in zip(sums, dev)) / len(dev)
@@ -142,7 +144,7 @@ def test_invalid_input_gives_one_line(files, tmp_path, monkeypatch, capsys):
 
 
 def test_stratified_sample_has_every_label():
-    examples = [Example(f"d:{i}", str(i), label="rare" if i == 77 else "abc"[i % 3]) for i in range(100)]
+    examples = [TextExample(f"d:{i}", str(i), label="rare" if i == 77 else "abc"[i % 3]) for i in range(100)]
     for seed in range(5):
         sample = ulmfit.stratified_sample(examples, 9, seed)
         assert len(sample) == len({e.text for e in sample}) == 9 and {e.label for e in sample} == {
@@ -158,12 +160,12 @@ def test_stratified_sample_has_every_label():
 
 
 def test_average_probabilities():
-    examples = [Example("d:1", "x"), Example("d:2", "y")]
+    examples = [TextExample("d:1", "x"), TextExample("d:2", "y")]
     first, second = ([np.array([row]) for row in rows] for rows in (([0.6, 0.4], [0.9, 0.1]), ([0.1, 0.9], [0.3, 0.7])))
-    predictions = average_probabilities(Task("classification", ("a", "b")), [first, second], examples)
+    predictions = ClassificationTask(("a", "b")).average_predictions([first, second], examples)
     assert [p.label for p in predictions] == ["b", "a"]
     assert predictions[0].probabilities == pytest.approx({"a": 0.35, "b": 0.65})
-    (number,) = average_probabilities(Task("regression", ()), [[np.array([[1.0]])], [np.array([[4.0]])]], examples[:1])
+    (number,) = RegressionTask().average_predictions([[np.array([[1.0]])], [np.array([[4.0]])]], examples[:1])
     assert number.number == 2.5
 
 
@@ -211,7 +213,7 @@ def test_classifier_of_long_texts_in_chunks(direction, tmp_path):
     for i in range(160):
         words = rng.choices(WORDS[:18], k=24)
         words[rng.randrange(24)] = "awful" if i % 2 else "great"
-        examples.append(Example(f"d:{i}", " ".join(words), label="no" if i % 2 else "yes"))
+        examples.append(TextExample(f"d:{i}", " ".join(words), label="no" if i % 2 else "yes"))
     tokenizer = Tokenizer.train("bpe", iter([" ".join(WORDS)] * 20), 400)
     sizes = {"num_layers": 2, "dim": 24, "hidden_dim": 32, "dropout": 0.0, "direction": direction}
     spec = FAMILIES["ulmfit"].model_config(vocab_size=tokenizer.vocab_size, **sizes)
@@ -219,7 +221,9 @@ def test_classifier_of_long_texts_in_chunks(direction, tmp_path):
     settings = FinetuneConfig(
         epochs=10, batch_size=16, chunk_size=8, optimizer=OptimizerConfig(lr=0.01, weight_decay=0.0)
     )
-    results = finetune(tmp_path / "model", "classification", examples, examples[:60], tmp_path / "out", settings)
+    results = finetune(
+        tmp_path / "model", TaskData(ClassificationTask(), examples, examples[:60]), tmp_path / "out", settings
+    )
     assert results["mean"]["accuracy"] > 0.9
     folder = load_model(tmp_path / "out" / "model")
     together = predict(folder, examples[:8])

@@ -34,14 +34,15 @@ os.fsync = lambda handle: None  # nothing here has to outlive a power cut
 # recipes, tasks, vocabularies, layers, values of settings: the name in the record -> the name today, if another
 NAMES = {
     "roles": "srl", "sentinels": "unigram", "modern-tiny": "modernbert-tiny", "bpe-masked": "byte-bpe-roberta",
-    "inside": "inside_recurrence",
+    "inside": "inside_recurrence", "pair": "pair_classification", "choice": "multiple_choice",
+    "span": "extractive_qa",
 }  # fmt: skip
 SETTINGS = {  # of a run: our name -> the path of --set
     "batch": "batch_tokens", "part": "micro_batch_tokens", "held": "valid_fraction", "measure": "eval_every",
     "measured": "eval_tokens", "save": "save_every", "log": "log_every", "rate": "optimizer.lr",
     "epochs": "epochs", "examples": "batch_size", "cut": "truncate", "auxiliary": "lm_loss_weight",
-    "orders": "symmetric_pairs", "unfreeze": "unfreeze_every", "width": "coreference.max_span_width",
-    "hidden": "coreference.hidden_dim", "size": "network.lstm_dim", "words": "network.word_dim",
+    "orders": "task.symmetric_pairs", "unfreeze": "unfreeze_every", "width": "task.head.max_span_width",
+    "hidden": "task.head.hidden_dim", "size": "network.lstm_dim", "words": "network.word_dim",
     "longest": "max_len", "optimizer": "optimizer.name", "ramp": "batch_warmup_steps",
     "recompute": "gradient_checkpointing", "attention": "model.attention", "place": "model.context_order",
 }  # fmt: skip

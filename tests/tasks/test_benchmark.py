@@ -22,14 +22,20 @@ from polyseme.evaluation.compare import (
     read_runs,
 )
 from polyseme.evaluation.ensemble import evaluate_ensemble, predict_ensemble
-from polyseme.evaluation.predict import predict
 from polyseme.evaluation.submission import write_submission
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import RunOptions, TaskData
+from polyseme.finetuning.finetune import finetune
 from polyseme.finetuning.grid import expand_grid, grid_search
 from polyseme.finetuning.runner import EarlyStopping
-from polyseme.tasks.examples import Example
-from polyseme.tasks.task import Prediction, Task
+from polyseme.inference.prediction import predict
+from polyseme.tasks import TASKS
+from polyseme.tasks.classification import ClassificationTask
+from polyseme.tasks.multiple_choice import ChoiceExample
+from polyseme.tasks.regression import Regression
+from polyseme.tasks.sequence import TextExample
+from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
@@ -60,15 +66,17 @@ def texts(n, seed=0, kind="classification"):
     for i in range(n):
         words = tuple(draw.choices(WORDS, k=5))
         if kind == "tagging":
-            found.append(Example(f"d:{i}", words=words, tags=tuple("B-X" if w == "wolf" else "O" for w in words)))
-        elif kind == "choice":
+            found.append(
+                TaggingExample(f"d:{i}", words=words, tags=tuple("B-X" if w == "wolf" else "O" for w in words))
+            )
+        elif kind == "multiple_choice":
             right = draw.randrange(3)
             choices = tuple("wolf" if j == right else draw.choice(WORDS[:4]) for j in range(3))
-            found.append(Example(f"d:{i}", " ".join(words), choices=choices, label=str(right)))
+            found.append(ChoiceExample(f"d:{i}", " ".join(words), choices=choices, label=str(right)))
         elif kind == "regression":
-            found.append(Example(f"d:{i}", " ".join(words), label=str(words.count("wolf"))))
+            found.append(TextExample(f"d:{i}", " ".join(words), label=str(words.count("wolf"))))
         else:
-            found.append(Example(f"d:{i}", " ".join(words), label=str(int("wolf" in words))))
+            found.append(TextExample(f"d:{i}", " ".join(words), label=str(int("wolf" in words))))
     return found
 
 
@@ -77,14 +85,20 @@ def runs(folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
     data = texts(160)
     for name, epochs in (("good", 6.0), ("poor", 1.0)):
-        finetune(folder, "classification", data[:120], data[120:], out / name, QUICK.replace(epochs=epochs), seeds=2)
+        finetune(
+            folder,
+            TaskData(ClassificationTask(), data[:120], data[120:]),
+            out / name,
+            QUICK.replace(epochs=epochs),
+            RunOptions(seeds=2),
+        )
     return out
 
 
 def test_a_seed_that_learnt_nothing_is_named(folder):
     data = texts(80)
     still = QUICK.replace(steps=1, optimizer=OptimizerConfig(lr=0.0))
-    found = finetune(folder, "classification", data[:60], data[60:], None, still, seeds=2)
+    found = finetune(folder, TaskData(ClassificationTask(), data[:60], data[60:]), None, still, RunOptions(seeds=2))
     most = max(np.mean([e.label == label for e in data[60:]]) for label in "01")
     assert found["majority_score"] == pytest.approx(most)
     assert found["failed_seeds"] == [run["seed"] for run in found["seeds"] if run["accuracy"] <= most]
@@ -103,7 +117,10 @@ def test_early_stopping_keeps_the_best_epoch(folder, tmp_path):
     assert model.weight.item() == 2
     data = texts(120)
     found = finetune(
-        folder, "classification", data[:80], data[80:], tmp_path / "r", QUICK.replace(epochs=40.0, patience=2)
+        folder,
+        TaskData(ClassificationTask(), data[:80], data[80:]),
+        tmp_path / "r",
+        QUICK.replace(epochs=40.0, patience=2),
     )
     steps = [json.loads(line)["step"] for line in (tmp_path / "r/log.jsonl").read_text().splitlines()]
     assert len(steps) < found["steps"] == 200 and len(steps) % 5 == 0 and len(steps) >= 15
@@ -115,48 +132,67 @@ def test_a_grid_keeps_its_best_and_goes_on(folder, tmp_path):
     data = texts(80)
     asked = []
 
-    def run(spec, out):
+    def run(spec, task_data, out):
         asked.append(spec.optimizer.lr)
-        return finetune(folder, "classification", data[:60], data[60:], out, spec)
+        return finetune(folder, task_data[0], out, spec)
 
-    grid = expand_grid(QUICK.replace(steps=6), ["lr=1e-9,3e-3 batch_size=8"])
-    assert [name for name, _ in grid] == ["lr=1e-9_batch_size=8", "lr=3e-3_batch_size=8"]
+    task_data = TaskData(ClassificationTask(), data[:60], data[60:])
+    grid = expand_grid(QUICK.replace(steps=6), [task_data], ["lr=1e-9,3e-3 batch_size=8"])
+    assert [name for name, *_ in grid] == ["lr=1e-9_batch_size=8", "lr=3e-3_batch_size=8"]
     assert grid[1][1].optimizer.lr == 3e-3 and grid[1][1].batch_size == 8
     first = tmp_path / "r/grid/lr=1e-9_batch_size=8"
-    finetune(folder, "classification", data[:60], data[60:], first, grid[0][1])
+    finetune(folder, TaskData(ClassificationTask(), data[:60], data[60:]), first, grid[0][1])
     found, rows = grid_search(run, tmp_path / "r", grid)
     assert asked == [3e-3], "what was done is not done again"
     values = {name: r["mean"]["accuracy"] for name, r in rows}
     assert found["mean"]["accuracy"] == max(values.values())
-    assert load_model(tmp_path / "r/model").metadata["task"] == "classification"
+    assert load_model(tmp_path / "r/model").metadata["task"]["kind"] == "ClassificationTask"
     assert json.loads((tmp_path / "r/results.json").read_text())["mean"] == found["mean"]
     assert not list((tmp_path / "r/grid").glob("*/model"))
     with pytest.raises(PolysemeError, match="already holds"):
         grid_search(run, tmp_path / "r", grid)
     for bad, message in (("lr", "is not name=value"), ("lr=", "is not name=value"), ("ls=3", "unknown key 'ls'")):
         with pytest.raises(PolysemeError, match=message):
-            expand_grid(QUICK, [bad])
+            expand_grid(QUICK, [task_data], [bad])
 
 
 def test_a_chain_keeps_the_head_of_the_same_answers(folder, tmp_path):
     data = texts(60)
     still = QUICK.replace(steps=1, optimizer=OptimizerConfig(lr=0.0))
-    finetune(folder, "classification", data, data, tmp_path / "a", QUICK, first_seed=1, dataset_name="first")
-    finetune(tmp_path / "a/model", "classification", data, data, tmp_path / "b", still, first_seed=2)
+    finetune(
+        folder,
+        TaskData(ClassificationTask(), data, data, dataset_name="first"),
+        tmp_path / "a",
+        QUICK,
+        RunOptions(first_seed=1),
+    )
+    finetune(
+        tmp_path / "a/model",
+        TaskData(ClassificationTask(), data, data),
+        tmp_path / "b",
+        still,
+        RunOptions(first_seed=2),
+    )
     a, b = (load_model(tmp_path / name / "model") for name in "ab")
     assert torch.equal(a.model.heads["classify"].linear.weight, b.model.heads["classify"].linear.weight)
     assert b.metadata["finetuning_history"] == ["first"]
-    other = [Example(e.location, e.text, label="yes" if e.label == "1" else "no") for e in data]
-    finetune(tmp_path / "a/model", "classification", other, other, tmp_path / "c", still)
+    other = [TextExample(e.location, e.text, label="yes" if e.label == "1" else "no") for e in data]
+    finetune(tmp_path / "a/model", TaskData(ClassificationTask(), other, other), tmp_path / "c", still)
     c = load_model(tmp_path / "c/model").model
     assert not torch.equal(a.model.heads["classify"].linear.weight, c.heads["classify"].linear.weight)
 
 
-@pytest.mark.parametrize("kind", ["classification", "tagging", "choice", "regression"])
+@pytest.mark.parametrize("kind", ["classification", "tagging", "multiple_choice", "regression"])
 def test_an_ensemble_is_the_mean_of_its_members(folder, kind, tmp_path):
     data = texts(60, kind=kind)
     for seed in (0, 1):
-        finetune(folder, kind, data[:40], data[40:], tmp_path / str(seed), QUICK, first_seed=seed)
+        finetune(
+            folder,
+            TaskData(TASKS[kind](), data[:40], data[40:]),
+            tmp_path / str(seed),
+            QUICK,
+            RunOptions(first_seed=seed),
+        )
     members = [load_model(tmp_path / str(seed) / "model") for seed in (0, 1)]
     task, found = predict_ensemble(members, data[40:])
     alone = [predict(member, data[40:]) for member in members]
@@ -204,7 +240,9 @@ def test_the_bootstrap_tells_a_difference_from_chance(runs):
     def run(right):
         said = tuple(g if draw.random() < right else "ab".replace(g, "") for g in gold)
         value = sum(a == b for a, b in zip(gold, said)) / len(gold)
-        return FinetuneRun(runs, "m", "t", "choice", "accuracy", (value,), 1, 1.0, (), gold, (said,))
+        return FinetuneRun(
+            runs, "m", "t", "classification", "accuracy", (value,), 1, 1.0, (), gold, (said,), ClassificationTask()
+        )
 
     a, b, c = run(0.9), run(0.7), run(0.9)
     assert paired_bootstrap(a, b, 400)["p"] < 0.01 < 0.05 < paired_bootstrap(a, c, 400)["p"]
@@ -261,7 +299,7 @@ def test_a_benchmark_runs_all_goes_on_and_shows_the_lectures_table(folder, tmp_p
     real = benchmark.finetune
 
     def told(*args, **options):
-        asked.append(options["dataset_name"])
+        asked.append(args[1].dataset_name)
         if len(asked) == 3:
             raise KeyboardInterrupt
         return real(*args, **options)
@@ -317,16 +355,14 @@ def test_published_figures_keep_what_disagrees():
 
 
 def test_submissions(tmp_path):
-    write_submission(
-        tmp_path / "a.tsv", "glue/sts-b", [Prediction(number=9.0), Prediction(number=-1), Prediction(number=2.5)]
-    )
+    write_submission(tmp_path / "a.tsv", "glue/sts-b", [Regression(9.0), Regression(-1.0), Regression(2.5)])
     assert (tmp_path / "a.tsv").read_text() == "index\tprediction\n0\t5.000\n1\t0.000\n2\t2.500\n"
     with pytest.raises(PolysemeError, match="not scored by the servers of GLUE and SuperGLUE"):
         write_submission(tmp_path / "b.tsv", "swag", [])
 
 
 def test_words_cut_off_count_as_wrong(folder, tmp_path):
-    data = [Example(f"d:{i}", words=("cat",) * 40, tags=("O",) * 39 + ("B-X",)) for i in range(8)]
-    found = finetune(folder, "tagging", data, data, None, QUICK.replace(steps=1, max_len=12))
+    data = [TaggingExample(f"d:{i}", words=("cat",) * 40, tags=("O",) * 39 + ("B-X",)) for i in range(8)]
+    found = finetune(folder, TaskData(TaggingTask(), data, data), None, QUICK.replace(steps=1, max_len=12))
     assert found["num_truncated"] == {"train": 8, "dev": 8}
-    assert found["mean"]["accuracy"] <= 10 / 40 and Task.from_examples("tagging", data).labels == ("O", "B-X")
+    assert found["mean"]["accuracy"] <= 10 / 40 and TaggingTask.from_examples(data).labels == ("O", "B-X")

@@ -8,22 +8,24 @@ import pytest
 import torch
 
 from polyseme.errors import PolysemeError
-from polyseme.evaluation.predict import compute_logits_and_labels
 from polyseme.families import FAMILIES
+from polyseme.finetuning.experiment import TaskData
 from polyseme.finetuning.feature_extraction import FeatureEncoder, FeatureNetworkSettings
 from polyseme.finetuning.frozen import (
     FEATURE_DEFAULTS,
+    FeatureInputs,
     FeatureReader,
     build_model_config,
     load_feature_model,
     train_on_features,
 )
+from polyseme.inference.prediction import score_encoded
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.feature_network import ESIM, BiDAF, attention_flow
 from polyseme.objectives.losses import compute_losses
-from polyseme.tasks.examples import Example
-from polyseme.tasks.spans import ExtractiveQAConfig
-from polyseme.tasks.task import Task
+from polyseme.tasks.classification import PairClassificationTask
+from polyseme.tasks.extractive_qa import ExtractiveQATask, QuestionExample
+from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import save_model
 
@@ -53,7 +55,7 @@ def questions(n, seed=0, none=0.0, more=16):
             words.insert(draw.randint(0, len(words)), word)
         context, right = "  ".join(words), there.get(asked)
         given = ((right, sum(len(w) + 2 for w in words[: words.index(right)])),) if right else ()
-        found.append(Example(f"q{i}", context, f"which {asked}?", answers=given, id=f"id{i}"))
+        found.append(QuestionExample(f"q{i}", context, f"which {asked}?", answers=given, id=f"id{i}"))
     return found
 
 
@@ -105,9 +107,9 @@ def test_what_is_said_of_a_word_and_of_the_rest():
 
 
 def model_of(folder, data, name, window=12):
-    task = Task.from_examples("span", data, span=ExtractiveQAConfig(doc_stride=5))
+    task = ExtractiveQATask.from_examples(data, doc_stride=5)
     reader = FeatureReader((FeatureEncoder.load(folder),), ("scalar_mix",), {"so": 1}, None, window)
-    model = build_model_config(task, reader, SMALL.replace(name=name, join_at="both"), None).build(3).double()
+    model = build_model_config(task, reader, SMALL.replace(name=name, join_at="both")).build(3).double()
     (encoded,), model.trunk.features.store = reader.encode(task, (data,), use_labels=True)
     return model, task, encoded
 
@@ -120,8 +122,8 @@ def test_together_equals_alone(folder, name):
         torch.nn.init.normal_(model.trunk.pair_network.no_answer)
     assert len(encoded) > 8
     total = 0.0
-    for one, (scores, _) in zip(encoded, compute_logits_and_labels(model, task, encoded, max_batch_tokens=60)):
-        np.testing.assert_allclose(compute_logits_and_labels(model, task, [one])[0][0], scores, atol=1e-10)
+    for one, (scores, _) in zip(encoded, score_encoded(model, task, encoded, max_batch_tokens=60)):
+        np.testing.assert_allclose(score_encoded(model, task, [one])[0][0], scores, atol=1e-10)
         rivals = torch.from_numpy(scores[one.candidate_positions])
         places = [one.candidate_positions.tolist().index(row) for row in one.target]
         total -= sum(float(rivals[:, i].log_softmax(0)[at]) for i, at in enumerate(places)) / 2
@@ -132,7 +134,7 @@ def test_together_equals_alone(folder, name):
 
 def test_windows_of_words_map_back_to_characters(folder):
     data = questions(20, 2, 0.2, 60)
-    task = Task.from_examples("span", data, span=ExtractiveQAConfig(doc_stride=5))
+    task = ExtractiveQATask.from_examples(data, doc_stride=5)
     reader = FeatureReader((), (), {}, None, 12)
     (encoded,), store = reader.encode(task, (data,), use_labels=True)
     spelled = dict.fromkeys(e.example_index for e in encoded)
@@ -140,15 +142,15 @@ def test_windows_of_words_map_back_to_characters(folder):
         example, n = data[window.example_index], len(window.positions)
         assert n <= 12 and window.null_position == n and window.segments.tolist() == [0] * n + [1] * 3
         assert window.ids[n:].tolist() == list(range(window.ids[n], window.ids[n] + 3))
-        words = [example.text[a:b] for a, b in window.offsets]
+        words = [example.context[a:b] for a, b in window.offsets]
         assert all(word.strip() == word and word for word in words)
         if window.target[0] != window.null_position:
             first, last = window.target
-            assert example.text[window.offsets[first, 0] : window.offsets[last, 1]] == example.answers[0][0]
+            assert example.context[window.offsets[first, 0] : window.offsets[last, 1]] == example.answers[0][0]
             spelled[window.example_index] = True
     assert [bool(found) for found in spelled.values()] == [bool(e.answers) for e in data]
     assert len(store.word_ids) < sum(len(e.ids) for e in encoded), "windows share the places of their words"
-    same = [Example("a", data[0].text, "which animal?", answers=()), data[0]]
+    same = [QuestionExample("a", data[0].context, "which animal?", answers=()), data[0]]
     (both,), store = reader.encode(task, (same,), use_labels=True)
     assert both[0].ids[0] == both[-1].ids[0] or len(both) > 2
 
@@ -156,18 +158,21 @@ def test_windows_of_words_map_back_to_characters(folder):
 @pytest.mark.parametrize("source", ["bert", "none"])
 def test_it_learns_is_saved_and_opened(folder, tmp_path, source, done):
     data = questions(200, 3, 0.25, 8)
-    settings = FEATURE_DEFAULTS.replace(
-        epochs=11.0, network=SMALL, max_len=14, span=ExtractiveQAConfig(doc_stride=7)
-    ).with_override("optimizer.lr", "1e-2")
-    given = folder if source == "bert" else None
-    found = train_on_features(given, "span", data[:160], data[160:], tmp_path / "run", settings)
+    settings = FEATURE_DEFAULTS.replace(epochs=11.0, network=SMALL, max_len=14).with_override("optimizer.lr", "1e-2")
+    given = [folder] if source == "bert" else []
+    found = train_on_features(
+        FeatureInputs(given),
+        TaskData(ExtractiveQATask(doc_stride=7), data[:160], data[160:]),
+        tmp_path / "run",
+        settings,
+    )
     assert found["mean"]["f1"] > 0.95 and found["bad_offsets"] == {"train": (0, 0), "dev": (0, 0)}
     opened = load_feature_model(tmp_path / "run/model")
-    assert opened.model.config.trunk.network == "bidaf" and opened.task.span.null_score_diff_threshold is not None
+    assert opened.model.config.trunk.network == "bidaf" and opened.task.null_score_diff_threshold is not None
     assert opened.evaluate(data[160:])["f1"] == pytest.approx(found["mean"]["f1"])
     long = "so  it is, " * 400
-    (said,) = opened.predict([Example("x", f"{long}(wolf) {long}", "which animal?", id="x")])
-    assert (said.span.start, said.span.end) == (len(long) + 1, len(long) + 5)
+    (said,) = opened.predict([QuestionExample("x", f"{long}(wolf) {long}", "which animal?", id="x")])
+    assert (said.start, said.end) == (len(long) + 1, len(long) + 5)
     asked = {"context": "so it is, (is) green so it", "qas": [{"id": "7", "question": "which colour?"}]}
     (tmp_path / "q.json").write_text(json.dumps({"data": [{"paragraphs": [asked]}]}))
     done("predict", tmp_path / "run/model", "--data", tmp_path / "q.json", "--out", tmp_path / "a.json")
@@ -178,36 +183,45 @@ def test_it_learns_is_saved_and_opened(folder, tmp_path, source, done):
 
 def test_mistakes_are_told(folder):
     data = questions(4)
-    wrong = [Example("q9", "so it is", "which colour?", answers=(("blue", 1),))]
-    for name, says in (("linear", "linear cannot look for an answer"), ("esim", "esim compares two texts")):
+    wrong = [QuestionExample("q9", "so it is", "which colour?", answers=(("blue", 1),))]
+    for name, says in (("linear", "linear does not fit extractive_qa"), ("esim", "esim does not fit extractive_qa")):
         with pytest.raises(PolysemeError, match=says):
             train_on_features(
-                folder, "span", data, data, None, FEATURE_DEFAULTS.replace(network=SMALL.replace(name=name))
+                FeatureInputs([folder]),
+                TaskData(ExtractiveQATask(), data, data),
+                None,
+                FEATURE_DEFAULTS.replace(network=SMALL.replace(name=name)),
             )
-    with pytest.raises(PolysemeError, match="bidaf finds an answer in a text, which pair does not ask for"):
-        pairs = [Example(f"{i}", "a b", "c", label="xy"[i % 2]) for i in range(4)]
+    with pytest.raises(PolysemeError, match="bidaf does not fit pair_classification"):
+        pairs = [TextExample(f"{i}", "a b", "c", label="xy"[i % 2]) for i in range(4)]
         train_on_features(
-            folder, "pair", pairs, pairs, None, FEATURE_DEFAULTS.replace(network=SMALL.replace(name="bidaf"))
+            FeatureInputs([folder]),
+            TaskData(PairClassificationTask(), pairs, pairs),
+            None,
+            FEATURE_DEFAULTS.replace(network=SMALL.replace(name="bidaf")),
         )
     settings = FEATURE_DEFAULTS.replace(steps=1, network=SMALL)
-    found = train_on_features(folder, "span", data + wrong, data, None, settings)
+    found = train_on_features(FeatureInputs([folder]), TaskData(ExtractiveQATask(), data + wrong, data), None, settings)
     assert found["bad_offsets"]["train"] == (1, 1) and found["train_examples"] == 4
     with pytest.raises(PolysemeError, match="there is no label"):
-        train_on_features(folder, "span", data, [Example("q", "so it", "which?")], None, settings)
-    with pytest.raises(PolysemeError, match="there is no question, which this task reads"):
-        train_on_features(folder, "span", data, [Example("q", "so it", answers=())], None, settings)
+        train_on_features(
+            FeatureInputs([folder]),
+            TaskData(ExtractiveQATask(), data, [QuestionExample("q", "so it", "which?")]),
+            None,
+            settings,
+        )
 
 
 def test_by_command(tmp_path, done):
     paragraphs = [
-        {"context": e.text, "qas": [{"id": e.id, "question": e.pair, "is_impossible": not e.answers,
+        {"context": e.context, "qas": [{"id": e.id, "question": e.question, "is_impossible": not e.answers,
                                      "answers": [{"text": t, "answer_start": at} for t, at in e.answers]}]}
         for e in questions(12, 6, 0.5)
     ]  # fmt: skip
     (tmp_path / "q.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     files = ("--train", tmp_path / "q.json", "--dev", tmp_path / "q.json", "--set", "steps=2")
     for name in ("auto", "bilstm"):
-        given = ("finetune", "--features", "none", "--network", name, "--task", "span", *files)
+        given = ("finetune", "--features", "none", "--network", name, "--task", "extractive_qa", *files)
         said = done(*given, "--out", tmp_path / name, "--set", "network.lstm_dim=8", "--set", "max_len=10")
         assert ("over features" in said or "words alone" in said) and "has_answer_f1" in said
         said = done("evaluate", tmp_path / name / "model", "--data", tmp_path / "q.json")

@@ -6,7 +6,9 @@ import pytest
 
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import PolysemeError
-from polyseme.tasks.metrics.standard import compute_metrics
+from polyseme.tasks.classification import ClassificationTask
+from polyseme.tasks.regression import RegressionTask
+from tests.support.tasks import compute_metrics
 
 REAL = Path(__file__).parents[2].parent / "shared/data/glue"
 ROWS = {  # from the README beside the files
@@ -39,11 +41,11 @@ def test_the_format(name, glue):
     data = DATASETS[name]
     train, dev = data.read(glue)
     assert (len(train), len(dev)) == ((19, 5) if name == "glue/mrpc" else (12, 12))
-    assert all((e.pair is not None) == (data.task_type != "classification") for e in train + dev)
+    assert all((e.pair is not None) == (data.task is not ClassificationTask) for e in train + dev)
     assert data.read(glue / data.folder) == (train, dev)
     gold = [e.gold for e in dev]
     assert data.metric in compute_metrics(
-        data.task_type, gold, [float(g) if data.task_type == "regression" else g for g in gold]
+        data.task, gold, [float(g) if data.task is RegressionTask else g for g in gold]
     )
     assert all("\r" not in (e.pair or e.text) for e in train)
 

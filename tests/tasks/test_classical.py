@@ -14,9 +14,10 @@ from polyseme.tasks.baselines.feature_taggers import (
     predict_chain_tags,
     word_features,
 )
-from polyseme.tasks.baselines.surface import BASELINES, check_baseline, linear_baseline
-from polyseme.tasks.examples import Example
-from polyseme.tasks.metrics.srl import srl_scores
+from polyseme.tasks.classification import PairClassificationTask
+from polyseme.tasks.semantic_roles import PredicateExample, SemanticRolesTask
+from polyseme.tasks.tagging import TaggingExample, TaggingTask
+from tests.support.tasks import baseline_metrics
 
 pytest.importorskip("sklearn")
 from scipy import optimize, sparse
@@ -132,23 +133,25 @@ def sentences(n, seed=0):
             size = int(draw.integers(1, 4))
             words += ["Mr", *draw.choice(["Ann", "Bob", "Cy", "of"], size), str(draw.choice(["runs", "sees"]))]
             tags += ["O", "B-X", *["I-X"] * (size - 1), "O"]
-        found.append(Example(f"d:{i}", words=tuple(words), tags=tuple(tags)))
+        found.append(TaggingExample(f"d:{i}", words=tuple(words), tags=tuple(tags)))
     return found
 
 
 @pytest.mark.parametrize("name", ["memm", "crf"])
 def test_rows_for_tags(name):
     data = sentences(60)
-    found = BASELINES[name](data[:50], data[50:], "tagging", lambda examples, said: {"number": float(len(said))})
+    found = baseline_metrics(
+        TaggingTask, name, data[:50], data[50:], lambda examples, said: {"number": float(len(said))}
+    )
     assert found["f1"] > 0.95 and found["number"] == 10
     said = predict_chain_tags(name, data[:50], data[50:])
     assert [len(tags) for tags in said] == [len(e.words) for e in data[50:]]
-    one = [Example("a", words=("x",), tags=("O",))] * 3
-    assert BASELINES[name](one, one, "tagging")["accuracy"] == 1
+    one = [TaggingExample("a", words=("x",), tags=("O",))] * 3
+    assert baseline_metrics(TaggingTask, name, one, one)["accuracy"] == 1
 
 
 def test_no_tags_that_cannot_stand_are_said():
-    data, odd = sentences(30, 1), Example("x", words=("Ann", "Bob", "runs"), tags=("O", "O", "O"))
+    data, odd = sentences(30, 1), TaggingExample("x", words=("Ann", "Bob", "runs"), tags=("O", "O", "O"))
     barred = CRFConfig().build(sorted(LABELS)).forbidden
     assert barred[2, 1] == FORBIDDEN_SCORE
     for name in ("memm", "crf"):
@@ -162,11 +165,11 @@ def test_a_marked_word_is_seen():
     for place in (1, 3):
         tags = ["O"] * 5
         tags[place - 1 : place + 2] = ["B-A0", "B-V", "B-A1"]
-        data.append(Example("d", words=words, tags=tuple(tags), predicate=(place, "see")))
+        data.append(PredicateExample("d", words=words, tags=tuple(tags), predicate=(place, "see")))
     assert [f["far"] for f in word_features(data[0])] == ["-1", "0", "1", "2", "3"]
     for name in ("crf", "memm"):
-        assert BASELINES[name](data * 5, data, "tagging", srl_scores)["f1"] == 1
-    assert linear_baseline(data * 5, data, "tagging", srl_scores)["perfect"] == 1
+        assert baseline_metrics(SemanticRolesTask, name, data * 5, data)["f1"] == 1
+    assert baseline_metrics(SemanticRolesTask, "linear", data * 5, data)["perfect"] == 1
 
 
 def test_by_command(tmp_path, done, refused):
@@ -176,6 +179,8 @@ def test_by_command(tmp_path, done, refused):
     given += ("--dev", tmp_path / "t.conll", "--set", "steps=1", "--set", "network.lstm_dim=4")
     said = done(*given, "--out", tmp_path / "run", "--baselines", "--baseline", "memm", "--baseline", "crf")
     assert [line.split("  ")[0] for line in said.splitlines()[1:5]] == ["majority", "linear", "memm", "crf"]
-    refused(*given, "--out", tmp_path / "x", "--baseline", "cfr", says="there is no baseline 'cfr'; did you mean 'crf'")
-    with pytest.raises(PolysemeError, match="the baseline crf is for tagging, not for pair"):
-        check_baseline("crf", "pair")
+    refused(
+        *given, "--out", tmp_path / "x", "--baseline", "cfr", says="tagging has no baseline 'cfr'; did you mean 'crf'"
+    )
+    with pytest.raises(PolysemeError, match="pair_classification has no baseline 'crf'"):
+        PairClassificationTask().check_baseline("crf")

@@ -11,21 +11,23 @@ import torch
 import polyseme
 from polyseme.errors import PolysemeError
 from polyseme.evaluation.ensemble import predict_ensemble
-from polyseme.evaluation.predict import evaluate, predict
+from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import TaskData
 from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
-from polyseme.finetuning.frozen import FEATURE_DEFAULTS, load_feature_model, train_on_features
+from polyseme.finetuning.finetune import finetune
+from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, load_feature_model, train_on_features
+from polyseme.inference.prediction import predict
 from polyseme.nn.heads.coreference import CoreferenceHeadConfig, select_non_crossing
 from polyseme.objectives.losses import compute_losses
-from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
-from polyseme.tasks.coreference import encode_documents, unreachable_mentions
-from polyseme.tasks.readers.conll2012 import format_conll, make_document
-from polyseme.tasks.task import Task
+from polyseme.tasks.coreference import CoreferenceTask, make_document
+from polyseme.tasks.readers.conll2012 import format_conll
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
 from tests.conftest import cli
+from tests.support.tasks import baseline_metrics
 
 WOMEN, MEN = ["Ann", "Eve", "Mary Lee"], ["Bob", "Tom", "Mr Hill"]
 SMALL = CoreferenceHeadConfig(
@@ -74,7 +76,7 @@ def folders(tmp_path_factory):
 def loaded(folders, dtype=torch.float64, family="bert", spec=SMALL):
     folder = load_model(folders[family], heads={"coreference": spec})
     folder.model.to(dtype)
-    return folder, Task("coreference", (), coreference=spec)
+    return folder, CoreferenceTask(head=spec)
 
 
 def states_of(folder, task, encoded):
@@ -194,7 +196,7 @@ def test_together_equals_alone(folders):
 def test_segments_end_with_sentences_where_they_can(folders):
     tokenizer = load_model(folders["bert"]).tokenizer
     example = make_document([["Ann", "saw", "Bob", "."]] * 9 + [["he", "left"] * 20 + ["."]], "here")
-    (found,) = encode_documents([example], tokenizer, 16, SMALL)
+    (found,) = CoreferenceTask(head=SMALL).encode([example], tokenizer, 16)
     assert sum(found.lengths) == len(found.ids) and max(found.lengths) <= 16
     begins = np.searchsorted(np.cumsum(found.lengths), found.positions[:, 0], side="right")
     for segment in range(len(found.lengths)):
@@ -205,21 +207,21 @@ def test_segments_end_with_sentences_where_they_can(folders):
     assert [found.ids[a : b + 1].tolist() for a, b in found.positions[:, :2]] == [list(p) for p in pieces]
     long = make_document([["h" + "e" * 40]], "there")
     with pytest.raises(PolysemeError, match=r"there: the word 'heee.* tokens, and 14 are read"):
-        encode_documents([long], tokenizer, 16, SMALL)
-    (cut,) = encode_documents([long], tokenizer, 16, SMALL, truncate=True)
+        CoreferenceTask(head=SMALL).encode([long], tokenizer, 16)
+    (cut,) = CoreferenceTask(head=SMALL).encode([long], tokenizer, 16, truncate=True)
     assert cut.is_truncated and len(cut.ids) == 16
 
 
 def test_mentions_that_are_no_candidates_are_counted():
     wide = replace(make_document([["a", "b", "c", "d"], ["e"]], "x"), clusters=(((0, 3), (1, 1)), ((3, 4), (0, 2))))
-    assert unreachable_mentions([wide], SMALL) == [2, 4]
+    assert CoreferenceTask(head=SMALL).unreachable_mentions([wide]) == [2, 4]
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
 def test_every_style_learns_it(folders, family, tmp_path):
-    settings = FinetuneConfig(steps=130, batch_size=8, optimizer=OptimizerConfig(lr=3e-3), coreference=SMALL)
+    settings = FinetuneConfig(steps=130, batch_size=8, optimizer=OptimizerConfig(lr=3e-3))
     train, dev = documents(240), documents(40, 1)
-    found = finetune(folders[family], "coreference", train, dev, tmp_path / "run", settings)
+    found = finetune(folders[family], TaskData(CoreferenceTask(head=SMALL), train, dev), tmp_path / "run", settings)
     assert found["mean"]["f1"] > 0.95 and found["primary_metric"] == "f1"
     assert found["unreachable_mentions"]["dev"][0] == 0 and found["majority_score"] == 0.0
     folder = load_model(tmp_path / "run" / "model")
@@ -230,18 +232,18 @@ def test_every_style_learns_it(folders, family, tmp_path):
 
 def _through_the_commands(tmp_path, folder, dev):
     gold = tmp_path / "dev.conll"
-    gold.write_text("".join(format_conll(e, e.clusters) for e in dev))
+    gold.write_text("".join(format_conll(e.document, e.clusters) for e in dev))
     answer = cli("evaluate", tmp_path / "run" / "model", "--data", gold, "--json")
     assert json.loads(answer.out)["f1"] > 0.95
     answer = cli("predict", tmp_path / "run" / "model", "--data", gold, "--out", tmp_path / "said.conll")
     assert answer.status == 0 and "40 predictions" in answer.out
-    said = "".join(format_conll(e, p.clusters) for e, p in zip(dev, predict(folder, dev)))
+    said = "".join(format_conll(e.document, p.clusters) for e, p in zip(dev, predict(folder, dev)))
     assert (tmp_path / "said.conll").read_text() == said
     answer = cli("predict", tmp_path / "run" / "model", "--data", gold, "--out", tmp_path / "said.tsv")
     assert answer.status == 2 and "written as .conll, .jsonl" in answer.err
     bad = tmp_path / "bad.conll"
     bad.write_text(gold.read_text().replace("(0", "0)", 1))
-    settings = ["--set", "steps=2", "--set", "coreference.max_span_width=3", "--set", "coreference.hidden_dim=8"]
+    settings = ["--set", "steps=2", "--set", "task.head.max_span_width=3", "--set", "task.head.hidden_dim=8"]
     for train, status, said in ((gold, 0, "ceaf_f1"), (bad, 2, "closes a mention of 0 that was never opened")):
         paths = ("--train", train, "--dev", gold, "--out", tmp_path / f"again{status}")
         answer = cli("finetune", tmp_path / "run" / "model", "--task", "coreference", *paths, *settings, "--baselines")
@@ -251,31 +253,36 @@ def _through_the_commands(tmp_path, folder, dev):
     assert found.clusters == (((0, 0), (3, 3)),)
     with pytest.raises(PolysemeError, match="a list of sentences of words"):
         model.predict(["Ann left"])
-    with pytest.raises(PolysemeError, match="no ensemble of coreference"):
+    with pytest.raises(PolysemeError, match="cannot be averaged for coreference: no ensemble"):
         predict_ensemble([folder, folder], dev)
 
 
 def test_a_network_over_frozen_features_learns_it(folders, tmp_path):
     network = FeatureNetworkSettings(lstm_dim=24, word_dim=16, dropout=0.0)
-    settings = FEATURE_DEFAULTS.replace(steps=160, batch_size=8, network=network, coreference=SMALL)
+    settings = FEATURE_DEFAULTS.replace(steps=160, batch_size=8, network=network)
     train, dev = documents(240), documents(40, 1)
-    found = train_on_features(folders["elmo"], "coreference", train, dev, tmp_path / "run", settings)
+    found = train_on_features(
+        FeatureInputs([folders["elmo"]]), TaskData(CoreferenceTask(head=SMALL), train, dev), tmp_path / "run", settings
+    )
     assert found["mean"]["f1"] > 0.95
     assert load_feature_model(tmp_path / "run" / "model").evaluate(dev)["f1"] == pytest.approx(
         found["mean"]["f1"], abs=1e-9
     )
-    with pytest.raises(PolysemeError, match="coreference one of each word"):
+    with pytest.raises(PolysemeError, match="biattentive does not fit coreference"):
         train_on_features(
-            folders["elmo"], "coreference", train, dev, None, settings.with_override("network.name", "biattentive")
+            FeatureInputs([folders["elmo"]]),
+            TaskData(CoreferenceTask(head=SMALL), train, dev),
+            None,
+            settings.with_override("network.name", "biattentive"),
         )
 
 
 def test_baselines_and_what_is_refused(folders):
     train, dev = documents(60), documents(20, 1)
-    assert majority_baseline(train, dev, "coreference")["f1"] == 0.0
-    assert 0.3 < linear_baseline(train, dev, "coreference")["f1"] < 0.95
+    assert baseline_metrics(CoreferenceTask, "majority", train, dev)["f1"] == 0.0
+    assert 0.3 < baseline_metrics(CoreferenceTask, "linear", train, dev)["f1"] < 0.95
     none = [replace(e, clusters=()) for e in train]
     with pytest.raises(PolysemeError, match="no mentions"):
-        finetune(folders["bert"], "coreference", none, dev, None)
+        finetune(folders["bert"], TaskData(CoreferenceTask(), none, dev), None)
     with pytest.raises(PolysemeError, match=r"max_span_width is 0"):
-        FinetuneConfig().with_override("coreference.max_span_width", "0")
+        CoreferenceTask().with_override("head.max_span_width", "0")

@@ -3,14 +3,13 @@
 import itertools
 import random
 
-import numpy as np
 import pytest
 
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import PolysemeError
-from polyseme.tasks.examples import read_examples
-from polyseme.tasks.metrics.coreference import aligned, coreference_metrics
-from polyseme.tasks.readers.conll2012 import format_conll, make_document
+from polyseme.tasks.coreference import CoreferenceTask, make_document
+from polyseme.tasks.metrics.coreference import ceaf_phi4, coreference_metrics
+from polyseme.tasks.readers.conll2012 import format_conll
 
 # two parts of a document, as OntoNotes has them: columns lined up by spaces, a predicate's own columns before the last
 FILE = """\
@@ -40,7 +39,7 @@ def written(tmp_path, text, name="a.v4_gold_conll"):
 
 
 def test_columns_are_read_and_written_back_to_the_character(tmp_path, capsys):
-    first, second = read_examples(written(tmp_path, FILE), "coreference")
+    first, second = CoreferenceTask.read(written(tmp_path, FILE))
     assert first.words == ("Ann", "saw", "the", "man", "(", "her", "brother", ".", "he")
     assert first.document.sentence_lengths == (8, 1) and first.document.genre == "bc"
     assert first.document.speakers == ("Speaker#1",) * 8 + ("Speaker#2",)
@@ -48,12 +47,12 @@ def test_columns_are_read_and_written_back_to_the_character(tmp_path, capsys):
     assert first.clusters == (((0, 0), (5, 5)), ((2, 6), (5, 6), (8, 8)))
     assert "1 chains share a mention" in capsys.readouterr().err
     assert (second.words, second.clusters, second.id) == (("Rain",), (), "bc/cctv/00/cctv_0000;001")
-    back = "".join(format_conll(e, e.clusters) for e in (first, second))
+    back = "".join(format_conll(e.document, e.clusters) for e in (first, second))
     assert [line[:90] for line in back.splitlines()] == [line[:90] for line in FILE.splitlines()]
-    again = read_examples(written(tmp_path, back), "coreference")
+    again = CoreferenceTask.read(written(tmp_path, back))
     assert [e.clusters for e in again] == [e.clusters for e in (first, second)]
-    assert "".join(format_conll(e, e.clusters) for e in again) == back
-    (unread, _) = read_examples(written(tmp_path, FILE.replace("4)|7)", "junk")), "coreference", needs_labels=False)
+    assert "".join(format_conll(e.document, e.clusters) for e in again) == back
+    (unread, _) = CoreferenceTask.read(written(tmp_path, FILE.replace("4)|7)", "junk")), needs_labels=False)
     assert unread.clusters is None
 
 
@@ -78,13 +77,13 @@ def test_what_is_wrong_is_named_by_file_and_line(tmp_path, changed, said):
     assert changed[0] in FILE
     path = written(tmp_path, FILE.replace(*changed, 1))
     with pytest.raises(PolysemeError) as caught:
-        read_examples(path, "coreference")
+        CoreferenceTask.read(path)
     assert f"{path}{said}" in str(caught.value)
 
 
 def test_a_bad_document_can_be_passed_over(tmp_path, capsys):
     path = written(tmp_path, FILE.replace("(3)", "3)", 1))
-    assert [e.words for e in read_examples(path, "coreference", skip_bad=True)] == [("Rain",)]
+    assert [e.words for e in CoreferenceTask.read(path, skip_bad=True)] == [("Rain",)]
     assert "skipped 1 bad of 2 rows" in capsys.readouterr().err
 
 
@@ -98,7 +97,7 @@ def test_the_named_set_reads_the_tree_of_files(tmp_path):
     assert [len(e.words) for e in train] == [len(e.words) for e in dev] == [9, 1]
     (tmp_path / "empty").mkdir()
     with pytest.raises(PolysemeError, match=r"holds no files \*gold_conll"):
-        read_examples(tmp_path / "empty", "coreference")
+        CoreferenceTask.read(tmp_path / "empty")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -119,8 +118,8 @@ def test_nested_mentions_survive_the_round_trip(tmp_path, seed):
     words = iter(f"w{i}" for i in range(number))
     example = make_document([[next(words) for _ in range(size)] for size in sizes], "here")
     truth = tuple(sorted(tuple(sorted(cluster)) for cluster in clusters if cluster))
-    path = written(tmp_path, format_conll(example, clusters))
-    (found,) = read_examples(path, "coreference")
+    path = written(tmp_path, format_conll(example.document, clusters))
+    (found,) = CoreferenceTask.read(path)
     assert (found.words, found.clusters, found.document.sentence_lengths) == (example.words, truth, tuple(sizes))
 
 
@@ -197,15 +196,19 @@ def test_documents_are_summed_before_they_are_divided():
 
 
 def test_alignment_is_the_best_there_is():
-    optimise = pytest.importorskip("scipy.optimize")
-    draw = np.random.default_rng(0)
-    for trial in range(300):
-        shape = draw.integers(0, 8, 2)
-        worth = draw.random(shape) if trial % 2 else draw.integers(0, 4, shape).astype(float)
-        pairs = aligned(worth)
-        assert len(pairs) == min(shape) == len({i for i, _ in pairs}) == len({j for _, j in pairs})
-        best = worth[optimise.linear_sum_assignment(worth, maximize=True)].sum()
-        assert sum(worth[i, j] for i, j in pairs) == pytest.approx(best, abs=1e-9)
-    small = draw.random((4, 4))
-    every = max(sum(small[i, j] for i, j in enumerate(order)) for order in itertools.permutations(range(4)))
-    assert sum(small[i, j] for i, j in aligned(small)) == pytest.approx(every, abs=1e-12)
+    """CEAF by scipy's assignment, against every one-to-one alignment of a few clusters."""
+    draw = random.Random(0)
+    for _ in range(60):
+        mentions = [(i, i) for i in range(draw.randint(1, 9))]
+        key, response = ({}, {})
+        for clusters in (key, response):
+            for mention in mentions:
+                clusters.setdefault(draw.randrange(4), []).append(mention)
+        key, response = ([set(cluster) for cluster in clusters.values()] for clusters in (key, response))
+        short, long = sorted((key, response), key=len)
+        best = max(
+            sum(2 * len(a & b) / (len(a) + len(b)) for a, b in zip(short, order))
+            for order in itertools.permutations(long, len(short))
+        )
+        total, size = ceaf_phi4(key, response)
+        assert total == pytest.approx(best, abs=1e-12) and size == len(key)

@@ -8,7 +8,11 @@ import re
 import pytest
 
 from polyseme.errors import PolysemeError
-from polyseme.tasks.examples import read_examples
+from polyseme.tasks import find_task
+from polyseme.tasks.classification import ClassificationTask, PairClassificationTask
+from polyseme.tasks.readers.rows import Columns
+from polyseme.tasks.regression import RegressionTask
+from polyseme.tasks.tagging import TaggingTask
 
 TABLE = 'id\tsentence\tlabel\n1\ta "good film\t1\n2\ta bad one\t0\n'
 
@@ -26,7 +30,7 @@ def write(path, content, encoding="utf-8"):
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
 def test_table(tmp_path, ending):
     path = write(tmp_path / f"d.tsv{ending}", TABLE)
-    found = read_examples(path, "classification", text="sentence")
+    found = ClassificationTask.read(path, Columns(text="sentence"))
     assert [(e.location, e.text, e.label) for e in found] == [
         (f"{path}:2", 'a "good film', "1"),
         (f"{path}:3", "a bad one", "0"),
@@ -35,36 +39,36 @@ def test_table(tmp_path, ending):
 
 def test_table_without_header_and_windows_ends_and_byte_order_mark(tmp_path):
     path = write(tmp_path / "cola.tsv", "\ufeffgj04\t1\t\tThe sailors rode.\r\nc-05\t0\t*\tThe rode.\r\n\r\n")
-    found = read_examples(path, "classification", text="4", label="2", header=False)
+    found = ClassificationTask.read(path, Columns(text="4", label="2", has_header=False))
     assert [(e.text, e.label) for e in found] == [("The sailors rode.", "1"), ("The rode.", "0")]
 
 
 def test_pair_and_missing_labels(tmp_path):
     path = write(tmp_path / "t.txt", "a\tb\nfirst\tsecond\n")
-    (found,) = read_examples(path, "pair", text="a", pair="b", needs_labels=False)
+    (found,) = PairClassificationTask.read(path, Columns(text="a", pair="b"), needs_labels=False)
     assert (found.text, found.pair, found.label) == ("first", "second", None)
 
 
 def test_numbers_with_one_text_or_two(tmp_path):
     path = write(tmp_path / "t.tsv", "text\tpair\tscore\na\tb\t-2.50\nc\td\t3e1\n")
-    found = read_examples(path, "regression", label="score")
+    found = RegressionTask.read(path, Columns(label="score"))
     assert [(e.text, e.pair, e.label, e.gold) for e in found] == [
         ("a", "b", "-2.50", "-2.50"),
         ("c", "d", "3e1", "3e1"),
     ]
     path = write(tmp_path / "one.jsonl", '{"text": "a", "label": 0}\n{"text": "b", "pair": "c", "label": 1.5}\n')
-    assert [(e.pair, e.label) for e in read_examples(path, "regression")] == [(None, "0"), ("c", "1.5")]
+    assert [(e.pair, e.label) for e in RegressionTask.read(path)] == [(None, "0"), ("c", "1.5")]
     path = write(tmp_path / "one.tsv", "text\nab\n")
-    assert read_examples(path, "regression", needs_labels=False)[0].pair is None
+    assert RegressionTask.read(path, needs_labels=False)[0].pair is None
     with pytest.raises(PolysemeError, match=r"there is no column 'second'"):  # asked for by name
-        read_examples(path, "regression", pair="second", needs_labels=False)
+        RegressionTask.read(path, Columns(pair="second"), needs_labels=False)
 
 
 def test_a_csv_has_tabs_or_quoted_commas(tmp_path):
     tabs = write(tmp_path / "t.csv", "text\tlabel\na, b\tx\n")
     commas = write(tmp_path / "c.csv", 'text,label\n"a, ""b""\nc",x\nd,y\n')
-    assert read_examples(tabs, "classification")[0].text == "a, b"
-    found = read_examples(commas, "classification")
+    assert ClassificationTask.read(tabs)[0].text == "a, b"
+    found = ClassificationTask.read(commas)
     assert [(e.text, e.label, e.location) for e in found] == [
         ('a, "b"\nc', "x", f"{commas}:2"),
         ("d", "y", f"{commas}:4"),
@@ -73,15 +77,15 @@ def test_a_csv_has_tabs_or_quoted_commas(tmp_path):
 
 def test_other_encoding_and_line_separators_inside_a_line(tmp_path):
     path = write(tmp_path / "t.tsv", "text\tlabel\ncafé\u0085x\ty\n", "latin-1")
-    assert read_examples(path, "classification", encoding="latin-1")[0].text == "café\u0085x"
+    assert ClassificationTask.read(path, Columns(encoding="latin-1"))[0].text == "café\u0085x"
 
 
 def test_json_lines(tmp_path):
     path = write(tmp_path / "t.jsonl", '{"text": "a", "label": 1}\n\n{"text": "b", "label": true}\n')
-    assert [e.label for e in read_examples(path, "classification")] == ["1", "true"]
+    assert [e.label for e in ClassificationTask.read(path)] == ["1", "true"]
     rows = [{"words": ["A", "b"], "tags": ["B-X", "O"]}, {"words": ["c"], "tags": ["O"]}]
     path = write(tmp_path / "w.jsonl.gz", "".join(json.dumps(r) + "\n" for r in rows))
-    found = read_examples(path, "tagging")
+    found = TaggingTask.read(path)
     assert [(e.words, e.tags) for e in found] == [(("A", "b"), ("B-X", "O")), (("c",), ("O",))]
 
 
@@ -91,7 +95,7 @@ def test_columns(tmp_path, name):
         tmp_path / name,
         "# sent_id = 3\n-DOCSTART- -X- O O\n\nEU NNP I-NP B-ORG\nrejects VBZ I-VP O\n\n\n# NN I-NP O\n1 CD I-NP O\n",
     )
-    found = read_examples(path, "tagging")
+    found = TaggingTask.read(path)
     assert [(e.words, e.tags) for e in found] == [
         (("EU", "rejects"), ("B-ORG", "O")),
         (("#", "1"), ("O", "O")),
@@ -101,9 +105,9 @@ def test_columns(tmp_path, name):
 
 def test_columns_with_tabs_keep_spaces_and_words_alone_are_enough_to_predict(tmp_path):
     path = write(tmp_path / "t.conll", "New York\tB\n\u00a0\tO\n")
-    assert read_examples(path, "tagging")[0].words == ("New York", "\u00a0")
+    assert TaggingTask.read(path)[0].words == ("New York", "\u00a0")
     path = write(tmp_path / "w.conll", "# said so\n#tag\nb\n\nc\n")
-    found = read_examples(path, "tagging", needs_labels=False)
+    found = TaggingTask.read(path, needs_labels=False)
     assert [(e.words, e.tags) for e in found] == [(("#tag", "b"), None), (("c",), None)]
 
 
@@ -126,7 +130,7 @@ BAD = [
     ("t.tsv", "text\tlabel\na\tb\nc\n", "classification", r"t\.tsv:3: 1 columns, but the first line has 2$"),
     ("t.tsv", "text\tlabel\n \tb\n", "classification", r"t\.tsv:2: text is an empty text$"),
     ("t.tsv", "text\tlabel\na\t\n", "classification", r"t\.tsv:2: the label \(label\) is missing$"),
-    ("t.tsv", "text\tpair\tlabel\na\t\tb\n", "pair", r"t\.tsv:2: pair is an empty text$"),
+    ("t.tsv", "text\tpair\tlabel\na\t\tb\n", "pair_classification", r"t\.tsv:2: pair is an empty text$"),
     ("t.csv", 'text,label\n"a" b,c\n', "classification", r"t\.csv:2: not valid CSV"),
     ("t.jsonl", '{"text": "a", "label": "b"}\n{"text": \n', "classification", r"t\.jsonl:2: malformed JSON"),
     ("t.jsonl", "[1]\n", "classification", r"t\.jsonl:1: expected a JSON object, found '\[1\]'$"),
@@ -176,7 +180,7 @@ BAD = [
     ("t.tsv", "text\tlabel\na\thigh\n", "regression", r"t\.tsv:2: the label 'high' is not a number$"),
     ("t.tsv", "text\tlabel\na\t1\nb\tnan\n", "regression", r"t\.tsv:3: the label 'nan' is not a number$"),
     ("t.jsonl", '{"text": "a", "label": true}\n', "regression", r"t\.jsonl:1: the label 'true' is not a number$"),
-    ("t.tsv", "a\tb\n", "tegging", r"no task kind 'tegging'; did you mean 'tagging'\?$"),
+    ("t.tsv", "a\tb\n", "tegging", r"there is no task 'tegging'; did you mean 'tagging'\?$"),
 ]
 
 
@@ -184,45 +188,45 @@ BAD = [
 def test_bad_input_is_one_line(tmp_path, name, content, kind, message):
     path = write(tmp_path / name, content)
     with pytest.raises(PolysemeError, match=message) as caught:
-        read_examples(path, kind)
+        find_task(kind).read(path)
     assert "\n" not in str(caught.value)
 
 
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(PolysemeError, match=r"none\.tsv is missing$"):
-        read_examples(tmp_path / "none.tsv", "classification")
+        ClassificationTask.read(tmp_path / "none.tsv")
     with pytest.raises(PolysemeError, match=r"cannot read .*: Is a directory"):
-        read_examples(tmp_path, "tagging")
+        TaggingTask.read(tmp_path)
     path = write(tmp_path / "t.tsv", "text\tlabel\na\tb\ncafé\tb\n", "latin-1")
     with pytest.raises(PolysemeError, match=r"t\.tsv:3: not utf-8 text \(byte 18 of the file\)$"):
-        read_examples(path, "classification")
+        ClassificationTask.read(path)
     with pytest.raises(PolysemeError, match=r"there is no encoding 'utf-9'"):
-        read_examples(path, "classification", encoding="utf-9")
+        ClassificationTask.read(path, Columns(encoding="utf-9"))
     for ending in (".gz", ".xz"):
         path = write(tmp_path / f"t.tsv{ending}", TABLE * 50)
         path.write_bytes(path.read_bytes()[:-20])
         with pytest.raises(PolysemeError, match=r"is truncated"):
-            read_examples(path, "classification")
+            ClassificationTask.read(path)
         path.write_bytes(b"text\tlabel\na\tb\n")
         with pytest.raises(PolysemeError, match=re.escape(f"is not a valid {ending} file")):
-            read_examples(path, "classification")
+            ClassificationTask.read(path)
 
 
 def test_column_numbers(tmp_path):
     path = write(tmp_path / "t.tsv", "a\tb\n")
     for name in ("text", "0", "3"):
         with pytest.raises(PolysemeError, match=f"text is a column number from 1 to 2, not '{name}'"):
-            read_examples(path, "classification", text=name, label="2", header=False)
+            ClassificationTask.read(path, Columns(text=name, label="2", has_header=False))
 
 
 def test_skip_bad_counts_and_reports(tmp_path, capsys):
     path = write(tmp_path / "t.tsv", "text\tlabel\na\tb\nc\n\tb\nd\te\n")
-    found = read_examples(path, "classification", skip_bad=True)
+    found = ClassificationTask.read(path, skip_bad=True)
     assert [e.text for e in found] == ["a", "d"]
     said = capsys.readouterr().err
     assert said == f"{path}: skipped 2 bad of 4 rows, the first: {path}:3: 1 columns, but the first line has 2\n"
     path = write(tmp_path / "t.conll", "a O\nb\n\nc O\n")
-    assert [e.words for e in read_examples(path, "tagging", skip_bad=True)] == [("c",)]
+    assert [e.words for e in TaggingTask.read(path, skip_bad=True)] == [("c",)]
     path = write(tmp_path / "b.tsv", "text\tlabel\na\n")
     with pytest.raises(PolysemeError, match=r"holds no examples but 1 bad rows$"):
-        read_examples(path, "classification", skip_bad=True)
+        ClassificationTask.read(path, skip_bad=True)

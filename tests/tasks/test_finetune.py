@@ -8,16 +8,22 @@ import pytest
 import torch
 
 from polyseme.errors import PolysemeError
-from polyseme.evaluation.predict import compute_logits, evaluate, predict, write_predictions
+from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
-from polyseme.finetuning.runner import epoch_batches
-from polyseme.tasks.examples import Example, read_examples
-from polyseme.tasks.task import Task
+from polyseme.finetuning.batches import epoch_batches
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import RunOptions, TaskData
+from polyseme.finetuning.finetune import finetune
+from polyseme.inference.prediction import predict
+from polyseme.tasks import TASKS, load_task
+from polyseme.tasks.classification import ClassificationTask
+from polyseme.tasks.sequence import TextExample
+from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
 from tests.contracts.cases import fitting
+from tests.support.tasks import compute_logits
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt", "seal", "swan"]
 MARKED = ("wolf", "bear", "frog")
@@ -26,20 +32,22 @@ QUICK = FinetuneConfig(epochs=8, batch_size=16, optimizer=OptimizerConfig(lr=3e-
 
 
 def examples(kind, n=240):
-    draw = random.Random(kind)
+    draw = random.Random({"pair_classification": "pair", "multiple_choice": "choice"}.get(kind, kind))
     found = []
     for i in range(n):
         words = tuple(draw.choices(WORDS, k=draw.randint(3, 7)))
         if kind == "tagging":
             tags = tuple("B-A" if w in MARKED else "O" for w in words)
-            found.append(Example(f"d:{i}", words=words, tags=tags))
+            found.append(TaggingExample(f"d:{i}", words=words, tags=tags))
         elif kind == "regression":  # texts, and pairs whose second text says nothing
             number = sum(map(WORDS.index, words)) / len(words) / 4 - 1
-            found.append(Example(f"d:{i}", " ".join(words), "cat dog" if i % 3 == 0 else None, label=f"{number:.3f}"))
+            found.append(
+                TextExample(f"d:{i}", " ".join(words), "cat dog" if i % 3 == 0 else None, label=f"{number:.3f}")
+            )
         else:
-            other = " ".join(draw.choices(WORDS, k=4)) if kind == "pair" else None
+            other = " ".join(draw.choices(WORDS, k=4)) if kind == "pair_classification" else None
             seen = "wolf" in (other.split() if other else words)
-            found.append(Example(f"d:{i}", " ".join(words), other, label="yes" if seen else "no"))
+            found.append(TextExample(f"d:{i}", " ".join(words), other, label="yes" if seen else "no"))
     return found
 
 
@@ -69,7 +77,7 @@ def folders(tmp_path_factory):
     return made
 
 
-CASES = [("bert", "classification"), ("bert", "pair"), ("bert", "tagging"), ("bert", "regression"),
+CASES = [("bert", "classification"), ("bert", "pair_classification"), ("bert", "tagging"), ("bert", "regression"),
          ("gpt2", "classification"), ("gpt2", "tagging"), ("gpt2", "regression"),
          ("modernbert", "classification"), ("transformer_xl", "tagging"), ("xlnet", "classification")]  # fmt: skip
 
@@ -79,7 +87,7 @@ def trained(request, folders, tmp_path_factory):
     family, kind = request.param
     data = examples(kind)
     out = tmp_path_factory.mktemp("run") / "run"
-    results = finetune(folders[family], kind, data[:180], data[180:], out, QUICK)
+    results = finetune(folders[family], TaskData(TASKS[kind](), data[:180], data[180:]), out, QUICK)
     return family, kind, data[180:], out, results
 
 
@@ -96,14 +104,14 @@ def test_it_learns(trained):
 def test_a_saved_model_gives_the_same_answers(trained):
     _, kind, dev, out, results = trained
     folder = load_model(out / "model")
-    assert folder.metadata["task"] == kind and folder.newly_initialized == []
+    assert load_task(folder.metadata, folder.model.config).task_type == kind and folder.newly_initialized == []
     found = evaluate(folder, dev)
     assert found == {k: v for k, v in results["seeds"][0].items() if k != "seed"}
     predictions = predict(folder, dev)
     (alone,) = predict(folder, dev[7:8])
     if kind == "tagging":
         assert alone.tags == predictions[7].tags
-        np.testing.assert_allclose(alone.tag_probabilities, predictions[7].tag_probabilities, atol=1e-6)
+        np.testing.assert_allclose(alone.probabilities, predictions[7].probabilities, atol=1e-6)
     elif kind == "regression":
         assert alone.number == alone.value == pytest.approx(predictions[7].number, abs=1e-5)
     else:
@@ -119,8 +127,8 @@ def test_transformers_reads_it(trained):
     name = "TokenClassification" if kind == "tagging" else "SequenceClassification"
     theirs = getattr(transformers, f"AutoModelFor{name}").from_pretrained(out / "model").eval()
     folder = load_model(out / "model")
-    task = Task.from_model(folder.model, folder.metadata)
-    assert tuple(theirs.config.id2label[i] for i in range(len(task.labels))) == task.labels
+    task = load_task(folder.metadata, folder.model.config)
+    assert tuple(theirs.config.id2label[i] for i in range(len(task.output_labels))) == task.output_labels
     assert kind != "regression" or (theirs.config.num_labels, theirs.config.problem_type) == (1, "regression")
     encoded = task.encode(dev[:12], folder.tokenizer, 48)
     ours = compute_logits(folder.model, task, encoded)
@@ -144,17 +152,18 @@ def test_transformers_reads_it(trained):
 
 def test_predictions_are_written_and_read_again(trained, tmp_path):
     _, kind, dev, out, _ = trained
-    found = predict(load_model(out / "model"), dev)
+    folder = load_model(out / "model")
+    found, task = predict(folder, dev), load_task(folder.metadata, folder.model.config)
     for ending in (".jsonl", ".tsv", *((".conll",) if kind == "tagging" else ())):
-        write_predictions(tmp_path / f"p{ending}", dev, found)
-        again = read_examples(tmp_path / f"p{ending}", kind)
+        task.write(tmp_path / f"p{ending}", dev, found)
+        again = TASKS[kind].read(tmp_path / f"p{ending}")
         assert [e.words if kind == "tagging" else (e.text, e.pair) for e in again] == [
             e.words if kind == "tagging" else (e.text, e.pair) for e in dev
         ]
         written = [str(p.number) if kind == "regression" else p.value for p in found]
         assert [e.gold for e in again] == written
-    with pytest.raises(PolysemeError, match=r"p\.xls: predictions are written as \.jsonl, \.tsv"):
-        write_predictions(tmp_path / "p.xls", dev, found)
+    with pytest.raises(PolysemeError, match=r"p\.xls: predictions of \w+ are written as \.jsonl, \.tsv"):
+        task.write(tmp_path / "p.xls", dev, found)
     assert not (tmp_path / "p.xls").exists()
 
 
@@ -166,8 +175,10 @@ def test_a_seed_fixes_everything(folders, tmp_path):
     data = examples("tagging", 60)
     short = QUICK.replace(epochs=2.0)
     for name in ("a", "b"):
-        finetune(folders["bert"], "tagging", data, data[:20], tmp_path / name, short, first_seed=3)
-    finetune(folders["bert"], "tagging", data, data[:20], tmp_path / "c", short, first_seed=4)
+        finetune(
+            folders["bert"], TaskData(TaggingTask(), data, data[:20]), tmp_path / name, short, RunOptions(first_seed=3)
+        )
+    finetune(folders["bert"], TaskData(TaggingTask(), data, data[:20]), tmp_path / "c", short, RunOptions(first_seed=4))
     a, b, c = (weights(tmp_path / name) for name in "abc")
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert any(not torch.equal(a[name], c[name]) for name in a)
@@ -176,7 +187,9 @@ def test_a_seed_fixes_everything(folders, tmp_path):
 def test_several_seeds(folders, tmp_path):
     data = examples("classification", 60)
     short = QUICK.replace(steps=6)
-    found = finetune(folders["bert"], "classification", data, data[:30], tmp_path / "r", short, seeds=3)
+    found = finetune(
+        folders["bert"], TaskData(ClassificationTask(), data, data[:30]), tmp_path / "r", short, RunOptions(seeds=3)
+    )
     values = [run["accuracy"] for run in found["seeds"]]
     assert [run["seed"] for run in found["seeds"]] == [0, 1, 2]
     assert found["mean"]["accuracy"] == pytest.approx(np.mean(values))
@@ -193,13 +206,10 @@ def test_scratch_starts_from_fresh_weights_and_freezing_keeps_them(folders, tmp_
     for name, scratch in (("old", False), ("new", True)):
         finetune(
             folders["bert"],
-            "classification",
-            data,
-            data,
+            TaskData(ClassificationTask(), data, data),
             tmp_path / name,
             still,
-            from_scratch=scratch,
-            first_seed=5,
+            RunOptions(from_scratch=scratch, first_seed=5),
         )
     before = load_model(folders["bert"]).model.state_dict()
     old, new = weights(tmp_path / "old"), weights(tmp_path / "new")
@@ -210,17 +220,17 @@ def test_scratch_starts_from_fresh_weights_and_freezing_keeps_them(folders, tmp_
 
 
 def test_every_epoch_reads_every_example_once(folders):
-    task = Task("classification", ("no", "yes"))
+    task = ClassificationTask(("no", "yes"))
     data = task.encode(examples("classification", 21), load_model(folders["bert"]).tokenizer, 48)
     settings = FinetuneConfig(batch_size=8, micro_batch_tokens=24)
     stream = epoch_batches(task, data, settings, seed=0)
     epochs = [[next(stream) for _ in range(3)] for _ in range(2)]
     for number, epoch in enumerate(epochs):
-        lengths = sorted(n for batches, _ in epoch for b in batches for n in b.layout.lengths)
+        lengths = sorted(n for batches, _ in epoch for b in batches for n in b.inputs.layout.lengths)
         assert lengths == sorted(len(e.ids) for e in data)
         assert all(cursor[0] == number for _, cursor in epoch)
-        assert all(b.layout.num_tokens <= 24 for batches, _ in epoch for b in batches)
-    first, second = (torch.cat([b.tokens for batches, _ in e for b in batches]).tolist() for e in epochs)
+        assert all(b.inputs.layout.num_tokens <= 24 for batches, _ in epoch for b in batches)
+    first, second = (torch.cat([b.inputs.tokens for batches, _ in e for b in batches]).tolist() for e in epochs)
     assert first != second
 
 
@@ -231,16 +241,18 @@ def test_bad_settings_and_data_are_one_line(folders, tmp_path):
         train=data, dev=data, out=None, kind="classification", folder=folders["bert"], seeds=1, primary="", **changes
     ):
         settings = FinetuneConfig(steps=1).replace(**changes)
-        finetune(folder, kind, train, dev, out, settings, seeds=seeds, primary_metric=primary)
+        finetune(
+            folder, TaskData(TASKS[kind](), train, dev, primary_metric=primary), out, settings, RunOptions(seeds=seeds)
+        )
 
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "results.json").write_text("{}")
-    odd = [Example("dev:9", "cat", label="maybe")]
+    odd = [TextExample("dev:9", "cat", label="maybe")]
     for message, options in {
         "already holds results.json": {"out": tmp_path / "used"},
         "dev:9: the label 'maybe' was never seen": {"dev": odd},
-        "dev:8: there is no label": {"dev": [Example("dev:8", "cat")]},
-        "there is no words, which this task reads|has no labels": {"kind": "tagging"},
+        "dev:8: there is no label": {"dev": [TextExample("dev:8", "cat")]},
+        "has no labels": {"kind": "tagging", "train": [TaggingExample("t", ("a",))] * 2},
         "has only the label": {"train": [e for e in data if e.label == "no"]},
         "20 of 20 examples are longer than 6 tokens": {"max_len": 6, "train": [long(e) for e in data]},
         r"max_len 99 is longer than the model reads \(48\)": {"max_len": 99},
@@ -261,13 +273,13 @@ def test_bad_settings_and_data_are_one_line(folders, tmp_path):
 
 
 def long(example):
-    return Example(example.location, example.text + " cat dog fish bird wolf bear", label=example.label)
+    return TextExample(example.location, example.text + " cat dog fish bird wolf bear", label=example.label)
 
 
 def test_what_was_cut_in_training_is_cut_in_use(folders, tmp_path):
     data = [long(e) for e in examples("classification", 30)]
     settings = FinetuneConfig(steps=1, max_len=8, truncate=True)
-    finetune(folders["bert"], "classification", data, data, tmp_path / "r", settings)
+    finetune(folders["bert"], TaskData(ClassificationTask(), data, data), tmp_path / "r", settings)
     folder = load_model(tmp_path / "r" / "model")
     assert len(predict(folder, data)) == 30
     with pytest.raises(PolysemeError, match="30 of 30 examples are longer than 8 tokens"):

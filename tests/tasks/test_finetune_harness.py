@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyseme.tasks.examples import Example
-from polyseme.tasks.spans import ExtractiveQAConfig
-from polyseme.tasks.task import Task
+from polyseme.tasks import TASKS
+from polyseme.tasks.extractive_qa import ExtractiveQATask, QuestionExample
+from polyseme.tasks.sequence import TextExample
+from polyseme.tasks.tagging import TaggingExample
 from polyseme.weights.folder import load_model
 from tests.conftest import ANIMALS, VERBS, sentence
 
@@ -30,13 +31,15 @@ def examples(kind, n=24):
         text = " ".join(sentence(draw) for _ in range(draw.randint(1, 7)))
         if kind == "tagging":
             words = tuple(text.split())
-            found.append(Example(f"e{i}", words=words, tags=tuple("B-X" if w in ANIMALS else "O" for w in words)))
+            found.append(
+                TaggingExample(f"e{i}", words=words, tags=tuple("B-X" if w in ANIMALS else "O" for w in words))
+            )
         elif kind == "span":
             word = draw.choice([w for w in text.split() if w in ANIMALS])
             answers = ((word, text.index(word)),)
-            found.append(Example(f"e{i}", text, f"who {draw.choice(VERBS)}?", answers=answers, id=str(i)))
+            found.append(QuestionExample(f"e{i}", text, f"who {draw.choice(VERBS)}?", answers=answers, id=str(i)))
         else:
-            found.append(Example(f"e{i}", text, sentence(draw), label=str(i % 3)))
+            found.append(TextExample(f"e{i}", text, sentence(draw), label=str(i % 3)))
     return found
 
 
@@ -44,7 +47,7 @@ def examples(kind, n=24):
 def test_both_sides_read_the_same(harness, tiny_folders, kind):
     peer, data = harness[1], examples(kind)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folders["bert"])
-    task, settings = Task.from_examples(kind, data), peer.Settings(max_len=32)
+    task, settings = TASKS[kind].from_examples(data), peer.Settings(max_len=32)
     numbers = {label: i for i, label in enumerate(task.labels)}
     encode = peer._words if kind == "tagging" else peer._texts
     theirs = encode(tokenizer, data, kind, numbers, settings, True)
@@ -70,11 +73,11 @@ def test_both_sides_look_for_the_same_answers(harness, tiny_folders):
     for row in rows:
         if row["start_positions"]:
             first, last = row["_offsets"][row["start_positions"]], row["_offsets"][row["end_positions"]]
-            assert data[row["_of"]].text[first[0] : last[1]] == data[row["_of"]].answers[0][0]
+            assert data[row["_of"]].context[first[0] : last[1]] == data[row["_of"]].answers[0][0]
             found.add(row["_of"])
     assert found == set(range(len(data))) and len(rows) > len(data)
-    ours = Task.from_examples("span", data, span=ExtractiveQAConfig(doc_stride=22)).encode(
-        data, load_model(tiny_folders["bert"]).tokenizer, 32
+    ours = list(
+        ExtractiveQATask.from_examples(data, doc_stride=22).encode(data, load_model(tiny_folders["bert"]).tokenizer, 32)
     )
     assert len(ours) >= len(rows) and {e.example_index for e in ours if e.target[0] != e.null_position} == found
     # a perfect model's scores are read as the answers

@@ -8,21 +8,26 @@ import pytest
 import torch
 
 from polyseme.errors import PolysemeError
-from polyseme.evaluation.predict import compute_logits, evaluate, predict, to_examples, write_predictions
+from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
-from polyseme.finetuning.runner import epoch_batches
+from polyseme.finetuning.batches import epoch_batches
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import TaskData
+from polyseme.finetuning.finetune import finetune
+from polyseme.inference.prediction import predict
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.packing import pad_to_bucket
-from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
-from polyseme.tasks.examples import Example, read_examples
-from polyseme.tasks.task import Task
+from polyseme.tasks import load_task
+from polyseme.tasks.classification import ClassificationTask, PairClassificationTask
+from polyseme.tasks.multiple_choice import ChoiceExample, MultipleChoiceTask
+from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import TrainState, train
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
 from polyseme.weights.folder import load_model, save_model
+from tests.support.tasks import baseline_metrics, compute_logits, to_examples
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -30,7 +35,7 @@ transformers.logging.set_verbosity_error()
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt", "seal", "swan"]
 SMALL = {"num_layers": 2, "dim": 32, "num_heads": 2, "max_len": 48, "dropout": 0.0, "attention_dropout": 0.0}
 QUICK = FinetuneConfig(epochs=10, batch_size=16, optimizer=OptimizerConfig(lr=3e-3))
-CHOICE = Task("choice", ("score",))
+CHOICE = MultipleChoiceTask()
 
 
 def questions(n=200, seed=0):
@@ -43,7 +48,7 @@ def questions(n=200, seed=0):
         others = [w for w in WORDS if w != "wolf"]
         choices = [" ".join(draw.choices(others, k=draw.randint(1, 4))) for _ in range(size)]
         choices[right] += " wolf"
-        found.append(Example(f"q:{i}", draw.choice(WORDS), label=str(right), choices=tuple(choices)))
+        found.append(ChoiceExample(f"q:{i}", draw.choice(WORDS), label=str(right), choices=tuple(choices)))
     return found
 
 
@@ -53,7 +58,7 @@ def pairs(n=120, seed=1):
     for i in range(n):
         first, second = (" ".join(draw.choices(WORDS, k=3)) for _ in range(2))
         alike = "yes" if ("wolf" in first) == ("wolf" in second) else "no"
-        found.append(Example(f"p:{i}", first, second, label=alike))
+        found.append(TextExample(f"p:{i}", first, second, label=alike))
     return found
 
 
@@ -72,14 +77,16 @@ def folders(tmp_path_factory):
 def test_choices_are_learnt_and_others_read_the_model(family, folders, tmp_path):
     data = questions()
     settings = QUICK.replace(lm_loss_weight=0.0 if family == "bert" else 0.1)
-    results = finetune(folders[family], "choice", data[:160], data[160:], tmp_path / "r", settings)
+    results = finetune(
+        folders[family], TaskData(MultipleChoiceTask(), data[:160], data[160:]), tmp_path / "r", settings
+    )
     assert results["primary_metric"] == "accuracy" and results["mean"]["accuracy"] > 0.95
     folder = load_model(tmp_path / "r/model")
     assert folder.newly_initialized == [] and evaluate(folder, data[160:]) == results["mean"]
     names = {"bert": "BertForMultipleChoice", "gpt": "OpenAIGPTDoubleHeadsModel", "gpt2": "GPT2DoubleHeadsModel"}
     theirs, info = getattr(transformers, names[family]).from_pretrained(tmp_path / "r/model", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
-    task = Task.from_model(folder.model, folder.metadata)
+    task = load_task(folder.metadata, folder.model.config)
     encoded = task.encode(data[160:170], folder.tokenizer, 48)
     for one, scores in zip(encoded, compute_logits(folder.model, task, encoded)):
         ends = np.cumsum(one.sequence_lengths)[:-1]
@@ -91,12 +98,12 @@ def test_choices_are_learnt_and_others_read_the_model(family, folders, tmp_path)
                 found = theirs.eval()(**given)
             expected = found.logits if family == "bert" else found.mc_logits
             assert expected.item() == pytest.approx(float(score), abs=1e-5)
-    write_predictions(tmp_path / "p.jsonl", data[160:], predict(folder, data[160:]))
-    again = read_examples(tmp_path / "p.jsonl", "choice")
+    CHOICE.write(tmp_path / "p.jsonl", data[160:], predict(folder, data[160:]))
+    again = MultipleChoiceTask.read(tmp_path / "p.jsonl")
     assert [(e.text, e.choices) for e in again] == [(e.text, e.choices) for e in data[160:]]
     assert sum(a.label == b.label for a, b in zip(again, data[160:])) / 40 == results["mean"]["accuracy"]
     with pytest.raises(PolysemeError, match=r"written as \.jsonl, not '\.tsv'"):
-        write_predictions(tmp_path / "p.tsv", data[160:], predict(folder, data[160:]))
+        CHOICE.write(tmp_path / "p.tsv", data[160:], predict(folder, data[160:]))
     (plain,) = predict(folder, to_examples([("cat", ["dog fish", "bird wolf"])], folder.model))
     assert plain.label == "1" and sum(plain.probabilities.values()) == pytest.approx(1)
     with pytest.raises(PolysemeError, match=r"example 1 is 'cat': a text and a list of choices is needed"):
@@ -105,7 +112,7 @@ def test_choices_are_learnt_and_others_read_the_model(family, folders, tmp_path)
 
 def test_sequences_of_choices(folders):
     tokenizer = load_model(folders["bert"]).tokenizer
-    example = Example("", "cat", label="1", choices=("dog", "fish bird wolf", "dog"))
+    example = ChoiceExample("", "cat", label="1", choices=("dog", "fish bird wolf", "dog"))
     (one,) = CHOICE.encode([example], tokenizer, 48)
     wrapped = [
         tokenizer.build_inputs_with_special_tokens(tokenizer.encode("cat"), tokenizer.encode(c))
@@ -113,7 +120,7 @@ def test_sequences_of_choices(folders):
     ]
     assert one.ids.tolist() == [i for ids, _ in wrapped for i in ids]
     assert one.segments.tolist() == [i for _, segments in wrapped for i in segments]
-    other = Example("", "swan", choices=("dog", "cat"))
+    other = ChoiceExample("", "swan", choices=("dog", "cat"))
     batch, order = CHOICE.collate(CHOICE.encode([example, other], tokenizer, 48))
     assert order == [1, 0] and list(batch.inputs.layout.lengths) == sorted(batch.inputs.layout.lengths)
     targets = batch.targets["choice"]
@@ -150,14 +157,19 @@ def test_marks_get_ids_behind_the_vocabulary(folders, tmp_path):
     before = load_model(folders["gpt"])
     size = before.tokenizer.vocab_size
     data = pairs()
-    finetune(folders["gpt"], "pair", data[:80], data[80:], tmp_path / "r", QUICK.replace(steps=1, num_frozen_groups=1))
+    finetune(
+        folders["gpt"],
+        TaskData(PairClassificationTask(), data[:80], data[80:]),
+        tmp_path / "r",
+        QUICK.replace(steps=1, num_frozen_groups=1),
+    )
     after = load_model(tmp_path / "r/model")
     assert after.tokenizer.vocab_size == after.model.config.trunk.embeddings.vocab_size == size + 3
     assert after.tokenizer.convert_ids_to_tokens([size, size + 1, size + 2]) == ["<start>", "<delimiter>", "<extract>"]
     tables = [f.model.trunk.token_embeddings for f in (before, after)]
     assert torch.equal(tables[0], tables[1][:size]) and (tables[1][size:].std(1) > 0).all()
     cat, dog = (after.tokenizer.encode(w) for w in ("cat", "dog"))
-    (one,) = Task("pair", ("a", "b")).encode([Example("", "cat", "dog", label="a")], after.tokenizer, 48)
+    (one,) = PairClassificationTask(("a", "b")).encode([TextExample("", "cat", "dog", label="a")], after.tokenizer, 48)
     assert one.ids.tolist() == [size, *cat, size + 1, *dog, size + 2]
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "r/model")
     assert theirs("cat", "dog")["input_ids"] == one.ids.tolist()
@@ -165,22 +177,32 @@ def test_marks_get_ids_behind_the_vocabulary(folders, tmp_path):
         theirs("cat")["input_ids"] == after.tokenizer.build_inputs_with_special_tokens(cat)[0] == [size, *cat, size + 2]
     )
     # what is fine-tuned once more has its marks already
-    finetune(tmp_path / "r/model", "pair", data[:80], data[80:], tmp_path / "again", QUICK.replace(steps=1))
+    finetune(
+        tmp_path / "r/model",
+        TaskData(PairClassificationTask(), data[:80], data[80:]),
+        tmp_path / "again",
+        QUICK.replace(steps=1),
+    )
     assert load_model(tmp_path / "again/model").tokenizer.hash == after.tokenizer.hash
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt", "gpt2"])
 def test_both_orders_are_added(family, folders, tmp_path):
     data = pairs()
-    settings = QUICK.replace(steps=30, symmetric_pairs=True)
-    finetune(folders[family], "pair", data[:80], data[80:], tmp_path / "r", settings)
+    settings = QUICK.replace(steps=30)
+    finetune(
+        folders[family],
+        TaskData(PairClassificationTask(symmetric_pairs=True), data[:80], data[80:]),
+        tmp_path / "r",
+        settings,
+    )
     folder = load_model(tmp_path / "r/model")
-    task = Task.from_model(folder.model, folder.metadata)
+    task = load_task(folder.metadata, folder.model.config)
     assert task.symmetric_pairs
-    turned = [Example(e.location, e.pair, e.text, label=e.label) for e in data]
+    turned = [TextExample(e.location, e.pair, e.text, label=e.label) for e in data]
     for one, other in zip(predict(folder, data[:9]), predict(folder, turned[:9])):
         assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
-    plain = Task("pair", task.labels)
+    plain = PairClassificationTask(task.labels)
     sides = [compute_logits(folder.model, plain, plain.encode(d, folder.tokenizer, 48)) for d in (data[:9], turned[:9])]
     assert np.abs(np.array(sides[0]) - np.array(sides[1])).max() > 1e-4
     found = compute_logits(folder.model, task, task.encode(data[:9], folder.tokenizer, 48))
@@ -188,10 +210,10 @@ def test_both_orders_are_added(family, folders, tmp_path):
     bias = 0.0 if linear_head.bias is None else linear_head.bias.detach().numpy()
     expected = np.array(sides).sum(0) - bias  # the head is linear: states added are scores added
     np.testing.assert_allclose(found, expected, atol=1e-4)
-    with pytest.raises(PolysemeError, match="symmetric_pairs is for pairs of texts, not for choice"):
-        Task.from_examples("choice", questions(5), symmetric_pairs=True)
+    with pytest.raises(PolysemeError, match="multiple_choice has no setting 'symmetric_pairs'"):
+        MultipleChoiceTask.from_examples(questions(5), symmetric_pairs=True)
     with pytest.raises(PolysemeError, match="there is no second text"):
-        task.encode([Example("x:1", "cat")], folder.tokenizer, 48)
+        task.encode([TextExample("x:1", "cat")], folder.tokenizer, 48)
 
 
 # --- the auxiliary loss ----------------------------------------------------------------------------------------------
@@ -208,7 +230,7 @@ def stepped(model, batches):
 
 def double_model(folder, task, *extra):
     fam, spec = FAMILIES[folder.model.config.family], folder.model.config
-    heads = {task.head_name: fam.task_head(task.head_name, task.labels, spec.trunk).replace(dropout=0.0)}
+    heads = {task.head_name: fam.task_head(task.head_name, task.output_labels, spec.trunk).replace(dropout=0.0)}
     return spec.replace(heads=heads | {n: spec.heads[n] for n in extra}).build(3).double()
 
 
@@ -216,7 +238,7 @@ def double_model(folder, task, *extra):
 def test_weights_and_the_law_of_sums(kind, folders):
     """The gradient is the task's plus λ times the language model's, however the step is cut."""
     folder = load_model(folders["gpt2"])
-    task = CHOICE if kind == "choice" else Task("pair", ("no", "yes"), kind == "both")
+    task = CHOICE if kind == "choice" else PairClassificationTask(("no", "yes"), symmetric_pairs=kind == "both")
     data = task.encode(questions(12) if kind == "choice" else pairs(12), folder.tokenizer, 48)
     model = double_model(folder, task, "next")
     settings = FinetuneConfig(batch_size=12, lm_loss_weight=0.5)
@@ -239,8 +261,10 @@ def test_weights_and_the_law_of_sums(kind, folders):
 
 def test_every_token_but_the_first_is_predicted(folders):
     folder = load_model(folders["gpt2"])
-    task = Task("classification", ("no", "yes"))
-    data = task.encode([Example("", "cat dog", label="no"), Example("", "swan", label="yes")], folder.tokenizer, 48)
+    task = ClassificationTask(("no", "yes"))
+    data = task.encode(
+        [TextExample("", "cat dog", label="no"), TextExample("", "swan", label="yes")], folder.tokenizer, 48
+    )
     ((batch,), _) = next(epoch_batches(task, data, FinetuneConfig(lm_loss_weight=0.5), 0))
     rows, values = batch.targets["next"].rows.tolist(), batch.targets["next"].labels.tolist()
     at = 0
@@ -253,7 +277,12 @@ def test_every_token_but_the_first_is_predicted(folders):
 
 def test_a_classifier_with_auxiliary_loss_is_still_a_classifier(folders, tmp_path):
     data = pairs()
-    results = finetune(folders["gpt"], "pair", data[:80], data[80:], tmp_path / "r", QUICK.replace(lm_loss_weight=0.5))
+    results = finetune(
+        folders["gpt"],
+        TaskData(PairClassificationTask(), data[:80], data[80:]),
+        tmp_path / "r",
+        QUICK.replace(lm_loss_weight=0.5),
+    )
     rows = [json.loads(line) for line in (tmp_path / "r/log.jsonl").read_text().splitlines()]
     assert set(rows[0]["loss"]) == {"classify", "next"} and rows[-1]["loss"]["next"] < rows[0]["loss"]["next"]
     theirs, info = transformers.AutoModelForSequenceClassification.from_pretrained(
@@ -279,10 +308,13 @@ def test_one_batch_is_learnt_by_heart(folders):
 
 def test_bad_settings(folders, tmp_path):
     data = pairs()
-    with pytest.raises(
-        PolysemeError, match="lm_loss_weight weighs the loss of a causal language model, which bert is not"
-    ):
-        finetune(folders["bert"], "pair", data, data, None, FinetuneConfig(steps=1, lm_loss_weight=0.5))
+    with pytest.raises(PolysemeError, match="lm_loss_weight is for a causal language model, which bert is not"):
+        finetune(
+            folders["bert"],
+            TaskData(PairClassificationTask(), data, data),
+            None,
+            FinetuneConfig(steps=1, lm_loss_weight=0.5),
+        )
     with pytest.raises(PolysemeError, match=r"lm_loss_weight is -1\.0, expected 0 or more"):
         FinetuneConfig(lm_loss_weight=-1.0).validate()
 
@@ -296,7 +328,7 @@ def test_reading_choices(tmp_path):
         {"text": "d", "choices": ["2", "0", "1"], "label": "0"}, {"text": "e", "choices": ["x", "y"], "label": "0"},
     ]  # fmt: skip
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = read_examples(tmp_path / "q.jsonl", "choice")
+    found = MultipleChoiceTask.read(tmp_path / "q.jsonl")
     assert [(e.text, e.label) for e in found] == [("a b", "1"), ("c", "2"), ("d", "1"), ("e", "0")]
     for row, message in {
         '{"text": "a", "choices": ["x"], "label": 0}': "there is one choice",
@@ -311,14 +343,17 @@ def test_reading_choices(tmp_path):
     }.items():
         (tmp_path / "bad.jsonl").write_text(row + "\n")
         with pytest.raises(PolysemeError, match=message) as caught:
-            read_examples(tmp_path / "bad.jsonl", "choice")
+            MultipleChoiceTask.read(tmp_path / "bad.jsonl")
         assert "bad.jsonl:1" in str(caught.value) and "\n" not in str(caught.value)
     (tmp_path / "q.tsv").write_text("text\tlabel\na\tb\n")
-    with pytest.raises(PolysemeError, match=r"choice reads \.jsonl, \.ndjson"):
-        read_examples(tmp_path / "q.tsv", "choice")
+    with pytest.raises(PolysemeError, match=r"multiple_choice reads \.jsonl, \.ndjson"):
+        MultipleChoiceTask.read(tmp_path / "q.tsv")
 
 
 def test_baselines_of_choices():
     data = questions(200)
-    blind, surface = (f(data[:150], data[150:], "choice")["accuracy"] for f in (majority_baseline, linear_baseline))
+    blind, surface = (
+        baseline_metrics(MultipleChoiceTask, name, data[:150], data[150:])["accuracy"]
+        for name in ("majority", "linear")
+    )
     assert blind < 0.7 and surface > 0.9

@@ -8,15 +8,12 @@ import pytest
 
 from polyseme.errors import PolysemeError
 from polyseme.nn.heads.tag_schemes import extract_entities
-from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
-from polyseme.tasks.examples import Example
-from polyseme.tasks.metrics.standard import (
-    DEFAULT_METRIC,
-    classification_metrics,
-    compute_metrics,
-    regression_metrics,
-    tagging_metrics,
-)
+from polyseme.tasks.classification import ClassificationTask, PairClassificationTask
+from polyseme.tasks.metrics.standard import classification_metrics, regression_metrics, tagging_metrics
+from polyseme.tasks.regression import RegressionTask
+from polyseme.tasks.sequence import TextExample
+from polyseme.tasks.tagging import TaggingExample, TaggingTask
+from tests.support.tasks import baseline_metrics, compute_metrics
 
 
 def test_classification_by_hand():
@@ -56,7 +53,9 @@ def test_without_scikit_learn_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     assert classification_metrics(["a"], ["a"])["accuracy"] == 1
     with pytest.raises(PolysemeError, match=r"scikit-learn is needed"):
-        linear_baseline([Example("1", "x", label="a")], [Example("1", "x", label="a")], "classification")
+        baseline_metrics(
+            ClassificationTask, "linear", [TextExample("1", "x", label="a")], [TextExample("1", "x", label="a")]
+        )
 
 
 def test_chunks():
@@ -94,40 +93,42 @@ def test_other_tags_are_counted_by_word():
 
 
 def test_every_kind_has_its_headline():
-    assert DEFAULT_METRIC["tagging"] in compute_metrics("tagging", [("O",)], [("O",)])
-    assert DEFAULT_METRIC["pair"] in compute_metrics("pair", ["a", "b"], ["a", "b"])
-    assert DEFAULT_METRIC["regression"] in compute_metrics("regression", ["1", "2.5"], [1.0, 2.0])
+    assert TaggingTask.default_metric in compute_metrics(TaggingTask, [("O",)], [("O",)])
+    assert PairClassificationTask.default_metric in compute_metrics(PairClassificationTask, ["a", "b"], ["a", "b"])
+    assert RegressionTask.default_metric in compute_metrics(RegressionTask, ["1", "2.5"], [1.0, 2.0])
 
 
 def test_majority():
-    texts = [Example(str(i), text="x", label=label) for i, label in enumerate("aab")]
-    assert majority_baseline(texts, texts, "classification")["accuracy"] == pytest.approx(2 / 3)
-    words = [Example("1", words=("a", "b", "c"), tags=("O", "O", "C"))]
-    assert majority_baseline(words, words, "tagging")["accuracy"] == pytest.approx(2 / 3)
-    numbers = [Example(str(i), text="x", label=label) for i, label in enumerate(["1", "2", "6.0"])]
-    assert majority_baseline(numbers, numbers, "regression") == {
+    texts = [TextExample(str(i), text="x", label=label) for i, label in enumerate("aab")]
+    assert baseline_metrics(ClassificationTask, "majority", texts, texts)["accuracy"] == pytest.approx(2 / 3)
+    words = [TaggingExample("1", words=("a", "b", "c"), tags=("O", "O", "C"))]
+    assert baseline_metrics(TaggingTask, "majority", words, words)["accuracy"] == pytest.approx(2 / 3)
+    numbers = [TextExample(str(i), text="x", label=label) for i, label in enumerate(["1", "2", "6.0"])]
+    assert baseline_metrics(RegressionTask, "majority", numbers, numbers) == {
         "pearson": 0,
         "spearman": 0,
         "mse": pytest.approx(14 / 3),
     }
     with pytest.raises(PolysemeError, match=r"2: there is no label"):
-        majority_baseline(texts, [Example("2", text="x")], "classification")
+        baseline_metrics(ClassificationTask, "majority", texts, [TextExample("2", text="x")])
 
 
 def test_linear_learns_what_lies_on_the_surface():
     draw = random.Random(0)
     words = [f"word{i}" for i in range(40)]
     made = [(draw.sample(words, 6), draw.sample(words, 6)) for _ in range(300)]
-    texts = [Example("", " ".join(a), label=str("word7" in a or "word9" in a)) for a, _ in made]
-    assert linear_baseline(texts[:200], texts[200:], "classification")["accuracy"] > 0.9
+    texts = [TextExample("", " ".join(a), label=str("word7" in a or "word9" in a)) for a, _ in made]
+    assert baseline_metrics(ClassificationTask, "linear", texts[:200], texts[200:])["accuracy"] > 0.9
     seconds = [a[:5] + b[:1] if i % 2 else b for i, (a, b) in enumerate(made)]
     pairs = [
-        Example("", " ".join(a), " ".join(b), label=str(i % 2)) for i, ((a, _), b) in enumerate(zip(made, seconds))
+        TextExample("", " ".join(a), " ".join(b), label=str(i % 2)) for i, ((a, _), b) in enumerate(zip(made, seconds))
     ]
-    assert linear_baseline(pairs[:200], pairs[200:], "pair")["accuracy"] > 0.95
-    shared = [Example("", e.text, e.pair, label=str(len({*e.text.split()} & {*e.pair.split()}))) for e in pairs]
-    assert linear_baseline(shared[:200], shared[200:], "regression")["pearson"] > 0.95
-    counts = [Example("", " ".join(a), label=str(sum(w < "word2" for w in a))) for a, _ in made]
-    assert linear_baseline(counts[:200], counts[200:], "regression")["spearman"] > 0.9
-    tags = [Example("", words=tuple(a), tags=("O", *("C" if w < "word2" else "O" for w in a[:-1]))) for a, _ in made]
-    assert linear_baseline(tags[:200], tags[200:], "tagging")["f1"] > 0.95
+    assert baseline_metrics(PairClassificationTask, "linear", pairs[:200], pairs[200:])["accuracy"] > 0.95
+    shared = [TextExample("", e.text, e.pair, label=str(len({*e.text.split()} & {*e.pair.split()}))) for e in pairs]
+    assert baseline_metrics(RegressionTask, "linear", shared[:200], shared[200:])["pearson"] > 0.95
+    counts = [TextExample("", " ".join(a), label=str(sum(w < "word2" for w in a))) for a, _ in made]
+    assert baseline_metrics(RegressionTask, "linear", counts[:200], counts[200:])["spearman"] > 0.9
+    tags = [
+        TaggingExample("", words=tuple(a), tags=("O", *("C" if w < "word2" else "O" for w in a[:-1]))) for a, _ in made
+    ]
+    assert baseline_metrics(TaggingTask, "linear", tags[:200], tags[200:])["f1"] > 0.95

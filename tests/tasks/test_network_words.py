@@ -8,21 +8,28 @@ import torch
 
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
+from polyseme.finetuning.experiment import TaskData
 from polyseme.finetuning.feature_extraction import LAYER_SELECTIONS, FeatureNetworkSettings
-from polyseme.finetuning.frozen import FEATURE_DEFAULTS, load_feature_model, resolve_layer_selections, train_on_features
+from polyseme.finetuning.frozen import (
+    FEATURE_DEFAULTS,
+    FeatureInputs,
+    load_feature_model,
+    resolve_layer_selections,
+    train_on_features,
+)
 from polyseme.finetuning.word_embeddings import PretrainedVectors, build_vocabulary, init_embeddings, resolve_words
 from polyseme.nn.layers import frozen_features as parts
 from polyseme.nn.layers.frozen_features import FeatureSourceConfig, FeatureStore, FrozenFeatures, FrozenFeaturesConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.feature_network import BiLSTM, FeatureNetworkConfig
-from polyseme.tasks.examples import Example
+from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import save_model
 from polyseme.word_vectors.files import WordVectorTable, to_model, write_vectors
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt"]
 SMALL = FeatureNetworkSettings(lstm_dim=16, dropout=0.0)
-RUN = FEATURE_DEFAULTS.replace(epochs=12.0, network=SMALL, tag_decoder="crf").with_override("optimizer.lr", "1e-2")
+RUN = FEATURE_DEFAULTS.replace(epochs=12.0, network=SMALL).with_override("optimizer.lr", "1e-2")
 
 
 def tagged(n=60, seed=0):
@@ -31,7 +38,7 @@ def tagged(n=60, seed=0):
     for i in range(n):
         words = tuple(draw.choice(WORDS, size=draw.integers(2, 7)).tolist())
         tags = tuple("B-A" if word in WORDS[:3] else "O" for word in words)
-        found.append(Example(f"d:{i}", words=words, tags=tags))
+        found.append(TaggingExample(f"d:{i}", words=words, tags=tags))
     return found
 
 
@@ -178,14 +185,12 @@ def test_it_learns_is_saved_and_opened(case, models, vectors, tmp_path):
     epochs = 40.0 if "freeze_word_embeddings" in network else 12.0
     settings = RUN.replace(epochs=epochs, network=SMALL.replace(**network))
     found = train_on_features(
-        [models[name] for name in sources],
-        "tagging",
-        train,
-        dev,
+        FeatureInputs(
+            [models[name] for name in sources], cache_dir=tmp_path / "cache", word_vectors=vectors[0] if words else None
+        ),
+        TaskData(TaggingTask(decoder="crf"), train, dev),
         tmp_path / "run",
         settings,
-        cache_dir=tmp_path / "cache",
-        word_vectors=vectors[0] if words else None,
     )
     assert found["mean"]["f1"] > 0.9
     opened = load_feature_model(tmp_path / "run" / "model")
@@ -204,7 +209,12 @@ def test_every_choice_of_layers_makes_a_model(layers, models, tmp_path):
     """The rows of BERT's table 7: two BiLSTM layers over features alone."""
     data = tagged(6)
     network = SMALL.replace(layers=layers, word_dim=0, use_char_cnn=False, num_layers=2)
-    train_on_features(models["bert"], "tagging", data, data, tmp_path / "run", RUN.replace(steps=1, network=network))
+    train_on_features(
+        FeatureInputs([models["bert"]]),
+        TaskData(TaggingTask(decoder="crf"), data, data),
+        tmp_path / "run",
+        RUN.replace(steps=1, network=network),
+    )
     opened = load_feature_model(tmp_path / "run" / "model")
     (source,) = opened.model.config.trunk.features.sources
     number = {"scalar_mix": 4, "scalar_mix_last_4": 4, "concat_last_4": 4}.get(layers, 1)
@@ -223,11 +233,13 @@ def test_a_word_never_seen_has_its_vector(vectors, tmp_path):
     tags = {word: "X" if i % 2 else "O" for i, word in enumerate(words)}
     draw = np.random.default_rng(0)
     rows = [tuple(draw.choice(words[:30], 5).tolist()) for _ in range(60)]
-    data = [Example(f"d:{i}", words=row, tags=tuple(map(tags.get, row))) for i, row in enumerate(rows)]
-    fresh = [Example("n:1", words=tuple(words[30:]), tags=tuple(map(tags.get, words[30:])))]
+    data = [TaggingExample(f"d:{i}", words=row, tags=tuple(map(tags.get, row))) for i, row in enumerate(rows)]
+    fresh = [TaggingExample("n:1", words=tuple(words[30:]), tags=tuple(map(tags.get, words[30:])))]
     network = SMALL.replace(name="linear", use_char_cnn=False, freeze_word_embeddings=True)
-    settings = RUN.replace(network=network, tag_decoder="softmax", epochs=30.0)
-    train_on_features(None, "tagging", data, data[:20], tmp_path / "run", settings, word_vectors=path)
+    settings = RUN.replace(network=network, epochs=30.0)
+    train_on_features(
+        FeatureInputs(word_vectors=path), TaskData(TaggingTask(), data, data[:20]), tmp_path / "run", settings
+    )
     assert load_feature_model(tmp_path / "run" / "model").evaluate(fresh)["accuracy"] > 0.8
     write_vectors(path, words, table + 1, "binary")
     with pytest.raises(PolysemeError, match=r"named.bin is not .* was trained over: its hash differs$"):

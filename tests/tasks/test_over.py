@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from polyseme.errors import PolysemeError
-from polyseme.evaluation.predict import compute_logits_and_labels
 from polyseme.families import FAMILIES
-from polyseme.finetuning import feature_extraction as module
+from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.feature_extraction import (
     LAYER_SELECTIONS,
     FeatureEncoder,
@@ -20,12 +19,14 @@ from polyseme.finetuning.feature_extraction import (
 from polyseme.finetuning.frozen import (
     FEATURE_DEFAULTS,
     MIX_PENALTY,
+    FeatureInputs,
     FeatureReader,
     build_model_config,
     load_feature_model,
     train_on_features,
     with_mix_penalty,
 )
+from polyseme.inference.prediction import score_encoded
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.frozen_features import (
     FeatureSourceConfig,
@@ -37,8 +38,12 @@ from polyseme.nn.layers.frozen_features import (
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.feature_network import cross_align
 from polyseme.objectives.losses import compute_losses
-from polyseme.tasks.examples import Example
-from polyseme.tasks.task import Task
+from polyseme.tasks import TASKS
+from polyseme.tasks.classification import ClassificationTask
+from polyseme.tasks.multiple_choice import ChoiceExample
+from polyseme.tasks.readers.words import split_words
+from polyseme.tasks.sequence import TextExample
+from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import save_model
 
@@ -61,7 +66,7 @@ def folders(tmp_path_factory):
 
 
 def examples(kind, n=80):
-    draw = random.Random(kind)
+    draw = random.Random({"pair_classification": "pair", "multiple_choice": "choice"}.get(kind, kind))
     found = []
     for i in range(n):
         words = tuple(draw.choices(WORDS, k=draw.randint(2, 6)))
@@ -69,16 +74,16 @@ def examples(kind, n=80):
         label = "yes" if "wolf" in other else "no"
         if kind == "tagging":
             tags = tuple("B-A" if w in WORDS[:3] else "O" for w in words)
-            found.append(Example(f"d:{i}", words=words, tags=tags))
-        elif kind == "pair":
-            found.append(Example(f"d:{i}", " ".join(words), " ".join(other), label=label))
+            found.append(TaggingExample(f"d:{i}", words=words, tags=tags))
+        elif kind == "pair_classification":
+            found.append(TextExample(f"d:{i}", " ".join(words), " ".join(other), label=label))
         elif kind == "regression":
-            found.append(Example(f"d:{i}", " ".join(words), label=str(words.count("wolf"))))
-        elif kind == "choice":
+            found.append(TextExample(f"d:{i}", " ".join(words), label=str(words.count("wolf"))))
+        elif kind == "multiple_choice":
             choices = tuple(draw.sample(WORDS, 3))
-            found.append(Example(f"d:{i}", " ".join(words) + " x", label=str(i % 3), choices=choices))
+            found.append(ChoiceExample(f"d:{i}", " ".join(words) + " x", label=str(i % 3), choices=choices))
         else:
-            found.append(Example(f"d:{i}", " ".join(words), label="yes" if "wolf" in words else "no"))
+            found.append(TextExample(f"d:{i}", " ".join(words), label="yes" if "wolf" in words else "no"))
     return found
 
 
@@ -128,7 +133,10 @@ def test_an_epoch_asks_no_encoder(folders, tmp_path, monkeypatch):
     settings = FEATURE_DEFAULTS.replace(epochs=3.0, network=SMALL)
     for run in "ab":
         train_on_features(
-            folders["bert"], "tagging", data[:12], data[12:], tmp_path / run, settings, cache_dir=tmp_path / "c"
+            FeatureInputs([folders["bert"]], cache_dir=tmp_path / "c"),
+            TaskData(TaggingTask(), data[:12], data[12:]),
+            tmp_path / run,
+            settings,
         )
     assert len(asked) == 2  # once for each of two sets, in two runs of three epochs
 
@@ -177,15 +185,15 @@ def test_attention_across_by_hand():
 
 
 CASES = [("tagging", "linear"), ("tagging", "bilstm"), ("classification", "biattentive"), ("classification", "bilstm"),
-         ("classification", "linear"), ("pair", "esim"), ("pair", "biattentive"), ("choice", "esim"),
+         ("classification", "linear"), ("pair_classification", "esim"), ("pair_classification", "biattentive"), ("multiple_choice", "esim"),
          ("regression", "biattentive")]  # fmt: skip
 
 
 def model_of(folders, kind, name, where="input", n=12):
     data = examples(kind, n)
-    task = Task.from_examples(kind, data)
+    task = TASKS[kind].from_examples(data)
     reader = FeatureReader((FeatureEncoder.load(folders["elmo"]),), ("scalar_mix",), {"cat": 1}, None)
-    model = build_model_config(task, reader, SMALL.replace(name=name, join_at=where), None).build(3)
+    model = build_model_config(task, reader, SMALL.replace(name=name, join_at=where)).build(3)
     (encoded,), model.trunk.features.store = reader.encode(task, (data,), use_labels=True)
     return model, task, encoded
 
@@ -194,13 +202,15 @@ def model_of(folders, kind, name, where="input", n=12):
 def test_together_equals_alone(folders, kind, name):
     model, task, encoded = model_of(folders, kind, name, where="both")
     model.double()
-    for one, (scores, best) in zip(encoded, compute_logits_and_labels(model, task, encoded, max_batch_tokens=20)):
-        alone = compute_logits_and_labels(model, task, [one])[0]
+    for one, (scores, best) in zip(encoded, score_encoded(model, task, encoded, max_batch_tokens=20)):
+        alone = score_encoded(model, task, [one])[0]
         np.testing.assert_allclose(alone[0], scores, atol=1e-6)
         assert np.array_equal(alone[1], best)
 
 
-@pytest.mark.parametrize("kind,name", [("tagging", "bilstm"), ("pair", "esim"), ("classification", "biattentive")])
+@pytest.mark.parametrize(
+    "kind,name", [("tagging", "bilstm"), ("pair_classification", "esim"), ("classification", "biattentive")]
+)
 def test_micro_batches_add_up_with_the_penalty(folders, kind, name):
     model, task, encoded = model_of(folders, kind, name)
     model.double()
@@ -222,14 +232,19 @@ def test_micro_batches_add_up_with_the_penalty(folders, kind, name):
     assert MIX_PENALTY not in compute_losses(model, task.collate(encoded)[0])
 
 
-@pytest.mark.parametrize("kind,name", [("tagging", "bilstm"), ("pair", "esim"), ("classification", "biattentive")])
+@pytest.mark.parametrize(
+    "kind,name", [("tagging", "bilstm"), ("pair_classification", "esim"), ("classification", "biattentive")]
+)
 def test_it_learns_is_saved_and_opened(folders, tmp_path, kind, name, done):
     data = examples(kind, 64)
-    settings = FEATURE_DEFAULTS.replace(
-        epochs=8.0, tag_decoder="crf" if kind == "tagging" else "softmax", network=SMALL
-    )
+    settings = FEATURE_DEFAULTS.replace(epochs=8.0, network=SMALL)
     settings = settings.with_override("optimizer.lr", "1e-2")
-    results = train_on_features(folders["bert"], kind, data, data[:30], tmp_path / "run", settings)
+    results = train_on_features(
+        FeatureInputs([folders["bert"]]),
+        TaskData(TASKS[kind]().for_features(), data, data[:30]),
+        tmp_path / "run",
+        settings,
+    )
     assert results["mean"][results["primary_metric"]] > 0.9
     assert sum(
         json.loads((tmp_path / "run/results.json").read_text())["mix_weights"]["input"]["weights"]
@@ -272,8 +287,8 @@ def test_by_command(folders, tmp_path, done):
             "--from-scratch, --layer-decay, --unfreeze-every and --keep-checkpoints are for",
         ),
         (["--features", "F", "--layers", "lst"], "there is no choice of layers 'lst'; did you mean 'last'"),
-        (["--features", "F", "--network", "esim"], "esim compares two texts, which tagging has not"),
-        (["--features", "F", "--network", "biattentive"], "biattentive says one thing of a text"),
+        (["--features", "F", "--network", "esim"], "esim does not fit tagging"),
+        (["--features", "F", "--network", "biattentive"], "biattentive does not fit tagging"),
         (["--features", "F", "--network", "bilstn"], "network.name is 'bilstn', expected one of"),
         (["--features", "nowhere"], "there is no model folder at nowhere"),
     ],
@@ -291,7 +306,11 @@ def test_seeds_are_run_as_in_fine_tuning(folders, tmp_path):
     settings = FEATURE_DEFAULTS.replace(epochs=30.0, patience=1, network=SMALL.replace(name="linear"))
     given = {"extra_metrics": lambda examples, said: {"number": float(len(said))}, "extra_eval": {"more": data[50:]}}
     found = train_on_features(
-        folders["bert"], "classification", data[:40], data[40:50], out, settings, seeds=2, **given
+        FeatureInputs([folders["bert"]]),
+        TaskData(ClassificationTask(), data[:40], data[40:50], **given),
+        out,
+        settings,
+        RunOptions(seeds=2),
     )
     assert found["mean"]["number"] == 10 and len(found["extra_eval"]["more"]) == 2
     assert (
@@ -317,9 +336,9 @@ def test_words_and_layers_that_are_not_there(folders, tmp_path):
     )
     with pytest.raises(PolysemeError, match=r"concat_last_4 needs 4 layers, but .*small has 3$"):
         extract_features(FeatureEncoder.load(small), [("a",)], "concat_last_4", tmp_path)
-    data = [Example("d:1", "cat", label="a"), Example("d:2", " ", label="b")]
+    data = [TextExample("d:1", "cat", label="a"), TextExample("d:2", " ", label="b")]
     with pytest.raises(PolysemeError, match=r"^d:2: a text has no words$"):
-        train_on_features(small, "classification", data, data, None)
+        train_on_features(FeatureInputs([small]), TaskData(ClassificationTask(), data, data), None)
 
 
 def test_another_encoder_is_refused(folders, tmp_path):
@@ -329,7 +348,10 @@ def test_another_encoder_is_refused(folders, tmp_path):
         save_model(tmp_path / "m", spec.build(seed), tokenizer)
         if not seed:
             train_on_features(
-                tmp_path / "m", "tagging", data, data, tmp_path / "run", FEATURE_DEFAULTS.replace(steps=1)
+                FeatureInputs([tmp_path / "m"]),
+                TaskData(TaggingTask(), data, data),
+                tmp_path / "run",
+                FEATURE_DEFAULTS.replace(steps=1),
             )
     with pytest.raises(PolysemeError, match=r"is not the model that .* was trained over: its hash differs$"):
         load_feature_model(tmp_path / "run" / "model")
@@ -338,4 +360,4 @@ def test_another_encoder_is_refused(folders, tmp_path):
 def test_the_choices_are_those_of_the_papers():
     assert set(LAYER_SELECTIONS) == {"embeddings", "last", "second_to_last", "sum_all", "scalar_mix",
                            "scalar_mix_last_4", "concat_last_4"}  # fmt: skip
-    assert module.split_words("Don't stop, 42!") == ("Don", "'", "t", "stop", ",", "42", "!")
+    assert split_words("Don't stop, 42!") == ("Don", "'", "t", "stop", ",", "42", "!")

@@ -10,18 +10,21 @@ from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import PolysemeError
 from polyseme.evaluation import compare
 from polyseme.evaluation.compare import paired_bootstrap, read_run
-from polyseme.evaluation.predict import compute_logits, evaluate, predict
+from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import TaskData
 from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
-from polyseme.finetuning.frozen import FEATURE_DEFAULTS, load_feature_model, train_on_features
-from polyseme.tasks.examples import Example, read_examples
+from polyseme.finetuning.finetune import finetune
+from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, load_feature_model, train_on_features
+from polyseme.inference.prediction import predict
 from polyseme.tasks.metrics.srl import brackets_to_tags, extract_arguments, srl_scores, tags_to_brackets
-from polyseme.tasks.task import Task
+from polyseme.tasks.semantic_roles import PredicateExample, SemanticRolesTask
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, read_model_config, save_model
 from tests.contracts.cases import fitting
+from tests.support.tasks import compute_logits
 
 # words, names, parts of speech, chunks, clauses, parse, sense, targets, props: two predicates, one discontinuous
 # argument, a currency sign in front, a sentence without a predicate
@@ -172,10 +175,10 @@ def test_broken_files_name_the_line(tmp_path):
     with pytest.raises(PolysemeError, match=r"devel\.25\.words and .*devel\.25\.props do not have the same sentences"):
         DATASETS["srl/conll-2005"].read_split(tmp_path)
     (tmp_path / "r.jsonl").write_text('{"words": ["a", "b"], "tags": ["O", "B-V"], "predicate": 1}\n')
-    assert read_examples(tmp_path / "r.jsonl", "tagging")[0].predicate == (1, "b")
+    assert SemanticRolesTask.read(tmp_path / "r.jsonl")[0].predicate == (1, "b")
     (tmp_path / "r.jsonl").write_text('{"words": ["a", "b"], "tags": ["O", "B-V"], "predicate": 2}\n')
-    with pytest.raises(PolysemeError, match=r"r\.jsonl:1: predicate is '2', not the number of a word, 0 to 1"):
-        read_examples(tmp_path / "r.jsonl", "tagging")
+    with pytest.raises(PolysemeError, match=r"r\.jsonl:1: predicate is '2', not the index of a word, 0 to 1"):
+        SemanticRolesTask.read(tmp_path / "r.jsonl")
 
 
 def counts_by_the_rules(gold, said):
@@ -215,12 +218,12 @@ def test_scores_are_those_of_the_rules():
             pair.append(tags)
         columns.append([tags[: min(map(len, pair))] for tags in pair])
     totals = np.sum([counts_by_the_rules(*map(tags_to_brackets, pair)) for pair in columns], axis=0)
-    found = srl_scores([Example("e", tags=tuple(gold)) for gold, _ in columns], [said for _, said in columns])
+    found = srl_scores([tuple(gold) for gold, _ in columns], [said for _, said in columns])
     right, over, missed = totals
     assert right > 40 and found["precision"] == pytest.approx(right / (right + over), abs=1e-12)
     assert found["recall"] == pytest.approx(right / (right + missed), abs=1e-12)
     assert found["f1"] == pytest.approx(2 * right / (2 * right + over + missed), abs=1e-12)
-    assert srl_scores([Example("e", tags=("B-A0", "B-V"))], [(None, "B-V")])["f1"] == 0  # cut off: wrong
+    assert srl_scores([("B-A0", "B-V")], [(None, "B-V")])["f1"] == 0  # cut off: wrong
 
 
 VERBS, NOUNS = ["chases", "sees", "pleases", "scares"], ["cat", "dog", "fish", "bird", "wolf", "bear"]
@@ -236,7 +239,9 @@ def clauses(n, seed=0, most=3):
         roles = ["B-A0", "B-A1"] if verbs[place] in VERBS[:2] else ["B-A1", "B-A0"]
         tags = ["O"] * len(words)
         tags[3 * place : 3 * place + 3] = ["B-V", *roles]
-        found.append(Example(f"d:{i}", words=tuple(words), tags=tuple(tags), predicate=(3 * place, verbs[place])))
+        found.append(
+            PredicateExample(f"d:{i}", words=tuple(words), tags=tuple(tags), predicate=(3 * place, verbs[place]))
+        )
     return found
 
 
@@ -262,10 +267,10 @@ def folders(tmp_path_factory):
 def test_the_marked_word_is_seen_and_company_changes_nothing(folders, name):
     trunk = read_model_config(folders[name])[0].trunk
     folder = load_model(folders[name], heads={"tag": FAMILIES[name].task_head("tag", ("O", "B-A0"), trunk)}, seed=1)
-    task = Task("tagging", ("O", "B-A0"))
+    task = SemanticRolesTask(("O", "B-A0"))
     words = ("sees", "cat", "dog", "sees", "fish")
-    data = [Example("e", words=words, predicate=(i, "see")) for i in (0, 3)]
-    encoded = task.encode([*data, Example("e", words=words)], folder.tokenizer, 40, use_labels=False)
+    data = [PredicateExample("e", words=words, predicate=(i, "see")) for i in (0, 3)]
+    encoded = task.encode([*data, PredicateExample("e", words=words)], folder.tokenizer, 40, use_labels=False)
     assert all(len(e.positions) == 5 for e in encoded)
     assert all(np.array_equal(e.ids[e.positions], encoded[2].ids[encoded[2].positions]) for e in encoded)
     found = compute_logits(folder.model.double().eval(), task, encoded)
@@ -279,11 +284,11 @@ def test_it_learns(folders, tmp_path, name, done):
     data = clauses(460, most=2)
     size = 16 if name == "bert" else 8  # the others learn more slowly
     settings = FinetuneConfig(epochs=12, batch_size=size, optimizer=OptimizerConfig(lr=5e-3))
-    given = {"primary_metric": "f1", "extra_metrics": srl_scores, "dataset_name": "srl"}
-    found = finetune(folders[name], "tagging", data[:400], data[400:], tmp_path / "run", settings, **given)
+    task_data = TaskData(SemanticRolesTask(), data[:400], data[400:], dataset_name="srl")
+    found = finetune(folders[name], task_data, tmp_path / "run", settings)
     assert found["mean"]["f1"] > 0.95 and found["mean"]["perfect"] > 0.9
     folder = load_model(tmp_path / "run/model")
-    assert evaluate(folder, data[400:], extra_metrics=srl_scores)["f1"] == pytest.approx(found["mean"]["f1"])
+    assert evaluate(folder, data[400:])["f1"] == pytest.approx(found["mean"]["f1"])
     if name == "bert":
         asked = "sees see\ncat -\ndog -\nscares scare\nbear -\nfish -\n\nYes -\n"
         (tmp_path / "test.conll").write_text(asked)
@@ -298,26 +303,29 @@ def test_it_learns(folders, tmp_path, name, done):
         assert [e.predicate for e in again] == [(0, "see"), (3, "scare")]
         kept = predict(folder, DATASETS["srl"].read_split(tmp_path / "test.conll", needs_labels=False))
         assert [e.tags for e in again] == [p.tags for p in kept[:2]]
-        assert read_examples(tmp_path / "said.jsonl", "tagging")[1].predicate == (3, "scares")
+        assert SemanticRolesTask.read(tmp_path / "said.jsonl")[1].predicate == (3, "scares")
 
 
 @pytest.mark.parametrize("source", ["elmo", "none"])
 def test_a_network_over_features_learns(folders, tmp_path, source):
     data = clauses(460, 1)
     settings = FEATURE_DEFAULTS.replace(
-        epochs=12.0, tag_decoder="crf", network=FeatureNetworkSettings(lstm_dim=24, word_dim=16, dropout=0.0)
+        epochs=12.0, network=FeatureNetworkSettings(lstm_dim=24, word_dim=16, dropout=0.0)
     )
     settings = settings.with_override("optimizer.lr", "5e-3")
-    given = folders.get(source)
+    given = [folders[source]] if source in folders else []
     found = train_on_features(
-        given, "tagging", data[:400], data[400:], tmp_path / "run", settings, extra_metrics=srl_scores
+        FeatureInputs(given),
+        TaskData(SemanticRolesTask(decoder="crf"), data[:400], data[400:]),
+        tmp_path / "run",
+        settings,
     )
     assert found["mean"]["f1"] > 0.95
     opened = load_feature_model(tmp_path / "run/model")
     assert opened.model.config.trunk.features.indicator_dim == 100
-    assert opened.evaluate(data[400:], srl_scores)["f1"] == pytest.approx(found["mean"]["f1"])
-    plain = [Example(e.location, words=e.words, tags=e.tags) for e in data[400:]]
-    assert opened.evaluate(plain, srl_scores)["f1"] < 0.6
+    assert opened.evaluate(data[400:])["f1"] == pytest.approx(found["mean"]["f1"])
+    plain = [PredicateExample(e.location, words=e.words, tags=e.tags) for e in data[400:]]
+    assert opened.evaluate(plain)["f1"] < 0.6
 
 
 def test_by_command(folders, tmp_path, done):
@@ -331,10 +339,9 @@ def test_by_command(folders, tmp_path, done):
     run = read_run(tmp_path / "run")
     found = paired_bootstrap(run, run, num_resamples=5)
     assert run.metric == "f1" and found["difference"] == found["low"] == 0
-    examples = [Example("", tags=tags) for tags in run.gold]
     assert (
         run.mean
-        == srl_scores(examples, run.predictions[0])["f1"]
+        == srl_scores(run.gold, run.predictions[0])["f1"]
         == compare._score_run(run, run.gold, run.predictions[0])
     )
     said = done("evaluate", tmp_path / "run/model", "--task", "srl", "--data", tmp_path)

@@ -8,24 +8,28 @@ import numpy as np
 import pytest
 
 from polyseme.errors import PolysemeError
-from polyseme.evaluation import predict as module
 from polyseme.evaluation.ensemble import predict_ensemble
-from polyseme.evaluation.latency import LATENCY_SAMPLES, median_latency_ms
 from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
-from polyseme.finetuning.frozen import FEATURE_DEFAULTS, train_on_features
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import RunOptions, TaskData
+from polyseme.finetuning.finetune import finetune
+from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
 from polyseme.finetuning.grid import expand_grid, grid_search
+from polyseme.inference import prediction as module
+from polyseme.inference.latency import LATENCY_SAMPLES, median_latency_ms
 from polyseme.report.run_page import dev_selection_note, truncation_note
-from polyseme.tasks.examples import Example
-from polyseme.tasks.spans import ExtractiveQAConfig, sliding_windows
-from polyseme.tasks.task import Task
+from polyseme.tasks import TASKS
+from polyseme.tasks.base import RowScores
+from polyseme.tasks.classification import ClassificationTask
+from polyseme.tasks.extractive_qa import ExtractiveQATask, QuestionExample
+from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.flops import count_parameters
 from polyseme.weights.folder import load_model, save_model
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear"]
-SPAN = Task("span", ("start", "end"))
+SPAN = ExtractiveQATask()
 QUICK = FinetuneConfig(steps=2, truncate=True)
 
 
@@ -42,14 +46,16 @@ def texts(n=20, long=0):
     draw = random.Random(0)
     found = [draw.choices(WORDS, k=4) for _ in range(n)]
     return [
-        Example(f"d:{i}", " ".join(words * (10 if i < long else 1)), label="ab"["wolf" in words])
+        TextExample(f"d:{i}", " ".join(words * (10 if i < long else 1)), label="ab"["wolf" in words])
         for i, words in enumerate(found)
     ]
 
 
 def questions(none, size=1):
     return [
-        Example(f"q:{i}", "cat dog fish", "wolf " * size, answers=() if none and i % 2 else (("dog", 4),), id=str(i))
+        QuestionExample(
+            f"q:{i}", "cat dog fish", "wolf " * size, answers=() if none and i % 2 else (("dog", 4),), id=str(i)
+        )
         for i in range(6)
     ]
 
@@ -68,10 +74,10 @@ def test_each_is_asked_alone_and_the_first_once_more():
     assert asked == [0, 0, 1, 2]
 
 
-@pytest.mark.parametrize("kind", ["classification", "span"])
+@pytest.mark.parametrize("kind", ["classification", "extractive_qa"])
 def test_size_and_speed_stand_beside_the_score(folder, tmp_path, kind, done):
-    data = questions(False) if kind == "span" else texts()
-    results = finetune(folder, kind, data, data, tmp_path / "r", QUICK)
+    data = questions(False) if kind == "extractive_qa" else texts()
+    results = finetune(folder, TaskData(TASKS[kind](), data, data), tmp_path / "r", QUICK)
     assert results["parameters"] == count_parameters(load_model(tmp_path / "r/model").model)
     assert results["ms_per_text"] > 0 and results["examples_per_second"] > 0
     assert json.loads((tmp_path / "r/results.json").read_text())["ms_per_text"] == results["ms_per_text"]
@@ -91,7 +97,11 @@ def test_size_and_speed_stand_beside_the_score(folder, tmp_path, kind, done):
 def test_over_features_there_is_no_speed_to_tell(folder, tmp_path, done):
     data = texts()
     results = train_on_features(
-        folder, "classification", data, data, tmp_path / "r", FEATURE_DEFAULTS.replace(steps=1), keep_seeds=True
+        FeatureInputs([folder]),
+        TaskData(ClassificationTask(), data, data),
+        tmp_path / "r",
+        FEATURE_DEFAULTS.replace(steps=1),
+        RunOptions(keep_seeds=True),
     )
     assert "ms_per_text" not in results and (tmp_path / "r/seeds/0/polyseme.json").is_file()
     assert "(frozen)" in done("compare", tmp_path / "r")
@@ -101,7 +111,7 @@ def test_over_features_there_is_no_speed_to_tell(folder, tmp_path, done):
 
 
 def test_what_is_cut_is_told_as_a_share(folder, tmp_path, capsys):
-    results = finetune(folder, "classification", texts(20, 5), texts(10), tmp_path / "r", QUICK)
+    results = finetune(folder, TaskData(ClassificationTask(), texts(20, 5), texts(10)), tmp_path / "r", QUICK)
     assert results["num_truncated"] == {"train": 5, "dev": 0}
     assert truncation_note(results, "train") == "train: 5 of 20 examples (25.0%) were truncated"
     assert not truncation_note(results, "dev")
@@ -109,30 +119,35 @@ def test_what_is_cut_is_told_as_a_share(folder, tmp_path, capsys):
     evaluate(load_model(tmp_path / "r/model"), texts(20, 5))
     assert "5 of 20 examples (25.0%) are cut to 24 tokens" in capsys.readouterr().err
     long = questions(False, 30)
-    results = finetune(folder, "span", long, long[:3], tmp_path / "s", QUICK)
+    results = finetune(folder, TaskData(ExtractiveQATask(), long, long[:3]), tmp_path / "s", QUICK)
     assert results["num_truncated"] == {"train": 6, "dev": 3}, "an example of several windows counts once"
     evaluate(load_model(tmp_path / "s/model"), long)
-    assert "6 of 6 questions (100.0%) are cut to half a window" in capsys.readouterr().err
+    assert "6 of 6 examples (100.0%) are cut to half a window" in capsys.readouterr().err
 
 
 def test_what_is_chosen_on_dev_is_told(folder, tmp_path, done):
     data = texts()
-    plain = finetune(folder, "classification", data, data, tmp_path / "a", QUICK)
+    plain = finetune(folder, TaskData(ClassificationTask(), data, data), tmp_path / "a", QUICK)
     assert plain["chosen_on_dev"] == [] and "optimistic" not in (tmp_path / "a/report.html").read_text()
-    stopped = finetune(folder, "classification", data, data, tmp_path / "b", QUICK.replace(patience=1))
+    stopped = finetune(folder, TaskData(ClassificationTask(), data, data), tmp_path / "b", QUICK.replace(patience=1))
     assert stopped["chosen_on_dev"] == ["the epoch"]
     page = (tmp_path / "b/report.html").read_text()
     assert "Scores are optimistic: chosen on the same dev examples: the epoch." in page
-    fitted = finetune(folder, "span", questions(True), questions(True), tmp_path / "c", QUICK)
+    fitted = finetune(folder, TaskData(ExtractiveQATask(), questions(True), questions(True)), tmp_path / "c", QUICK)
     assert fitted["chosen_on_dev"] == ["the threshold of no answer"]
-    given = QUICK.with_override("span.null_score_diff_threshold", "0.5")
-    assert finetune(folder, "span", questions(True), questions(True), None, given)["chosen_on_dev"] == []
-    assert finetune(folder, "span", questions(False), questions(False), None, QUICK)["chosen_on_dev"] == []
+    fixed = TaskData(ExtractiveQATask(null_score_diff_threshold=0.5), questions(True), questions(True))
+    assert finetune(folder, fixed, None, QUICK)["chosen_on_dev"] == []
+    assert (
+        finetune(folder, TaskData(ExtractiveQATask(), questions(False), questions(False)), None, QUICK)["chosen_on_dev"]
+        == []
+    )
 
-    def run(spec, out):
-        return finetune(folder, "classification", data, data, out, spec)
+    def run(spec, task_data, out):
+        return finetune(folder, task_data[0], out, spec)
 
-    grid_search(run, tmp_path / "g", expand_grid(QUICK, ["batch_size=8,16"]))
+    grid_search(
+        run, tmp_path / "g", expand_grid(QUICK, [TaskData(ClassificationTask(), data, data)], ["batch_size=8,16"])
+    )
     kept = json.loads((tmp_path / "g/results.json").read_text())
     assert kept["chosen_on_dev"] == ["the best of 2 settings"]
     assert dev_selection_note(kept["chosen_on_dev"]) in (tmp_path / "g/report.html").read_text()
@@ -145,7 +160,9 @@ def test_an_ensemble_over_seeds(folder, tmp_path, done, glue):
     done("finetune", folder, "--task", "glue/cola", "--data", glue, "--out", tmp_path / "r", "--seeds", 2,
          "--keep-seeds", "--set", "steps=1", "--set", "truncate=true")  # fmt: skip
     folders = [load_model(tmp_path / "r/seeds" / seed) for seed in "01"]
-    assert [folder.metadata["seed"] for folder in folders] == [0, 1] and folders[0].metadata["task"] == "classification"
+    assert [folder.metadata["seed"] for folder in folders] == [0, 1] and folders[0].metadata["task"][
+        "kind"
+    ] == "ClassificationTask"
     assert predict_ensemble(folders, texts(3))[0].labels == ("0", "1")
     asked = ("--task", "glue/cola", "--data", glue)
     assert "examples" in done("evaluate", tmp_path / "r/seeds/0", tmp_path / "r/seeds/1", "--ensemble", *asked)
@@ -177,16 +194,14 @@ def test_a_long_document_is_answered_in_bounded_memory(folder, monkeypatch):
 
     def scores(model, task, some):
         read.append(len(some))
-        return [np.zeros((len(window.ids), 2), dtype=np.float32) for window in some]
+        return [RowScores(np.zeros((len(window.ids), 2), dtype=np.float32), np.empty(0)) for window in some]
 
-    monkeypatch.setattr(module, "compute_logits", scores)
+    monkeypatch.setattr(module, "score_encoded", scores)
     peaks = []
     for words in (10_000, 50_000):
-        example = Example("e", "cat dog " * (words // 2), "wolf")
+        example = QuestionExample("e", "cat dog " * (words // 2), "wolf")
         tracemalloc.start()
-        module.predict_encoded(
-            None, SPAN, [example], sliding_windows([example], tokenizer, 24, ExtractiveQAConfig(), use_labels=False)
-        )
+        module.predict_encoded(None, SPAN, [example], SPAN.encode([example], tokenizer, 24, use_labels=False))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert max(read) == module.WINDOWS_PER_BATCH and len(read) > 8 and peaks[1] < 1.5 * peaks[0]
+    assert max(read) == ExtractiveQATask.max_windows and len(read) > 8 and peaks[1] < 1.5 * peaks[0]

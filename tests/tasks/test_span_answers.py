@@ -10,31 +10,27 @@ import torch
 
 import polyseme
 from polyseme.errors import PolysemeError
-from polyseme.evaluation.predict import compute_logits, evaluate, predict, predict_encoded, write_predictions
+from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import TaskData
+from polyseme.finetuning.finetune import finetune
+from polyseme.inference.prediction import predict, predict_encoded
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.packing import pad_to_bucket
-from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
+from polyseme.tasks import load_task
 from polyseme.tasks.encoded import EncodedExample
-from polyseme.tasks.examples import Example
-from polyseme.tasks.spans import (
-    ExtractiveQAConfig,
-    SpanAnswer,
-    best_span,
-    find_best_threshold,
-    merge_window_answers,
-    sliding_windows,
-)
-from polyseme.tasks.task import Task
+from polyseme.tasks.extractive_qa import ExtractiveQATask, QuestionExample, SpanAnswer, find_best_threshold
+from polyseme.tasks.windows import best_span
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
 from tests.contracts.cases import fitting
+from tests.support.tasks import baseline_metrics, compute_logits
 
 ANIMALS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare"]
 COLOURS = ["red", "blue", "green", "grey"]
-SPAN = Task("span", ("start", "end"))
+SPAN = ExtractiveQATask()
 TOKENIZERS = {family.name: family.tokenizer.replace("events", "bpe") for family in FAMILIES.values()}
 
 
@@ -70,7 +66,7 @@ def questions(n, seed=0, none=0.0, more=24):
         right = there.get(asked)
         context = " ".join(words)
         given = ((right, sum(len(w) + 1 for w in words[: words.index(right)])),) if right else ()
-        found.append(Example(f"q{i}", context, f"which {asked}", answers=given, id=f"id{i}"))
+        found.append(QuestionExample(f"q{i}", context, f"which {asked}", answers=given, id=f"id{i}"))
     return found
 
 
@@ -87,19 +83,19 @@ def folder_of(family, tokenizers, path):
 def truth_of(window, example):
     """The characters that a window's target names."""
     first, last = (int(np.flatnonzero(window.positions == row)[0]) for row in window.target)
-    return example.text[window.offsets[first, 0] : window.offsets[last, 1]]
+    return example.context[window.offsets[first, 0] : window.offsets[last, 1]]
 
 
 @pytest.mark.parametrize("kind", sorted(set(TOKENIZERS.values())))
 def test_every_window_says_where_its_characters_stand(tokenizers, kind):
     draw, sizes = random.Random(kind), [24, 32, 40] if kind != "characters" else [48, 64, 80]
     for example in questions(30, 1, 0.2, 80):
-        spec = ExtractiveQAConfig(doc_stride=draw.choice([3, 9, 128]))
-        found = list(sliding_windows([example], tokenizers[kind], draw.choice(sizes), spec))
+        task = ExtractiveQATask(doc_stride=draw.choice([3, 9, 128]))
+        found = list(task.encode([example], tokenizers[kind], draw.choice(sizes)))
         assert max(len(w.ids) for w in found) <= sizes[-1] and all(
             w.example_index == 0 and not w.is_truncated for w in found
         )
-        ids = tokenizers[kind].encode(example.text)
+        ids = tokenizers[kind].encode(example.context)
         seen = set()
         for window in found:
             assert len(window.positions) == len(window.offsets)
@@ -120,8 +116,8 @@ def test_an_answer_that_spans_a_windows_edge_is_found(tokenizers):
     words = ["so", "it"] * 60
     for at in range(0, 110):
         text = " ".join([*words[:at], "red", "cat", "blue", "dog", *words[at:]])
-        example = Example("e", text, "which animal", answers=(("red cat blue dog", text.index("red")),))
-        found = list(sliding_windows([example], tokenizer, 24, ExtractiveQAConfig()))
+        example = QuestionExample("e", text, "which animal", answers=(("red cat blue dog", text.index("red")),))
+        found = list(SPAN.encode([example], tokenizer, 24))
         whole = [w for w in found if w.target[0] != w.null_position]
         assert whole and all(truth_of(w, example) == "red cat blue dog" for w in whole)
         scores = []
@@ -130,9 +126,7 @@ def test_an_answer_that_spans_a_windows_edge_is_found(tokenizers):
             if window.target[0] != window.null_position:
                 made[window.target[0], 0] = made[window.target[1], 1] = 5
             scores.append(made)
-        (answer,) = merge_window_answers(
-            [(0, best_span(w, s, 30)) for w, s in zip(found, scores)], [example], ExtractiveQAConfig()
-        )
+        (answer,) = SPAN.merge_windows([(0, best_span(w, s, 30)) for w, s in zip(found, scores)], [example])
         assert answer.text == text[answer.start : answer.end] == "red cat blue dog"
 
 
@@ -145,10 +139,8 @@ def test_the_best_stretch_by_hand():
     scores[2] = scores[8] = 50  # no part of the context
     scores[4, 0], scores[5, 1] = 4, 3
     scores[6, 0], scores[4, 1] = 8, 8  # ends before it starts
-    example = Example("e", "ab cde,fg hij.", "?")
-    (found,) = merge_window_answers(
-        [(0, best_span(window, scores, 2))], [example], ExtractiveQAConfig(max_answer_tokens=2)
-    )
+    example = QuestionExample("e", "ab cde,fg hij.", "?")
+    (found,) = SPAN.merge_windows([(0, best_span(window, scores, 2))], [example])
     # 9 alone (token 3) and 9 (token 7) tie with the pair 8+9 = tokens 6 and 7
     assert (found.text, found.start, found.end) == ("fg hij", 8, 14) or found.text == "ab cde"
     values = {(i, j): scores[3 + i, 0] + scores[3 + j, 1] for i in range(5) for j in range(i, min(i + 2, 5))}
@@ -157,10 +149,8 @@ def test_the_best_stretch_by_hand():
     assert found.null_score_diff == pytest.approx(-values[best])
     share = np.exp(scores[3 + best[0], 0] + scores[3 + best[1], 1]) / np.exp(scores).sum(0).prod()
     assert found.probability == pytest.approx(share)
-    (none,) = merge_window_answers(
-        [(0, best_span(window, scores, 2))],
-        [example],
-        ExtractiveQAConfig(max_answer_tokens=2, null_score_diff_threshold=-100.0),
+    (none,) = SPAN.replace(null_score_diff_threshold=-100.0).merge_windows(
+        [(0, best_span(window, scores, 2))], [example]
     )
     assert none.text == "" and none.null_score_diff == found.null_score_diff
 
@@ -170,7 +160,7 @@ def test_the_best_threshold_is_the_best_of_all():
     for _ in range(60):
         texts = ["a cat sat", "a dog ran"]
         examples = [
-            Example("", draw.choice(texts), "?", answers=draw.choice([(), (("cat sat", 2),), (("dog", 2),)]))
+            QuestionExample("", draw.choice(texts), "?", answers=draw.choice([(), (("cat sat", 2),), (("dog", 2),)]))
             for _ in range(draw.randint(1, 9))
         ]
         found = [
@@ -180,11 +170,13 @@ def test_the_best_threshold_is_the_best_of_all():
         def f1(threshold, examples=examples, found=found):
             from polyseme.tasks.metrics.standard import squad_scores
 
-            said = ["" if a.null_score_diff > threshold else e.text[a.start : a.end] for e, a in zip(examples, found)]
+            said = [
+                "" if a.null_score_diff > threshold else e.context[a.start : a.end] for e, a in zip(examples, found)
+            ]
             return squad_scores([e.gold for e in examples] + [()], [*said, ""])[1].sum()
 
         best = find_best_threshold(
-            [*examples, Example("", "x", "?", answers=())], [*found, SpanAnswer("", 0, 1, 0.5, 9e9)]
+            [*examples, QuestionExample("", "x", "?", answers=())], [*found, SpanAnswer("", 0, 1, 0.5, 9e9)]
         )
         assert f1(best) == pytest.approx(max(f1(t) for t in (-9, -1.5, -0.5, 0.7, 9)))
 
@@ -192,9 +184,9 @@ def test_the_best_threshold_is_the_best_of_all():
 def test_the_loss_is_that_of_transformers_and_of_any_micro_batches(tokenizers):
     tokenizer = tokenizers["wordpiece"]
     spec = FAMILIES["bert"].model_config(num_layers=1, dim=16, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=64)
-    head = FAMILIES["bert"].task_head("span", SPAN.labels, spec.trunk)
+    head = FAMILIES["bert"].task_head("span", SPAN.output_labels, spec.trunk)
     model = spec.replace(heads={"span": head}).build(0).double().eval()
-    encoded = SPAN.encode(questions(7, 3, 0.3), tokenizer, 64)
+    encoded = list(SPAN.encode(questions(7, 3, 0.3), tokenizer, 64))
     batch, order = SPAN.collate(encoded)
     assert batch.targets["span"].count == 7 and order == sorted(range(7), key=lambda i: len(encoded[i].ids))
     expected = 0.0
@@ -224,8 +216,8 @@ def trained(request, tokenizers, tmp_path_factory):
     base = folder_of(family, tokenizers, tmp_path_factory.mktemp("base") / "m")
     out = tmp_path_factory.mktemp("run") / "run"
     settings = FinetuneConfig(epochs=9 if family != "t5" else 7, optimizer=OptimizerConfig(lr=3e-3))
-    wrong = Example("w", "so red", "which colour", answers=(("red", 1),), id="w")
-    results = finetune(base, "span", [*data[:400], wrong], data[400:], out, settings)
+    wrong = QuestionExample("w", "so red", "which colour", answers=(("red", 1),), id="w")
+    results = finetune(base, TaskData(ExtractiveQATask(), [*data[:400], wrong], data[400:]), out, settings)
     return family, none, data[400:], out, results
 
 
@@ -234,7 +226,7 @@ def test_it_learns(trained):
     assert results["mean"]["f1"] > 0.95 and results["primary_metric"] == "f1"
     assert ("no_answer_accuracy" in results["mean"]) == bool(none)
     assert results["train_examples"] == 400 and results["bad_offsets"] == {"train": (1, 1), "dev": (0, 0)}
-    threshold = load_model(out / "model").metadata["settings"]["span"]["null_score_diff_threshold"]
+    threshold = load_model(out / "model").metadata["task"]["null_score_diff_threshold"]
     assert (threshold is None) == (not none)
 
 
@@ -243,16 +235,14 @@ def test_a_saved_model_gives_the_same_answers(trained, tmp_path):
     folder = load_model(out / "model")
     assert evaluate(folder, dev) == {k: v for k, v in results["seeds"][0].items() if k != "seed"}
     found = predict(folder, dev)
-    one = polyseme.load(out / "model").answer(dev[3].text, dev[3].pair)
-    assert one.text == found[3].span.text and one.null_score_diff == pytest.approx(
-        found[3].span.null_score_diff, abs=1e-4
-    )
-    write_predictions(tmp_path / "p.json", dev, found)
-    assert json.loads((tmp_path / "p.json").read_text()) == {e.id: p.span.text for e, p in zip(dev, found)}
-    assert json.loads((tmp_path / "p.null_odds.json").read_text())[dev[0].id] == found[0].span.null_score_diff
-    write_predictions(tmp_path / "p.jsonl", dev, found)
+    one = polyseme.load(out / "model").answer(dev[3].context, dev[3].question)
+    assert one.text == found[3].text and one.null_score_diff == pytest.approx(found[3].null_score_diff, abs=1e-4)
+    SPAN.write(tmp_path / "p.json", dev, found)
+    assert json.loads((tmp_path / "p.json").read_text()) == {e.id: p.text for e, p in zip(dev, found)}
+    assert json.loads((tmp_path / "p.null_odds.json").read_text())[dev[0].id] == found[0].null_score_diff
+    SPAN.write(tmp_path / "p.jsonl", dev, found)
     rows = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
-    assert [row["text"] for row in rows] == [p.value for p in found] and rows[0]["question"] == dev[0].pair
+    assert [row["text"] for row in rows] == [p.value for p in found] and rows[0]["question"] == dev[0].question
 
 
 def test_transformers_reads_it(trained):
@@ -262,7 +252,7 @@ def test_transformers_reads_it(trained):
         pytest.skip("its class there has a decoder")
     theirs = transformers.AutoModelForQuestionAnswering.from_pretrained(out / "model").eval()
     folder = load_model(out / "model")
-    encoded = SPAN.encode(dev[:5], folder.tokenizer, 40)
+    encoded = list(SPAN.encode(dev[:5], folder.tokenizer, 40))
     for window, ours in zip(encoded, compute_logits(folder.model, SPAN, encoded)):
         extra = {"token_type_ids": torch.tensor(window.segments)[None]} if family == "bert" else {}
         with torch.no_grad():
@@ -276,17 +266,17 @@ def test_together_equals_alone_and_folders_round_trip(tokenizers, family, tmp_pa
     tokenizer = tokenizers[TOKENIZERS[family]].with_cls_position(FAMILIES[family].cls_position)
     sizes = {"num_layers": 2, "dim": 16, "num_heads": 2, "max_len": 32}
     spec = FAMILIES[family].model_config(**fitting(FAMILIES[family], **sizes), vocab_size=tokenizer.vocab_size)
-    head = FAMILIES[family].task_head("span", SPAN.labels, spec.trunk)
-    save_model(tmp_path / "m", spec.replace(heads={"span": head}).build(3), tokenizer, {"task": "span"})
+    head = FAMILIES[family].task_head("span", SPAN.output_labels, spec.trunk)
+    save_model(tmp_path / "m", spec.replace(heads={"span": head}).build(3), tokenizer, {"task": SPAN.to_json()})
     folder = load_model(tmp_path / "m")
-    assert not folder.newly_initialized and Task.from_model(folder.model, folder.metadata).task_type == "span"
+    assert not folder.newly_initialized and load_task(folder.metadata, folder.model.config) == SPAN
     examples = questions(6, 7, 0.2, 60)
-    encoded = SPAN.encode(examples, folder.tokenizer, 32)
+    encoded = list(SPAN.encode(examples, folder.tokenizer, 32))
     assert len(encoded) > 6
     together = predict_encoded(folder.model, SPAN, examples, encoded)
     for i, example in enumerate(examples):
         (alone,) = predict_encoded(folder.model, SPAN, [example], SPAN.encode([example], folder.tokenizer, 32))
-        assert alone.span.null_score_diff == pytest.approx(together[i].span.null_score_diff, abs=1e-5)
+        assert alone.null_score_diff == pytest.approx(together[i].null_score_diff, abs=1e-5)
 
 
 def test_memory_does_not_grow_with_the_document(tokenizers):
@@ -296,10 +286,10 @@ def test_memory_does_not_grow_with_the_document(tokenizers):
     for words in (20_000, 100_000):
         text = "so it is . " * (words // 4)
         at = len(text)
-        example = Example("e", text + "red fish", "which colour", answers=(("red", at),))
+        example = QuestionExample("e", text + "red fish", "which colour", answers=(("red", at),))
         tracemalloc.start()
         found = None
-        for window in sliding_windows([example], tokenizer, 40, ExtractiveQAConfig()):
+        for window in SPAN.encode([example], tokenizer, 40):
             found = window
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
@@ -312,23 +302,28 @@ def test_memory_does_not_grow_with_the_document(tokenizers):
 
 def test_baselines_and_mistakes(tokenizers, trained):
     data = questions(40, 9, 0.2)
-    assert majority_baseline(data, data, "span")["f1"] >= 0
+    assert baseline_metrics(ExtractiveQATask, "majority", data, data)["f1"] >= 0
     context = "the capital of France is Paris today when it was cold"
-    seeking = [Example("", context, "What is the capital of France ?", answers=(("Paris today", 25),))]
-    assert linear_baseline(seeking, seeking, "span")["f1"] > majority_baseline(seeking, seeking, "span")["f1"]
+    seeking = [QuestionExample("", context, "What is the capital of France ?", answers=(("Paris today", 25),))]
+    assert (
+        baseline_metrics(ExtractiveQATask, "linear", seeking, seeking)["f1"]
+        > baseline_metrics(ExtractiveQATask, "majority", seeking, seeking)["f1"]
+    )
     with pytest.raises(PolysemeError, match="has no answers"):
-        Task.from_examples("span", [Example("e", "x", "y", answers=())])
+        ExtractiveQATask.from_examples([QuestionExample("e", "x", "y", answers=())])
     with pytest.raises(PolysemeError, match="the question has 40 tokens, and 17 are read: truncate"):
-        SPAN.encode([Example("e", "so", "so it " * 20)], tokenizers["wordpiece"], 40)
-    (cut,) = SPAN.encode([Example("e", "so", "so it " * 20)], tokenizers["wordpiece"], 40, truncate=True)
+        list(SPAN.encode([QuestionExample("e", "so", "so it " * 20)], tokenizers["wordpiece"], 40))
+    (cut,) = SPAN.encode([QuestionExample("e", "so", "so it " * 20)], tokenizers["wordpiece"], 40, truncate=True)
     assert cut.is_truncated and cut.target is None
     with pytest.raises(PolysemeError, match="max_len 6 leaves no room"):
-        SPAN.encode(data, tokenizers["wordpiece"], 6)
-    with pytest.raises(PolysemeError, match=r"span\.doc_stride is 0"):
-        FinetuneConfig().with_override("span.doc_stride", "0")
+        list(SPAN.encode(data, tokenizers["wordpiece"], 6))
+    with pytest.raises(PolysemeError, match=r"doc_stride is 0"):
+        ExtractiveQATask().with_override("doc_stride", "0")
     model = polyseme.load(trained[3] / "model")
     for bad in (("", "x"), ("x", ""), ("x", 3)):
         with pytest.raises(PolysemeError, match=r"^example 1 .*: a context and a question is needed"):
             model.answer(*bad)
-    with pytest.raises(PolysemeError, match=r"predictions are written as \.json, \.jsonl, not '\.tsv'"):
-        write_predictions(trained[3] / "p.tsv", data, predict(model.folder, data))
+    with pytest.raises(
+        PolysemeError, match=r"predictions of extractive_qa are written as \.json, \.jsonl, not '\.tsv'"
+    ):
+        SPAN.write(trained[3] / "p.tsv", data, predict(model.folder, data))

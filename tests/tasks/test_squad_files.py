@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyseme.errors import PolysemeError
-from polyseme.tasks.examples import read_examples
-from polyseme.tasks.readers.squad import count_bad_offsets, valid_answers, with_valid_answers
+from polyseme.tasks.extractive_qa import ExtractiveQATask, count_bad_offsets
 
 REAL = Path(__file__).parents[2].parent / "shared/data/squad-shifts"
 CONTEXT = "  Ada Lovelace (1815\u20131852) wrote \U0001f600 notes on the Analytical Engine.\n"
@@ -39,13 +38,13 @@ def test_a_file_as_it_is_distributed(tmp_path, name):
         asked("c", ("notes", at - 1), ("Ada", 2)),
         asked("d", ("Engine", 0), ("", 3), ("1815", -5)),
     )
-    found = read_examples(write(tmp_path / name, content), "span")
-    assert [e.id for e in found] == list("abcd") and all(e.text == CONTEXT for e in found)
+    found = ExtractiveQATask.read(write(tmp_path / name, content))
+    assert [e.id for e in found] == list("abcd") and all(e.context == CONTEXT for e in found)
     assert found[0].gold == ("notes", "wrote \U0001f600 notes") and found[1].gold == ()
-    assert found[0].pair == " What about a? "
-    assert valid_answers(found[2]) == [("Ada", 2)] and valid_answers(found[3]) == []
+    assert found[0].question == " What about a? "
+    assert found[2].valid_answers == [("Ada", 2)] and found[3].valid_answers == []
     assert count_bad_offsets(found) == (4, 1)
-    assert [e.id for e in with_valid_answers(found)] == ["a", "b", "c"]
+    assert [e.id for e in ExtractiveQATask().trainable(found)] == ["a", "b", "c"]
 
 
 def test_mistakes_are_named(tmp_path, capsys):
@@ -65,11 +64,11 @@ def test_mistakes_are_named(tmp_path, capsys):
         path = tmp_path / "f.json"
         path.write_text(content if isinstance(content, str) else json.dumps(content))
         with pytest.raises(PolysemeError, match=message):
-            read_examples(path, "span")
+            ExtractiveQATask.read(path)
     write(tmp_path / "f.json", squad(good, asked("b")))
-    assert [e.id for e in read_examples(tmp_path / "f.json", "span", skip_bad=True)] == ["a"]
+    assert [e.id for e in ExtractiveQATask.read(tmp_path / "f.json", skip_bad=True)] == ["a"]
     assert "skipped 1 bad of 2 rows" in capsys.readouterr().err
-    found = read_examples(tmp_path / "f.json", "span", needs_labels=False)
+    found = ExtractiveQATask.read(tmp_path / "f.json", needs_labels=False)
     assert [e.answers is None for e in found] == [False, True]
 
 
@@ -78,12 +77,12 @@ def test_real_files(name, rows):
     path = REAL / f"{name}_v1.0.json.gz"
     if not path.is_file():
         pytest.skip("the real files are not here")
-    found = read_examples(path, "span")
+    found = ExtractiveQATask.read(path)
     assert len(found) == rows and len({e.id for e in found}) == rows
     said = sum(len(e.answers) for e in found)
     wrong, lost = count_bad_offsets(found)
     assert wrong <= 0.04 * said and lost <= 0.04 * rows
     assert (wrong > 0.01 * said) == (name == "amazon_reviews")
-    for example in with_valid_answers(found)[::97]:
-        for text, at in valid_answers(example):
-            assert example.text[at : at + len(text)] == text
+    for example in ExtractiveQATask().trainable(found)[::97]:
+        for text, at in example.valid_answers:
+            assert example.context[at : at + len(text)] == text

@@ -7,16 +7,23 @@ import random
 import pytest
 
 from polyseme.families import FAMILIES
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import TaskData
 from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
-from polyseme.finetuning.frozen import FEATURE_DEFAULTS, train_on_features
-from polyseme.tasks.examples import Example
+from polyseme.finetuning.finetune import finetune
+from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
+from polyseme.tasks import TASKS
+from polyseme.tasks.extractive_qa import QuestionExample
+from polyseme.tasks.multiple_choice import ChoiceExample
+from polyseme.tasks.sequence import TextExample
+from polyseme.tasks.tagging import TaggingExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import save_model
 from tests.contracts.cases import fitting
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare"]
+SHORT = {"pair_classification": "pair", "multiple_choice": "choice", "extractive_qa": "span"}  # seeds of the draws
 QUICK = FinetuneConfig(epochs=6, batch_size=16, optimizer=OptimizerConfig(lr=5e-3))
 FEATURES = FEATURE_DEFAULTS.replace(
     epochs=6.0, network=FeatureNetworkSettings(lstm_dim=16, word_dim=0, dropout=0.0, layers="scalar_mix")
@@ -25,29 +32,31 @@ FEATURES = FEATURE_DEFAULTS.replace(
 
 def examples(kind, n=240):
     """What has to be found is one word, in a text, in the second of two, or in one of the choices."""
-    draw, found = random.Random(kind), []
+    draw, found = random.Random(SHORT.get(kind, kind)), []
     for i in range(n):
         words = draw.choices(WORDS, k=draw.randint(3, 6))
         other = draw.choices(WORDS, k=3)
         text, seen = " ".join(words), "wolf" in words
         if kind == "classification":
-            found.append(Example(f"d:{i}", text, label="yes" if seen else "no"))
-        elif kind == "pair":
-            found.append(Example(f"d:{i}", text, " ".join(other), label="yes" if "wolf" in other else "no"))
+            found.append(TextExample(f"d:{i}", text, label="yes" if seen else "no"))
+        elif kind == "pair_classification":
+            found.append(TextExample(f"d:{i}", text, " ".join(other), label="yes" if "wolf" in other else "no"))
         elif kind == "regression":
-            found.append(Example(f"d:{i}", text, label=str(sum(map(WORDS.index, words)) / len(words) / 4 - 1)))
+            found.append(TextExample(f"d:{i}", text, label=str(sum(map(WORDS.index, words)) / len(words) / 4 - 1)))
         elif kind == "tagging":
-            found.append(Example(f"d:{i}", words=tuple(words), tags=tuple("B-X" if w > "d" else "O" for w in words)))
-        elif kind == "choice":
+            found.append(
+                TaggingExample(f"d:{i}", words=tuple(words), tags=tuple("B-X" if w > "d" else "O" for w in words))
+            )
+        elif kind == "multiple_choice":
             right = draw.randrange(3)
             choices = [draw.choice([w for w in WORDS if w != "wolf"]) for _ in range(3)]
             choices[right] = "wolf"
-            found.append(Example(f"d:{i}", text, label=str(right), choices=tuple(choices)))
+            found.append(ChoiceExample(f"d:{i}", text, label=str(right), choices=tuple(choices)))
         else:
             words = [w for w in words if w != "wolf"]
             words.insert(draw.randint(0, len(words)), "wolf")
             at = sum(len(w) + 1 for w in words[: words.index("wolf")])
-            found.append(Example(f"d:{i}", " ".join(words), "which", answers=(("wolf", at),), id=str(i)))
+            found.append(QuestionExample(f"d:{i}", " ".join(words), "which", answers=(("wolf", at),), id=str(i)))
     return found
 
 
@@ -66,18 +75,23 @@ def folders(tmp_path_factory):
     return made
 
 
-@pytest.mark.parametrize(("family", "kind"), [("gpt2", "pair"), ("t5", "tagging"), ("elmo", "span")])
+@pytest.mark.parametrize(
+    ("family", "kind"), [("gpt2", "pair_classification"), ("t5", "tagging"), ("elmo", "extractive_qa")]
+)
 def test_fine_tuned(folders, family, kind):
-    data = examples(kind, 340 if kind == "pair" else 240)
-    settings = QUICK.replace(epochs=10.0) if kind == "pair" else QUICK
-    results = finetune(folders[family], kind, data[:-50], data[-50:], None, settings)
+    data = examples(kind, 340 if kind == "pair_classification" else 240)
+    settings = QUICK.replace(epochs=10.0) if kind == "pair_classification" else QUICK
+    results = finetune(folders[family], TaskData(TASKS[kind](), data[:-50], data[-50:]), None, settings)
     assert results["mean"][results["primary_metric"]] > 0.95
 
 
-@pytest.mark.parametrize("kind", ["classification", "pair", "regression", "tagging", "choice"])
+@pytest.mark.parametrize("kind", ["classification", "pair_classification", "regression", "tagging", "multiple_choice"])
 def test_over_recurrent_features(folders, kind):
-    data = examples(kind, 340 if kind == "pair" else 240)
+    data = examples(kind, 340 if kind == "pair_classification" else 240)
     results = train_on_features(
-        folders["elmo"], kind, data[:-50], data[-50:], None, FEATURES.with_override("optimizer.lr", "1e-2")
+        FeatureInputs([folders["elmo"]]),
+        TaskData(TASKS[kind](), data[:-50], data[-50:]),
+        None,
+        FEATURES.with_override("optimizer.lr", "1e-2"),
     )
     assert results["mean"][results["primary_metric"]] > 0.95

@@ -10,10 +10,13 @@ from polyseme.errors import PolysemeError
 from polyseme.evaluation.benchmarks import run_benchmark
 from polyseme.evaluation.submission import SUBMISSION_FILES, write_submission
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
-from polyseme.tasks.examples import Example
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import TaskData
+from polyseme.finetuning.finetune import finetune
+from polyseme.tasks.classification import Classification
 from polyseme.tasks.metrics.standard import classification_metrics
-from polyseme.tasks.task import Prediction
+from polyseme.tasks.multiple_choice import ChoiceExample, MultipleChoiceTask
+from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import save_model
 
@@ -33,17 +36,17 @@ def folder(tmp_path_factory):
 
 
 def said(*labels):
-    return [Prediction(label=label) for label in labels]
+    return [Classification(label, {}) for label in labels]
 
 
 @pytest.mark.parametrize(("name", "examples", "labels", "rows"), [
-    ("boolq", [Example("", "p", "q", id="3"), Example("", "p", "q", id="4")], ["true", "false"],
+    ("boolq", [TextExample("", "p", "q", id="3"), TextExample("", "p", "q", id="4")], ["true", "false"],
      [{"idx": 3, "label": "true"}, {"idx": 4, "label": "false"}]),
-    ("cb", [Example("", "p", "q", id="0")], ["neutral"], [{"idx": 0, "label": "neutral"}]),
-    ("copa", [Example("", "p", choices=("a", "b"), id="9")], ["1"], [{"idx": 9, "label": 1}]),
-    ("record", [Example("", "p", choices=("Ann", "Zoë"), id="7")], ["1"], [{"idx": 7, "label": "Zoë"}]),
-    ("wsc", [Example("", "p", "q", id="1")], ["false"], [{"idx": 1, "label": "False"}]),
-    ("multirc", [Example("", "p", "q", id=i) for i in ("2-0-0", "2-0-1", "2-1-2", "5-2-3")], ["1", "0", "0", "1"],
+    ("cb", [TextExample("", "p", "q", id="0")], ["neutral"], [{"idx": 0, "label": "neutral"}]),
+    ("copa", [ChoiceExample("", "p", choices=("a", "b"), id="9")], ["1"], [{"idx": 9, "label": 1}]),
+    ("record", [ChoiceExample("", "p", choices=("Ann", "Zoë"), id="7")], ["1"], [{"idx": 7, "label": "Zoë"}]),
+    ("wsc", [TextExample("", "p", "q", id="1")], ["false"], [{"idx": 1, "label": "False"}]),
+    ("multirc", [TextExample("", "p", "q", id=i) for i in ("2-0-0", "2-0-1", "2-1-2", "5-2-3")], ["1", "0", "0", "1"],
      [{"idx": 2, "passage": {"questions": [
          {"idx": 0, "answers": [{"idx": 0, "label": 1}, {"idx": 1, "label": 0}]},
          {"idx": 1, "answers": [{"idx": 2, "label": 0}]}]}},
@@ -56,7 +59,10 @@ def test_superglue_as_its_server_wants_it(tmp_path, name, examples, labels, rows
 
 
 def test_examples_without_a_number_are_refused(tmp_path):
-    for bad, name in ((Example("val.jsonl:1", "p", "q"), "rte"), (Example("val.jsonl:1", "p", id="1--2"), "multirc")):
+    for bad, name in (
+        (TextExample("val.jsonl:1", "p", "q"), "rte"),
+        (TextExample("val.jsonl:1", "p", id="1--2"), "multirc"),
+    ):
         with pytest.raises(PolysemeError, match=r"val\.jsonl:1: there is no idx"):
             write_submission(tmp_path / "x.jsonl", f"superglue/{name}", said("entailment"), [bad])
     assert not list(tmp_path.iterdir())
@@ -145,7 +151,7 @@ def test_no_bootstrap_of_a_metric_that_needs_more_than_answers(folder, tmp_path,
     from polyseme.evaluation.compare import paired_bootstrap, read_run
 
     data = [
-        Example(f"d:{i}", w, choices=("cat", "dog"), label=str(i % 2), accepted_answers=("cat",))
+        ChoiceExample(f"d:{i}", w, choices=("cat", "dog"), label=str(i % 2), accepted_answers=("cat",))
         for i, w in enumerate(WORDS)
     ]
     for run in "ab":
@@ -153,13 +159,9 @@ def test_no_bootstrap_of_a_metric_that_needs_more_than_answers(folder, tmp_path,
         settings = FinetuneConfig(steps=1)
         finetune(
             folder,
-            "choice",
-            data,
-            data,
+            TaskData(MultipleChoiceTask(), data, data, primary_metric="f1", extra_metrics=named.extra_metrics),
             tmp_path / run,
             settings,
-            primary_metric="f1",
-            extra_metrics=named.extra_metrics,
         )
     with pytest.raises(PolysemeError, match="f1 cannot be had from its answers alone"):
         paired_bootstrap(read_run(tmp_path / "a"), read_run(tmp_path / "b"))

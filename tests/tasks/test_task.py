@@ -5,16 +5,19 @@ import pytest
 import torch
 
 from polyseme.errors import PolysemeError
-from polyseme.evaluation.predict import compute_logits, to_examples
 from polyseme.families import FAMILIES
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.packing import token_budget_batches
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.objectives.losses import compute_losses
-from polyseme.tasks.examples import Example
-from polyseme.tasks.task import Task
+from polyseme.tasks import TASKS, load_task
+from polyseme.tasks.classification import ClassificationTask, PairClassificationTask
+from polyseme.tasks.regression import RegressionTask
+from polyseme.tasks.sequence import TextExample
+from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer
 from tests.contracts.cases import fitting
+from tests.support.tasks import compute_logits, to_examples
 
 WORDS = [a + b for a in ("red", "blue", "green", "grey") for b in ("cat", "dog", "fish", "bird", "s", "ish")]
 KINDS = {family.name: family.tokenizer.replace("events", "bpe") for family in FAMILIES.values()}
@@ -41,18 +44,18 @@ def wordpiece(tokenizers):
 
 
 def text(i, words, label="a", pair=None):
-    return Example(f"f.tsv:{i}", words, pair, label=label)
+    return TextExample(f"f.tsv:{i}", words, pair, label=label)
 
 
-SINGLE, TAGS, NUMBER = Task("classification", ("a", "b")), Task("tagging", ("O", "X")), Task("regression", ())
+SINGLE, TAGS, NUMBER = ClassificationTask(("a", "b")), TaggingTask(("O", "X")), RegressionTask()
 
 
 def test_labels_of_a_training_set():
-    assert Task.from_examples("classification", [text(1, "x", "b"), text(2, "x", "a"), text(3, "x", "b")]) == SINGLE
-    tagged = [Example("", words=("a", "b", "c"), tags=("X", "Y", "Y"))]
-    assert Task.from_examples("tagging", tagged).labels == ("Y", "X")  # the most frequent first
+    assert ClassificationTask.from_examples([text(1, "x", "b"), text(2, "x", "a"), text(3, "x", "b")]) == SINGLE
+    tagged = [TaggingExample("", words=("a", "b", "c"), tags=("X", "Y", "Y"))]
+    assert TaggingTask.from_examples(tagged).labels == ("Y", "X")  # the most frequent first
     with pytest.raises(PolysemeError, match=r"has only the label 'a' \(f\.tsv:1 …\): there is nothing to learn"):
-        Task.from_examples("classification", [text(1, "x")])
+        ClassificationTask.from_examples([text(1, "x")])
 
 
 def test_task_of_a_model():
@@ -60,12 +63,15 @@ def test_task_of_a_model():
     spec = FAMILIES["bert"].model_config(num_layers=1, dim=8, num_heads=1, vocab_size=20)
     for name, kind in (("classify", "classification"), ("tag", "tagging")):
         head = FAMILIES["bert"].task_head(name, ("a", "b"), trunk)
-        assert Task.from_model(spec.replace(heads={name: head}).build()) == Task(kind, ("a", "b"))
-    assert Task.from_model(spec.replace(heads={"classify": ClassificationHeadConfig(())}).build()) == NUMBER
+        assert load_task({}, spec.replace(heads={name: head}).build().config) == TASKS[kind](("a", "b"))
+    assert load_task({}, spec.replace(heads={"classify": ClassificationHeadConfig(())}).build().config) == NUMBER
     model = spec.replace(heads={"classify": ClassificationHeadConfig(("a", "b"))}).build()
-    assert Task.from_model(model, {"task": "pair"}).task_type == "pair"
+    assert (
+        load_task({"task": PairClassificationTask(("a", "b")).to_json()}, model.config).task_type
+        == "pair_classification"
+    )
     with pytest.raises(PolysemeError, match=r"no task head \(its heads: masked, pair\): fine-tune it first"):
-        Task.from_model(spec.build())
+        load_task({}, spec.build().config)
 
 
 def test_texts_and_pairs(wordpiece):
@@ -75,7 +81,7 @@ def test_texts_and_pairs(wordpiece):
     ids, segments = wordpiece.build_inputs_with_special_tokens(cat, dog)
     assert (two.ids.tolist(), two.segments.tolist(), two.target) == (ids, segments, 1)
     with pytest.raises(PolysemeError, match=r"f\.tsv:1: there is no second text, which this task reads"):
-        Task("pair", ("a", "b")).encode([text(1, "redcat")], wordpiece, 64)
+        PairClassificationTask(("a", "b")).encode([text(1, "redcat")], wordpiece, 64)
 
 
 def test_a_causal_pair_is_parted(tokenizers):
@@ -87,11 +93,11 @@ def test_a_causal_pair_is_parted(tokenizers):
 def test_words_are_predicted_at_their_first_pieces(tokenizers):
     words = ("redcat", "zz9", "\u200b\u200b", "[MASK]", "blueish")
     for tokenizer in tokenizers.values():
-        (one,) = TAGS.encode([Example("", words=words, tags=("X", "O", "X", "O", "O"))], tokenizer, 64)
+        (one,) = TAGS.encode([TaggingExample("", words=words, tags=("X", "O", "X", "O", "O"))], tokenizer, 64)
         assert len(one.positions) == 5 and (np.diff(one.positions) >= 1).all()
         assert one.target.tolist() == [1, 0, 1, 0, 0]
     wordpiece = tokenizers["wordpiece"]
-    (one,) = TAGS.encode([Example("", words=words)], wordpiece, 64)
+    (one,) = TAGS.encode([TaggingExample("", words=words)], wordpiece, 64)
     first = [wordpiece.encode(word)[:1] or [wordpiece.special_token_ids.unk] for word in words]
     assert [[one.ids[row]] for row in one.positions] == first
     assert one.target is None
@@ -120,13 +126,13 @@ def test_a_pair_loses_tokens_on_its_longer_side(wordpiece):
 
 
 def test_words_that_were_cut_are_still_answered(wordpiece):
-    example = Example("", words=("redcat",) * 10, tags=("X",) * 10)
+    example = TaggingExample("", words=("redcat",) * 10, tags=("X",) * 10)
     (one,) = TAGS.encode([example], wordpiece, 8, truncate=True)
     assert len(one.ids) == 8 and len(one.positions) == len(one.target) < 10
-    found = TAGS.decode(np.tile([[0.0, 9.0]], (len(one.positions), 1)), example)
+    found = TAGS.decode_one(np.tile([[0.0, 9.0]], (len(one.positions), 1)), example)
     assert found.tags == ("X",) * len(one.positions) + ("O",) * (10 - len(one.positions))
-    assert found.tag_probabilities[-1] is None and found.tag_probabilities[0] > 0.99
-    assert Task("tagging", ("N", "V")).decode(np.zeros((0, 2)).reshape(0, 2), example).tags == ("N",) * 10
+    assert found.probabilities[-1] is None and found.probabilities[0] > 0.99
+    assert TaggingTask(("N", "V")).decode_one(np.zeros((0, 2)).reshape(0, 2), example).tags == ("N",) * 10
 
 
 def test_a_label_never_seen(wordpiece):
@@ -134,13 +140,13 @@ def test_a_label_never_seen(wordpiece):
     with pytest.raises(PolysemeError, match=message):
         SINGLE.encode([text(4, "red", "bb")], wordpiece, 16)
     with pytest.raises(PolysemeError, match=r"the label 'Y' was never seen in training; valid: O, X$"):
-        TAGS.encode([Example("f:1", words=("red",), tags=("Y",))], wordpiece, 16)
+        TAGS.encode([TaggingExample("f:1", words=("red",), tags=("Y",))], wordpiece, 16)
     assert SINGLE.encode([text(4, "red", "bb")], wordpiece, 16, use_labels=False)[0].target is None
 
 
 def test_a_batch_is_sorted_by_length_and_says_so(wordpiece):
     sizes = (3, 1, 2, 1)
-    examples = [Example("", words=("redcat",) * n, tags=("X",) + ("O",) * (n - 1)) for n in sizes]
+    examples = [TaggingExample("", words=("redcat",) * n, tags=("X",) + ("O",) * (n - 1)) for n in sizes]
     encoded = TAGS.encode(examples, wordpiece, 64)
     batch, order = TAGS.collate(encoded)
     assert order == [1, 3, 2, 0] and list(batch.inputs.layout.lengths) == sorted(batch.inputs.layout.lengths)
@@ -153,7 +159,7 @@ def test_a_batch_is_sorted_by_length_and_says_so(wordpiece):
 
 
 def test_decoding_gives_every_probability():
-    found = SINGLE.decode(np.array([[1000.0, 1001.0]]), text(1, "x"))
+    found = SINGLE.decode_one(np.array([[1000.0, 1001.0]]), text(1, "x"))
     assert found.label == "b" and sum(found.probabilities.values()) == pytest.approx(1)
     assert found.probabilities["a"] == pytest.approx(1 / (1 + np.e))
 
@@ -173,11 +179,11 @@ def test_together_equals_alone(tokenizers, family, kind):
     task = {task.task_type: task for task in (SINGLE, TAGS, NUMBER)}[kind]
     draw = np.random.default_rng(0)
     chosen = [tuple(draw.choice(WORDS, size=draw.integers(1, 9))) for _ in range(20)]
-    examples = [Example("", text=" ".join(w), words=w) for w in chosen]
+    examples = [TaggingExample("", w) if kind == "tagging" else TextExample("", " ".join(w)) for w in chosen]
     sizes = {"num_layers": 2, "dim": 16, "num_heads": 2, "vocab_size": tokenizer.vocab_size, "max_len": 80}
     sizes["num_buckets"] = 50
     spec = FAMILIES[family].model_config(**fitting(FAMILIES[family], **sizes))
-    head = FAMILIES[family].task_head(task.head_name, task.labels, spec.trunk)
+    head = FAMILIES[family].task_head(task.head_name, task.output_labels, spec.trunk)
     model = spec.replace(heads={task.head_name: head}).build(0).double().eval()
     with torch.no_grad():
         for p in model.parameters():
@@ -211,9 +217,9 @@ def test_numbers_are_learnt_by_squared_error(wordpiece):
     assert all(g.isfinite().all() for g in whole)
     for a, b in zip(whole, split, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-5)
-    assert NUMBER.decode(np.array([[2.5]]), examples[0]).number == 2.5
+    assert NUMBER.decode_one(np.array([[2.5]]), examples[0]).number == 2.5
     with pytest.raises(PolysemeError, match=r"only the label '1'"):
-        Task.from_examples("regression", [text(1, "x", "1")])
+        RegressionTask.from_examples([text(1, "x", "1")])
 
 
 def test_plain_values_as_examples():

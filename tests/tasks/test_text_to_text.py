@@ -1,5 +1,6 @@
 """Tasks in text, as T5 has them: what is read and written, what it learns, and that nothing else can be answered."""
 
+import dataclasses
 import json
 import random
 
@@ -10,18 +11,25 @@ import torch
 import polyseme
 from polyseme.errors import PolysemeError
 from polyseme.evaluation.ensemble import find_models, predict_ensemble
-from polyseme.evaluation.predict import evaluate, predict, predict_encoded
+from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
-from polyseme.finetuning.multitask import TaskData, finetune_multitask, select_task
-from polyseme.finetuning.runner import epoch_batches
+from polyseme.finetuning.batches import epoch_batches
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import RunOptions, TaskData
+from polyseme.finetuning.finetune import answers_in_text, finetune
 from polyseme.generation.constrained import extract_spans, score_answers
 from polyseme.generation.sample import generate_tokens
 from polyseme.generation.text import GenerationConfig
+from polyseme.inference.prediction import predict, predict_encoded, select_task
 from polyseme.objectives.losses import compute_losses
-from polyseme.tasks.examples import Example
-from polyseme.tasks.task import Task
-from polyseme.tasks.text_templates import T5_TEMPLATES, TextToTextTemplate, template_for
+from polyseme.tasks import TASKS, load_task
+from polyseme.tasks.classification import ClassificationTask, PairClassificationTask
+from polyseme.tasks.coreference import CoreferenceTask
+from polyseme.tasks.extractive_qa import ExtractiveQATask, QuestionExample
+from polyseme.tasks.multiple_choice import ChoiceExample
+from polyseme.tasks.sequence import TextExample
+from polyseme.tasks.tagging import TaggingExample, TaggingTask
+from polyseme.tasks.text_templates import T5_TEMPLATES, TextToTextTemplate
 from polyseme.tasks.text_to_text import encode_text_target
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
@@ -32,30 +40,31 @@ SPOKEN = (
     "text: text1: text2: yes no choice1: choice2: choice3: choice1 choice2 choice3 question: context: classification "
     "pair regression choice which so it is 0.0 0.5 1.0 1.5 2.0 2.5 3 4 6 7 8 9"
 )
+SHORT = {"pair_classification": "pair", "multiple_choice": "choice", "extractive_qa": "span"}  # seeds of the draws
 QUICK = FinetuneConfig(epochs=12, batch_size=16, optimizer=OptimizerConfig(lr=5e-3))
 T5 = FAMILIES["t5"]
 
 
 def examples(kind, n):
     """One word decides: in a text, as one of the choices, or as the answer itself; of a pair, a word of each."""
-    draw, found = random.Random(kind), []
+    draw, found = random.Random(SHORT.get(kind, kind)), []
     for i in range(n):
         one = draw.choice(WORDS)
         text = " ".join([*["so", "it"][: draw.randint(0, 2)], one, *["is"][: draw.randint(0, 1)]])
         if kind == "classification":
-            found.append(Example(f"d:{i}", text, label="yes" if one < "d" else "no"))
-        elif kind == "pair":
+            found.append(TextExample(f"d:{i}", text, label="yes" if one < "d" else "no"))
+        elif kind == "pair_classification":
             first = draw.choice(["so", "it"])
-            found.append(Example(f"d:{i}", first, one, label="yes" if first == "so" and one < "d" else "no"))
+            found.append(TextExample(f"d:{i}", first, one, label="yes" if first == "so" and one < "d" else "no"))
         elif kind == "regression":
-            found.append(Example(f"d:{i}", text, label=str(WORDS.index(one) / 2)))
-        elif kind == "choice":
+            found.append(TextExample(f"d:{i}", text, label=str(WORDS.index(one) / 2)))
+        elif kind == "multiple_choice":
             right = draw.randrange(2)
             choices = draw.choices(["cat", "dog"], k=2)
             choices[right] = "wolf"
-            found.append(Example(f"d:{i}", "it", label=str(right), choices=tuple(choices)))
+            found.append(ChoiceExample(f"d:{i}", "it", label=str(right), choices=tuple(choices)))
         else:
-            found.append(Example(f"d:{i}", text, "which", answers=((one, text.index(one)),), id=str(i)))
+            found.append(QuestionExample(f"d:{i}", text, "which", answers=((one, text.index(one)),), id=str(i)))
     return found
 
 
@@ -80,45 +89,47 @@ def run(base, tmp_path_factory):
     train = data[:100] * 3
     settings = QUICK.replace(epochs=3.0)
     results = finetune(
-        base, "classification", train, data[100:], out, settings, seeds=2, keep_seeds=True, keep_checkpoints=2
+        base,
+        TaskData(ClassificationTask(), train, data[100:]),
+        out,
+        settings,
+        RunOptions(seeds=2, keep_seeds=True, keep_checkpoints=2),
     )
     return out, data[100:], results
 
 
 def text_task(kind, data, name=""):
-    return Task.from_examples(
-        kind, data, text_template=template_for(T5, T5.model_config("tiny").trunk, kind, data, name)
-    )
+    return TASKS[kind].from_examples(data).with_text_template(name, data)
 
 
 # --- what is read and written ----------------------------------------------------------------------------------------
 
 
 def written(task, example, tokenizer):
-    (one,) = task.encode([example], tokenizer, 100)
+    (one,) = task.codec.encode([example], tokenizer, 100)
     return tokenizer.decode(one.ids), tokenizer.decode(encode_text_target(one)), one
 
 
 @pytest.mark.parametrize(("name", "kind", "example", "source", "target"), [
-    ("glue/mnli", "pair", Example("", "cat is", "it is", label="neutral"),
+    ("glue/mnli", "pair_classification", TextExample("", "cat is", "it is", label="neutral"),
      "mnli hypothesis: it is premise: cat is", "neutral"),
-    ("glue/sts-b", "regression", Example("", "cat", "dog", label="3.75"), "stsb sentence1: cat sentence2: dog", "3.8"),
-    ("glue/cola", "classification", Example("", "so it is", label="0"), "cola sentence: so it is", "unacceptable"),
-    ("superglue/copa", "choice", Example("", "it is", label="1", choices=("cat", "dog")),
+    ("glue/sts-b", "regression", TextExample("", "cat", "dog", label="3.75"), "stsb sentence1: cat sentence2: dog", "3.8"),
+    ("glue/cola", "classification", TextExample("", "so it is", label="0"), "cola sentence: so it is", "unacceptable"),
+    ("superglue/copa", "multiple_choice", ChoiceExample("", "it is", label="1", choices=("cat", "dog")),
      "copa choice1: cat choice2: dog premise: it is", "True"),
-    ("", "regression", Example("", "cat", label="1.5"), "regression text1: cat", "1.50"),
-    ("", "choice", Example("", "it", label="2", choices=("cat", "dog", "fish")),
+    ("", "regression", TextExample("", "cat", label="1.5"), "regression text1: cat", "1.50"),
+    ("", "multiple_choice", ChoiceExample("", "it", label="2", choices=("cat", "dog", "fish")),
      "choice choice1: cat choice2: dog choice3: fish text: it", "choice3"),
-    ("squad/1.1", "span", Example("", "so red it", "which", answers=(("red", 3),)),
+    ("squad/1.1", "extractive_qa", QuestionExample("", "so red it", "which", answers=(("red", 3),)),
      "question: which context: so red it", "red"),
 ])  # fmt: skip
 def test_examples_as_text(base, name, kind, example, source, target):
     """As in appendix D of the paper; a user's own task has its name or its kind in front."""
     texts = iter([source, target, "premise: hypothesis 0.123456789 True False a b"] * 30)
     tokenizer = Tokenizer.train("unigram", texts, 90)
-    other = {"regression": "0.0", "choice": "0"}.get(kind, "other")
-    labels = [Example("", "x", "y", label=other if kind != "classification" else "1", choices=example.choices,
-                      answers=example.answers)]  # fmt: skip
+    other = {"regression": "0.0", "multiple_choice": "0"}.get(kind, "other")
+    more = {} if kind == "extractive_qa" else {"label": "1" if kind == "classification" else other}
+    labels = [dataclasses.replace(example, **more)]
     found, said, one = written(text_task(kind, [example, *labels], name), example, tokenizer)
     assert (found, said) == (source, target)
     assert one.ids.tolist() == [*tokenizer.encode(source), one.text_targets.end_id] and not one.is_truncated
@@ -128,7 +139,7 @@ def test_choices_that_are_answered_by_their_text():
     """ReCoRD's: which of the entities; they are listed without names."""
     form, example = (
         T5_TEMPLATES["superglue/record"],
-        Example("", "so it is", label="1", choices=("cat", "dog", "cat fish")),
+        ChoiceExample("", "so it is", label="1", choices=("cat", "dog", "cat fish")),
     )
     assert form.render_parts(example) == [
         ("record entities:", "cat"),
@@ -153,8 +164,8 @@ def test_numbers_are_rounded():
         "0.0",
     ]
     for low, high, step, first in ((-1, 1, 0.1, "-1.0"), (100, 3000, 100, "100"), (0, 1e-3, 5e-5, "0.00000")):
-        data = [Example("", "x", label=str(value)) for value in (low, high)]
-        form = template_for(T5, T5.model_config("tiny").trunk, "regression", data)
+        data = [TextExample("", "x", label=str(value)) for value in (low, high)]
+        form = text_task("regression", data).text_template
         assert form.step == pytest.approx(step) and form.number_texts[0] == first and 15 < len(form.number_texts) < 40
         assert TextToTextTemplate.from_json(form.to_json(), "") == form
 
@@ -162,15 +173,17 @@ def test_numbers_are_rounded():
 def test_who_answers_in_text():
     """Tags and chains keep a head, and so does a T5 without its decoder."""
     spec = T5.model_config("tiny")
-    assert [template_for(T5, spec.trunk, kind, []) for kind in ("tagging", "coreference")] == [None, None]
-    assert template_for(T5, spec.trunk.replace(decoder=None), "classification", []) is None
-    assert template_for(FAMILIES["bert"], FAMILIES["bert"].model_config("tiny").trunk, "classification", []) is None
+    bert = FAMILIES["bert"]
+    assert not any(answers_in_text(T5, spec.trunk, task) for task in (TaggingTask(), CoreferenceTask()))
+    assert answers_in_text(T5, spec.trunk, ClassificationTask())
+    assert not answers_in_text(T5, spec.trunk.replace(decoder=None), ClassificationTask())
+    assert not answers_in_text(bert, bert.model_config("tiny").trunk, ClassificationTask())
 
 
 def test_too_long_is_said_or_cut(base):
     tokenizer = load_model(base).tokenizer
-    data = [Example("f:1", "cat " * 40, "dog fish", label="yes"), Example("f:2", "cat", "dog", label="no")]
-    task = text_task("pair", data)
+    data = [TextExample("f:1", "cat " * 40, "dog fish", label="yes"), TextExample("f:2", "cat", "dog", label="no")]
+    task = text_task("pair_classification", data).codec
     with pytest.raises(PolysemeError, match="1 of 2 examples are longer than 20 tokens, the first at f:1 with"):
         task.encode(data, tokenizer, 20)
     cut, whole = task.encode(data, tokenizer, 20, truncate=True)
@@ -181,21 +194,21 @@ def test_too_long_is_said_or_cut(base):
 
 
 def test_mistakes(base, tmp_path):
-    tokenizer, data = load_model(base).tokenizer, examples("pair", 8)
+    tokenizer, data = load_model(base).tokenizer, examples("pair_classification", 8)
     with pytest.raises(PolysemeError, match="the answers 'Ω' and 'Ж' are the same tokens to this tokenizer"):
-        text_task("classification", [Example("", "a", label=x) for x in "ΩЖ"]).encode([], tokenizer, 48)
+        text_task("classification", [TextExample("", "a", label=x) for x in "ΩЖ"]).codec.encode(
+            [TextExample("", "a")], tokenizer, 48
+        )
     with pytest.raises(PolysemeError, match="x:1: there is no second text"):
-        text_task("pair", data).encode([Example("x:1", "cat", label="yes")], tokenizer, 48)
-    with pytest.raises(PolysemeError, match="symmetric_pairs adds two states, and this family answers in text"):
-        finetune(base, "pair", data, data, None, QUICK.replace(symmetric_pairs=True))
-    with pytest.raises(
-        PolysemeError, match="lm_loss_weight weighs the loss of a causal language model, which t5 is not"
-    ):
-        finetune(base, "pair", data, data, None, QUICK.replace(lm_loss_weight=0.5))
+        text_task("pair_classification", data).codec.encode([TextExample("x:1", "cat", label="yes")], tokenizer, 48)
+    with pytest.raises(PolysemeError, match="symmetric_pairs adds two states, and a model that answers in text"):
+        finetune(base, TaskData(PairClassificationTask(symmetric_pairs=True), data, data), None, QUICK)
+    with pytest.raises(PolysemeError, match="lm_loss_weight is for a causal language model, which t5 is not"):
+        finetune(base, TaskData(PairClassificationTask(), data, data), None, QUICK.replace(lm_loss_weight=0.5))
     with pytest.raises(PolysemeError, match="has to end in"):
         TextToTextTemplate("cola: {text} is")
     with pytest.raises(PolysemeError, match="the label 'maybe' was never seen in training"):
-        text_task("pair", data).encode([Example("", "a", "b", label="maybe")], tokenizer, 48)
+        text_task("pair_classification", data).codec.encode([TextExample("", "a", "b", label="maybe")], tokenizer, 48)
 
 
 # --- what is answered ------------------------------------------------------------------------------------------------
@@ -231,15 +244,15 @@ def test_chances_are_those_of_reading_everything_anew(base):
         assert (one.score, one.no_answer_score) == pytest.approx((score, none), abs=1e-10)
 
 
-@pytest.mark.parametrize("kind", ["classification", "choice", "regression", "span"])
+@pytest.mark.parametrize("kind", ["classification", "multiple_choice", "regression", "extractive_qa"])
 def test_nothing_but_an_answer_can_be_said(base, kind):
     """By a model that has learnt nothing, whose own text is none of the labels."""
     folder, data = load_model(base), examples(kind, 12)
     task = text_task(kind, data)
-    encoded = task.encode(data, folder.tokenizer, 48, use_labels=False)
+    encoded = list(task.codec.encode(data, folder.tokenizer, 48, use_labels=False))
     said = predict_encoded(folder.model, task, data, encoded)
-    if kind == "span":
-        assert all(p.span.text and p.span.text == e.text[p.span.start : p.span.end] for p, e in zip(said, data))
+    if kind == "extractive_qa":
+        assert all(p.text and p.text == e.context[p.start : p.end] for p, e in zip(said, data))
     elif kind == "regression":
         assert {p.number for p in said} <= {float(n) for n in task.text_template.number_texts}
     else:
@@ -254,24 +267,28 @@ def test_nothing_but_an_answer_can_be_said(base, kind):
         )
         known = {tuple(a[:-1].tolist()) for a in encoded[0].text_targets.answer_ids}
         assert not {text.tokens for text in free} & known
-    alone = [predict_encoded(folder.model, task, [e], task.encode([e], folder.tokenizer, 48))[0] for e in data[:3]]
+    alone = [
+        predict_encoded(folder.model, task, [e], task.codec.encode([e], folder.tokenizer, 48))[0] for e in data[:3]
+    ]
     assert [p.value for p in alone] == [p.value for p in said[:3]]
 
 
 # which choice a word stands behind, a narrower model learns more surely
-@pytest.mark.parametrize(("kind", "dim", "epochs"), [("pair", 32, 12), ("regression", 32, 12), ("choice", 16, 18)])
+@pytest.mark.parametrize(
+    ("kind", "dim", "epochs"), [("pair_classification", 32, 12), ("regression", 32, 12), ("multiple_choice", 16, 18)]
+)
 def test_it_learns(tmp_path, kind, dim, epochs):
     """Of classification see `run`; of answers in a text, `test_span_answers.py`."""
     data = examples(kind, 160)
     settings = QUICK.replace(epochs=float(epochs))
-    results = finetune(made(tmp_path / "m", dim), kind, data[:120], data[120:], None, settings)
+    results = finetune(made(tmp_path / "m", dim), TaskData(TASKS[kind](), data[:120], data[120:]), None, settings)
     assert results["mean"][results["primary_metric"]] > 0.95
 
 
 def test_any_micro_batches_give_the_same_loss(base):
-    folder, data = load_model(base), examples("span", 12)
-    task = text_task("span", data)
-    encoded = task.encode(data, folder.tokenizer, 40)
+    folder, data = load_model(base), examples("extractive_qa", 12)
+    task = text_task("extractive_qa", data)
+    encoded = list(task.codec.encode(data, folder.tokenizer, 40))
     sums = []
     for size in (10_000, 40):
         batches, _ = next(epoch_batches(task, encoded, FinetuneConfig(batch_size=12, micro_batch_tokens=size), 0))
@@ -292,7 +309,7 @@ def test_the_folder_is_a_t5_to_others(run):
     theirs, info = transformers.T5ForConditionalGeneration.from_pretrained(out / "model", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     folder = load_model(out / "model")
-    task = Task.from_model(folder.model, folder.metadata)
+    task = load_task(folder.metadata, folder.model.config)
     assert (
         task.text_template
         and task.task_type == "classification"
@@ -301,7 +318,7 @@ def test_the_folder_is_a_t5_to_others(run):
     )
     best = next(row for row in results["seeds"] if row["seed"] == results["best_seed"])
     assert evaluate(folder, dev) == {name: value for name, value in best.items() if name != "seed"}
-    for one, said in zip(task.encode(dev[:6], folder.tokenizer, 48), predict(folder, dev[:6])):
+    for one, said in zip(task.codec.encode(dev[:6], folder.tokenizer, 48), predict(folder, dev[:6])):
         sums = []
         for answer in one.text_targets.answer_ids:
             read = torch.tensor([one.text_targets.start_id, *answer[:-1]])[None]
@@ -335,34 +352,40 @@ def test_ensembles_over_checkpoints(run, base, tmp_path, done, refused):
     shares = [predict(load_model(path), dev[:1])[0].probabilities["yes"] for path in kept]
     assert together[0].probabilities["yes"] == pytest.approx(np.mean(shares), abs=1e-6)
     refused("evaluate", base, "--ensemble", "--data", tmp_path / "d.jsonl", says="--ensemble is for several models")
-    refused("finetune", base, "--task", "a=pair", "--task", "b=pair", "--keep-checkpoints", 1, "--out", tmp_path / "x",
+    refused("finetune", base, "--task", "a=pair_classification", "--task", "b=pair_classification", "--keep-checkpoints", 1, "--out", tmp_path / "x",
             says="--keep-checkpoints are for one task")  # fmt: skip
 
 
 def test_an_ensemble_of_answers(base, tmp_path):
-    data = examples("span", 20)
-    finetune(base, "span", data, data, tmp_path / "r", QUICK.replace(steps=3), seeds=2, keep_seeds=True)
+    data = examples("extractive_qa", 20)
+    finetune(
+        base,
+        TaskData(ExtractiveQATask(), data, data),
+        tmp_path / "r",
+        QUICK.replace(steps=3),
+        RunOptions(seeds=2, keep_seeds=True),
+    )
     folders = [load_model(path) for path in find_models(tmp_path / "r")]
     _, found = predict_ensemble(folders, data)
     each = [predict(folder, data) for folder in folders]
     for both, *own in zip(found, *each):
-        assert both.span.text in {one.span.text for one in own}
+        assert both.text in {one.text for one in own}
     _, twice = predict_ensemble([folders[0], folders[0]], data)
-    assert [p.span.text for p in twice] == [p.span.text for p in each[0]]
-    assert twice[0].span.null_score_diff == pytest.approx(each[0][0].span.null_score_diff, abs=1e-6)
+    assert [p.text for p in twice] == [p.text for p in each[0]]
+    assert twice[0].null_score_diff == pytest.approx(each[0][0].null_score_diff, abs=1e-6)
 
 
 def test_several_tasks_are_written_by_one_head(base, tmp_path):
     kinds = ("classification", "regression")
-    jobs = [TaskData(f"my-{kind}", kind, examples(kind, 20), examples(kind, 6)) for kind in kinds]
-    tags = [Example(f"t:{i}", words=("cat", "dog"), tags=("A", "B")) for i in range(6)]
+    jobs = [TaskData(TASKS[kind](), examples(kind, 20), examples(kind, 6), f"my-{kind}") for kind in kinds]
+    tags = [TaggingExample(f"t:{i}", words=("cat", "dog"), tags=("A", "B")) for i in range(6)]
     settings = QUICK.replace(steps=5)
-    finetune_multitask(base, [*jobs, TaskData("tags", "tagging", tags, tags)], tmp_path / "r", settings)
+    finetune(base, [*jobs, TaskData(TaggingTask(), tags, tags, "tags")], tmp_path / "r", settings)
     folder = load_model(tmp_path / "r/model")
     assert set(folder.model.heads) == {"next", "tag@tags"}
     for job in jobs:
         one = select_task(folder, job.name)
-        assert one.metadata["text_template"]["template"].startswith(f"{job.name} text")
+        assert one.metadata["task"]["text_template"]["template"].startswith(f"{job.name} text")
         results = json.loads((tmp_path / "r/tasks" / job.name / "results.json").read_text())
         assert evaluate(one, job.dev)[results["primary_metric"]] == results["mean"][results["primary_metric"]]
     assert predict(select_task(folder, "tags"), tags)[0].tags
@@ -370,8 +393,11 @@ def test_several_tasks_are_written_by_one_head(base, tmp_path):
 
 def test_layers_join_one_by_one(base):
     """There is no new head to begin with: the last layer of the decoder is what learns first."""
-    data = examples("pair", 32)
+    data = examples("pair_classification", 32)
     results = finetune(
-        base, "pair", data, data, None, QUICK.replace(epochs=4.0, unfreeze_every=0.5, num_frozen_groups=1)
+        base,
+        TaskData(PairClassificationTask(), data, data),
+        None,
+        QUICK.replace(epochs=4.0, unfreeze_every=0.5, num_frozen_groups=1),
     )
     assert results["steps"] == 8

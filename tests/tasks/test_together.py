@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,14 +12,17 @@ import torch
 import polyseme
 from polyseme.errors import PolysemeError
 from polyseme.evaluation.compare import read_run
-from polyseme.evaluation.predict import evaluate, predict
+from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
-from polyseme.finetuning.multitask import TaskData, finetune_multitask, sample_tasks, select_task, task_mixture
-from polyseme.finetuning.runner import Experiment, Split
+from polyseme.finetuning.batches import sample_tasks
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun
+from polyseme.finetuning.finetune import finetune
+from polyseme.inference.prediction import predict, select_task
 from polyseme.nn.tree import tree_leaves
-from polyseme.tasks.examples import Example
-from polyseme.tasks.task import Task
+from polyseme.tasks.classification import ClassificationTask
+from polyseme.tasks.sequence import TextExample
+from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
@@ -43,29 +47,30 @@ def folder(tmp_path_factory):
 def texts(n, seed, word="wolf"):
     draw_ = random.Random(seed)
     found = [" ".join(draw_.choices(WORDS, k=draw_.randint(2, 6))) for _ in range(n)]
-    return [Example(f"t:{i}", text, label="yes" if word in text else "no") for i, text in enumerate(found)]
+    return [TextExample(f"t:{i}", text, label="yes" if word in text else "no") for i, text in enumerate(found)]
 
 
 def tagged(n, seed):
     draw_ = random.Random(seed)
     found = [tuple(draw_.choices(WORDS, k=draw_.randint(2, 6))) for _ in range(n)]
     return [
-        Example(f"s:{i}", words=w, tags=tuple("B-A" if x in WORDS[:3] else "O" for x in w)) for i, w in enumerate(found)
+        TaggingExample(f"s:{i}", words=w, tags=tuple("B-A" if x in WORDS[:3] else "O" for x in w))
+        for i, w in enumerate(found)
     ]
 
 
 def jobs():
     return [
-        TaskData("wolves", "classification", texts(160, 0), texts(40, 1)),
-        TaskData("bears", "classification", texts(80, 2, "bear"), texts(40, 3, "bear")),
-        TaskData("tagging", "tagging", tagged(120, 4), tagged(40, 5)),
+        TaskData(ClassificationTask(), texts(160, 0), texts(40, 1), "wolves"),
+        TaskData(ClassificationTask(), texts(80, 2, "bear"), texts(40, 3, "bear"), "bears"),
+        TaskData(TaggingTask(), tagged(120, 4), tagged(40, 5), "tagging"),
     ]
 
 
 @pytest.fixture(scope="module")
 def run(folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("together") / "run"
-    return out, finetune_multitask(folder, jobs(), out, FAST.replace(steps=200))
+    return out, finetune(folder, jobs(), out, FAST.replace(steps=200))
 
 
 def test_all_are_learnt_and_each_is_told_from_the_others(run):
@@ -80,7 +85,7 @@ def test_all_are_learnt_and_each_is_told_from_the_others(run):
     assert list(folder.model.heads) == ["classify@wolves", "classify@bears", "tag@tagging"]
     for job in jobs():
         one = select_task(folder, job.name)
-        assert list(one.model.heads) == [{"tagging": "tag"}.get(job.task_type, "classify")]
+        assert list(one.model.heads) == [{"tagging": "tag"}.get(job.task.task_type, "classify")]
         assert one.model.trunk is folder.model.trunk
         metric = found["tasks"][job.name]["primary_metric"]
         assert evaluate(one, job.dev)[metric] == pytest.approx(found["mean"][job.name], abs=1e-12)
@@ -97,7 +102,7 @@ def test_all_are_learnt_and_each_is_told_from_the_others(run):
 def test_a_step_changes_its_own_head_and_the_trunk_alone(folder, tmp_path):
     """A head that waits has no gradient, so that neither decay nor momentum moves it."""
     settings = FAST.replace(steps=1, optimizer=OptimizerConfig(lr=1e-2, weight_decay=0.1))
-    finetune_multitask(folder, jobs(), tmp_path / "run", settings)
+    finetune(folder, jobs(), tmp_path / "run", settings)
     (chosen,) = sample_tasks([160, 80, 120], 1.0, 1, 0)
     heads = ["classify@wolves", "classify@bears", "tag@tagging"]
     after = load_model(tmp_path / "run" / "model").model
@@ -113,9 +118,9 @@ def test_one_task_together_is_that_task_alone(folder, tmp_path):
     """Bit for bit: the same head, order and weights, under another name."""
     train, dev = texts(60, 0), texts(30, 1)
     settings = FAST.replace(steps=12)
-    alone = finetune(folder, "classification", train, dev, tmp_path / "a", settings, seeds=2)
-    job = TaskData("wolves", "classification", train, dev)
-    found = finetune_multitask(folder, [job], tmp_path / "b", settings, seeds=2)["tasks"]["wolves"]
+    alone = finetune(folder, TaskData(ClassificationTask(), train, dev), tmp_path / "a", settings, RunOptions(seeds=2))
+    job = TaskData(ClassificationTask(), train, dev, "wolves")
+    found = finetune(folder, [job], tmp_path / "b", settings, RunOptions(seeds=2))["tasks"]["wolves"]
     for key in (
         "seeds",
         "mean",
@@ -145,13 +150,14 @@ def test_steps_can_go_on_anywhere(folder):
     opened = load_model(folder)
     works = []
     for job in jobs():
-        task = Task.from_examples(job.task_type, job.train)
+        task = job.task.fit(job.train)
         encoded = task.encode(job.train, opened.tokenizer, 24)
-        works.append(Experiment(task, Split(job.train, encoded), Split(job.dev, ()), FAST))
-    whole = list(task_mixture(works, FAST, 7, 60))
-    assert len(whole) == 60 and len({len(b.layout.lengths) for batches, _ in whole for b in batches}) >= 1
+        works.append(TaskRun(task, job, Split(job.train, encoded), Split(job.dev, ())))
+    experiment = Experiment(tuple(works), FAST, None, None, {})
+    whole = list(experiment.batches(7, 60))
+    assert len(whole) == 60 and len({len(b.inputs.layout.lengths) for batches, _ in whole for b in batches}) >= 1
     for done in (1, 17, 59):
-        rest = list(task_mixture(works, FAST, 7, 60, num_done=done))
+        rest = list(experiment.batches(7, 60, num_done=done))
         assert len(rest) == 60 - done
         for (a, at), (b, there) in zip(whole[done:], rest):
             assert at == there
@@ -162,15 +168,14 @@ def test_steps_can_go_on_anywhere(folder):
 
 
 def test_patience_unfreezing_and_a_crf_go_with_it(folder, tmp_path):
-    settings = FAST.replace(steps=0, epochs=2.0, patience=1, tag_decoder="crf", sampling_alpha=0.5, batch_size=16)
-    small = [TaskData(j.name, j.task_type, j.train[:32], j.dev[:10]) for j in jobs()]
-    found = finetune_multitask(folder, small, tmp_path / "run", settings)
+    settings = FAST.replace(steps=0, epochs=2.0, patience=1, sampling_alpha=0.5, batch_size=16)
+    small = [replace(j, train=j.train[:32], dev=j.dev[:10]) for j in jobs()]
+    with_crf = [*small[:2], replace(small[2], task=TaggingTask(decoder="crf"))]
+    found = finetune(folder, with_crf, tmp_path / "run", settings)
     assert found["steps"] == 2 * 6 and found["chosen_on_dev"] == ["the epoch"]
     heads = load_model(tmp_path / "run" / "model").model.heads
     assert heads["tag@tagging"].crf is not None and heads["classify@bears"].crf is None
-    frozen = finetune_multitask(
-        folder, small, None, settings.replace(patience=0, unfreeze_every=0.4, tag_decoder="softmax")
-    )
+    frozen = finetune(folder, small, None, settings.replace(patience=0, unfreeze_every=0.4))
     assert frozen["steps"] == 12
 
 
@@ -207,7 +212,7 @@ def test_the_commands(folder, tmp_path, run):
     answer = cli("predict", out / "model", "--task", "wolves", "--data", tmp_path / "wolves-dev.tsv", "--out", said)
     assert answer.status == 0 and len(said.read_text().splitlines()) == 41
     for wrong, message in (
-        ((), "answers several tasks, wolves, bears, tagging: say which"),
+        ((), "answers several tasks, wolves, bears, tagging: choose one"),
         (("--task", "bear"), "answers no task 'bear'"),
     ):
         answer = cli("evaluate", out / "model", *wrong, "--data", tmp_path / "bears-dev.tsv")
@@ -228,13 +233,11 @@ def test_the_commands(folder, tmp_path, run):
 def test_what_is_refused(folder, run):
     some = jobs()
     with pytest.raises(PolysemeError, match="two tasks are called 'wolves'"):
-        finetune_multitask(folder, [some[0], some[0]], None)
-    with pytest.raises(PolysemeError, match="crf is for tagging, and none"):
-        finetune_multitask(folder, some[:2], None, FAST.replace(tag_decoder="crf"))
+        finetune(folder, [some[0], some[0]], None)
     with pytest.raises(PolysemeError, match="no task to fine-tune"):
-        finetune_multitask(folder, [], None)
+        finetune(folder, [], None)
     with pytest.raises(PolysemeError, match="sampling_alpha is -1"):
-        finetune_multitask(folder, some, None, FAST.replace(sampling_alpha=-1.0))
+        finetune(folder, some, None, FAST.replace(sampling_alpha=-1.0))
     with pytest.raises(PolysemeError, match="several tasks, wolves, bears, tagging"):
         polyseme.load(run[0] / "model").predict(["cat"])
     plain = load_model(folder)

@@ -8,18 +8,22 @@ import torch
 
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneConfig, _encode_examples, _load_for_task, finetune
-from polyseme.finetuning.runner import build_train_state, epoch_batches, train_with_unfreezing
-from polyseme.finetuning.runner import layer_groups as groups_of
-from polyseme.tasks.examples import Example
-from polyseme.tasks.task import Task
+from polyseme.finetuning.batches import epoch_batches
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import TaskData
+from polyseme.finetuning.finetune import _encode_labeled, finetune, load_for_tasks
+from polyseme.finetuning.train_state import layer_groups as groups_of
+from polyseme.finetuning.train_state import run_phases, train_state
+from polyseme.tasks.classification import ClassificationTask
+from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
 from polyseme.weights.folder import save_model
 from tests.contracts.cases import fitting
+from tests.support.tasks import make_experiment
 
-EXAMPLES = [Example(f"d:{i}", f"{'cat dog' if i % 2 else 'fish bird'} hare", label="ab"[i % 2]) for i in range(10)]
+EXAMPLES = [TextExample(f"d:{i}", f"{'cat dog' if i % 2 else 'fish bird'} hare", label="ab"[i % 2]) for i in range(10)]
 READS_TEXT = [name for name in FAMILIES if FAMILIES[name].tokenizer != "events"]
 
 
@@ -37,10 +41,14 @@ def make(family, path):
 
 
 def begun(path, settings, seed=0):
-    task = Task.from_examples("classification", EXAMPLES)
-    folder = _load_for_task(path, task, settings, seed, False)
-    data = _encode_examples(task, EXAMPLES, folder, settings)
-    return task, data, build_train_state(folder.model, settings, len(data), seed)
+    task = ClassificationTask.from_examples(EXAMPLES)
+    folder = load_for_tasks(path, [task], settings, seed, False)
+    data = _encode_labeled(task, EXAMPLES, folder, settings)
+    return (
+        make_experiment(task, data, settings, folder.model),
+        data,
+        train_state(folder.model, settings, len(data), seed),
+    )
 
 
 @pytest.mark.parametrize("family", READS_TEXT)
@@ -51,13 +59,13 @@ def test_groups_join_one_by_one(family, tmp_path):
     settings = FinetuneConfig(
         epochs=20, batch_size=5, unfreeze_every=1, optimizer=rates, schedule=ScheduleConfig("slanted")
     )
-    task, data, run = begun(path, settings)
+    experiment, data, run = begun(path, settings)
     groups = groups_of(run.model)
     before = [[p.detach().clone() for p in group] for group in groups]
     head = [p.detach().clone() for p in run.model.heads.parameters()]
     phases = settings.unfreezing_phases(len(data), len(groups))
     assert [frozen for *_, frozen in phases] == list(range(len(groups), -1, -1))
-    for report in train_with_unfreezing(run, task, data, settings, seed=0):
+    for report in run_phases(experiment, run, seed=0):
         if report.step not in [end for _, end, _ in phases]:
             continue
         frozen = phases[[end for _, end, _ in phases].index(report.step)][2]
@@ -79,9 +87,9 @@ def test_each_phase_has_a_triangle_of_its_own_and_each_group_its_rate(tmp_path):
         optimizer=OptimizerConfig(lr=0.1, layer_decay=1 / 2.6),
         schedule=schedule,
     )
-    task, data, run = begun(path, settings)
+    experiment, data, run = begun(path, settings)
     groups = groups_of(run.model)
-    rates = [report.lr for report in train_with_unfreezing(run, task, data, settings, seed=0)]
+    rates = [report.lr for report in run_phases(experiment, run, seed=0)]
     for first, end, _ in settings.unfreezing_phases(len(data), len(groups)):
         assert rates[first:end] == [pytest.approx(0.1 * schedule.lr_factor(i, end - first)) for i in range(end - first)]
         assert rates[first] == pytest.approx(0.1 / 8) and max(rates[first:end]) == pytest.approx(0.1)
@@ -109,10 +117,11 @@ def test_phases_are_runs_of_epochs():
 @pytest.mark.parametrize("done", [0, 1, 3, 4, 10])
 def test_a_phase_goes_on_where_the_one_before_ended(done, tmp_path):
     settings = FinetuneConfig(batch_size=3)
-    task, data, _ = begun(make("bert", tmp_path / "model"), settings)
+    experiment, data, _ = begun(make("bert", tmp_path / "model"), settings)
+    task = experiment.runs[0].task
     expected = islice(epoch_batches(task, data, settings, 7), done, done + 6)
     for (a, _), (b, _) in zip(expected, epoch_batches(task, data, settings, 7, num_done=done)):
-        assert np.array_equal(a[0].tokens, b[0].tokens)
+        assert np.array_equal(a[0].inputs.tokens, b[0].inputs.tokens)
 
 
 def test_bad_settings_are_one_line(tmp_path):
@@ -123,5 +132,5 @@ def test_bad_settings_are_one_line(tmp_path):
         (FinetuneConfig(chunk_size=8), "chunk_size is 8, but bert has no memory"),
     ):
         with pytest.raises(PolysemeError, match=said):
-            finetune(path, "classification", EXAMPLES, EXAMPLES, tmp_path / "out", settings)
+            finetune(path, TaskData(ClassificationTask(), EXAMPLES, EXAMPLES), tmp_path / "out", settings)
         assert not (tmp_path / "out").exists()

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from polyseme.corpus.build.prepare import prepare
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
-from polyseme.finetuning.finetune import FinetuneConfig
+from polyseme.finetuning.config import FinetuneConfig
 from polyseme.recipes import RECIPES
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module

@@ -12,10 +12,13 @@ import polyseme
 from polyseme.cli.main import app
 from polyseme.corpus.build.prepare import prepare
 from polyseme.errors import PolysemeError
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import TaskData
+from polyseme.finetuning.finetune import finetune
 from polyseme.objectives.word2vec import Word2Vec
 from polyseme.recipes import get_training_recipe
-from polyseme.tasks.examples import Example
+from polyseme.tasks.classification import ClassificationTask
+from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.pretrain import pretrain
@@ -105,10 +108,10 @@ def test_as_a_trunk_it_serves_every_task(corpus: Path, tmp_path: Path, monkeypat
     found = model.embed(["the cat", "the saw cuts"], "all")
     assert found.shape == (2, 1, 16) and model.embed(["the cat"], "second_to_last", "word")[0].shape == (2, 16)
     words = [(word, "animal" if word in ANIMALS else "tool") for word in (*ANIMALS, *TOOLS)]
-    data = [Example(f"d:{i}", f"the {word} in the {place}", label=label)
+    data = [TextExample(f"d:{i}", f"the {word} in the {place}", label=label)
             for i, (word, label) in enumerate(words * 4) for place in ("box", "barn")]  # fmt: skip
     spec = FinetuneConfig(epochs=20, batch_size=16, optimizer=OptimizerConfig(lr=1e-2))
-    results = finetune(folder, "classification", data, data[:24], tmp_path / "task", spec)
+    results = finetune(folder, TaskData(ClassificationTask(), data, data[:24]), tmp_path / "task", spec)
     assert results["mean"]["accuracy"] > 0.9
     assert polyseme.load(tmp_path / "task" / "model").predict(["the fox in the box"])[0].label == "animal"
     monkeypatch.chdir(tmp_path)

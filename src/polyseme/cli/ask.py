@@ -20,7 +20,7 @@ def ask(
     import polyseme
     from polyseme.cli.output import print_json
     from polyseme.finetuning.frozen import answer_over, is_feature_model
-    from polyseme.tasks.examples import read_lines
+    from polyseme.tasks.readers.rows import read_lines
 
     text = "\n".join(read_lines(context))
     answer = (

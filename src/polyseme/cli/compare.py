@@ -79,7 +79,7 @@ def benchmark(
     """Fine-tune and measure on every data set of a benchmark; published rows stand beside the result."""
     from polyseme.cli.output import apply_overrides, print_json, print_table
     from polyseme.evaluation.benchmarks import benchmark_table, run_benchmark
-    from polyseme.finetuning.finetune import FinetuneConfig
+    from polyseme.finetuning.config import FinetuneConfig
     from polyseme.report.run_page import dev_selection_note
     from polyseme.weights.folder import read_model_config
 

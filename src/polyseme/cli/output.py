@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from polyseme.errors import ConfigError, DataError, suggest
+from polyseme.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
     from polyseme.config import Config
-    from polyseme.tasks.examples import TaskType
+    from polyseme.tasks.base import TaskConfig
 
 ConfigT = TypeVar("ConfigT", bound="Config")
 SOURCES_HELP = (
@@ -36,12 +36,12 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 def read_texts(path: Path) -> list[str]:
     """One text a line; an empty line is an error that names it, so that answers stand beside their lines."""
-    from polyseme.tasks.examples import read_lines
+    from polyseme.tasks.readers.rows import read_lines
 
     lines = read_lines(path)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
-            raise DataError(f"{path}, line {number} is empty: every line has to hold a text")
+            raise ConfigError(f"{path}, line {number} is empty: every line has to hold a text")
     return lines
 
 
@@ -55,13 +55,13 @@ def apply_overrides(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
     return config
 
 
-def task_type_of(task: str) -> TaskType:
+def find_task(name: str) -> type[TaskConfig]:
+    """Return the task of this name, or that of the data set of this name."""
     from polyseme.datasets.catalog import DATASETS
-    from polyseme.tasks.task import HEAD_BY_TASK
+    from polyseme.tasks import TASKS
 
-    for task_type in HEAD_BY_TASK:
-        if task == task_type:
-            return task_type
-    if task in DATASETS:
-        return DATASETS[task].task_type
-    raise ConfigError(f"there is no task {task!r}; {suggest(task, [*HEAD_BY_TASK, *DATASETS])}")
+    if name in DATASETS:
+        return DATASETS[name].task
+    if name not in TASKS:
+        raise ConfigError(f"there is no task {name!r}; {suggest(name, [*TASKS, *DATASETS])}")
+    return TASKS[name]

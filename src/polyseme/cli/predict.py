@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from polyseme.tasks.examples import TaskType
-    from polyseme.tasks.task import Prediction
+    from polyseme.tasks.base import TaskConfig
 
 ModelsArgument = Annotated[
     list[Path], typer.Argument(help="a fine-tuned model folder; with --ensemble several, or a run with what it kept")
@@ -57,21 +56,18 @@ def evaluate(
     ensemble: EnsembleOption = False,
 ) -> None:
     """Measure a fine-tuned model, or several as one, on labelled examples: how good, how large, how fast."""
-    from polyseme.cli.output import print_json, task_type_of
+    from polyseme.cli.output import print_json
     from polyseme.datasets.catalog import DATASETS
-    from polyseme.evaluation.latency import median_latency_ms
+    from polyseme.inference.latency import median_latency_ms
     from polyseme.report.run_page import dev_selection_note
-    from polyseme.tasks.examples import read_examples
+    from polyseme.tasks.readers.rows import Columns
 
     predictor = _load_predictor(models, ensemble, truncate, task)
-    task = task or predictor.reader_dataset
-    task_type = task_type_of(task) if task and not predictor.is_multitask else predictor.task_type
     if task in DATASETS:
         examples = DATASETS[task].read_split(data, "dev", skip_bad)
     else:
-        examples = read_examples(
-            data, task_type, text=text_column, pair=pair_column, label=label_column, header=header, skip_bad=skip_bad
-        )
+        columns = Columns(text_column, pair_column, label_column, header)
+        examples = predictor.reading_task(task).read(data, columns, skip_bad=skip_bad)
     start = time.perf_counter()
     metrics = predictor.evaluate(examples, extra_metrics=DATASETS[task].extra_metrics if task in DATASETS else None)
     seconds = time.perf_counter() - start
@@ -114,63 +110,53 @@ def predict(
     ensemble: EnsembleOption = False,
 ) -> None:
     """Write a label and its probability, or a number, for each example, in the order of the input."""
-    from polyseme.cli.output import task_type_of
     from polyseme.datasets.catalog import DATASETS
-    from polyseme.evaluation.predict import write_predictions
     from polyseme.evaluation.submission import SUBMISSION_FILES, write_submission
-    from polyseme.tasks.examples import read_examples
+    from polyseme.tasks.readers.rows import Columns
 
     predictor = _load_predictor(models, ensemble, truncate, task)
-    task = task or predictor.reader_dataset
-    task_type = task_type_of(task) if task and not predictor.is_multitask else predictor.task_type
     if task in DATASETS:
         examples = DATASETS[task].read_split(data, "test", skip_bad, needs_labels=False)
     else:
-        examples = read_examples(
-            data,
-            task_type,
-            text=text_column,
-            pair=pair_column,
-            label=label_column,
-            header=header,
-            needs_labels=False,
-            skip_bad=skip_bad,
-        )
+        columns = Columns(text_column, pair_column, label_column, header)
+        examples = predictor.reading_task(task).read(data, columns, needs_labels=False, skip_bad=skip_bad)
     predictions = predictor.predict(examples)
     if task in SUBMISSION_FILES:
         write_submission(out, task, predictions, examples)
     else:
-        write_predictions(out, examples, predictions)
+        predictor.task.write(out, examples, predictions)
     print(f"{out}: {len(examples)} predictions")
 
 
 @dataclass(frozen=True)
 class TaskPredictor:
-    """One model or several as one: what they answer, and how they are asked. `dev_choices` is what was chosen on the
-    dev examples of `dataset`."""
+    """One model, or several as one: their task, and how they predict. `dev_choices` is what was chosen on the dev
+    examples of `dataset`."""
 
-    task_type: TaskType
+    task: TaskConfig
     num_parameters: int
     evaluate: Callable[..., dict[str, float]]
-    predict: Callable[[Any], list[Prediction]]
+    predict: Callable[[Any], list[Any]]
     dataset: str = ""
     dev_choices: tuple[str, ...] = ()
-    is_multitask: bool = False  # whether the model has other tasks too, so that --task said which
+    is_multitask: bool = False  # whether the model has other tasks too, so that --task chose one
 
-    @property
-    def reader_dataset(self) -> str:
-        """The data set as which a file has to be read, where its columns alone say what is asked: semantic roles."""
-        return "srl" if self.dataset.startswith("srl") else ""
+    def reading_task(self, name: str) -> type[TaskConfig]:
+        """Return the task that reads the data: the model's, unless --task names another."""
+        from polyseme.cli.output import find_task
+
+        return find_task(name) if name and not self.is_multitask else type(self.task)
 
 
 def _load_predictor(models: list[Path], ensemble: bool, truncate: bool | None, task: str = "") -> TaskPredictor:
     import polyseme
-    from polyseme.errors import ConfigError, UnsupportedError
-    from polyseme.evaluation import predict as single_model
+    from polyseme.errors import ConfigError
     from polyseme.evaluation.ensemble import evaluate_ensemble, find_models, predict_ensemble
-    from polyseme.finetuning.frozen import is_feature_model, load_feature_model
-    from polyseme.finetuning.multitask import select_task
-    from polyseme.tasks.task import Task
+    from polyseme.evaluation.predict import evaluate as evaluate_one
+    from polyseme.finetuning.frozen import is_feature_model
+    from polyseme.inference.prediction import predict as predict_one
+    from polyseme.inference.prediction import select_task
+    from polyseme.tasks import load_task
     from polyseme.train.flops import count_parameters
 
     models = [model_path for path in models for model_path in find_models(path)] if ensemble else models
@@ -179,41 +165,35 @@ def _load_predictor(models: list[Path], ensemble: bool, truncate: bool | None, t
         raise ConfigError(message if ensemble else "several models: say --ensemble")
     if feature_models := [model for model in models if is_feature_model(model)]:
         if ensemble:
-            raise UnsupportedError(f"{feature_models[0]} is laid over features: --ensemble is for fine-tuned models")
-        feature_model = load_feature_model(feature_models[0])
-        num_params = count_parameters(feature_model.model) + sum(
-            count_parameters(e.model.trunk) for e in feature_model.reader.encoders
-        )
-        return TaskPredictor(
-            feature_model.task.task_type,
-            num_params,
-            feature_model.evaluate,
-            feature_model.predict,
-            *_dev_choices([feature_model.metadata]),
-        )
+            raise ConfigError(f"{feature_models[0]} is trained over features: --ensemble is for fine-tuned models")
+        return _load_feature_predictor(feature_models[0])
     loaded_folders = [polyseme.load(model).folder for model in models]
-    folders, is_multitask = (
-        [select_task(folder, task) for folder in loaded_folders],
-        "tasks" in loaded_folders[0].metadata,
-    )
-    task_type = Task.from_model(folders[0].model, folders[0].metadata).task_type
-    num_params, metadata = (
-        sum(count_parameters(folder.model) for folder in folders),
-        [folder.metadata for folder in folders],
-    )
+    folders = [select_task(folder, task) for folder in loaded_folders]
+    num_params = sum(count_parameters(folder.model) for folder in folders)
     if ensemble:
-        evaluate = partial(evaluate_ensemble, folders, truncate=truncate)
-        return TaskPredictor(
-            task_type,
-            num_params,
-            evaluate,
-            lambda examples: predict_ensemble(folders, examples, truncate=truncate)[1],
-            *_dev_choices(metadata),
-            is_multitask,
-        )
-    predict_fn = partial(single_model.predict, folders[0], truncate=truncate)
-    evaluate = partial(single_model.evaluate, folders[0], truncate=truncate)
-    return TaskPredictor(task_type, num_params, evaluate, predict_fn, *_dev_choices(metadata), is_multitask)
+        evaluate_fn: Any = partial(evaluate_ensemble, folders, truncate=truncate)
+        predict_fn: Any = lambda examples: predict_ensemble(folders, examples, truncate=truncate)[1]  # noqa: E731
+    else:
+        evaluate_fn = partial(evaluate_one, folders[0], truncate=truncate)
+        predict_fn = partial(predict_one, folders[0], truncate=truncate)
+    return TaskPredictor(
+        load_task(folders[0].metadata, folders[0].model.config),
+        num_params,
+        evaluate_fn,
+        predict_fn,
+        *_dev_choices([folder.metadata for folder in folders]),
+        is_multitask="tasks" in loaded_folders[0].metadata,
+    )
+
+
+def _load_feature_predictor(path: Path) -> TaskPredictor:
+    from polyseme.finetuning.frozen import load_feature_model
+    from polyseme.train.flops import count_parameters
+
+    model = load_feature_model(path)
+    encoder_params = sum(count_parameters(encoder.model.trunk) for encoder in model.reader.encoders)
+    num_params = count_parameters(model.model) + encoder_params
+    return TaskPredictor(model.task, num_params, model.evaluate, model.predict, *_dev_choices([model.metadata]))
 
 
 def _dev_choices(metadata: list[dict[str, Any]]) -> tuple[str, tuple[str, ...]]:

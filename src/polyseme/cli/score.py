@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from polyseme.inference.language_model import LanguageModel
-    from polyseme.tasks.examples import Example
+    from polyseme.tasks.multiple_choice import ChoiceExample
 
 
 def score(
@@ -52,9 +52,9 @@ def score(
     elif last_words is not None:
         _score_last_words(language_model, last_words, as_json)
     elif choices is not None:
-        from polyseme.tasks.examples import read_examples
+        from polyseme.tasks.multiple_choice import MultipleChoiceTask
 
-        questions = read_examples(choices, "choice", needs_labels=False)
+        questions = MultipleChoiceTask.read(choices, needs_labels=False)
         shot_examples = _sample_shots(examples, num_shots, seed, questions) if examples else []
         _rank_choices(
             language_model, questions, shot_examples, template.replace("\\n", "\n"), normalization, context, as_json
@@ -100,28 +100,28 @@ def _score_last_words(language_model: LanguageModel, path: Path, as_json: bool) 
     print(json.dumps(summary) if as_json else "\n".join(f"{name}: {value:.4g}" for name, value in summary.items()))
 
 
-def _sample_shots(path: Path, num_shots: int, seed: int, questions: list[Example]) -> list[tuple[str, str]]:
+def _sample_shots(path: Path, num_shots: int, seed: int, questions: list[ChoiceExample]) -> list[tuple[str, str]]:
     """Examples with their right answers, the same for every question: so they are read once."""
     import random
 
-    from polyseme.errors import ConfigError, DataError
-    from polyseme.tasks.examples import read_examples
+    from polyseme.errors import ConfigError
+    from polyseme.tasks.multiple_choice import MultipleChoiceTask
 
-    examples = read_examples(path, "choice")
+    examples = MultipleChoiceTask.read(path)
     if num_shots > len(examples):
         raise ConfigError(f"{path} holds {len(examples)} examples, which is less than --num-shots {num_shots}")
     shot_examples = random.Random(seed).sample(examples, num_shots)
     texts = {e.text for e in shot_examples}
     if duplicates := [e for e in questions if e.text in texts]:
-        raise DataError(
+        raise ConfigError(
             f"{duplicates[0].location} is among the shots too: draw them from other examples, or with another --seed"
         )
-    return [(e.text or "", (e.choices or ())[int(e.label or 0)]) for e in shot_examples]
+    return [(e.text, e.choices[int(e.label or 0)]) for e in shot_examples]
 
 
 def _rank_choices(
     language_model: LanguageModel,
-    examples: list[Example],
+    examples: list[ChoiceExample],
     shots: list[tuple[str, str]],
     template: str,
     normalization: str,
@@ -130,10 +130,10 @@ def _rank_choices(
 ) -> None:
     import json
 
-    questions = [(e.text or "", e.choices or ()) for e in examples]
+    questions = [(e.text, e.choices) for e in examples]
     choice_results = language_model.rank_choices_batch(questions, shots, template, normalization, context)
     for example, choice in zip(examples, choice_results):
-        best_text = (example.choices or ())[choice.best_index]
+        best_text = example.choices[choice.best_index]
         if as_json:
             row = {
                 "text": example.text,

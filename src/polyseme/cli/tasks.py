@@ -9,7 +9,7 @@ def tasks() -> None:
     from polyseme.datasets.catalog import DATASETS
 
     rows = [
-        [name, dataset.task_type, dataset.metric, dataset.folder, dataset.description]
+        [name, dataset.task.task_type, dataset.metric, dataset.folder, dataset.description]
         for name, dataset in DATASETS.items()
     ]
     print_table(["dataset", "task", "metric", "folder", "description"], rows)

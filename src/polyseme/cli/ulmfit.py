@@ -39,7 +39,8 @@ def ulmfit(
     from polyseme.io.atomic import is_occupied, sha256, write_text
     from polyseme.io.json import read_json, write_json
     from polyseme.pipelines import ulmfit as stages
-    from polyseme.tasks.examples import read_examples
+    from polyseme.tasks.classification import ClassificationTask
+    from polyseme.tasks.readers.rows import Columns
 
     try:
         sizes = [int(size) for size in train_sizes.split(",")] if train_sizes else []
@@ -49,13 +50,8 @@ def ulmfit(
     config = apply_overrides(stages.UlmfitConfig.from_json(settings), overrides)
     config.general_recipe("forward").check()
     config.classifier.validate()
-    reader_options: dict[str, Any] = {
-        "text": text_column,
-        "label": label_column,
-        "header": header,
-        "skip_bad": skip_bad,
-    }
-    train_examples, dev_examples = (read_examples(path, "classification", **reader_options) for path in (train, dev))
+    columns = Columns(text_column, label=label_column, has_header=header)
+    train_examples, dev_examples = (ClassificationTask.read(path, columns, skip_bad=skip_bad) for path in (train, dev))
     unlabeled_texts = (
         [document.text for document in open_sources(unlabeled, "text", "line", skip_bad)] if unlabeled else []
     )

@@ -1,41 +1,40 @@
-"""What a named data set is: files as they are distributed, and the metric that counts."""
+"""What a named data set is: files as they are distributed, the task they are for, and the metric that counts."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from polyseme.errors import ConfigError, DataError, suggest
-from polyseme.evaluation.predict import MetricsFn
 from polyseme.io.compression import COMPRESSED_SUFFIXES
 from polyseme.io.json import parse_json
-from polyseme.tasks.examples import Example, RowReader, TaskType, iter_rows, read_lines, read_rows
+from polyseme.tasks.base import MetricsFn, TaskConfig
+from polyseme.tasks.readers.rows import Columns, RowReader, lazy_rows, read_lines
 
-TrainDev = tuple[list[Example], list[Example]]  # train and dev
+TrainDev = tuple[list[Any], list[Any]]  # train and dev examples
 DatasetReader = Callable[[Path, bool], Iterable[RowReader]]  # a file, and whether each row must have a label
 
 
 @dataclass(frozen=True)
 class NamedDataset:
-    """`folder` is its name as distributed, `splits` the files in it: train, dev, and what else there is.
+    """A data set as it is distributed: `folder` is its name, `splits` the files in it (train, dev, and others).
 
-    `extra_metrics` adds metrics that need more than labels. `split_filter` is for a part that is not a file of its own.
-    `get_warnings` says what must be known of train, dev, and the score on dev.
+    `extra_metrics` are metrics that need more than labels. `split_filter` selects a split that is not a file of its
+    own. `get_warnings` tells from train, dev and the score on dev what a user should know.
     """
 
-    task_type: TaskType
+    task: type[TaskConfig]
     metric: str
     description: str
     folder: str
     reader: DatasetReader
     splits: dict[str, str]
     extra_metrics: MetricsFn | None = None
-    split_filter: Callable[[Path, str, list[Example]], list[Example]] | None = None
-    get_warnings: Callable[[list[Example], list[Example], float], list[str]] | None = None
+    split_filter: Callable[[Path, str, list[Any]], list[Any]] | None = None
+    get_warnings: Callable[[list[Any], list[Any], float], list[str]] | None = None
 
     def read(self, folder: Path | str, skip_bad: bool = False, strict: bool = False) -> TrainDev:
         """Read train and dev examples from the data set's folder, or from its parent folder."""
@@ -51,13 +50,13 @@ class NamedDataset:
         skip_bad: bool = False,
         needs_labels: bool = True,
         strict: bool = False,
-    ) -> list[Example]:
+    ) -> list[Any]:
         """Read the examples of a split, or of a single file."""
         path = Path(folder)
         if path.is_file():
-            return read_rows(path, self.reader(path, needs_labels), skip_bad, strict)
+            return self.task.collect(path, self.reader(path, needs_labels), skip_bad, strict)
         if not path.is_dir():
-            raise DataError(f"there is no folder {path}")
+            raise ConfigError(f"there is no folder {path}")
         if split not in self.splits:
             raise ConfigError(f"there is no split {split!r} of {self.folder}; {suggest(split, self.splits)}")
         path = path / self.folder if (path / self.folder).is_dir() else path
@@ -65,7 +64,7 @@ class NamedDataset:
         compressed_files = (file.with_name(file.name + suffix) for suffix in COMPRESSED_SUFFIXES)
         if not file.exists():
             file = next((p for p in compressed_files if p.is_file()), file)
-        examples = read_rows(file, self.reader(file, needs_labels), skip_bad, strict)
+        examples = self.task.collect(file, self.reader(file, needs_labels), skip_bad, strict)
         return self.split_filter(path, split, examples) if self.split_filter else examples
 
 
@@ -75,56 +74,31 @@ def standard_files(extension: str = "tsv", has_test: bool = True) -> dict[str, s
     return {name: f"{name}.{extension}" for name in names}
 
 
-def table_reader(
-    task_type: TaskType,
-    text_column: str,
-    pair_column: str = "pair",
-    label_column: str = "label",
-    has_header: bool = True,
-    unlabeled_columns: tuple[str, str] | None = None,
-) -> DatasetReader:
-    """Rows of a table by the names of its columns; `unlabeled_columns` are those of unlabelled files, where they
-    differ.
-    """
+def task_reader(task: type[TaskConfig]) -> DatasetReader:
+    """Read files in the task's own format."""
+    return table_reader(task, Columns())
+
+
+def table_reader(task: type[TaskConfig], columns: Columns, unlabeled_columns: Columns | None = None) -> DatasetReader:
+    """Read rows by the names of their columns; `unlabeled_columns` are those of unlabeled files, where they differ."""
 
     def read(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-        if unlabeled_columns and not needs_labels:
-            return iter_rows(path, task_type, unlabeled_columns[0], unlabeled_columns[1], needs_labels=False)
-        return iter_rows(path, task_type, text_column, pair_column, label_column, has_header, needs_labels)
+        chosen = columns if needs_labels or unlabeled_columns is None else unlabeled_columns
+        return task.iter_rows(path, chosen, needs_labels)
 
     return read
 
 
-def conll_reader(encoding: str = "utf-8") -> DatasetReader:
-    """Words and tags in columns, whatever the file's ending."""
-
-    def read(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-        return iter_rows(path, "tagging", needs_labels=needs_labels, encoding=encoding)
-
-    return read
-
-
-def json_lines_reader(to_examples: Callable[[JsonRow], Iterable[Example]]) -> DatasetReader:
+def json_lines_reader(to_examples: Callable[[JsonRow], Iterable[Any]]) -> DatasetReader:
     """Read a file of JSON objects, one per line; `to_examples` converts one to its examples."""
 
     def read(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         for line_number, line in enumerate(read_lines(path), 1):
             if line.strip():
                 location = f"{path}:{line_number}"
-                yield from lazy_examples(to_examples, JsonRow(location, parse_json(line, location), needs_labels))
+                yield from lazy_rows(to_examples, JsonRow(location, parse_json(line, location), needs_labels))
 
     return read
-
-
-def lazy_examples(to_examples: Callable[[Any], Iterable[Example]], row: Any) -> Iterator[RowReader]:
-    """The examples of a row; what is wrong with it is raised when it is read, so that it can be passed over."""
-    try:
-        examples = list(to_examples(row))
-    except DataError as error:
-        yield partial(_raise_error, error)
-        return
-    for example in examples:
-        yield partial(_return_example, example)
 
 
 @dataclass(frozen=True)
@@ -165,11 +139,3 @@ class JsonRow:
     def id(self, name: str = "idx") -> str:
         """Return the id as a string; empty if there is none."""
         return str(self.values.get(name, ""))
-
-
-def _raise_error(error: DataError) -> Example:
-    raise error
-
-
-def _return_example(example: Example) -> Example:
-    return example

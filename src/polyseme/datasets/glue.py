@@ -9,16 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyseme.datasets.base import JsonRow, NamedDataset, lazy_examples, standard_files, table_reader
+from polyseme.datasets.base import JsonRow, NamedDataset, standard_files, table_reader
 from polyseme.errors import DataError
 from polyseme.io.json import parse_json
-from polyseme.tasks.examples import Example, RowReader, iter_rows, read_lines
+from polyseme.tasks.classification import ClassificationTask, PairClassificationTask
 from polyseme.tasks.metrics.standard import classification_metrics
+from polyseme.tasks.readers.rows import Columns, RowReader, lazy_rows, read_lines
+from polyseme.tasks.regression import RegressionTask
+from polyseme.tasks.sequence import TextExample
 
 NLI_DESCRIPTION = "entailment, neutral or contradiction?"
 
 
-def _filter_by_dev_ids(folder: Path, split: str, examples: list[Example]) -> list[Example]:
+def _filter_by_dev_ids(folder: Path, split: str, examples: list[TextExample]) -> list[TextExample]:
     """Split Microsoft's training file: `dev_ids.tsv` lists the pairs of the dev set."""
     if split == "test" or not examples[0].location.rpartition(":")[0].endswith("msr_paraphrase_train.txt"):
         return examples
@@ -35,7 +38,7 @@ def _read_mrpc(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Read GLUE's file if it exists, else Microsoft's."""
     microsoft_name = "msr_paraphrase_test.txt" if path.name == "test.tsv" else "msr_paraphrase_train.txt"
     source_path = path if path.is_file() else path.with_name(microsoft_name)
-    return iter_rows(source_path, "pair", "#1 String", "#2 String", "Quality", needs_labels=needs_labels)
+    return PairClassificationTask.iter_rows(source_path, Columns("#1 String", "#2 String", "Quality"), needs_labels)
 
 
 def _read_snli(path: Path, needs_labels: bool) -> Iterator[RowReader]:
@@ -45,14 +48,14 @@ def _read_snli(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         record = parse_json(line, location)
         if isinstance(record, dict) and record.get("gold_label") == "-":
             continue
-        yield from lazy_examples(_snli_examples, JsonRow(location, record, needs_labels))
+        yield from lazy_rows(_snli_examples, JsonRow(location, record, needs_labels))
 
 
-def _snli_examples(row: JsonRow) -> list[Example]:
-    return [Example(row.location, row.get("sentence1"), row.get("sentence2"), label=row.label("gold_label"))]
+def _snli_examples(row: JsonRow) -> list[TextExample]:
+    return [TextExample(row.location, row.get("sentence1"), row.get("sentence2"), row.label("gold_label"))]
 
 
-def wnli_warnings(train: Sequence[Example], dev: Sequence[Example], accuracy: float) -> list[str]:
+def wnli_warnings(train: Sequence[TextExample], dev: Sequence[TextExample], accuracy: float) -> list[str]:
     """Warn that dev sentences of WNLI also occur in train, mostly with the opposite label.
 
     A model that memorizes train is therefore worse on dev than a constant prediction (GLUE FAQ, 12), which is why BERT
@@ -60,9 +63,9 @@ def wnli_warnings(train: Sequence[Example], dev: Sequence[Example], accuracy: fl
     """
     train_labels: dict[str, set[str | None]] = {}
     for example in train:
-        train_labels.setdefault(example.text or "", set()).add(example.label)
+        train_labels.setdefault(example.text, set()).add(example.label)
     shared = [e for e in dev if e.text in train_labels]
-    num_opposite = sum(e.label not in train_labels[e.text or ""] for e in shared)
+    num_opposite = sum(e.label not in train_labels[e.text] for e in shared)
     majority_accuracy = max(sum(e.label == label for e in dev) for label in {e.label for e in dev}) / len(dev)
     messages = [
         f"{len(shared)} of {len(dev)} dev examples have their first sentence in train; "
@@ -79,20 +82,21 @@ PHENOMENA = ("Lexical Semantics", "Predicate-Argument Structure", "Logic", "Know
 def _read_diagnostic(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Read the diagnostic set; the id of an example lists its phenomena, from four columns of the labeled file."""
     if not needs_labels:
-        yield from iter_rows(path, "pair", "sentence1", "sentence2", needs_labels=False)
+        yield from PairClassificationTask.iter_rows(path, Columns("sentence1", "sentence2"), needs_labels=False)
         return
     rows = [line.split("\t") for line in read_lines(path)]
     phenomenon_columns = [(rows[0].index(name), name) for name in PHENOMENA if name in rows[0]]
 
-    def with_phenomena(read_example: RowReader, row: list[str]) -> Example:
-        example = read_example()
+    def with_phenomena(read_example: RowReader, row: list[str]) -> TextExample:
+        example: TextExample = read_example()
         return replace(example, id="; ".join(name for i, name in phenomenon_columns if row[i].strip()))
 
-    for read_example, row in zip(iter_rows(path, "pair", "Premise", "Hypothesis", "Label"), rows[1:]):
+    examples = PairClassificationTask.iter_rows(path, Columns("Premise", "Hypothesis", "Label"), needs_labels=True)
+    for read_example, row in zip(examples, rows[1:]):
         yield partial(with_phenomena, read_example, row)
 
 
-def _matthews_by_phenomenon(examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
+def _matthews_by_phenomenon(examples: Sequence[TextExample], predictions: Sequence[Any]) -> dict[str, float]:
     """Return Matthews correlation over the pairs of each phenomenon (Wang et al. 2019, §4 and table 5)."""
     scores = {}
     for name in PHENOMENA:
@@ -104,34 +108,36 @@ def _matthews_by_phenomenon(examples: Sequence[Example], predictions: Sequence[A
     return scores
 
 
-_MNLI_READER = table_reader("pair", "sentence1", "sentence2", "gold_label")
+_MNLI_READER = table_reader(PairClassificationTask, Columns("sentence1", "sentence2", "gold_label"))
 
 
 def _mnli_dataset(genres: str, description: str) -> NamedDataset:
     splits = {"train": "train.tsv", "dev": f"dev_{genres}.tsv", "test": f"test_{genres}.tsv"}
-    return NamedDataset("pair", "accuracy", description, "MNLI", _MNLI_READER, splits)
+    return NamedDataset(PairClassificationTask, "accuracy", description, "MNLI", _MNLI_READER, splits)
 
 
-_SENTENCE_PAIR_READER = table_reader("pair", "sentence1", "sentence2")
+_SENTENCE_PAIR_READER = table_reader(PairClassificationTask, Columns("sentence1", "sentence2"))
 DATASETS: dict[str, NamedDataset] = {
     "glue/cola": NamedDataset(
-        "classification",
+        ClassificationTask,
         "matthews",
         "is the sentence acceptable English?",
         "CoLA",
-        table_reader("classification", "4", label_column="2", has_header=False, unlabeled_columns=("sentence", "pair")),
+        table_reader(
+            ClassificationTask, Columns("4", label="2", has_header=False), unlabeled_columns=Columns("sentence")
+        ),
         standard_files(),
     ),
     "glue/sst-2": NamedDataset(
-        "classification",
+        ClassificationTask,
         "accuracy",
         "is the movie review positive?",
         "SST-2",
-        table_reader("classification", "sentence"),
+        table_reader(ClassificationTask, Columns("sentence")),
         standard_files(),
     ),
     "glue/mrpc": NamedDataset(
-        "pair",
+        PairClassificationTask,
         "f1",
         "are the two sentences paraphrases?",
         "MRPC",
@@ -140,33 +146,33 @@ DATASETS: dict[str, NamedDataset] = {
         split_filter=_filter_by_dev_ids,
     ),
     "glue/sts-b": NamedDataset(
-        "regression",
+        RegressionTask,
         "spearman",
         "how similar are the two sentences, from 0 to 5?",
         "STS-B",
-        table_reader("regression", "sentence1", "sentence2", "score"),
+        table_reader(RegressionTask, Columns("sentence1", "sentence2", "score")),
         standard_files(),
     ),
     "glue/qqp": NamedDataset(
-        "pair",
+        PairClassificationTask,
         "f1",
         "are the two questions duplicates?",
         "QQP",
-        table_reader("pair", "question1", "question2", "is_duplicate"),
+        table_reader(PairClassificationTask, Columns("question1", "question2", "is_duplicate")),
         standard_files(),
     ),
     "glue/mnli": _mnli_dataset("matched", NLI_DESCRIPTION),
     "glue/mnli-mm": _mnli_dataset("mismatched", f"dev and test of other genres: {NLI_DESCRIPTION}"),
     "glue/qnli": NamedDataset(
-        "pair",
+        PairClassificationTask,
         "accuracy",
         "does the sentence answer the question?",
         "QNLI",
-        table_reader("pair", "question", "sentence"),
+        table_reader(PairClassificationTask, Columns("question", "sentence")),
         standard_files(),
     ),
     "glue/rte": NamedDataset(
-        "pair",
+        PairClassificationTask,
         "accuracy",
         "does the second sentence follow from the first?",
         "RTE",
@@ -174,7 +180,7 @@ DATASETS: dict[str, NamedDataset] = {
         standard_files(),
     ),
     "glue/wnli": NamedDataset(
-        "pair",
+        PairClassificationTask,
         "accuracy",
         "does the second sentence follow from the first?",
         "WNLI",
@@ -183,7 +189,7 @@ DATASETS: dict[str, NamedDataset] = {
         get_warnings=wnli_warnings,
     ),
     "glue/diagnostic": NamedDataset(
-        "pair",
+        PairClassificationTask,
         "matthews",
         f"evaluation of MNLI models by phenomenon: {NLI_DESCRIPTION}",
         "diagnostic",
@@ -192,7 +198,7 @@ DATASETS: dict[str, NamedDataset] = {
         _matthews_by_phenomenon,
     ),
     "snli": NamedDataset(
-        "pair",
+        PairClassificationTask,
         "accuracy",
         NLI_DESCRIPTION,
         "snli_1.0",
@@ -200,11 +206,11 @@ DATASETS: dict[str, NamedDataset] = {
         {name: f"snli_1.0_{name}.jsonl" for name in ("train", "dev", "test")},
     ),
     "sick": NamedDataset(
-        "pair",
+        PairClassificationTask,
         "accuracy",
         NLI_DESCRIPTION,
         "sick",
-        table_reader("pair", "1", "2", "3", has_header=False),
+        table_reader(PairClassificationTask, Columns("1", "2", "3", has_header=False)),
         standard_files("txt"),
     ),
 }

@@ -6,14 +6,13 @@ from pathlib import Path
 
 from polyseme.datasets.base import JsonRow
 from polyseme.errors import DataError
-from polyseme.io.compression import COMPRESSED_SUFFIXES
 from polyseme.io.json import parse_json
-from polyseme.tasks.examples import JSON_LINES_SUFFIXES, read_lines
+from polyseme.tasks.readers.rows import JSON_LINES_SUFFIXES, data_suffix, read_lines
 
 
 def read_lambada(path: Path) -> list[tuple[str, str]]:
     """Read (passage without its last word, last word) pairs from lines of text or JSON lines."""
-    suffix = (path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path).suffix
+    suffix = data_suffix(path)
     passages = []
     for line_number, line in enumerate(read_lines(path), 1):
         location = f"{path}:{line_number}"

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from polyseme.datasets.base import JsonRow, NamedDataset, lazy_examples
+from polyseme.datasets.base import JsonRow, NamedDataset, task_reader
 from polyseme.errors import DataError, suggest
 from polyseme.io.json import parse_json
-from polyseme.tasks.examples import Example, RowReader, read_lines
-from polyseme.tasks.readers.squad import iter_questions
+from polyseme.tasks.extractive_qa import ExtractiveQATask
+from polyseme.tasks.multiple_choice import ChoiceExample, MultipleChoiceTask
+from polyseme.tasks.readers.rows import RowReader, lazy_rows, read_lines
 
 
 def _read_table(path: Path, is_csv: bool, required_columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
@@ -41,14 +42,14 @@ def _read_table(path: Path, is_csv: bool, required_columns: Sequence[str]) -> It
 
 def _choice_example(
     location: str, row: dict[str, str], text: str, choices: tuple[str, ...], label: str | None
-) -> Example:
+) -> ChoiceExample:
     if not row:
         raise DataError(f"{location}: another number of columns than in the first line")
     if not text.strip() or not all(choice.strip() for choice in choices):
         raise DataError(f"{location}: a text or a choice is empty")
     if label is not None and label not in map(str, range(len(choices))):
         raise DataError(f"{location}: the label is {label!r}, not one of 0 to {len(choices) - 1}")
-    return Example(location, text, label=label, choices=choices)
+    return ChoiceExample(location, text, choices, label)
 
 
 def _read_swag(path: Path, needs_labels: bool) -> Iterator[RowReader]:
@@ -84,7 +85,7 @@ def _read_story_cloze(path: Path, needs_labels: bool) -> Iterator[RowReader]:
 def _read_race(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Read RACE: one JSON file per article, in folders (middle, high) or in the distributed archive."""
     for location, content in _iter_articles(path):
-        yield from lazy_examples(_race_examples, JsonRow(location, parse_json(content, location), needs_labels))
+        yield from lazy_rows(_race_examples, JsonRow(location, parse_json(content, location), needs_labels))
 
 
 def _iter_articles(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -106,7 +107,7 @@ def _iter_articles(path: Path) -> Iterator[tuple[str, bytes]]:
         yield f"{archives[0]}, {name}", content
 
 
-def _race_examples(row: JsonRow) -> Iterator[Example]:
+def _race_examples(row: JsonRow) -> Iterator[ChoiceExample]:
     """Yield an example per question; a choice is the question with an option in its gap (`_`) or appended."""
     questions, options = row.get("questions", list), row.get("options", list)
     answers = row.get("answers", list) if row.needs_labels or "answers" in row.values else [None] * len(questions)
@@ -124,10 +125,11 @@ def _race_examples(row: JsonRow) -> Iterator[Example]:
 
 _SQUAD_SHIFTS_FILES = {"train": "new_wiki_v1.0.json", "dev": "nyt_v1.0.json", "test": "amazon_reviews_v1.0.json"}
 _TRIVIAQA_FILES = {name: f"squad-wikipedia-{name}-4096.json" for name in ("train", "dev", "test")}
+_QA_READER = task_reader(ExtractiveQATask)
 _QA_DESCRIPTION = "which words of the text answer the question?"
 DATASETS: dict[str, NamedDataset] = {
     "swag": NamedDataset(
-        "choice",
+        MultipleChoiceTask,
         "accuracy",
         "how does the scene continue?",
         "swag",
@@ -135,7 +137,7 @@ DATASETS: dict[str, NamedDataset] = {
         {"train": "train.csv", "dev": "val.csv", "test": "test.csv"},
     ),
     "race": NamedDataset(
-        "choice",
+        MultipleChoiceTask,
         "accuracy",
         "which option is correct, according to the article?",
         "RACE",
@@ -143,7 +145,7 @@ DATASETS: dict[str, NamedDataset] = {
         {"train": "train", "dev": "dev", "test": "test"},
     ),
     "arct": NamedDataset(
-        "choice",
+        MultipleChoiceTask,
         "accuracy",
         "which warrant connects the reason to the claim?",
         "arct",
@@ -151,7 +153,7 @@ DATASETS: dict[str, NamedDataset] = {
         {"train": "train-full.txt", "dev": "dev-full.txt", "test": "test-full.txt"},
     ),
     "story-cloze": NamedDataset(
-        "choice",
+        MultipleChoiceTask,
         "accuracy",
         "which ending is correct?",
         "story_cloze",
@@ -162,25 +164,30 @@ DATASETS: dict[str, NamedDataset] = {
         },
     ),
     "squad/1.1": NamedDataset(
-        "span", "f1", _QA_DESCRIPTION, "squad", iter_questions, {"train": "train-v1.1.json", "dev": "dev-v1.1.json"}
+        ExtractiveQATask,
+        "f1",
+        _QA_DESCRIPTION,
+        "squad",
+        _QA_READER,
+        {"train": "train-v1.1.json", "dev": "dev-v1.1.json"},
     ),
     "squad/2.0": NamedDataset(
-        "span",
+        ExtractiveQATask,
         "f1",
         f"{_QA_DESCRIPTION} Or is there no answer?",
         "squad",
-        iter_questions,
+        _QA_READER,
         {"train": "train-v2.0.json", "dev": "dev-v2.0.json"},
     ),
     "squad-shifts": NamedDataset(
-        "span",
+        ExtractiveQATask,
         "f1",
         f"{_QA_DESCRIPTION} Trained on Wikipedia, evaluated on news",
         "squad-shifts",
-        iter_questions,
+        _QA_READER,
         _SQUAD_SHIFTS_FILES,
     ),
     "triviaqa": NamedDataset(
-        "span", "f1", f"{_QA_DESCRIPTION} In SQuAD's format", "triviaqa", iter_questions, _TRIVIAQA_FILES
+        ExtractiveQATask, "f1", f"{_QA_DESCRIPTION} In SQuAD's format", "triviaqa", _QA_READER, _TRIVIAQA_FILES
     ),
 }

@@ -23,6 +23,8 @@ class PublishedResult:
 class PublishedTable:
     """A table of published results."""
 
+    """A table of published results."""
+
     description: str
     columns: tuple[str, ...]
     rows: tuple[PublishedResult, ...]
@@ -31,11 +33,13 @@ class PublishedTable:
 @cache
 def load_published_tables() -> dict[str, PublishedTable]:
     """Load all tables by name."""
+    """Load all tables by name."""
     content = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
     return {name: _parse_table(table_json) for name, table_json in content.items()}
 
 
 def published_table(name: str) -> PublishedTable:
+    """Return a table; raise `ConfigError` if the name is unknown."""
     """Return a table; raise `ConfigError` if the name is unknown."""
     if name not in load_published_tables():
         raise ConfigError(f"there is no published table {name!r}; {suggest(name, load_published_tables())}")

@@ -9,37 +9,35 @@ from typing import Any
 
 from polyseme.datasets.base import JsonRow, NamedDataset, json_lines_reader
 from polyseme.errors import DataError
-from polyseme.tasks.examples import Example, RowReader, read_lines
+from polyseme.tasks.base import TaskConfig
+from polyseme.tasks.classification import PairClassificationTask
 from polyseme.tasks.metrics.standard import squad_scores
+from polyseme.tasks.multiple_choice import ChoiceExample, MultipleChoiceTask
+from polyseme.tasks.readers.rows import RowReader, read_lines
+from polyseme.tasks.sequence import TextExample
 
 SPLITS = {"train": "train.jsonl", "dev": "val.jsonl", "test": "test.jsonl"}
 COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
 
 
 def _pair_examples(first_key: str, second_key: str) -> Any:
-    def to_examples(row: JsonRow) -> list[Example]:
-        return [Example(row.location, row.get(first_key), row.get(second_key), label=row.label(), id=row.id())]
+    def to_examples(row: JsonRow) -> list[TextExample]:
+        return [TextExample(row.location, row.get(first_key), row.get(second_key), label=row.label(), id=row.id())]
 
     return to_examples
 
 
-def _copa_examples(row: JsonRow) -> list[Example]:
+def _copa_examples(row: JsonRow) -> list[ChoiceExample]:
     question = row.get("question")
     if question not in COPA_QUESTIONS:
         raise DataError(f"{row.location}: question is {question!r}, neither cause nor effect")
     choices = (row.get("choice1"), row.get("choice2"))
     return [
-        Example(
-            row.location,
-            f"{row.get('premise')} {COPA_QUESTIONS[question]}",
-            label=row.label(),
-            choices=choices,
-            id=row.id(),
-        )
+        ChoiceExample(row.location, f"{row.get('premise')} {COPA_QUESTIONS[question]}", choices, row.label(), row.id())
     ]
 
 
-def _multirc_examples(row: JsonRow) -> Iterator[Example]:
+def _multirc_examples(row: JsonRow) -> Iterator[TextExample]:
     """Yield a (passage, question and answer) pair per answer; the id is `passage-question-answer`."""
     passage = row.child("passage")
     text = passage.get("text")
@@ -48,10 +46,10 @@ def _multirc_examples(row: JsonRow) -> Iterator[Example]:
         for answer in question.children("answers"):
             question_and_answer = f"{question_text} {answer.get('text')}"
             example_id = f"{row.id()}-{question.id()}-{answer.id()}"
-            yield Example(answer.location, text, question_and_answer, label=answer.label(), id=example_id)
+            yield TextExample(answer.location, text, question_and_answer, label=answer.label(), id=example_id)
 
 
-def _multirc_metrics(examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
+def _multirc_metrics(examples: Sequence[TextExample], predictions: Sequence[Any]) -> dict[str, float]:
     """Return the share of questions with all answers classified correctly; `f1` is over all answers (F1a)."""
     all_correct: dict[str, bool] = {}
     for example, label in zip(examples, predictions, strict=True):
@@ -60,7 +58,7 @@ def _multirc_metrics(examples: Sequence[Example], predictions: Sequence[Any]) ->
     return {"exact": sum(all_correct.values()) / max(len(all_correct), 1)}
 
 
-def _record_examples(row: JsonRow) -> Iterator[Example]:
+def _record_examples(row: JsonRow) -> Iterator[ChoiceExample]:
     """Yield a choice among the entities of the passage per query; the label is the first entity that is an answer."""
     passage = row.child("passage")
     text = passage.get("text")
@@ -77,29 +75,22 @@ def _record_examples(row: JsonRow) -> Iterator[Example]:
         if row.needs_labels and label is None:
             raise DataError(f"{qa_row.location}: no entity of the passage is an answer")
         text_with_query = f"{text.replace('@highlight', '')} {query}"
-        yield Example(
-            qa_row.location,
-            text_with_query,
-            label=label,
-            choices=entities,
-            accepted_answers=gold_answers,
-            id=qa_row.id(),
-        )
+        yield ChoiceExample(qa_row.location, text_with_query, entities, label, qa_row.id(), gold_answers)
 
 
-def _record_metrics(examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
+def _record_metrics(examples: Sequence[ChoiceExample], predictions: Sequence[Any]) -> dict[str, float]:
     """Return exact match and F1 of the entity, the best over a query's answers, by SQuAD's rules."""
-    predicted_texts = [(e.choices or ())[int(i)] for e, i in zip(examples, predictions, strict=True)]
+    predicted_texts = [e.choices[int(i)] for e, i in zip(examples, predictions, strict=True)]
     exact, f1 = squad_scores([e.accepted_answers for e in examples], predicted_texts)
     return {"exact": float(exact.mean()), "f1": float(f1.mean())}
 
 
-def _wic_examples(row: JsonRow) -> list[Example]:
+def _wic_examples(row: JsonRow) -> list[TextExample]:
     text = f"{row.get('word')}: {row.get('sentence1')}"
-    return [Example(row.location, text, row.get("sentence2"), label=row.label(), id=row.id())]
+    return [TextExample(row.location, text, row.get("sentence2"), label=row.label(), id=row.id())]
 
 
-def _wsc_examples(row: JsonRow) -> list[Example]:
+def _wsc_examples(row: JsonRow) -> list[TextExample]:
     """Pair the text, its pronoun enclosed in asterisks, with the candidate referent."""
     target = row.child("target")
     words = row.get("text").split(" ")
@@ -108,7 +99,7 @@ def _wsc_examples(row: JsonRow) -> list[Example]:
     if not 0 <= start <= len(words) - num_words:
         raise DataError(f"{row.location}: span2_index is {start}, and the text has {len(words)} words")
     marked_words = [*words[:start], "*", *words[start : start + num_words], "*", *words[start + num_words :]]
-    return [Example(row.location, " ".join(marked_words), target.get("span1_text"), label=row.label(), id=row.id())]
+    return [TextExample(row.location, " ".join(marked_words), target.get("span1_text"), label=row.label(), id=row.id())]
 
 
 def _read_wic(path: Path, needs_labels: bool) -> Iterator[RowReader]:
@@ -124,38 +115,38 @@ def _read_wic(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         yield partial(_parse_wic_line, f"{path}:{line_number}", line, label)
 
 
-def _parse_wic_line(location: str, line: str, label: str | None) -> Example:
+def _parse_wic_line(location: str, line: str, label: str | None) -> TextExample:
     cells = line.split("\t")
     if len(cells) != 5:
         raise DataError(f"{location}: {len(cells)} columns, not 5")
     if label is not None and label not in ("T", "F"):
         raise DataError(f"{location}: the label is {label!r}, neither T nor F")
-    return Example(location, f"{cells[0]}: {cells[3]}", cells[4], label=label)
+    return TextExample(location, f"{cells[0]}: {cells[3]}", cells[4], label=label)
 
 
 def _superglue_dataset(
-    task_type: Any, metric: str, description: str, folder: str, to_examples: Any, extra_metrics: Any = None
+    task: type[TaskConfig], metric: str, description: str, folder: str, to_examples: Any, extra_metrics: Any = None
 ) -> NamedDataset:
-    return NamedDataset(task_type, metric, description, folder, json_lines_reader(to_examples), SPLITS, extra_metrics)
+    return NamedDataset(task, metric, description, folder, json_lines_reader(to_examples), SPLITS, extra_metrics)
 
 
 ENTAILMENT_DESCRIPTION = "does the second text follow from the first?"
 DATASETS: dict[str, NamedDataset] = {
     "superglue/boolq": _superglue_dataset(
-        "pair",
+        PairClassificationTask,
         "accuracy",
         "is the answer yes, according to the passage?",
         "BoolQ",
         _pair_examples("passage", "question"),
     ),
     "superglue/cb": _superglue_dataset(
-        "pair", "macro_f1", ENTAILMENT_DESCRIPTION, "CB", _pair_examples("premise", "hypothesis")
+        PairClassificationTask, "macro_f1", ENTAILMENT_DESCRIPTION, "CB", _pair_examples("premise", "hypothesis")
     ),
     "superglue/copa": _superglue_dataset(
-        "choice", "accuracy", "which cause or effect is more likely?", "COPA", _copa_examples
+        MultipleChoiceTask, "accuracy", "which cause or effect is more likely?", "COPA", _copa_examples
     ),
     "superglue/multirc": _superglue_dataset(
-        "pair",
+        PairClassificationTask,
         "f1",
         "is this answer correct, according to the passage?",
         "MultiRC",
@@ -163,19 +154,28 @@ DATASETS: dict[str, NamedDataset] = {
         _multirc_metrics,
     ),
     "superglue/record": _superglue_dataset(
-        "choice", "f1", "which of the passage's entities is missing?", "ReCoRD", _record_examples, _record_metrics
+        MultipleChoiceTask,
+        "f1",
+        "which of the passage's entities is missing?",
+        "ReCoRD",
+        _record_examples,
+        _record_metrics,
     ),
     "superglue/rte": _superglue_dataset(
-        "pair", "accuracy", ENTAILMENT_DESCRIPTION, "RTE", _pair_examples("premise", "hypothesis")
+        PairClassificationTask, "accuracy", ENTAILMENT_DESCRIPTION, "RTE", _pair_examples("premise", "hypothesis")
     ),
     "superglue/wic": _superglue_dataset(
-        "pair", "accuracy", "does the word have the same meaning in both sentences?", "WiC", _wic_examples
+        PairClassificationTask,
+        "accuracy",
+        "does the word have the same meaning in both sentences?",
+        "WiC",
+        _wic_examples,
     ),
     "superglue/wsc": _superglue_dataset(
-        "pair", "accuracy", "does the pronoun refer to this phrase?", "WSC", _wsc_examples
+        PairClassificationTask, "accuracy", "does the pronoun refer to this phrase?", "WSC", _wsc_examples
     ),
     "wic": NamedDataset(
-        "pair",
+        PairClassificationTask,
         "accuracy",
         "does the word have the same meaning in both sentences?",
         "wic",

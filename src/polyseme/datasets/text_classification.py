@@ -9,13 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyseme.datasets.base import NamedDataset, conll_reader
+from polyseme.datasets.base import NamedDataset, task_reader
 from polyseme.errors import DataError
-from polyseme.tasks.examples import Example, RowReader, read_lines
-from polyseme.tasks.readers.conll2012 import BRACKETS, iter_documents
+from polyseme.tasks.classification import ClassificationTask
+from polyseme.tasks.coreference import CoreferenceTask
+from polyseme.tasks.readers.conll import BRACKETS
+from polyseme.tasks.readers.rows import RowReader, read_lines
+from polyseme.tasks.sequence import TextExample
+from polyseme.tasks.tagging import TaggingExample, TaggingTask
 
 
-def compute_error_rate(examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
+def compute_error_rate(examples: Sequence[TextExample], predictions: Sequence[Any]) -> dict[str, float]:
     """Return the share of wrong predictions."""
     num_wrong = sum(e.label != label for e, label in zip(examples, predictions, strict=True))
     return {"error": num_wrong / max(len(examples), 1)}
@@ -27,13 +31,13 @@ def _read_sst_trees(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         yield partial(_parse_sst_tree, f"{path}:{line_number}", line)
 
 
-def _parse_sst_tree(location: str, line: str) -> Example:
+def _parse_sst_tree(location: str, line: str) -> TextExample:
     root = re.match(r"\(([0-4]) ", line)
     words = re.findall(r"\([0-4] ([^()\s]+)\)", line)
     if root is None or not words or line.count("(") != line.count(")"):
         raise DataError(f"{location}: not a tree with labels from 0 to 4: {line[:40]!r}")
     text = " ".join(BRACKETS.get(word, word.replace("\\/", "/")) for word in words)
-    return Example(location, text, label=root[1])
+    return TextExample(location, text, label=root[1])
 
 
 def _read_label_folders(path: Path, needs_labels: bool) -> Iterator[RowReader]:
@@ -46,9 +50,9 @@ def _read_label_folders(path: Path, needs_labels: bool) -> Iterator[RowReader]:
             yield partial(_read_text_file, file, label)
 
 
-def _read_text_file(file: Path, label: str) -> Example:
+def _read_text_file(file: Path, label: str) -> TextExample:
     text = "\n".join(read_lines(file)).replace("<br />", "\n")
-    return Example(str(file), text, label=label)
+    return TextExample(str(file), text, label=label)
 
 
 def _read_yelp(path: Path, needs_labels: bool) -> Iterator[RowReader]:
@@ -61,10 +65,10 @@ def _read_yelp(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         raise DataError(f"{path}:{reader.line_num}: not valid CSV: {error}") from None
 
 
-def _parse_yelp_row(location: str, cells: list[str]) -> Example:
+def _parse_yelp_row(location: str, cells: list[str]) -> TextExample:
     if len(cells) < 2 or not cells[0].isdecimal() or not cells[1].strip():
         raise DataError(f"{location}: not a label and a text: {str(cells)[:40]!r}")
-    return Example(location, " ".join(cells[1:]).replace("\\n", "\n"), label=cells[0])
+    return TextExample(location, " ".join(cells[1:]).replace("\\n", "\n"), label=cells[0])
 
 
 def _trec_reader(is_fine_grained: bool) -> Callable[[Path, bool], Iterator[RowReader]]:
@@ -77,11 +81,11 @@ def _trec_reader(is_fine_grained: bool) -> Callable[[Path, bool], Iterator[RowRe
     return read
 
 
-def _parse_trec_line(location: str, line: str, is_fine_grained: bool) -> Example:
+def _parse_trec_line(location: str, line: str, is_fine_grained: bool) -> TextExample:
     label, _, text = line.partition(" ")
     if ":" not in label or not text.strip():
         raise DataError(f"{location}: not a class with a colon and a question: {line[:40]!r}")
-    return Example(location, text, label=label if is_fine_grained else label.partition(":")[0])
+    return TextExample(location, text, label=label if is_fine_grained else label.partition(":")[0])
 
 
 def _read_conllu(path: Path, needs_labels: bool) -> Iterator[RowReader]:
@@ -95,7 +99,7 @@ def _read_conllu(path: Path, needs_labels: bool) -> Iterator[RowReader]:
             rows = []
 
 
-def _conllu_example(path: Path, rows: list[tuple[int, list[str]]], needs_labels: bool) -> Example:
+def _conllu_example(path: Path, rows: list[tuple[int, list[str]]], needs_labels: bool) -> TaggingExample:
     words, tags = [], []
     for line_number, cells in rows:
         if len(cells) != 10:
@@ -107,21 +111,26 @@ def _conllu_example(path: Path, rows: list[tuple[int, list[str]]], needs_labels:
             raise DataError(f"{path}:{line_number}: the word's number is {cells[0]!r}")
     if not words or (needs_labels and "_" in tags):
         raise DataError(f"{path}:{rows[0][0]}: a sentence without words, or without parts of speech")
-    return Example(f"{path}:{rows[0][0]}", words=tuple(words), tags=tuple(tags))
+    return TaggingExample(f"{path}:{rows[0][0]}", tuple(words), tuple(tags))
 
 
 def _classification_dataset(
     description: str, folder: str, reader: Any, train: str, dev: str, test: str = ""
 ) -> NamedDataset:
     splits = {"train": train, "dev": dev} | ({"test": test} if test else {})
-    return NamedDataset("classification", "accuracy", description, folder, reader, splits, compute_error_rate)
+    return NamedDataset(ClassificationTask, "accuracy", description, folder, reader, splits, compute_error_rate)
 
 
 def _tagging_dataset(
     metric: str, description: str, folder: str, reader: Any, train: str, dev: str, test: str = ""
 ) -> NamedDataset:
     return NamedDataset(
-        "tagging", metric, description, folder, reader, {"train": train, "dev": dev} | ({"test": test} if test else {})
+        TaggingTask,
+        metric,
+        description,
+        folder,
+        reader,
+        {"train": train, "dev": dev} | ({"test": test} if test else {}),
     )
 
 
@@ -147,7 +156,7 @@ DATASETS: dict[str, NamedDataset] = {
         "f1",
         "named entities: people, places, organizations, others",
         "conll2003",
-        conll_reader(),
+        task_reader(TaggingTask),
         "eng.train",
         "eng.testa",
         "eng.testb",
@@ -156,19 +165,21 @@ DATASETS: dict[str, NamedDataset] = {
         "f1",
         "rare and emerging named entities",
         "wnut17",
-        conll_reader(),
+        task_reader(TaggingTask),
         "wnut17train.conll",
         "emerging.dev.conll",
         "emerging.test.annotated",
     ),
-    "ner": _tagging_dataset("f1", "named entities in CoNLL format", "ner", conll_reader(), "train.conll", "dev.conll"),
-    "conll-2000": _tagging_dataset("f1", "chunks", "conll2000", conll_reader(), "train.txt", "test.txt"),
+    "ner": _tagging_dataset(
+        "f1", "named entities in CoNLL format", "ner", task_reader(TaggingTask), "train.conll", "dev.conll"
+    ),
+    "conll-2000": _tagging_dataset("f1", "chunks", "conll2000", task_reader(TaggingTask), "train.txt", "test.txt"),
     "conll-2012": NamedDataset(
-        "coreference",
+        CoreferenceTask,
         "f1",
         "coreference, English OntoNotes",
         "conll-2012",
-        iter_documents,
+        task_reader(CoreferenceTask),
         {
             part: f"v4/data/{name}/data/english/annotations"
             for part, name in (("train", "train"), ("dev", "development"), ("test", "test"))

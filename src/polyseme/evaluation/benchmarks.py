@@ -14,9 +14,12 @@ from polyseme.datasets.catalog import DATASETS
 from polyseme.datasets.published import published_table
 from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.evaluation.compare import mean_speed, read_run
-from polyseme.evaluation.predict import evaluate, predict
+from polyseme.evaluation.predict import evaluate
 from polyseme.evaluation.submission import SUBMISSION_FILES, write_submission
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import RunOptions, TaskData
+from polyseme.finetuning.finetune import finetune
+from polyseme.inference.prediction import predict
 from polyseme.io.json import read_json, write_json
 from polyseme.weights.folder import load_model, read_model_config
 
@@ -93,29 +96,9 @@ def run_benchmark(
             results[task] = read_json(folder / "results.json")
             continue
         shutil.rmtree(folder, ignore_errors=True)
-        dataset = DATASETS[benchmark.prefix + task]
-        train, dev = dataset.read(data, skip_bad)
-        extra_eval = {
-            extra_task: DATASETS[benchmark.prefix + extra_task].read_split(data, "dev", skip_bad)
-            for extra_task, model_task in benchmark.shared_models
-            if model_task == task and extra_task in available
-        }
-        task_results = finetune(
-            model,
-            dataset.task_type,
-            train,
-            dev,
-            folder,
-            settings,
-            seeds=seeds,
-            primary_metric=dataset.metric,
-            dataset_name=benchmark.prefix + task,
-            extra_metrics=dataset.extra_metrics,
-            extra_eval=extra_eval,
-        )
-        if dataset.get_warnings:
-            for line in dataset.get_warnings(train, dev, task_results["mean"]["accuracy"]):
-                print(f"{task}: {line}", file=sys.stderr)
+        train_dev = _read_task(benchmark, task, data, available, skip_bad)
+        task_results = finetune(model, train_dev, folder, settings, RunOptions(seeds))
+        _print_warnings(task, train_dev, task_results)
         results[task] = task_results
         write_json(out / "benchmark.json", {"config": plan, "done": list(results)})
     scores: dict[str, list[float]] = {}
@@ -161,6 +144,31 @@ def run_benchmark(
     }
     write_json(out / "benchmark.json", summary)
     return summary
+
+
+def _read_task(benchmark: Benchmark, task: str, data: Path, available: Sequence[str], skip_bad: bool) -> TaskData:
+    """Read train and dev of a task, and the other dev sets that its model is evaluated on."""
+    dataset = DATASETS[benchmark.prefix + task]
+    extra_eval = {
+        extra_task: DATASETS[benchmark.prefix + extra_task].read_split(data, "dev", skip_bad)
+        for extra_task, model_task in benchmark.shared_models
+        if model_task == task and extra_task in available
+    }
+    return TaskData(
+        dataset.task(),
+        *dataset.read(data, skip_bad),
+        primary_metric=dataset.metric,
+        dataset_name=benchmark.prefix + task,
+        extra_metrics=dataset.extra_metrics,
+        extra_eval=extra_eval,
+    )
+
+
+def _print_warnings(task: str, data: TaskData, results: dict[str, Any]) -> None:
+    get_warnings = DATASETS[data.dataset_name].get_warnings
+    if get_warnings:
+        for line in get_warnings(list(data.train), list(data.dev), results["mean"]["accuracy"]):
+            print(f"{task}: {line}", file=sys.stderr)
 
 
 def benchmark_table(name: str, label: str, summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

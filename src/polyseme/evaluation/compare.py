@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import DataError, UnsupportedError
 from polyseme.io.json import read_json
-from polyseme.tasks.examples import Example
-from polyseme.tasks.metrics.standard import compute_metrics
+from polyseme.tasks import task_from_json
+from polyseme.tasks.base import TaskConfig
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class FinetuneRun:
     path: Path
     model: str
     task: str
-    task_type: Any
+    task_type: str
     metric: str
     seed_scores: tuple[float, ...]  # of each seed
     num_parameters: int
@@ -32,7 +31,7 @@ class FinetuneRun:
     failed_seeds: tuple[int, ...]
     gold: tuple[Any, ...] = ()
     predictions: tuple[tuple[Any, ...], ...] = ()
-    labels: tuple[str, ...] = ()
+    task_config: TaskConfig | None = None
     dev_choices: tuple[str, ...] = ()  # what was chosen on the dev examples
     examples_per_second: float | None = None  # examples answered in a second, many together
     latency_ms: float | None = None  # for one text alone
@@ -44,17 +43,17 @@ class FinetuneRun:
     @property
     def supports_bootstrap(self) -> bool:
         """Whether its metric can be had from answers alone, as the bootstrap has to."""
-        return bool(self.predictions) and self.metric in compute_metrics(
-            self.task_type, self.gold, self.predictions[0], self.labels
-        )
+        if not self.predictions or self.task_config is None:
+            return False
+        return self.metric in self.task_config.score(self.gold, self.predictions[0])
 
     @property
     def std(self) -> float | None:
         return statistics.stdev(self.seed_scores) if len(self.seed_scores) > 1 else None
 
 
-def read_run(folder: Path) -> FinetuneRun:
-    """A run from its `results.json`, and `predictions.json` where it is there."""
+def read_run(folder: Path, tasks: Iterable[type[TaskConfig]] = ()) -> FinetuneRun:
+    """Read a run from its `results.json`, and `predictions.json` where it is there."""
     if not (folder / "results.json").is_file():
         raise DataError(f"{folder} is no finished run: there is no results.json")
     results = read_json(folder / "results.json")
@@ -79,7 +78,7 @@ def read_run(folder: Path) -> FinetuneRun:
             tuple(map(_to_hashable, seed_predictions))
             for seed_predictions in predictions.get("predictions", {}).values()
         ),
-        tuple(predictions.get("labels", ())),
+        task_from_json(predictions["task"], tasks) if "task" in predictions else None,
         tuple(results.get("chosen_on_dev", ())),
         results.get("examples_per_second"),
         results.get("ms_per_text"),
@@ -104,13 +103,13 @@ def paired_bootstrap(a: FinetuneRun, b: FinetuneRun, num_resamples: int = 1000, 
     """
     for run in (a, b):
         if not run.predictions:
-            raise DataError(f"{run.path} has no predictions.json: fine-tune it again")
+            raise UnsupportedError(f"{run.path} has no predictions.json: fine-tune it again")
         if not run.supports_bootstrap:
             raise UnsupportedError(
                 f"{run.path}: {run.metric} cannot be had from its answers alone, so there is no bootstrap"
             )
     if a.gold != b.gold or a.metric != b.metric:
-        raise DataError(f"{a.path} and {b.path} were not measured on the same examples by the same metric")
+        raise UnsupportedError(f"{a.path} and {b.path} were not measured on the same examples by the same metric")
     rng = np.random.default_rng(seed)
     observed = a.mean - b.mean
     differences = np.empty(num_resamples)
@@ -128,12 +127,8 @@ def paired_bootstrap(a: FinetuneRun, b: FinetuneRun, num_resamples: int = 1000, 
 
 
 def _score_run(run: FinetuneRun, gold: Sequence[Any], predictions: Sequence[Any]) -> float:
-    """The run's metric, which for tags may be one of its data set's own."""
-    metrics = compute_metrics(run.task_type, gold, predictions, run.labels)
-    dataset = DATASETS.get(run.task)
-    if run.task_type == "tagging" and dataset is not None and dataset.extra_metrics is not None:
-        metrics |= dataset.extra_metrics([Example("", tags=tags) for tags in gold], predictions)
-    return metrics[run.metric]
+    assert run.task_config is not None
+    return run.task_config.score(gold, predictions)[run.metric]
 
 
 def pivot_runs(runs: Sequence[FinetuneRun]) -> tuple[list[str], list[str], dict[tuple[str, str], FinetuneRun]]:

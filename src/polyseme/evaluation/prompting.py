@@ -9,14 +9,15 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from polyseme.config import Config
-from polyseme.errors import ConfigError, DataError, suggest
+from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.io.json import parse_json_object, read_json
-from polyseme.tasks.examples import read_lines
 from polyseme.tasks.metrics.standard import normalize_answer, word_f1
+from polyseme.tasks.readers.rows import read_lines
 
 PROMPTS_DIR = Path(__file__).parent / "prompts"
 ANSWER_FIELD = "{answer}"
@@ -143,14 +144,23 @@ def token_f1(prediction: str, reference: str) -> float:
 
 
 def rouge_l(prediction: str, reference: str) -> float:
-    """F1 of the longest common subsequence (Lin 2004, ROUGE-L), of lower-cased words."""
-    a, b = (re.findall(r"\w+", text.lower()) for text in (prediction, reference))
-    lengths = [0] * (len(b) + 1)
-    for word in a:
-        diagonal = 0
-        for j, reference_word in enumerate(b, 1):
-            diagonal, lengths[j] = (
-                lengths[j],
-                diagonal + 1 if word == reference_word else max(lengths[j], lengths[j - 1]),
-            )
-    return 2 * lengths[-1] / (len(a) + len(b)) if lengths[-1] else float(a == b)
+    """F1 of the longest common subsequence (Lin 2004, ROUGE-L), of lower-cased words of any script."""
+    if not (words := UnicodeTokenizer().tokenize(reference)):
+        return float(words == UnicodeTokenizer().tokenize(prediction))
+    return float(_rouge_scorer().score(reference, prediction)["rougeL"].fmeasure)
+
+
+class UnicodeTokenizer:
+    """Words of any script, for `rouge_score`, whose own tokenizer drops all but ASCII letters and digits."""
+
+    def tokenize(self, text: str) -> list[str]:
+        return re.findall(r"\w+", text.lower())
+
+
+@cache
+def _rouge_scorer() -> Any:
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError:
+        raise UnsupportedError("ROUGE needs the package rouge-score: pip install 'polyseme[tasks]'") from None
+    return RougeScorer(["rougeL"], tokenizer=UnicodeTokenizer())

@@ -10,8 +10,6 @@ from typing import Any
 
 from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.atomic import write_text
-from polyseme.tasks.examples import Example
-from polyseme.tasks.task import Prediction
 
 SUBMISSION_FILES = {
     "glue/cola": "CoLA.tsv",
@@ -36,9 +34,7 @@ SUBMISSION_FILES = {
 }
 
 
-def write_submission(
-    path: Path, name: str, predictions: Sequence[Prediction], examples: Sequence[Example] = ()
-) -> None:
+def write_submission(path: Path, name: str, predictions: Sequence[Any], examples: Sequence[Any] = ()) -> None:
     """Labels as they were in training; numbers of STS-B from 0 to 5; for SuperGLUE an object a line, by the ids that
     its files have."""
     if name not in SUBMISSION_FILES:
@@ -51,16 +47,14 @@ def write_submission(
         return
     rows = ["index\tprediction"]
     for index, prediction in enumerate(predictions):
-        value = prediction.label
-        if prediction.number is not None:
-            value = f"{min(max(prediction.number, 0.0), 5.0):.3f}"
+        value = prediction.value
+        if isinstance(value, float):
+            value = f"{min(max(value, 0.0), 5.0):.3f}"
         rows.append(f"{index}\t{value}")
     write_text(path, "\n".join(rows) + "\n")
 
 
-def _superglue_objects(
-    name: str, predictions: Sequence[Prediction], examples: Sequence[Example]
-) -> Iterator[dict[str, Any]]:
+def _superglue_objects(name: str, predictions: Sequence[Any], examples: Sequence[Any]) -> Iterator[dict[str, Any]]:
     """MultiRC's are nested as its files are; COPA's and MultiRC's labels are numbers, ReCoRD's the entity's text."""
     pairs = list(zip(examples, predictions, strict=True))
     for example, _ in pairs:
@@ -74,7 +68,7 @@ def _superglue_objects(
             questions = [
                 {
                     "idx": question,
-                    "answers": [{"idx": ids[2], "label": int(prediction.label or 0)} for ids, prediction in answers],
+                    "answers": [{"idx": ids[2], "label": int(prediction.label)} for ids, prediction in answers],
                 }
                 for question, answers in groupby(group, key=lambda part: part[0][1])
             ]
@@ -83,9 +77,9 @@ def _superglue_objects(
     for example, prediction in pairs:
         label: Any = prediction.label
         if name == "superglue/record":
-            label = (example.choices or ())[int(prediction.label or 0)]
+            label = example.choices[int(prediction.label)]
         elif name == "superglue/copa":
-            label = int(prediction.label or 0)
+            label = int(prediction.label)
         elif name == "superglue/wsc":
             label = str(prediction.label).capitalize()
         yield {"idx": int(example.id), "label": label}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,16 +67,9 @@ class FeatureNetworkSettings(Config):
     use_char_cnn: bool = True
 
 
-WORD_PATTERN = re.compile(r"\w+|[^\w\s]")
 CACHE_VERSION = 2  # in the names of kept features: which version of the rules for the place of a word they follow
 MAX_BATCH_TOKENS = 16384  # at once: the more words, the more often they are the same
 Sentence = tuple[str, ...]
-
-
-@lru_cache(1024)  # many questions of one text
-def split_words(text: str) -> Sentence:
-    """A text as words: runs of letters and digits, and every other character by itself."""
-    return tuple(WORD_PATTERN.findall(text))
 
 
 def hash_model_files(path: Path) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,42 +13,35 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyseme.errors import ConfigError, DataError, ModelError, UnsupportedError
-from polyseme.evaluation.predict import MetricsFn, evaluate_predictions, predict_encoded, to_examples
+from polyseme.errors import ConfigError, ModelError, UnsupportedError
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun
 from polyseme.finetuning.feature_extraction import (
     LAYER_SELECTIONS,
     FeatureEncoder,
     FeatureNetworkSettings,
-    Sentence,
     extract_features,
-    split_words,
 )
-from polyseme.finetuning.finetune import FinetuneConfig, build_crf_config, validate_run
-from polyseme.finetuning.runner import Experiment, Split, run_seeds
+from polyseme.finetuning.finetune import check_run
+from polyseme.finetuning.runner import run_experiment
 from polyseme.finetuning.word_embeddings import PretrainedVectors, build_vocabulary, init_embeddings, resolve_words
+from polyseme.inference.prediction import predict_encoded
 from polyseme.io.atomic import atomic_directory, write_tensors
 from polyseme.io.json import read_json, write_json
-from polyseme.nn.heads.base import HeadConfig
-from polyseme.nn.heads.classification import ClassificationHeadConfig
-from polyseme.nn.heads.coreference import SENTENCE_END
-from polyseme.nn.heads.crf import CRFConfig
 from polyseme.nn.layers.char_cnn import CharCNNConfig, words_to_char_ids
 from polyseme.nn.layers.frozen_features import FeatureSourceConfig, FeatureStore, FrozenFeaturesConfig
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.trunks.feature_network import FeatureNetwork, FeatureNetworkConfig
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
-from polyseme.tasks.coreference import word_rows
+from polyseme.tasks import load_task
+from polyseme.tasks.base import MetricsFn, TaskConfig
 from polyseme.tasks.encoded import EncodedExample
-from polyseme.tasks.examples import Example, TaskType
-from polyseme.tasks.readers.squad import count_bad_offsets, with_valid_answers
-from polyseme.tasks.spans import SpanAnswer
-from polyseme.tasks.task import Prediction, Task
-from polyseme.tasks.word_windows import MAX_CONTEXT_WORDS, word_level_windows
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
 
 FEATURE_FAMILY = "features"  # what stands in the spec of such a model: it is no architecture
+MAX_CONTEXT_WORDS = 400  # of a long text at a time: as many as Seo et al. 2017 learn from
 CHAR_CNN_FILTERS = ((2, 25), (3, 50), (4, 25))
 INDICATOR_DIM = 100  # He et al. 2017, §3.1
 MIX_PENALTY = "mix_penalty"  # the penalty on the weights of a mix
@@ -85,96 +77,42 @@ class FeatureReader:
         return tuple(configs)
 
     def encode(
-        self, task: Task, sets: Sequence[Sequence[Example]], use_labels: bool
+        self, task: TaskConfig, sets: Sequence[Sequence[Any]], use_labels: bool
     ) -> tuple[list[list[EncodedExample]], FeatureStore]:
-        """Sets of examples as places of one store: features are read and kept for each set by itself, and of a text
-        that stands in it several times once."""
+        """Encode sets of examples as positions of one store.
+
+        Features are read and cached for each set by itself, and once for a text that occurs in it several times.
+        """
         encoded_sets: list[list[EncodedExample]] = []
         arrays: list[list[np.ndarray]] = [[] for _ in self.encoders]
         words: list[str] = []
         for examples in sets:
-            all_sequences = [split_sequences(task, e) for e in examples]
-            texts = list(dict.fromkeys(text for sequences in all_sequences for texts in sequences for text in texts))
-            offset = len(words)
-            text_offsets = dict(zip(texts, offset + np.cumsum([0, *map(len, texts)])))
+            texts = list(dict.fromkeys(text for e in examples for texts in task.word_sequences(e) for text in texts))
+            offsets = dict(zip(texts, len(words) + np.cumsum([0, *map(len, texts)])))
             words += [word for text in texts for word in text]
             for parts, encoder, layers in zip(arrays, self.encoders, self.layers):
                 parts.append(extract_features(encoder, texts, layers, self.cache_dir))
-            encoded_sets.append([])
-            for example_index, (example, sequences) in enumerate(zip(examples, all_sequences)):
-                if task.task_type == "span":
-                    windows = word_level_windows(
-                        example,
-                        sequences[0],
-                        text_offsets,
-                        example_index,
-                        self.max_context_words,
-                        task.span,
-                        use_labels,
-                    )
-                    encoded_sets[-1] += windows
-                else:
-                    encoded_sets[-1].append(_encode_example(task, example, sequences, text_offsets, use_labels))
+            max_words = self.max_context_words
+            encoded_sets.append(
+                [
+                    encoded
+                    for index, example in enumerate(examples)
+                    for encoded in task.encode_features(example, index, offsets, max_words, use_labels)
+                ]
+            )
         distinct = {word: i for i, word in enumerate(dict.fromkeys(words))}
         word_ids, pretrained_rows = resolve_words(distinct, self.vocabulary, self.pretrained)
         word_numbers = np.array([distinct[word] for word in words], dtype=np.int64)
-        return encoded_sets, FeatureStore(
-            arrays, word_numbers, words_to_char_ids(list(distinct)), word_ids, pretrained_rows
-        )
+        char_ids = words_to_char_ids(list(distinct))
+        return encoded_sets, FeatureStore(arrays, word_numbers, char_ids, word_ids, pretrained_rows)
 
 
-def split_sequences(task: Task, example: Example) -> list[tuple[Sentence, ...]]:
-    """The texts of each sequence of an example, as words."""
-    if task.task_type == "tagging":
-        if not example.words:
-            raise DataError(f"{example.location}: a sentence has no words")
-        return [(example.words,)]
-    if task.task_type == "coreference":
-        ends = np.unique(word_rows(example, task.coreference)[:, SENTENCE_END]) + 1
-        return [((example.words or ())[a:b],) for a, b in pairwise([0, *ends.tolist()])]
-    sequences = []
-    for first, second in task._sequences(example):
-        texts = tuple(split_words(text) for text in (first, second) if text is not None)
-        if not all(texts):
-            raise DataError(f"{example.location}: a text has no words")
-        sequences.append(texts)
-    return sequences
-
-
-def _encode_example(
-    task: Task,
-    example: Example,
-    sequences: list[tuple[Sentence, ...]],
-    text_offsets: Mapping[Sentence, int],
-    use_labels: bool,
-) -> EncodedExample:
-    sizes = [[len(text) for text in texts] for texts in sequences]
-    ids = np.concatenate([text_offsets[text] + np.arange(len(text)) for texts in sequences for text in texts])
-    segments = np.concatenate([np.repeat(np.arange(len(text_sizes)), text_sizes) for text_sizes in sizes])
-    if example.predicate is not None:
-        segments[example.predicate[0]] = 1
-    positions = np.arange(len(ids) if task.task_type == "tagging" else 0)
-    if task.task_type == "coreference":
-        positions = word_rows(example, task.coreference)
-    target = task._encode_target(example, {label: i for i, label in enumerate(task.labels)}) if use_labels else None
-    if use_labels and target is None:
-        raise DataError(f"{example.location}: there is no label")
-    return EncodedExample(ids, segments, positions, target, tuple(map(sum, sizes)) if len(sizes) > 1 else ())
-
-
-def build_model_config(
-    task: Task,
-    reader: FeatureReader,
-    network: FeatureNetworkSettings,
-    crf: CRFConfig | None,
-    has_predicate: bool = False,
-) -> ModelConfig:
-    """The model over what a reader reads."""
-    default_networks: dict[str, Any] = dict(
-        tagging="bilstm", coreference="bilstm", pair="esim", choice="esim", span="bidaf"
-    )
-    name: Any = default_networks.get(task.task_type, "biattentive") if network.name == "auto" else network.name
-    _check_network(name, task.task_type)
+def build_model_config(task: TaskConfig, reader: FeatureReader, network: FeatureNetworkSettings) -> ModelConfig:
+    """Return the model of a task over what a reader reads."""
+    name: Any = task.feature_networks[0] if network.name == "auto" else network.name
+    if name not in task.feature_networks:
+        known = ", ".join(task.feature_networks)
+        raise ConfigError(f"the network {name} does not fit {task.task_type}, which is learned by {known}")
     if name == "linear" and not reader.encoders and reader.pretrained is None:
         raise ConfigError("a linear model needs features to stand on: name a model, or word vectors")
     if network.join_at == "between" and not reader.encoders:
@@ -186,120 +124,99 @@ def build_model_config(
         resolve_word_dim(network, reader.pretrained),
         CharCNNConfig(1, 50, 1, CHAR_CNN_FILTERS, num_highway=0) if network.use_char_cnn else None,
         network.dropout if name != "linear" else 0.1,
-        INDICATOR_DIM if has_predicate else 0,
+        INDICATOR_DIM if task.has_word_marks else 0,
     )
     trunk = FeatureNetworkConfig(features_config, name, network.lstm_dim, network.num_layers, network.dropout)
-    by_token = task.task_type in ("tagging", "span")
-    head: HeadConfig = ClassificationHeadConfig(task.labels, "tokens" if by_token else "pooled", crf=crf)
-    head = task.coreference if task.task_type == "coreference" else head
-    return ModelConfig(FEATURE_FAMILY, trunk, {task.head_name: head})
+    return ModelConfig(FEATURE_FAMILY, trunk, {task.head_name: task.feature_head()})
 
 
-def _check_network(name: str, task_type: TaskType) -> None:
-    """Whether a network can say what is asked of a text."""
-    if name == "esim" and task_type not in ("pair", "choice"):
-        raise ConfigError(f"esim compares two texts, which {task_type} has not: linear, bilstm or biattentive")
-    if task_type in ("tagging", "coreference") and name not in ("linear", "bilstm"):
-        raise ConfigError(f"{name} says one thing of a text, and {task_type} one of each word: linear or bilstm")
-    if task_type == "span" and name not in ("bidaf", "bilstm"):
-        raise ConfigError(f"{name} cannot look for an answer in a text: bidaf or bilstm")
-    if task_type != "span" and name == "bidaf":
-        raise ConfigError(f"bidaf finds an answer in a text, which {task_type} does not ask for")
+@dataclass(frozen=True, eq=False)
+class FeatureInputs:
+    """What a network over features reads: frozen encoders, and the vectors that its own word embeddings begin with."""
+
+    encoders: Sequence[Path] = ()
+    word_vectors: Path | None = None
+    cache_dir: Path | None = None
+
+    @property
+    def label(self) -> str:
+        paths = [*self.encoders, *([self.word_vectors] if self.word_vectors else [])]
+        return " + ".join(map(str, paths)) or "words alone"
 
 
 def train_on_features(
-    encoders: Path | Sequence[Path] | None,
-    task_type: TaskType,
-    train_examples: Sequence[Example],
-    dev_examples: Sequence[Example],
+    inputs: FeatureInputs,
+    data: TaskData,
     out: Path | None,
-    settings: FinetuneConfig = FEATURE_DEFAULTS,
-    *,
-    seeds: int = 1,
-    first_seed: int = 0,
-    primary_metric: str = "",
-    dataset_name: str = "",
-    extra_metrics: MetricsFn | None = None,
-    extra_eval: Mapping[str, Sequence[Example]] | None = None,
-    cache_dir: Path | None = None,
-    keep_seeds: bool = False,
-    word_vectors: Path | None = None,
+    config: FinetuneConfig = FEATURE_DEFAULTS,
+    options: RunOptions = RunOptions(),
 ) -> dict[str, Any]:
-    """As `finetune`, with the model at `encoders` frozen and a network over its features; without one, over words
-    alone.
+    """Train a network over frozen features, or over words alone, and evaluate it as `finetune` does.
 
-    Of several models the features stand side by side. `word_vectors` is where the network's own word vectors begin: a
-    file or a model folder. The results say also how a mix weighs the layers.
+    Of several encoders the features are concatenated. The results also say how a mix weighs the layers.
     """
-    settings = settings.validate()
-    network = settings.network or FeatureNetworkSettings()
-    validate_run(task_type, out, settings, seeds)
-    task = Task.from_examples(
-        task_type, train_examples, settings.symmetric_pairs, settings.span, coreference=settings.coreference
-    )
-    paths = [] if encoders is None else [Path(encoders)] if isinstance(encoders, str | Path) else list(encoders)
-    pretrained = PretrainedVectors.load(word_vectors) if word_vectors is not None else None
-    vocabulary: dict[str, int] = {}
-    if resolve_word_dim(network, pretrained):
-        training_words = (
-            word for e in train_examples for texts in split_sequences(task, e) for text in texts for word in text
-        )
-        vocabulary = build_vocabulary(training_words, pretrained, network.freeze_word_embeddings)
-    choices = resolve_layer_selections(network, len(paths))
-    reader = FeatureReader(
-        tuple(map(FeatureEncoder.load, paths)),
-        choices,
-        vocabulary,
-        cache_dir,
-        settings.max_len or MAX_CONTEXT_WORDS,
-        pretrained,
-    )
-    config = build_model_config(
-        task, reader, network, build_crf_config(settings, train_examples), any(e.predicate for e in train_examples)
-    )
-    sets = [with_valid_answers(train_examples), dev_examples, *(extra_eval or {}).values()]
+    config = config.validate()
+    network = config.network or FeatureNetworkSettings()
+    check_run([data], out)
+    task = data.task.fit(data.train)
+    reader = _build_reader(inputs, task, data.train, network, config.max_len or MAX_CONTEXT_WORDS)
+    model_config = build_model_config(task, reader, network)
+    sets = [task.trainable(data.train), data.dev, *data.extra_eval.values()]
     encoded, store = reader.encode(task, sets, use_labels=True)
-    train, dev, *extra_splits = (Split(examples, encoded_examples) for examples, encoded_examples in zip(sets, encoded))
+    train, dev, *extra_splits = (Split(examples, each) for examples, each in zip(sets, encoded))
 
     def build(seed: int) -> Model:
-        model = config.build(seed)
+        model = model_config.build(seed)
         assert isinstance(model.trunk, FeatureNetwork)
         model.trunk.features.store = store
-        if pretrained is not None and model.trunk.features.word_embeddings is not None:
-            init_embeddings(model.trunk.features.word_embeddings.weight, vocabulary, pretrained)
+        if reader.pretrained is not None and model.trunk.features.word_embeddings is not None:
+            init_embeddings(model.trunk.features.word_embeddings.weight, reader.vocabulary, reader.pretrained)
         return model
 
     def save(path: Path, model: Model, metadata: dict[str, Any]) -> None:
-        weights = mix_weights(model)
-        if weights and "results" in metadata:
-            metadata["results"] |= {"mix_weights": weights}
-        encoder_info = [
-            {"model": str(e.path), "hash": e.hash, "layers": n} for e, n in zip(reader.encoders, reader.layers)
-        ]
-        vectors_info = {"words": {"vectors": str(pretrained.path), "hash": pretrained.hash}} if pretrained else {}
-        save_feature_model(path, model, vocabulary, metadata | {"features": {"sources": encoder_info} | vectors_info})
+        save_feature_model(path, model, reader, metadata)
 
-    run_info: dict[str, Any] = {"data": dataset_name} if dataset_name else {}
-    model_name = " + ".join([*map(str, paths), *([str(word_vectors)] if word_vectors else [])])
-    run_info |= {"model": model_name or "words alone", "features": network.to_json(), "from_scratch": False}
-    if pretrained is not None:
-        run_info["words"] = {
-            "vectors": str(word_vectors),
-            "vocabulary": len(vocabulary),
-            "frozen": network.freeze_word_embeddings,
-        }
-    if task_type == "span":
-        run_info["bad_offsets"] = {"train": count_bad_offsets(train_examples), "dev": count_bad_offsets(dev_examples)}
-    seed_range = range(first_seed, first_seed + seeds)
     has_mix_penalty = network.mix_penalty > 0 and any(each.join == "mix" for each in reader.sources)
     no_rows = torch.zeros(0, dtype=torch.long)
     experiment = Experiment(
-        *(task, train, dev, settings, primary_metric, extra_metrics, dict(zip(extra_eval or {}, extra_splits))),
+        (TaskRun(task, data, train, dev, dict(zip(data.extra_eval, extra_splits))),),
+        config,
+        build,
+        save,
+        _run_info(inputs, data, reader, network),
         loss_fn=with_mix_penalty(network.mix_penalty) if has_mix_penalty else None,
         extra_targets={MIX_PENALTY: Targets(no_rows, no_rows, 1)} if has_mix_penalty else {},
-        measure_latency=False,
+        describe_model=lambda model: {"mix_weights": weights} if (weights := mix_weights(model)) else {},
+        measures_latency=False,
     )
-    return run_seeds(experiment, build, save, out, seed_range, run_info, keep_seeds=keep_seeds)
+    return run_experiment(experiment, out, options)
+
+
+def _build_reader(
+    inputs: FeatureInputs, task: TaskConfig, train: Sequence[Any], network: FeatureNetworkSettings, max_words: int
+) -> FeatureReader:
+    pretrained = PretrainedVectors.load(inputs.word_vectors) if inputs.word_vectors is not None else None
+    vocabulary: dict[str, int] = {}
+    if resolve_word_dim(network, pretrained):
+        words = (word for e in train for texts in task.word_sequences(e) for text in texts for word in text)
+        vocabulary = build_vocabulary(words, pretrained, network.freeze_word_embeddings)
+    layers = resolve_layer_selections(network, len(inputs.encoders))
+    encoders = tuple(map(FeatureEncoder.load, inputs.encoders))
+    return FeatureReader(encoders, layers, vocabulary, inputs.cache_dir, max_words, pretrained)
+
+
+def _run_info(
+    inputs: FeatureInputs, data: TaskData, reader: FeatureReader, network: FeatureNetworkSettings
+) -> dict[str, Any]:
+    run_info: dict[str, Any] = {"data": data.dataset_name} if data.dataset_name else {}
+    run_info |= {"model": inputs.label, "features": network.to_json(), "from_scratch": False}
+    if reader.pretrained is not None:
+        run_info["words"] = {
+            "vectors": str(inputs.word_vectors),
+            "vocabulary": len(reader.vocabulary),
+            "frozen": network.freeze_word_embeddings,
+        }
+    return run_info
 
 
 def resolve_word_dim(network: FeatureNetworkSettings, pretrained: PretrainedVectors | None) -> int:
@@ -346,12 +263,17 @@ def mix_weights(model: Model) -> dict[str, dict[str, Any]]:
     }
 
 
-def save_feature_model(path: Path, model: Model, vocabulary: dict[str, int], metadata: dict[str, Any]) -> None:
-    """The folder of a task model: its weights, its words, and which encoder it stands on."""
+def save_feature_model(path: Path, model: Model, reader: FeatureReader, metadata: dict[str, Any]) -> None:
+    """Write the folder of a task model: its weights, its words, and which encoders it reads."""
+    sources = [{"model": str(e.path), "hash": e.hash, "layers": n} for e, n in zip(reader.encoders, reader.layers)]
+    features: dict[str, Any] = {"sources": sources}
+    if reader.pretrained is not None:
+        features["words"] = {"vectors": str(reader.pretrained.path), "hash": reader.pretrained.hash}
+    content = {"format": 1, "config": model.config.to_json(), "metadata": metadata | {"features": features}}
     with atomic_directory(path) as folder:
         write_tensors(folder / "model.safetensors", model.state_dict())
-        write_json(folder / "words.json", list(vocabulary))
-        write_json(folder / "polyseme.json", {"format": 1, "config": model.config.to_json(), "metadata": metadata})
+        write_json(folder / "words.json", list(reader.vocabulary))
+        write_json(folder / "polyseme.json", content)
 
 
 def is_feature_model(path: Path) -> bool:
@@ -368,18 +290,18 @@ class FeatureModelFolder:
     """An opened task model over features."""
 
     model: Model
-    task: Task
+    task: TaskConfig
     reader: FeatureReader
     metadata: dict[str, Any]
 
-    def predict(self, examples: Sequence[Example], use_labels: bool = False) -> list[Prediction]:
+    def predict(self, examples: Sequence[Any], use_labels: bool = False) -> list[Any]:
         (encoded,), store = self.reader.encode(self.task, (examples,), use_labels)
         assert isinstance(self.model.trunk, FeatureNetwork)
         self.model.trunk.features.store = store
         return predict_encoded(self.model, self.task, examples, encoded)
 
-    def evaluate(self, examples: Sequence[Example], extra_metrics: MetricsFn | None = None) -> dict[str, float]:
-        return evaluate_predictions(self.task, examples, self.predict(examples, use_labels=True), extra_metrics)
+    def evaluate(self, examples: Sequence[Any], extra_metrics: MetricsFn | None = None) -> dict[str, float]:
+        return self.task.metrics(examples, self.predict(examples, use_labels=True), extra_metrics)
 
 
 def load_feature_model(path: Path, cache_dir: Path | None = None) -> FeatureModelFolder:
@@ -397,10 +319,10 @@ def load_feature_model(path: Path, cache_dir: Path | None = None) -> FeatureMode
         model.load_state_dict(load_file(path / "model.safetensors"))
     except Exception as error:
         raise ModelError(
-            f"{path}/model.safetensors does not fit its spec ({str(error).splitlines()[0][:80]})"
+            f"{path}/model.safetensors does not fit its config ({str(error).splitlines()[0][:80]})"
         ) from None
     vocabulary = {word: i for i, word in enumerate(read_json(path / "words.json"), 1)}
-    task = Task.from_model(model, metadata)
+    task = load_task(metadata, config)
     max_context_words = metadata.get("settings", {}).get("max_len") or MAX_CONTEXT_WORDS
     layers = tuple(source["layers"] for source in feature_info.get("sources", ()))
     return FeatureModelFolder(
@@ -411,11 +333,9 @@ def load_feature_model(path: Path, cache_dir: Path | None = None) -> FeatureMode
     )
 
 
-def answer_over(path: Path, context: str, question: str) -> SpanAnswer:
-    """The stretch of the context that answers the question, as `LanguageModel.answer` finds it."""
+def answer_over(path: Path, context: str, question: str) -> Any:
+    """Return the span of the context that answers the question, as `LanguageModel.answer` does."""
     folder = load_feature_model(path)
-    if folder.task.task_type != "span":
+    if not folder.task.answers_questions:
         raise UnsupportedError(f"{path} cannot find answers in a text: it was trained for {folder.task.task_type}")
-    (prediction,) = folder.predict(to_examples([(context, question)], folder.model))
-    assert prediction.span is not None
-    return prediction.span
+    return folder.predict(folder.task.read([(context, question)], needs_labels=False))[0]

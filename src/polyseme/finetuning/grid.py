@@ -2,43 +2,69 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyseme.errors import ConfigError
-from polyseme.finetuning.finetune import FinetuneConfig
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import TaskData
 from polyseme.io.json import read_json, write_json
 from polyseme.report.run_page import write_report
 
-AXIS_ALIASES = {"lr": "optimizer.lr", "warmup": "schedule.warmup"}
+AXIS_ALIASES = {"lr": "optimizer.lr", "rate": "optimizer.lr", "batch": "batch_size", "warmup": "schedule.warmup"}
+TASK_PREFIX = "task."
 
 
-def expand_grid(settings: FinetuneConfig, axes: Sequence[str]) -> list[tuple[str, FinetuneConfig]]:
-    """Every combination of `name=value,value…`, with a name for each."""
-    axis_choices: list[list[tuple[str, str]]] = []
+class GridPoint(NamedTuple):
+    """One combination of settings: a name, the settings of training, and the tasks with theirs."""
+
+    name: str
+    config: FinetuneConfig
+    data: Sequence[TaskData]
+
+
+def override(
+    config: FinetuneConfig, data: Sequence[TaskData], path: str, value: str
+) -> tuple[FinetuneConfig, list[TaskData]]:
+    """Change a setting of training, or with `task.` before its name one of every task that has it."""
+    if not path.startswith(TASK_PREFIX):
+        return config.with_override(path, value), list(data)
+    field = path.removeprefix(TASK_PREFIX)
+    first = field.partition(".")[0]
+    has_field = [first in {f.name for f in dataclasses.fields(each.task)} for each in data]
+    chosen = has_field if any(has_field) else [True] * len(data)  # a task that lacks it says what it has
+    tasks = [each.task.with_override(field, value) if use else each.task for each, use in zip(data, chosen)]
+    return config, [dataclasses.replace(each, task=task) for each, task in zip(data, tasks)]
+
+
+def expand_grid(config: FinetuneConfig, data: Sequence[TaskData], axes: Sequence[str]) -> list[GridPoint]:
+    """Return every combination of `name=value,value…`, with a name for each."""
+    choices: list[list[tuple[str, str]]] = []
     for axis in " ".join(axes).split():
         name, equals, values = axis.partition("=")
-        choices = [value for value in values.split(",") if value]
-        if not equals or not choices:
+        options = [value for value in values.split(",") if value]
+        if not equals or not options:
             raise ConfigError(f"the grid axis {axis!r} is not name=value,value…")
-        axis_choices.append([(name, value) for value in choices])
-    grid_points = []
-    for assignment in itertools.product(*axis_choices):
-        config = settings
-        for name, value in assignment:
-            config = config.with_override(AXIS_ALIASES.get(name, name), value)
-        grid_points.append(("_".join(f"{name}={value}" for name, value in assignment), config.validate()))
-    return grid_points
+        choices.append([(name, value) for value in options])
+    points = []
+    for combination in itertools.product(*choices):
+        point_config, point_data = config, list(data)
+        for name, value in combination:
+            point_config, point_data = override(point_config, point_data, AXIS_ALIASES.get(name, name), value)
+        label = "_".join(f"{name}={value}" for name, value in combination)
+        points.append(GridPoint(label, point_config.validate(), point_data))
+    return points
 
 
 def grid_search(
-    run_point: Callable[[FinetuneConfig, Path], dict[str, Any]],
+    run_point: Callable[[FinetuneConfig, Sequence[TaskData], Path], dict[str, Any]],
     out: Path,
-    grid_points: Sequence[tuple[str, FinetuneConfig]],
+    grid_points: Sequence[GridPoint],
 ) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:
     """Run every point under `out/grid`, going on where a search was stopped; the best by mean becomes the run in `out`.
 
@@ -48,13 +74,13 @@ def grid_search(
         raise ConfigError(f"{out} already holds results.json: give another folder for the run")
     point_results: list[tuple[str, dict[str, Any]]] = []
     best_name = ""
-    for name, config in grid_points:
+    for name, config, data in grid_points:
         folder = out / "grid" / name
         if (folder / "results.json").is_file():
             results = read_json(folder / "results.json")
         else:
             shutil.rmtree(folder, ignore_errors=True)
-            results = run_point(config, folder)
+            results = run_point(config, data, folder)
         point_results.append((name, results))
         score = results["mean"][results["primary_metric"]]
         best_results = dict(point_results).get(best_name)

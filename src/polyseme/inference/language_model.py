@@ -42,15 +42,22 @@ from polyseme.progress import progress
 from polyseme.weights.folder import ModelFolder, load_model
 
 if TYPE_CHECKING:
-    from polyseme.tasks.spans import SpanAnswer
+    from polyseme.tasks.base import TaskConfig
+    from polyseme.tasks.extractive_qa import SpanAnswer
 
 NORMALIZATIONS = ("none", "length", "unconditional")
 Granularity = Literal["token", "word", "text"]
 
 
-def load(folder: str | Path, device: str | None = None, precision: str = "float32", task: str = "") -> LanguageModel:
+def load(
+    folder: str | Path,
+    device: str | None = None,
+    precision: str = "float32",
+    task: str = "",
+    tasks: Sequence[type[TaskConfig]] = (),
+) -> LanguageModel:
     """Open a model folder, written here or by `transformers`. On a GPU, `bf16` is several times as fast. Of a model
-    that was fine-tuned for several tasks, `task` says which it is to answer.
+    that was fine-tuned for several tasks, `task` says which it is to answer. `tasks` are classes of tasks of your own.
 
     A folder of n-grams opens as an `NgramLM`: it answers `score` and `generate`, and to every other question of a
     `LanguageModel` it says in one line that it cannot. So whoever asks need not know which of the two it is.
@@ -61,10 +68,10 @@ def load(folder: str | Path, device: str | None = None, precision: str = "float3
         return cast(LanguageModel, NgramLM.open(folder))
     model_folder = load_model(folder)
     if task:
-        from polyseme.finetuning.multitask import select_task
+        from polyseme.inference.prediction import select_task
 
-        model_folder = select_task(model_folder, task)
-    model = LanguageModel(model_folder, device)
+        model_folder = select_task(model_folder, task, tasks)
+    model = LanguageModel(model_folder, device, tasks=tasks)
     if precision == "bf16":
         if model.device.type != "cuda":
             raise ConfigError("bf16 needs a GPU: leave the precision at float32")
@@ -75,7 +82,14 @@ def load(folder: str | Path, device: str | None = None, precision: str = "float3
 class LanguageModel:
     """Every question one can ask a model. Texts are read packed, sorted by length, and answered in order."""
 
-    def __init__(self, folder: ModelFolder, device: str | None = None, max_batch_tokens: int = 0):
+    def __init__(
+        self,
+        folder: ModelFolder,
+        device: str | None = None,
+        max_batch_tokens: int = 0,
+        tasks: Sequence[type[TaskConfig]] = (),
+    ):
+        self.tasks = tasks
         self.path, self.folder, self.tokenizer = folder.path, folder, folder.tokenizer
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model: Model = folder.model.to(self.device).eval()
@@ -423,22 +437,25 @@ class LanguageModel:
 
     def predict(self, examples: Sequence[Any]) -> list[Any]:
         """Labels of a fine-tuned model, for texts, pairs of texts or lists of words."""
-        from polyseme.evaluation.predict import predict, to_examples
+        from polyseme.inference.prediction import predict
+        from polyseme.tasks import load_task
 
-        return predict(self.folder, to_examples(examples, self.model, self.folder.metadata))
+        task = load_task(self.folder.metadata, self.model.config, self.tasks)
+        return predict(self.folder, task.read(examples, needs_labels=False), task)
 
     def answer(self, context: str, question: str) -> SpanAnswer:
         """The stretch of the context that answers the question; its text is empty where the model finds none.
 
         The context may be of any length: it is read in windows, of which only the best answer is kept.
         """
-        from polyseme.evaluation.predict import predict, to_examples
+        from polyseme.inference.prediction import predict
+        from polyseme.tasks import load_task
 
-        if "text_template" not in self.folder.metadata or self.folder.metadata.get("task") != "span":
-            self._require_head("span", "find answers in a text")
-        (prediction,) = predict(self.folder, to_examples([(context, question)], self.model, self.folder.metadata))
-        assert prediction.span is not None
-        return prediction.span
+        task = load_task(self.folder.metadata, self.model.config, self.tasks)
+        if not task.answers_questions:
+            raise UnsupportedError(f"{self.path} cannot find answers in a text: it was trained for {task.task_type}")
+        answer: SpanAnswer = predict(self.folder, task.read([(context, question)], needs_labels=False), task)[0]
+        return answer
 
     def _require_head(self, head: str, operation: str) -> None:
         if head not in self.model.heads:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from polyseme.errors import DataError
+from polyseme.errors import ConfigError
 from polyseme.objectives.masked_lm import MaskedLMBatchBuilder, MaskingConfig
 from polyseme.objectives.masking import MaskUnit, span_boundaries
 from polyseme.objectives.packing import BatchBuilder, Labels, SpecialIds
@@ -29,7 +29,7 @@ class SpanMaskedLM(MaskingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mask_unit not in ("ngram", "span"):
-            raise DataError(
+            raise ConfigError(
                 f"mask_unit is {self.mask_unit!r}, expected 'ngram' or 'span', which keep a token on both sides of a span"
             )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from polyseme.corpus.clean.sentences import split_sentences
 from polyseme.corpus.sources.python_docs import read_documents
-from polyseme.tasks.examples import Example
+from polyseme.tasks.tagging import TaggingExample
 
 WORD_PATTERN = re.compile(r"[^\W_][\w.\-]*\w|\w|[^\w\s]")
 BACKTICK_PATTERN = re.compile(r"(`+)([^`\n]+?)\1")
@@ -29,14 +29,14 @@ def is_held_out(module: str) -> bool:
     return tuning_byte >= 26 and test_byte < 28
 
 
-def load_examples(is_test: bool) -> list[Example]:
+def load_examples(is_test: bool) -> list[TaggingExample]:
     """Load sentences with some code words, at most half of all words, from the test modules or the others."""
     tagged_sentences = []
     for module, text in read_documents(keep=lambda name: is_held_out(name) == is_test):
         for sentence in split_sentences(text):
             words, tags = tag_code_words(sentence)
             if 4 <= len(words) <= MAX_WORDS and 0 < tags.count("code") <= len(tags) / 2:
-                tagged_sentences.append(Example(module, words=tuple(words), tags=tuple(tags)))
+                tagged_sentences.append(TaggingExample(module, tuple(words), tuple(tags)))
     return tagged_sentences
 
 

@@ -23,7 +23,9 @@ from polyseme.corpus.sources.python_docs import read_documents
 from polyseme.corpus.store import Corpus
 from polyseme.errors import DataError
 from polyseme.explain.attention import attention_maps
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import RunOptions, TaskData
+from polyseme.finetuning.finetune import finetune
 from polyseme.inference.language_model import LanguageModel
 from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
@@ -32,8 +34,7 @@ from polyseme.recipes.demo import demo as recipe
 from polyseme.report.charts import attention_grid, loss_chart
 from polyseme.report.html import code, html_page, html_table
 from polyseme.report.run_page import cost_table, metrics_table, read_log
-from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
-from polyseme.tasks.examples import Example
+from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.pretrain import pretrain
@@ -74,7 +75,7 @@ class DemoResults:
     model: LanguageModel
     f1_scores: dict[str, list[float]]  # by method, one per seed
     task_model: LanguageModel
-    test: Sequence[Example]
+    test: Sequence[TaggingExample]
     seconds: float
 
 
@@ -119,7 +120,7 @@ def run_demo(out: Path, minutes: float, num_seeds: int) -> Path:
 
 
 def compare_f1(
-    out: Path, train: list[Example], test: Sequence[Example], num_seeds: int
+    out: Path, train: list[TaggingExample], test: Sequence[TaggingExample], num_seeds: int
 ) -> tuple[dict[str, list[float]], LanguageModel]:
     """Return the F1 scores of four methods per seed, which draws the training sentences, new weights and order."""
     settings = FinetuneConfig(epochs=6, batch_size=8, optimizer=OptimizerConfig(lr=1e-3), truncate=True)
@@ -129,15 +130,15 @@ def compare_f1(
         train_sample = _sample(train, NUM_TRAIN, seed)
 
         def finetuned_scores(
-            out_folder: Path | None, scratch: bool, train_sample: list[Example] = train_sample, seed: int = seed
+            out_folder: Path | None, scratch: bool, train_sample: list[TaggingExample] = train_sample, seed: int = seed
         ) -> Any:
-            return finetune(
-                base, "tagging", train_sample, test, out_folder, settings, first_seed=seed, from_scratch=scratch
-            )["mean"]
+            options = RunOptions(first_seed=seed, from_scratch=scratch)
+            return finetune(base, TaskData(TaggingTask(), train_sample, test), out_folder, settings, options)["mean"]
 
+        task = TaggingTask.from_examples(train_sample)
         for name, scores in {
-            "majority": majority_baseline(train_sample, test, "tagging"),
-            "linear, window of words": linear_baseline(train_sample, test, "tagging"),
+            "majority": task.baseline_metrics("majority", train_sample, test),
+            "linear, window of words": task.baseline_metrics("linear", train_sample, test),
             "BERT from scratch": finetuned_scores(None, True),
             "BERT, pre-trained": finetuned_scores(out / "task" if seed == 0 else None, False),
         }.items():
@@ -145,7 +146,7 @@ def compare_f1(
     return f1_scores, polyseme.load(out / "task" / "model")
 
 
-def _sample(examples: list[Example], num_examples: int, seed: int) -> list[Example]:
+def _sample(examples: list[TaggingExample], num_examples: int, seed: int) -> list[TaggingExample]:
     if len(examples) < num_examples:
         raise DataError(f"only {len(examples)} sentences with code words are installed; {num_examples} are needed")
     return random.Random(seed).sample(examples, num_examples)
@@ -211,16 +212,16 @@ def _transfer_section(results: DemoResults) -> str:
         f"{NUM_TRAIN} training sentences and {NUM_TEST} test sentences, the latter from modules that "
         "neither the tokenizer nor the model has seen.</p>"
         + html_table(["", "F1 on held-out modules"], scores)
-        + "".join(_highlight_tags(example, p.tags or ()) for example, p in zip(examples, predictions))
+        + "".join(_highlight_tags(example, p.tags) for example, p in zip(examples, predictions))
         + '<p class="note">Underlined: predicted by the pre-trained model. Struck through: wrong. The seed determines '
         "the training sentences, the new weights and the order.</p>"
     )
 
 
-def _highlight_tags(example: Example, tags: Sequence[str]) -> str:
+def _highlight_tags(example: TaggingExample, tags: Sequence[str]) -> str:
     """Render a sentence with the predicted words underlined and the errors struck through."""
     parts = []
-    for word, gold, tag in zip(example.words or (), example.tags or (), tags):
+    for word, gold, tag in zip(example.words, example.tags or (), tags):
         text = html.escape(word)
         text = f'<b class="code">{text}</b>' if tag == "code" else text
         parts.append(f"<s>{text}</s>" if tag != gold else text)

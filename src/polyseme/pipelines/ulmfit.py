@@ -21,17 +21,17 @@ from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.sources.sources import open_sources
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError, DataError, ModelError
-from polyseme.evaluation.ensemble import average_probabilities
 from polyseme.families.ulmfit import to_hf_config
-from polyseme.finetuning.finetune import FinetuneConfig, finetune
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import RunOptions, TaskData
+from polyseme.finetuning.finetune import finetune
 from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json, write_json
 from polyseme.recipes import ulmfit as recipes
 from polyseme.report.charts import mean_std_chart
 from polyseme.report.html import code, html_page, html_table
-from polyseme.tasks.examples import Example
-from polyseme.tasks.metrics.standard import DEFAULT_METRIC, compute_metrics
-from polyseme.tasks.task import Prediction, Task
+from polyseme.tasks.classification import Classification, ClassificationTask
+from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetConfig, Recipe
@@ -119,7 +119,7 @@ def validate_sources(
         open_sources(text, "text", "file", False)
 
 
-def check_train_sizes(sizes: Sequence[int], train: Sequence[Example]) -> None:
+def check_train_sizes(sizes: Sequence[int], train: Sequence[TextExample]) -> None:
     """Raise `ConfigError` for training set sizes that cannot be sampled."""
     for size in sizes:
         if not 2 <= size <= len(train):
@@ -208,40 +208,31 @@ def _pretrain_stage(run_folder: Path, recipe: Recipe, corpus: Path, init_from: P
 
 def finetune_classifier(
     folders: dict[str, Path],
-    train: Sequence[Example],
-    dev: Sequence[Example],
+    train: Sequence[TextExample],
+    dev: Sequence[TextExample],
     settings: FinetuneConfig,
     out: Path | None = None,
     seeds: Sequence[int] = (0,),
     from_scratch: bool = False,
 ) -> dict[str, list[dict[str, float]]]:
     """Run the third stage; return the metrics per seed by direction, and of the ensemble `both` if there are two."""
-    predictions: dict[str, dict[int, list[Prediction]]] = {}
+    predictions: dict[str, dict[int, list[Classification]]] = {}
     metrics: dict[str, list[dict[str, float]]] = {}
     for direction, folder in folders.items():
         seed_predictions = predictions[direction] = {}
-        results = finetune(
-            folder,
-            "classification",
-            train,
-            dev,
-            out / f"classifier-{direction}" if out else None,
-            settings,
-            seeds=len(seeds),
-            first_seed=seeds[0],
-            from_scratch=from_scratch,
-            on_predictions=seed_predictions.__setitem__,
-        )
+        options = RunOptions(len(seeds), seeds[0], from_scratch, on_predictions=seed_predictions.__setitem__)
+        run = out / f"classifier-{direction}" if out else None
+        results = finetune(folder, TaskData(ClassificationTask(), train, dev), run, settings, options)
         metrics[direction] = results["seeds"]
     if len(folders) > 1:
-        task, gold = Task.from_examples("classification", train), [e.gold for e in dev]
+        task, gold = ClassificationTask.from_examples(train), [e.gold for e in dev]
         for seed in seeds:
             probabilities = [
-                [np.array([[*(p.probabilities or {}).values()]]) for p in seed_predictions[seed]]
+                [np.array([[*p.probabilities.values()]]) for p in seed_predictions[seed]]
                 for seed_predictions in predictions.values()
             ]
-            answers = [p.value for p in average_probabilities(task, probabilities, dev)]
-            averaged = {"seed": seed, **compute_metrics("classification", gold, answers, task.labels)}
+            answers = [p.value for p in task.average_predictions(probabilities, dev)]
+            averaged = {"seed": seed, **task.score(gold, answers)}
             metrics.setdefault("both", []).append(averaged)
     return metrics
 
@@ -250,14 +241,14 @@ def run_ulmfit(
     config: UlmfitConfig,
     out: Path,
     pretrained: PretrainedLMs,
-    train: Sequence[Example],
-    dev: Sequence[Example],
+    train: Sequence[TextExample],
+    dev: Sequence[TextExample],
     unlabeled: Sequence[str] = (),
     num_seeds: int = 1,
 ) -> dict[str, Any]:
     """Run the second and third stage on all examples; write the models, `results.json` and a report to `out`."""
     settings = config.classifier_settings(len(train))
-    folders = finetune_lm(config, out, pretrained, [*(e.text or "" for e in train), *unlabeled])
+    folders = finetune_lm(config, out, pretrained, [*(e.text for e in train), *unlabeled])
     for direction in folders:
         shutil.rmtree(out / f"classifier-{direction}", ignore_errors=True)
     metrics = finetune_classifier(folders, train, dev, settings, out, range(num_seeds))
@@ -277,8 +268,8 @@ def low_shot_curve(
     config: UlmfitConfig,
     out: Path,
     pretrained: PretrainedLMs,
-    train: Sequence[Example],
-    dev: Sequence[Example],
+    train: Sequence[TextExample],
+    dev: Sequence[TextExample],
     sizes: Sequence[int],
     unlabeled: Sequence[str] = (),
     num_seeds: int = 1,
@@ -291,7 +282,7 @@ def low_shot_curve(
     check_train_sizes(sizes, train)
     path = out / "curve.json"
     points: list[dict[str, Any]] = read_json(path) if path.exists() else []
-    full_text_folders = finetune_lm(config, out, pretrained, [*(e.text or "" for e in train), *unlabeled])
+    full_text_folders = finetune_lm(config, out, pretrained, [*(e.text for e in train), *unlabeled])
     for size in sizes:
         for seed in range(num_seeds):
             train_sample, point_folder = stratified_sample(train, size, seed), out / f"few-{size}-{seed}"
@@ -300,7 +291,7 @@ def low_shot_curve(
                     continue
                 folders = full_text_folders
                 if row == SUPERVISED:
-                    folders = finetune_lm(config, point_folder, pretrained, [e.text or "" for e in train_sample])
+                    folders = finetune_lm(config, point_folder, pretrained, [e.text for e in train_sample])
                 metrics = finetune_classifier(
                     folders,
                     train_sample,
@@ -317,10 +308,10 @@ def low_shot_curve(
     return points
 
 
-def stratified_sample(examples: Sequence[Example], size: int, seed: int) -> list[Example]:
+def stratified_sample(examples: Sequence[TextExample], size: int, seed: int) -> list[TextExample]:
     """Sample examples at random, at least one of every label."""
     shuffled = random.Random(seed).sample(list(examples), len(examples))
-    first_by_label: dict[str | None, Example] = {}
+    first_by_label: dict[str | None, TextExample] = {}
     for example in shuffled:
         first_by_label.setdefault(example.label, example)
     if len(first_by_label) > size:
@@ -337,7 +328,7 @@ def summarize_seeds(seed_metrics: Sequence[dict[str, float]]) -> dict[str, tuple
 
 
 def error_curves(
-    points: Sequence[dict[str, Any]], metric: str = DEFAULT_METRIC["classification"]
+    points: Sequence[dict[str, Any]], metric: str = ClassificationTask.default_metric
 ) -> dict[str, dict[int, Any]]:
     """Return mean and standard deviation of the error by method and training set size."""
     curves: dict[str, dict[int, Any]] = {row: {} for row in CURVE_ROWS if any(d["row"] == row for d in points)}

@@ -94,7 +94,7 @@ def _finetuning_page(run: Path, results: dict[str, Any]) -> str:
         *(truncation_note(results, part) for part in results["num_truncated"]),
     ]
     settings = read_json(run / "model" / "polyseme.json")["metadata"]["settings"]
-    unit = "squared error" if results["task"] == "regression" else "nats"
+    unit = results.get("loss_unit", "nats")
     return html_page(
         f"Fine-tuning: {results.get('data') or results['task']}",
         f"from {escape(str(results['model']))}",

@@ -1,4 +1,4 @@
-"""Documents as a model reads them to find what means the same, and the clusters that it finds.
+"""Coreference: which mentions in a document mean the same.
 
 A document that is longer than the model reads is cut into segments, between sentences where that is possible; each is
 read by itself (Joshi et al. 2019), and mentions are linked over all of them.
@@ -6,13 +6,16 @@ read by itself (Joshi et al. 2019), and mentions are linked over all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-import torch
 
 from polyseme.errors import ConfigError, DataError
+from polyseme.io.atomic import write_text
 from polyseme.nn.heads.coreference import (
     DOCUMENT,
     FIRST_TOKEN,
@@ -23,160 +26,251 @@ from polyseme.nn.heads.coreference import (
     CoreferenceHead,
     CoreferenceHeadConfig,
 )
-from polyseme.nn.model import Model
-from polyseme.nn.packing import token_budget_batches
-from polyseme.progress import progress
+from polyseme.tasks.base import BaselineFn, Example, Prediction, TaskConfig, Words
+from polyseme.tasks.baselines.mentions import no_mentions, string_match
 from polyseme.tasks.encoded import EncodedExample, encode_words
-from polyseme.tasks.examples import Example
-from polyseme.tasks.metrics.coreference import Mention
+from polyseme.tasks.metrics.coreference import Mention, coreference_metrics
+from polyseme.tasks.readers.conll2012 import ConllDocument, format_conll, iter_documents, plain_document
+from polyseme.tasks.readers.rows import Columns, RowReader
 from polyseme.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from polyseme.tasks.task import Task
+    from polyseme.families.family import Family
+    from polyseme.nn.heads.base import HeadConfig
+    from polyseme.nn.model import Model
+    from polyseme.nn.trunks.base import TrunkConfig
+
+Clusters = tuple[tuple[Mention, ...], ...]
 
 
-def head_config_from_examples(config: CoreferenceHeadConfig, examples: Sequence[Example]) -> CoreferenceHeadConfig:
-    """The head of a training set: with the kinds of text that it has, if it says them."""
-    if not any(e.clusters for e in examples):
-        raise DataError(f"the training data has no mentions ({examples[0].location} …): there is nothing to learn")
-    genres = {e.document.genre for e in examples if e.document and e.document.genre}
-    return config.replace(genres=tuple(sorted(genres)))
+@dataclass(frozen=True)
+class DocumentExample(Example):
+    """The words of a document, and clusters of mentions, which are the first and last word of each."""
+
+    words: Words
+    document: ConllDocument
+    clusters: Clusters | None = None
+    id: str = ""
+
+    @property
+    def gold(self) -> Clusters | None:
+        return self.clusters
 
 
-def encode_documents(
-    examples: Sequence[Example],
-    tokenizer: Tokenizer,
-    max_len: int,
-    config: CoreferenceHeadConfig,
-    truncate: bool = False,
-    use_labels: bool = True,
-) -> list[EncodedExample]:
-    """Documents as segments, end to end. A word that is longer than a segment is an error, or is cut if `truncate`."""
-    room = max_len - tokenizer.num_special_tokens_to_add()
-    if room < 2:
-        raise ConfigError(f"max_len {max_len} leaves no room for text beside the special tokens")
-    before = tokenizer.build_inputs_with_special_tokens([-1])[0].index(-1)
-    encoded = []
-    for example in examples:
-        rows = word_rows(example, config)
-        pieces, word_index = encode_words(tokenizer, example.words or ())
-        starts = np.searchsorted(word_index, np.arange(len(rows) + 1))
-        sizes = np.diff(starts)
-        if sizes.max() > room and not truncate:
-            word = (example.words or ())[int(sizes.argmax())]
-            raise DataError(f"{example.location}: the word {word[:40]!r} has {sizes.max()} tokens, and {room} are read")
-        piece_counts = np.minimum(sizes, room)
-        ids: list[int] = []
-        segments: list[int] = []
-        lengths = []
-        for a, b in _split_segments(piece_counts, rows[:, SENTENCE_END], room):
-            inner = [int(i) for w in range(a, b) for i in pieces[starts[w] : starts[w] + piece_counts[w]]]
-            wrapped, chunk_segments = tokenizer.build_inputs_with_special_tokens(inner)
-            ends = len(ids) + before + np.cumsum(piece_counts[a:b])
-            rows[a:b, FIRST_TOKEN], rows[a:b, LAST_TOKEN] = ends - piece_counts[a:b], ends - 1
-            ids += wrapped
-            segments += chunk_segments
-            lengths.append(len(wrapped))
-        target = gold_mentions(example) if use_labels else None
-        tokens, segment_ids = np.array(ids, dtype=np.int64), np.array(segments, dtype=np.int64)
-        encoded.append(EncodedExample(tokens, segment_ids, rows, target, tuple(lengths), bool((sizes > room).any())))
-    return encoded
+@dataclass(frozen=True)
+class CoreferenceClusters(Prediction):
+    """Clusters of mentions."""
+
+    clusters: Clusters
+
+    @property
+    def value(self) -> Clusters:
+        return self.clusters
 
 
-def word_rows(example: Example, config: CoreferenceHeadConfig) -> np.ndarray:
-    """What is known of each word but its tokens, which are those of its number, [n, 6]."""
-    document, words = example.document, example.words
-    if document is None or not words:
-        raise DataError(f"{example.location}: there is no document, which this task reads")
-    rows = np.zeros((len(words), 6), dtype=np.int64)
-    rows[:, FIRST_TOKEN] = rows[:, LAST_TOKEN] = np.arange(len(words))
-    rows[:, SENTENCE_END] = np.repeat(np.cumsum(document.sentence_lengths) - 1, document.sentence_lengths)
-    speaker_ids = {name: i for i, name in enumerate(dict.fromkeys(document.speakers))}
-    rows[:, SPEAKER] = [speaker_ids[name] for name in document.speakers]
-    rows[:, GENRE] = config.genres.index(document.genre) + 1 if document.genre in config.genres else 0
-    return rows
+@dataclass(frozen=True)
+class CoreferenceTask(TaskConfig):
+    """Mentions are found and linked by one head, whose settings are those of the task."""
+
+    task_type: ClassVar[str] = "coreference"
+    example_type: ClassVar[type[Example]] = DocumentExample
+    default_metric: ClassVar[str] = "f1"
+    head_type: ClassVar[str] = "coreference"
+    output_suffixes: ClassVar[tuple[str, ...]] = (".conll", ".jsonl")
+    feature_networks: ClassVar[tuple[str, ...]] = ("bilstm", "linear")
+
+    head: CoreferenceHeadConfig = field(default_factory=CoreferenceHeadConfig)
+
+    @classmethod
+    def iter_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
+        """Read the columns of CoNLL-2012, a file or a folder of them."""
+        return iter_documents(path, needs_labels, DocumentExample)
+
+    @classmethod
+    def parse_value(cls, value: Any, location: str) -> DocumentExample:
+        sentences: Sequence[Any] = value if isinstance(value, list | tuple) and value else [None]
+        if not all(isinstance(s, list | tuple) and s and all(w and isinstance(w, str) for w in s) for s in sentences):
+            raise DataError(f"{location} is {str(value)[:40]!r}: a document is needed, a list of sentences of words")
+        return make_document(sentences, location)
+
+    def fit(self, examples: Sequence[DocumentExample]) -> Self:
+        """The head has an embedding for each genre of the training set."""
+        if not any(e.clusters for e in examples):
+            raise DataError(f"the training data has no mentions ({examples[0].location} …): there is nothing to learn")
+        genres = {e.document.genre for e in examples if e.document.genre}
+        return self.replace(head=self.head.replace(genres=tuple(sorted(genres))))
+
+    def describe_data(self, train: Sequence[DocumentExample], dev: Sequence[DocumentExample]) -> dict[str, Any]:
+        counts = {name: self.unreachable_mentions(examples) for name, examples in (("train", train), ("dev", dev))}
+        return {"unreachable_mentions": counts}
+
+    def unreachable_mentions(self, examples: Sequence[DocumentExample]) -> list[int]:
+        """Return how many true mentions are too wide or cross sentences, so are no candidates; and how many there are."""
+        unreachable = total = 0
+        for example in examples:
+            mentions, ends = self.target(example), self.word_rows(example)[:, SENTENCE_END]
+            if mentions is not None and len(mentions):
+                first, last = mentions[:, 0], mentions[:, 1]
+                unreachable += int(((last - first >= self.head.max_span_width) | (last > ends[first])).sum())
+                total += len(mentions)
+        return [unreachable, total]
+
+    def heads(self, family: Family, trunk: TrunkConfig) -> dict[str, HeadConfig]:
+        return {self.head_name: self.head}
+
+    def feature_head(self) -> HeadConfig:
+        return self.head
+
+    @classmethod
+    def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
+        head = heads.get(cls.head_type)
+        return cls(head=head) if isinstance(head, CoreferenceHeadConfig) else None
+
+    def target(self, example: DocumentExample) -> np.ndarray | None:
+        """Return the true mentions: first word, last word, cluster from 1, [m, 3]."""
+        if example.clusters is None:
+            return None
+        mentions = [(a, b, number) for number, cluster in enumerate(example.clusters, 1) for a, b in cluster]
+        return np.array(mentions, dtype=np.int64).reshape(-1, 3)
+
+    def word_rows(self, example: DocumentExample) -> np.ndarray:
+        """Return what is known of each word, [n, 6]; its tokens are those of its index."""
+        document, size = example.document, len(example.words)
+        if not size:
+            raise DataError(f"{example.location}: the document has no words")
+        rows = np.zeros((size, 6), dtype=np.int64)
+        rows[:, FIRST_TOKEN] = rows[:, LAST_TOKEN] = np.arange(size)
+        rows[:, SENTENCE_END] = np.repeat(np.cumsum(document.sentence_lengths) - 1, document.sentence_lengths)
+        numbers = {name: i for i, name in enumerate(dict.fromkeys(document.speakers))}
+        rows[:, SPEAKER] = [numbers[name] for name in document.speakers]
+        genres = self.head.genres
+        rows[:, GENRE] = genres.index(document.genre) + 1 if document.genre in genres else 0
+        return rows
+
+    def encode(
+        self,
+        examples: Sequence[DocumentExample],
+        tokenizer: Tokenizer,
+        max_len: int,
+        truncate: bool = False,
+        use_labels: bool = True,
+    ) -> list[EncodedExample]:
+        """Encode documents as segments, end to end. A word that is longer than a segment is an error, or is cut."""
+        room = max_len - tokenizer.num_special_tokens_to_add()
+        if room < 2:
+            raise ConfigError(f"max_len {max_len} leaves no room for text beside the special tokens")
+        lead = tokenizer.build_inputs_with_special_tokens([-1])[0].index(-1)
+        encoded = []
+        for index, example in enumerate(examples):
+            rows = self.word_rows(example)
+            pieces, word_of = encode_words(tokenizer, example.words)
+            starts = np.searchsorted(word_of, np.arange(len(rows) + 1))
+            sizes = np.diff(starts)
+            if sizes.max() > room and not truncate:
+                shown = f"the word {example.words[int(sizes.argmax())][:40]!r} has {sizes.max()} tokens"
+                raise DataError(f"{example.location}: {shown}, and {room} are read")
+            cut_sizes = np.minimum(sizes, room)
+            ids: list[int] = []
+            segments: list[int] = []
+            lengths = []
+            for a, b in _split_segments(cut_sizes, rows[:, SENTENCE_END], room):
+                inner = [int(i) for w in range(a, b) for i in pieces[starts[w] : starts[w] + cut_sizes[w]]]
+                segment_ids, segment_types = tokenizer.build_inputs_with_special_tokens(inner)
+                ends = len(ids) + lead + np.cumsum(cut_sizes[a:b])
+                rows[a:b, FIRST_TOKEN], rows[a:b, LAST_TOKEN] = ends - cut_sizes[a:b], ends - 1
+                ids += segment_ids
+                segments += segment_types
+                lengths.append(len(segment_ids))
+            encoded.append(
+                EncodedExample(
+                    np.array(ids, dtype=np.int64),
+                    np.array(segments, dtype=np.int64),
+                    rows,
+                    self.target(example) if use_labels else None,
+                    tuple(lengths),
+                    bool((sizes > room).any()),
+                    index,
+                )
+            )
+        return encoded
+
+    def batch_targets(
+        self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The labels are the true mentions of all documents."""
+        rows, mentions = [], [np.zeros((0, 3), dtype=np.int64)]
+        num_words = num_clusters = sequence = 0
+        for number, document in enumerate(encoded):
+            row, borders = document.positions.copy(), np.cumsum([0, *document.sequence_lengths])
+            segment = np.searchsorted(borders, row[:, FIRST_TOKEN], side="right") - 1
+            for column in (FIRST_TOKEN, LAST_TOKEN):
+                row[:, column] += starts[sequence + segment] - borders[segment]
+            row[:, SENTENCE_END] += num_words
+            row[:, DOCUMENT] = number
+            if isinstance(document.target, np.ndarray) and len(document.target):
+                mentions.append(document.target + np.array([num_words, num_words, num_clusters]))
+                num_clusters += int(document.target[:, 2].max())
+            num_words, sequence = num_words + len(row), sequence + len(document.sequence_lengths)
+            rows.append(row)
+        return np.concatenate(rows), np.concatenate(mentions)
+
+    def num_targets(self, encoded: EncodedExample) -> int:
+        return self.head.max_mentions(len(encoded.positions))
+
+    def predict(self, model: Model, encoded: Sequence[EncodedExample]) -> list[Clusters]:
+        """Return the clusters of each document."""
+        head = model.heads[self.head_name]
+        assert isinstance(head, CoreferenceHead)
+        batch, order = self.collate(encoded)
+        batch = batch.for_trunk(model.config.trunk).to(next(model.parameters()).device)
+        hidden = model.trunk(batch.inputs).hidden
+        states = head.select_states(hidden, batch.inputs.layout, batch.targets[self.head_name].rows, model.trunk.pool)
+        clusters: list[Clusters] = [()] * len(encoded)
+        for place, found_clusters in zip(order, head.decode_clusters(states)):
+            clusters[place] = tuple(sorted(tuple(sorted(cluster)) for cluster in found_clusters))
+        return clusters
+
+    def decode(
+        self, scored: Iterable[tuple[EncodedExample, Clusters]], examples: Sequence[DocumentExample]
+    ) -> list[CoreferenceClusters]:
+        return [CoreferenceClusters(clusters) for _, clusters in scored]
+
+    def score(self, gold: Sequence[Clusters], predicted: Sequence[Clusters]) -> dict[str, float]:
+        return coreference_metrics(gold, predicted)
+
+    def baselines(self) -> dict[str, BaselineFn]:
+        return {"majority": no_mentions, "linear": string_match}
+
+    def to_record(self, example: DocumentExample, prediction: CoreferenceClusters) -> dict[str, Any]:
+        return {"id": example.id, "words": example.words, "clusters": prediction.clusters}
+
+    def write_as(
+        self, path: Path, examples: Sequence[DocumentExample], predictions: Sequence[CoreferenceClusters]
+    ) -> None:
+        pairs = zip(examples, predictions, strict=True)
+        write_text(path, "".join(format_conll(e.document, p.clusters) for e, p in pairs))
+
+    def word_sequences(self, example: DocumentExample) -> list[tuple[Words, ...]]:
+        ends = np.unique(self.word_rows(example)[:, SENTENCE_END]) + 1
+        return [(example.words[a:b],) for a, b in pairwise([0, *ends.tolist()])]
+
+    def feature_positions(self, example: DocumentExample, segments: np.ndarray) -> np.ndarray:
+        return self.word_rows(example)
 
 
-def gold_mentions(example: Example) -> np.ndarray | None:
-    """The true mentions: first word, last word, cluster from 1, [m, 3]."""
-    if example.clusters is None:
-        return None
-    mentions = [(a, b, number) for number, cluster in enumerate(example.clusters, 1) for a, b in cluster]
-    return np.array(mentions, dtype=np.int64).reshape(-1, 3)
-
-
-def count_unreachable_mentions(
-    task: Task, train: Sequence[Example], dev: Sequence[Example]
-) -> dict[str, dict[str, list[int]]]:
-    """For the results of a run: how many mentions the head cannot find, of how many."""
-    if task.task_type != "coreference":
-        return {}
-    splits = (("train", train), ("dev", dev))
-    return {
-        "unreachable_mentions": {name: unreachable_mentions(examples, task.coreference) for name, examples in splits}
-    }
-
-
-def unreachable_mentions(examples: Sequence[Example], config: CoreferenceHeadConfig) -> list[int]:
-    """How many true mentions are no candidates, for they are too wide or cross sentences; and how many there are."""
-    num_unreachable = num_mentions = 0
-    for example in examples:
-        mentions, ends = gold_mentions(example), word_rows(example, config)[:, SENTENCE_END]
-        if mentions is not None and len(mentions):
-            first, last = mentions[:, 0], mentions[:, 1]
-            num_unreachable += int(((last - first >= config.max_span_width) | (last > ends[first])).sum())
-            num_mentions += len(mentions)
-    return [num_unreachable, num_mentions]
+def make_document(sentences: Sequence[Sequence[str]], location: str) -> DocumentExample:
+    """Build a document from sentences of words; it can be written in columns."""
+    words = tuple(word for sentence in sentences for word in sentence)
+    return DocumentExample(location, words, plain_document(sentences))
 
 
 def _split_segments(sizes: np.ndarray, sentence_ends: np.ndarray, room: int) -> list[tuple[int, int]]:
-    """Runs of words with at most `room` tokens; each ends with a sentence, unless that does not fit by itself."""
-    totals, segments, begin = np.cumsum(sizes), list[tuple[int, int]](), 0
+    """Return runs of words with at most `room` tokens; each ends with a sentence, unless that does not fit."""
+    totals, runs, begin = np.cumsum(sizes), list[tuple[int, int]](), 0
     while begin < len(sizes):
         before = int(totals[begin - 1]) if begin else 0
         end = int(np.searchsorted(totals, before + room, side="right"))
         whole = [i for i in range(begin + 1, end + 1) if sentence_ends[i - 1] == i - 1]
-        segments.append((begin, whole[-1] if whole else end))
-        begin = segments[-1][1]
-    return segments
-
-
-def batch_word_rows(documents: Sequence[EncodedExample], starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and true mentions of several documents in a batch whose sequences start there."""
-    rows, mentions = [], [np.zeros((0, 3), dtype=np.int64)]
-    words = clusters = sequence = 0
-    for number, document in enumerate(documents):
-        row, borders = document.positions.copy(), np.cumsum([0, *document.sequence_lengths])
-        sequence_index = np.searchsorted(borders, row[:, FIRST_TOKEN], side="right") - 1
-        for column in (FIRST_TOKEN, LAST_TOKEN):
-            row[:, column] += starts[sequence + sequence_index] - borders[sequence_index]
-        row[:, SENTENCE_END] += words
-        row[:, DOCUMENT] = number
-        if isinstance(document.target, np.ndarray) and len(document.target):
-            mentions.append(document.target + np.array([words, words, clusters]))
-            clusters += int(document.target[:, 2].max())
-        words, sequence = words + len(row), sequence + len(document.sequence_lengths)
-        rows.append(row)
-    return np.concatenate(rows), np.concatenate(mentions)
-
-
-@torch.inference_mode()
-def predict_clusters(
-    model: Model, task: Task, encoded: Sequence[EncodedExample], max_batch_tokens: int = 16384
-) -> list[tuple[tuple[Mention, ...], ...]]:
-    """What the model holds to be the same in each document, in packed bins."""
-    device, training = next(model.parameters()).device, model.training
-    head = model.eval().heads[task.head_name]
-    assert isinstance(head, CoreferenceHead)
-    clusters_by_document: list[tuple[tuple[Mention, ...], ...]] = [()] * len(encoded)
-    with progress("predict", len(encoded), "documents") as bar:
-        for members in token_budget_batches([len(e.ids) for e in encoded], max_batch_tokens):
-            batch, order = task.collate([encoded[i] for i in members])
-            batch = batch.for_trunk(model.config.trunk).to(device)
-            last = model.trunk(batch.inputs).hidden
-            states = head.select_states(last, batch.inputs.layout, batch.targets[task.head_name].rows, model.trunk.pool)
-            for place, clusters in zip(order, head.decode_clusters(states)):
-                clusters_by_document[members[place]] = tuple(sorted(tuple(sorted(cluster)) for cluster in clusters))
-            bar.advance(len(members))
-    model.train(training)
-    return clusters_by_document
+        runs.append((begin, whole[-1] if whole else end))
+        begin = runs[-1][1]
+    return runs

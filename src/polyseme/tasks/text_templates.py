@@ -1,9 +1,8 @@
 """How a task reads as text, for families that answer in text (Raffel et al. 2020, §2.4): data alone.
 
 Prefixes, names of fields and words for labels are those of the paper's appendix D where it has them, so that models
-others have trained so are asked as they know it. What our examples hold in one text stays one: COPA's question behind
-its premise, MultiRC's answer behind its question, ReCoRD's query behind its passage, WiC's word before its first
-sentence.
+others have trained are asked as they know it. What our examples hold in one text stays one: COPA's question behind its
+premise, MultiRC's answer behind its question, ReCoRD's query behind its passage, WiC's word before its first sentence.
 """
 
 from __future__ import annotations
@@ -12,22 +11,19 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Self
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError
-from polyseme.families.family import Family
-from polyseme.nn.trunks.base import TrunkConfig
-from polyseme.tasks.examples import Example, TaskType, parse_float
 
 NUM_VALUE_STEPS = 25  # steps that the range of a number is cut into: 0.2 for numbers from 0 to 5
 
 
 @dataclass(frozen=True)
 class TextToTextTemplate(Config):
-    """`template` says where {text}, {pair} and {choices} of an example stand, `label_words` what is written for a label
-    that is not its own word. A choice is answered by its name (choice1, choice2 …, or its word), or by its text.
-    Numbers are written to the nearest `step` from `low` to `high`. A target opens with the mark `decoder_start_token`.
+    """`template` says where the {fields} of an example stand, `label_words` what is written for a label that is not its
+    own word. A choice is answered by its name (choice1, choice2 …, or its word), or by its text. Numbers are written
+    to the nearest `step` from `low` to `high`. A target starts with `decoder_start_token`.
     """
 
     template: str
@@ -39,18 +35,29 @@ class TextToTextTemplate(Config):
     decoder_start_token: Literal["bos", "pad"] = "pad"
 
     def __post_init__(self) -> None:
-        if not re.search(r"\{(text|pair|choices)\}$", self.template):
-            raise ConfigError(f"the template {self.template!r} has to end in {{text}}, {{pair}} or {{choices}}")
+        if not re.search(r"\{\w+\}$", self.template):
+            raise ConfigError(f"the template {self.template!r} has to end in a field, for example {{text}}")
 
-    def render_parts(self, example: Example) -> list[tuple[str, str]]:
-        """The example's texts, each with the words before it; one that it has not is left out with its words."""
+    @classmethod
+    def find(cls, name: str, fields: str) -> TextToTextTemplate:
+        """Return the template of a data set; of another name, that name before the fields of the task."""
+        return T5_TEMPLATES.get(name) or TextToTextTemplate(f"{name.rpartition('/')[2]} {fields}")
+
+    @property
+    def fields(self) -> list[tuple[str, str]]:
+        """The words before each field, and the field's name."""
+        return re.findall(r"(.*?)\{(\w+)\}", self.template)
+
+    def render_parts(self, example: Any) -> list[tuple[str, str]]:
+        """Return the example's texts, each with the words before it; one that is missing is left out with its words."""
         parts: list[tuple[str, str]] = []
-        for before, name in re.findall(r"(.*?)\{(text|pair|choices)\}", self.template):
-            if name == "choices":
-                for i, choice in enumerate(example.choices or ()):
-                    choice_name = f"choice{i + 1}:" if self.answer_with == "name" else "," if i else ""
-                    parts.append((choice_name if i else before + choice_name, choice))
-            elif (value := getattr(example, name)) is not None:
+        for before, name in self.fields:
+            value = getattr(example, name)
+            if isinstance(value, tuple):
+                for i, choice in enumerate(value):
+                    label = f"choice{i + 1}:" if self.answer_with == "name" else "," if i else ""
+                    parts.append((label if i else before + label, choice))
+            elif value is not None:
                 parts.append((before, value))
         return [(before.strip(), text) for before, text in parts]
 
@@ -58,7 +65,7 @@ class TextToTextTemplate(Config):
         return self.label_words.get(label, label)
 
     def choice_answers(self, choices: Sequence[str]) -> list[str]:
-        """What is written for each choice."""
+        """Return what is written for each choice."""
         if self.answer_with == "text":
             return list(choices)
         return [self.label_words.get(str(i), f"choice{i + 1}") for i in range(len(choices))]
@@ -71,40 +78,17 @@ class TextToTextTemplate(Config):
         return [f"{i * self.step:.{digits}f}" for i in range(first, last + 1)]
 
     def nearest_number_index(self, number: float) -> int:
-        """Which of `number_texts` is the nearest."""
+        """Return which of `number_texts` is the nearest."""
         first, last = (round(value / self.step) for value in (self.low, self.high))
         return min(max(round(number / self.step), first), last) - first
 
+    def with_range(self, low: float, high: float) -> Self:
+        """Return the template with a range of numbers, in about 25 steps of 1, 2 or 5 times a power of ten."""
+        raw = (high - low) / NUM_VALUE_STEPS or 1.0
+        power = 10.0 ** math.floor(math.log10(raw))
+        step = min((n * power for n in (1, 2, 5, 10)), key=lambda size: abs(math.log(size / raw)))
+        return self.replace(low=low, high=high, step=step)
 
-def template_for(
-    family: Family, trunk: TrunkConfig, task_type: TaskType, examples: Sequence[Example], name: str = ""
-) -> TextToTextTemplate | None:
-    """How a family writes a task of that name; None if it has a head for it. Numbers are fitted to the examples."""
-    if task_type not in family.text_to_text_tasks or "next" not in family.pretraining_heads(trunk):
-        return None
-    task_prefix = "" if task_type == "span" else (name or task_type).rpartition("/")[2] + " "
-    template = T5_TEMPLATES.get(name) or TextToTextTemplate(task_prefix + DEFAULT_TEMPLATES[task_type])
-    if task_type == "regression" and not template.step:
-        values = [parse_float(e.label, e.location) for e in examples if e.label is not None]
-        template = template.replace(**_value_range(min(values, default=0.0), max(values, default=0.0)))
-    return template.replace(decoder_start_token=family.decoder_start_token)
-
-
-def _value_range(low: float, high: float) -> dict[str, float]:
-    """About so many steps of 1, 2 or 5 times a power of ten."""
-    raw = (high - low) / NUM_VALUE_STEPS or 1.0
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = min((n * power for n in (1, 2, 5, 10)), key=lambda size: abs(math.log(size / raw)))
-    return {"low": low, "high": high, "step": step}
-
-
-DEFAULT_TEMPLATES: dict[TaskType, str] = {
-    "classification": "text: {text}",
-    "pair": "text1: {text} text2: {pair}",
-    "regression": "text1: {text} text2: {pair}",
-    "choice": "{choices} text: {text}",
-    "span": "question: {pair} context: {text}",
-}
 
 _FOLLOWS = {"0": "not_entailment", "1": "entailment"}
 _TRUE = {"false": "False", "true": "True", "0": "False", "1": "True", "F": "False", "T": "True"}

@@ -8,6 +8,7 @@ tags behind each tag. The first normalises once, the second at every step.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyseme.errors import UnsupportedError
 from polyseme.nn.heads.crf import CRF, ChainLayout, CRFConfig
 from polyseme.nn.heads.tag_schemes import first_invalid
 from polyseme.progress import progress
-from polyseme.tasks.examples import Example
 
 TaggerType = Literal["crf", "memm"]
 CHUNK_ROWS = 4096  # of a table of steps that is made at once
@@ -115,37 +116,35 @@ def fit_tagger(
     return FeatureTagger(tagger_type, unpack_weights(solution.x).copy(), crf)
 
 
-def predict_chain_tags(
-    tagger_type: TaggerType, train: Sequence[Example], dev: Sequence[Example]
-) -> list[tuple[str, ...]]:
+def predict_chain_tags(tagger_type: TaggerType, train: Sequence[Any], dev: Sequence[Any]) -> list[tuple[str, ...]]:
     """What a tagger that has learnt from `train` says of `dev`. What is seen of one word alone is left out."""
     from sklearn.feature_extraction import DictVectorizer
 
-    labels = sorted({tag for e in train for tag in e.tags or ()})
+    labels = sorted({tag for e in train for tag in e.tags})
     tag_ids = {tag: i for i, tag in enumerate(labels)}
     vectorizer = DictVectorizer()
     train_features = vectorizer.fit_transform(f for e in train for f in word_features(e))
     frequent = np.flatnonzero(train_features.getnnz(axis=0) > 1)
-    tags = np.array([tag_ids[tag] for e in train for tag in e.tags or ()], dtype=np.int64)
-    is_well_formed = all(first_invalid(e.tags or ()) is None for e in train)
+    tags = np.array([tag_ids[tag] for e in train for tag in e.tags], dtype=np.int64)
+    is_well_formed = all(first_invalid(e.tags) is None for e in train)
     tagger = fit_tagger(
         tagger_type,
         train_features[:, frequent],
         tags,
-        [len(e.words or ()) for e in train],
+        [len(e.words) for e in train],
         labels,
         constrained=is_well_formed,
     )
     dev_features = vectorizer.transform(f for e in dev for f in word_features(e))[:, frequent]
-    lengths = [len(e.words or ()) for e in dev]
+    lengths = [len(e.words) for e in dev]
     predicted_tags = (labels[i] for i in tagger.viterbi(dev_features, lengths).tolist())
     return [tuple(next(predicted_tags) for _ in range(length)) for length in lengths]
 
 
-def word_features(example: Example) -> Iterator[dict[str, Any]]:
+def word_features(example: Any) -> Iterator[dict[str, Any]]:
     """What is seen of a word: itself, its shape, beginnings and ends, two words on each side; where a word is marked,
     which that is and how far."""
-    words = example.words or ()
+    words, predicate = example.words, getattr(example, "predicate", None)
     padded = ["<<", "<", *words, ">", ">>"]
     shapes = [word_shape(word) for word in padded]
     for i, word in enumerate(words, 2):
@@ -158,10 +157,10 @@ def word_features(example: Example) -> Iterator[dict[str, Any]]:
             "after": " ".join(padded[i : i + 2]),
             "exact": word,
         }
-        if example.predicate is not None:
-            distance = str(max(-9, min(i - 2 - example.predicate[0], 9)))
-            predicate = padded[example.predicate[0] + 2].lower()
-            features |= {"far": distance, "marked": predicate, "marked and far": f"{predicate} {distance}"}
+        if predicate is not None:
+            distance = str(max(-9, min(i - 2 - predicate[0], 9)))
+            verb = padded[predicate[0] + 2].lower()
+            features |= {"far": distance, "marked": verb, "marked and far": f"{verb} {distance}"}
         yield features
 
 
@@ -169,3 +168,9 @@ def word_shape(word: str) -> str:
     """`HTTPServer2` becomes `AAaa0`-like: runs are cut to two, so that words of a kind look alike."""
     char_classes = re.sub(r"\d", "0", re.sub(r"[^\W\d_]", lambda m: "A" if m[0].isupper() else "a", word))
     return re.sub(r"(.)\1+", r"\1\1", char_classes)
+
+
+def require_sklearn() -> None:
+    """Raise an error if scikit-learn is not installed."""
+    if importlib.util.find_spec("sklearn") is None:
+        raise UnsupportedError("scikit-learn is needed for this: pip install 'polyseme[tasks]'")

@@ -73,44 +73,13 @@ def ceaf_phi4(key: list[set[Mention]], response: list[set[Mention]]) -> Ratio:
     for i, cluster in enumerate(key):
         for j, n in Counter(response_cluster[m] for m in cluster if m in response_cluster).items():
             similarity[i, j] = 2 * n / (len(cluster) + len(response[j]))
-    return float(sum(similarity[i, j] for i, j in aligned(similarity))), len(key)
+    from scipy.optimize import linear_sum_assignment
+
+    pairs = zip(*linear_sum_assignment(similarity, maximize=True))
+    return float(sum(similarity[i, j] for i, j in pairs)), len(key)
 
 
 def mention_overlap(key: list[set[Mention]], response: list[set[Mention]]) -> Ratio:
     """Mentions of the key that the response has."""
     response_mentions: set[Mention] = set().union(*response)
     return sum(len(cluster & response_mentions) for cluster in key), sum(map(len, key))
-
-
-def aligned(worth: np.ndarray) -> list[tuple[int, int]]:
-    """The pairs (row, column) of the one-to-one alignment that is worth most, all of the shorter side aligned.
-
-    Kuhn 1955 in the form that adds one row at a time by the cheapest path of exchanges (Jonker and Volgenant 1987).
-    """
-    if worth.shape[0] > worth.shape[1]:
-        return sorted((i, j) for j, i in aligned(worth.T))
-    rows, columns = worth.shape
-    cost = -worth
-    price, owner = np.zeros(columns), np.full(columns, -1)
-    duty = np.zeros(rows)
-    for row in range(rows):
-        best, came = np.full(columns, np.inf), np.full(columns, -1)
-        done = np.zeros(columns, dtype=bool)
-        at, column, reached = row, -1, 0.0
-        while True:
-            through = reached + cost[at] - duty[at] - price
-            nearer = ~done & (through < best)
-            best[nearer], came[nearer] = through[nearer], column
-            column = int(np.where(done, np.inf, best).argmin())
-            reached = best[column]
-            if owner[column] < 0:
-                break
-            done[column], at = True, owner[column]
-        duty[row] += reached
-        duty[owner[done]] += reached - best[done]
-        price[done] -= reached - best[done]
-        while column >= 0:  # exchange along the path
-            before = came[column]
-            owner[column] = owner[before] if before >= 0 else row
-            column = before
-    return sorted((int(i), j) for j, i in enumerate(owner) if i >= 0)

@@ -10,7 +10,6 @@ from typing import Any
 
 from polyseme.errors import DataError
 from polyseme.nn.heads.tag_schemes import extract_entities
-from polyseme.tasks.examples import Example
 
 BRACKET_PATTERN = re.compile(r"((?:\([^*()\s]+)*)\*((?:[^*()\s]*\))*)")  # "(A0*", "*", "*)", "(V*)"; of old, "*A0)"
 Argument = tuple[str, tuple[tuple[int, int], ...]]  # a role, and the stretches of words that have it
@@ -59,12 +58,12 @@ def extract_arguments(tags: Sequence[str | None]) -> set[Argument]:
     return {(role, tuple(spans)) for role, spans in argument_spans if role != "V"}
 
 
-def srl_scores(examples: Sequence[Example], predicted_tags: Sequence[Any]) -> dict[str, float]:
+def srl_scores(gold: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float]:
     """Precision, recall and F1 of arguments, right if role and all stretches are; and the share of predicates of which
     every argument is."""
     num_correct = num_predicted = num_gold = num_perfect = 0
-    for example, tags in zip(examples, predicted_tags, strict=True):
-        gold_arguments, predicted_arguments = extract_arguments(example.tags or ()), extract_arguments(tags)
+    for gold_tags, tags in zip(gold, predicted, strict=True):
+        gold_arguments, predicted_arguments = extract_arguments(gold_tags), extract_arguments(tags)
         num_correct, num_predicted, num_gold = (
             num_correct + len(gold_arguments & predicted_arguments),
             num_predicted + len(predicted_arguments),
@@ -75,11 +74,11 @@ def srl_scores(examples: Sequence[Example], predicted_tags: Sequence[Any]) -> di
         "precision": num_correct / max(num_predicted, 1),
         "recall": num_correct / max(num_gold, 1),
         "f1": 2 * num_correct / max(num_predicted + num_gold, 1),
-        "perfect": num_perfect / max(len(examples), 1),
+        "perfect": num_perfect / max(len(gold), 1),
     }
 
 
-def format_props(examples: Sequence[Example], tags: Sequence[Sequence[str]], include_words: bool) -> str:
+def format_props(examples: Sequence[Any], tags: Sequence[Sequence[str]], include_words: bool) -> str:
     """A file of columns: the words, if they are asked for, the predicates, and the arguments of each.
 
     Examples of one sentence stand side by side and have one place (`where`); one without a predicate has no column.
@@ -94,11 +93,9 @@ def format_props(examples: Sequence[Example], tags: Sequence[Sequence[str]], inc
         names = {place: name for (place, name), _ in predicate_columns}
         rows = [
             [names.get(i, "-"), *(cells[i] for _, cells in predicate_columns)]
-            for i in range(len(sentence_examples[0][0].words or ()))
+            for i in range(len(sentence_examples[0][0].words))
         ]
         if include_words:
-            rows = [
-                [re.sub(r"\s", "\u00a0", word), *row] for word, row in zip(sentence_examples[0][0].words or (), rows)
-            ]
+            rows = [[re.sub(r"\s", "\u00a0", word), *row] for word, row in zip(sentence_examples[0][0].words, rows)]
         sentences.append("".join("\t".join(row) + "\n" for row in rows))
     return "\n".join(sentences)

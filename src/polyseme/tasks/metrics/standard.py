@@ -2,55 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from polyseme.errors import UnsupportedError
 from polyseme.nn.heads.tag_schemes import TAG_PATTERN, extract_entities
-from polyseme.tasks.examples import TaskType
-from polyseme.tasks.metrics.coreference import coreference_metrics
 
-DEFAULT_METRIC: dict[TaskType, str] = {  # the headline
-    "classification": "accuracy",
-    "pair": "accuracy",
-    "regression": "spearman",
-    "choice": "accuracy",
-    "tagging": "f1",
-    "span": "f1",
-    "coreference": "f1",
-}
 PUNCTUATION = frozenset(string.punctuation)
 
 
-def compute_metrics(
-    task_type: TaskType, gold: Sequence, predicted: Sequence, labels: Sequence[str] = ()
-) -> dict[str, float]:
-    """The metrics of a kind over true and predicted labels, which for tagging are sequences of tags.
-
-    `labels` are all there could be, in sorted order; without them, those that occur.
-    """
-    if task_type == "regression":
-        return regression_metrics(gold, predicted)
-    if task_type == "span":
-        return span_metrics(gold, predicted)
-    if task_type == "coreference":
-        return coreference_metrics(gold, predicted)
-    if task_type == "choice":
-        return {"accuracy": sum(a == b for a, b in zip(gold, predicted, strict=True)) / max(len(gold), 1)}
-    return (
-        tagging_metrics(gold, predicted) if task_type == "tagging" else classification_metrics(gold, predicted, labels)
-    )
-
-
-def require_dependencies(task_type: TaskType) -> None:
-    """Say at once, and not after an hour of training, that the library a metric needs is not here."""
-    if task_type == "regression" and importlib.util.find_spec("scipy") is None:
-        raise UnsupportedError("scipy is needed for this: pip install 'polyseme[tasks]'")
+def accuracy(gold: Sequence[Any], predicted: Sequence[Any]) -> float:
+    """The share of values that are equal."""
+    return sum(a == b for a, b in zip(gold, predicted, strict=True)) / max(len(gold), 1)
 
 
 def classification_metrics(
@@ -86,7 +53,6 @@ def classification_metrics(
 
 def regression_metrics(gold: Sequence[str | float], predicted: Sequence[float]) -> dict[str, float]:
     """Pearson's and Spearman's correlation, 0 where one side is constant; and the mean squared error."""
-    require_dependencies("regression")
     from scipy import stats
 
     gold_values, predicted_values = (np.array(values, dtype=np.float64) for values in (gold, predicted))

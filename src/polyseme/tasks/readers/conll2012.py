@@ -15,20 +15,37 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from polyseme.errors import DataError
-from polyseme.tasks.examples import ConllDocument, Example, RowReader, read_lines
 from polyseme.tasks.metrics.coreference import Clusters, Mention
+from polyseme.tasks.readers.conll import BRACKETS
+from polyseme.tasks.readers.rows import RowReader, read_lines
 
 WORD_COLUMN, SPEAKER_COLUMN, MIN_COLUMNS = 3, 9, 5
-BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
 _BEGIN = re.compile(r"#begin document \((.*)\);?\s*(?:part\s+(\d+))?\s*")
 _MARK = re.compile(r"(\()?(\d+)(\))?")
 FILE_PATTERN = "*gold_conll"  # the files of a folder
+
+
+@dataclass(frozen=True)
+class ConllDocument:
+    """What a file says of a document beside its words: how its columns are written, without the last; how many words
+    each sentence has; who says each word; and the genre of its text, if that is said."""
+
+    header: str
+    row_prefixes: tuple[str, ...]
+    sentence_lengths: tuple[int, ...]
+    speakers: tuple[str, ...]
+    genre: str = ""
+
+
+# a location, words, document, clusters and id to an example
+Build = Callable[[str, tuple[str, ...], ConllDocument, tuple[tuple[Mention, ...], ...] | None, str], Any]
 
 
 @dataclass(frozen=True)
@@ -38,14 +55,14 @@ class _Row:
     cells: list[str]
 
 
-def iter_documents(path: Path, needs_labels: bool) -> Iterator[RowReader]:
+def iter_documents(path: Path, needs_labels: bool, build: Build) -> Iterator[RowReader]:
     """Each document of a file, or of all `*gold_conll` under a folder, not yet read."""
     if path.is_dir():
         files = sorted(path.rglob(FILE_PATTERN))
         if not files:
             raise DataError(f"{path} holds no files {FILE_PATTERN}")
         for file in files:
-            yield from iter_documents(file, needs_labels)
+            yield from iter_documents(file, needs_labels, build)
         return
     header, start_line, rows = "", 0, list[_Row | None]()
     for number, line in enumerate(read_lines(path), 1):
@@ -59,7 +76,7 @@ def iter_documents(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         elif text.startswith("#end document"):
             if not start_line:
                 raise DataError(f"{path}:{number}: a document ends that has not begun")
-            yield partial(_parse_document, path, header, start_line, rows, needs_labels)
+            yield partial(_parse_document, path, header, start_line, rows, needs_labels, build)
             start_line = 0
         elif start_line and not text:
             rows.append(None)
@@ -71,7 +88,9 @@ def iter_documents(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         raise DataError(f"{path}:{start_line}: the document that begins here has no #end document")
 
 
-def _parse_document(path: Path, header: str, start_line: int, rows: list[_Row | None], needs_labels: bool) -> Example:
+def _parse_document(
+    path: Path, header: str, start_line: int, rows: list[_Row | None], needs_labels: bool, build: Build
+) -> Any:
     words, sentence_lengths, size = [row for row in rows if row], [], 0
     for row in [*rows, None]:
         if row is None and size:
@@ -94,13 +113,7 @@ def _parse_document(path: Path, header: str, start_line: int, rows: list[_Row | 
     )
     clusters = _parse_clusters(path, words) if needs_labels else None
     location, id_ = f"{path}:{start_line}", f"{name};{header_match[2] or ''}" if header_match else ""
-    return Example(
-        location,
-        words=tuple(_unescape(row.cells[WORD_COLUMN]) for row in words),
-        document=document,
-        clusters=clusters,
-        id=id_,
-    )
+    return build(location, tuple(_unescape(row.cells[WORD_COLUMN]) for row in words), document, clusters, id_)
 
 
 def _unescape(word: str) -> str:
@@ -149,21 +162,16 @@ def _merge_chains(chains: list[list[Mention]]) -> list[set[Mention]]:
     return merged_chains
 
 
-def make_document(sentences: Sequence[Sequence[str]], location: str) -> Example:
-    """Sentences of words as a document that can be written in columns."""
-    words = [word for sentence in sentences for word in sentence]
-    numbers = [i for sentence in sentences for i in range(len(sentence))]
-    row_prefixes = tuple(f"document\t0\t{i}\t{word}\t" for i, word in zip(numbers, words))
-    document = ConllDocument(
-        "#begin document (document); part 000", row_prefixes, tuple(map(len, sentences)), ("-",) * len(words)
-    )
-    return Example(location, words=tuple(words), document=document)
+def plain_document(sentences: Sequence[Sequence[str]]) -> ConllDocument:
+    """Describe sentences of words as a document that can be written in columns."""
+    rows = [(i, word) for sentence in sentences for i, word in enumerate(sentence)]
+    prefixes = tuple(f"document\t0\t{i}\t{word}\t" for i, word in rows)
+    lengths, speakers = tuple(map(len, sentences)), ("-",) * len(rows)
+    return ConllDocument("#begin document (document); part 000", prefixes, lengths, speakers)
 
 
-def format_conll(example: Example, clusters: Clusters) -> str:
-    """The document as it was read, with these clusters in its last column."""
-    document = example.document
-    assert document is not None
+def format_conll(document: ConllDocument, clusters: Clusters) -> str:
+    """Write the document as it was read, with these clusters in its last column."""
     cells: list[list[str]] = [[] for _ in document.row_prefixes]
     chains = sorted(sorted((int(a), int(b)) for a, b in cluster) for cluster in clusters)
     mentions = [(first, last, number) for number, chain in enumerate(chains) for first, last in chain]

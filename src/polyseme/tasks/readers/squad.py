@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from polyseme.errors import DataError, suggest
 from polyseme.io.compression import read_decompressed
-from polyseme.tasks.examples import Example, GoldAnswer
+from polyseme.tasks.readers.rows import RowReader
+
+GoldAnswer = tuple[str, int]  # a text, and the character where it stands in its context; -1 if nobody said
+Build = Callable[[str, str, str, tuple[GoldAnswer, ...] | None, str], Any]  # location, context, question, answers, id
 
 
-def iter_questions(path: Path, needs_labels: bool) -> Iterator[Callable[[], Example]]:
+def iter_questions(path: Path, needs_labels: bool, build: Build) -> Iterator[RowReader]:
     """Each question of a file, not yet read. A question has an id, which stands where others have a line."""
     try:
         content = json.loads(b"".join(read_decompressed(path)).decode("utf-8-sig"))
@@ -27,10 +30,10 @@ def iter_questions(path: Path, needs_labels: bool) -> Iterator[Callable[[], Exam
             if not isinstance(context, str) or not context.strip():
                 raise DataError(f"{location}: the context is {str(context)[:40]!r}, not a text")
             for question in _list(paragraph, "qas", location):
-                yield partial(_question, location, context, question, needs_labels)
+                yield partial(_question, location, context, question, needs_labels, build)
 
 
-def _question(location: str, context: str, record: Any, needs_labels: bool) -> Example:
+def _question(location: str, context: str, record: Any, needs_labels: bool, build: Build) -> Any:
     id_ = str(_get(record, "id", location))
     location = f"{location}, question {id_}"
     question = _get(record, "question", location)
@@ -45,7 +48,7 @@ def _question(location: str, context: str, record: Any, needs_labels: bool) -> E
         if needs_labels:
             raise DataError(f"{location}: there is no answer, and nothing says that there is none (is_impossible)")
         answers = None
-    return Example(location, context, question, answers=answers, id=id_)
+    return build(location, context, question, answers, id_)
 
 
 def _answer(record: Any, location: str) -> GoldAnswer:
@@ -53,27 +56,6 @@ def _answer(record: Any, location: str) -> GoldAnswer:
     if not isinstance(text, str) or not isinstance(start, int):
         raise DataError(f"{location}: the answer is {str(record)[:60]!r}, not a text and its first character")
     return text, start
-
-
-def valid_answers(example: Example) -> list[GoldAnswer]:
-    """The answers that do stand where they are said to stand."""
-    text = example.text or ""
-    return [
-        (answer_text, start)
-        for answer_text, start in example.answers or ()
-        if answer_text and start >= 0 and text.startswith(answer_text, start)
-    ]
-
-
-def with_valid_answers(examples: Sequence[Example]) -> list[Example]:
-    """Those that say truly where their answer stands, or that there is none."""
-    return [e for e in examples if not e.answers or valid_answers(e)]
-
-
-def count_bad_offsets(examples: Sequence[Example]) -> tuple[int, int]:
-    """How many answers do not stand at their offset, and how many questions have no other."""
-    num_bad = sum(len(e.answers or ()) - len(valid_answers(e)) for e in examples)
-    return num_bad, len(examples) - len(with_valid_answers(examples))
 
 
 def _get(record: Any, key: str, location: str) -> Any:

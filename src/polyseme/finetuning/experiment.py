@@ -1,0 +1,220 @@
+"""What an experiment is made of: tasks with their data, encoded splits, and how models are built and saved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from polyseme.errors import ConfigError, suggest
+from polyseme.finetuning.batches import StepBatches, epoch_batches, sample_tasks
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.inference.prediction import predict_encoded
+from polyseme.nn.model import Model
+from polyseme.nn.trunks.base import TrunkConfig
+from polyseme.objectives.batch import Batch, Targets
+from polyseme.objectives.packing import pad_to_bucket
+from polyseme.tasks.base import MetricsFn, TaskConfig
+from polyseme.tasks.encoded import EncodedExample
+
+SaveFn = Callable[[Path, Model, dict[str, Any]], None]  # a folder, a model and its metadata
+OnPredictions = Callable[[int, list[Any]], object]  # receives a seed and its predictions for the dev examples
+
+
+@dataclass(frozen=True, eq=False)
+class TaskData:
+    """A task, the examples that it learns from, and those that it is evaluated on and by which metrics.
+
+    The task is fitted to the training examples when the experiment begins. Of several tasks each has a `name`.
+    `primary_metric` is the metric that counts, if it is not the task's default; `extra_eval` are further examples.
+    """
+
+    task: TaskConfig
+    train: Sequence[Any]
+    dev: Sequence[Any]
+    name: str = ""
+    primary_metric: str = ""
+    dataset_name: str = ""
+    extra_metrics: MetricsFn | None = None
+    extra_eval: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What the results call the data: the data set, or a name that is not just that of the task."""
+        return self.dataset_name or (self.name if self.name != self.task.task_type else "")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How often and how a run is repeated, and what it keeps.
+
+    One training per seed, from `first_seed` on. With `from_scratch` the model starts from fresh weights. For ensembles:
+    `keep_seeds` keeps the model of every seed, `keep_checkpoints` the last so many epochs of each.
+    """
+
+    seeds: int = 1
+    first_seed: int = 0
+    from_scratch: bool = False
+    keep_seeds: bool = False
+    keep_checkpoints: int = 0
+    on_predictions: OnPredictions | None = None
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ConfigError(f"{self.seeds} seeds is no run: at least 1 is needed")
+
+    @property
+    def seed_range(self) -> range:
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Examples, and how the model reads them."""
+
+    examples: Sequence[Any]
+    encoded: Sequence[EncodedExample]
+
+    @property
+    def num_truncated(self) -> int:
+        """How many examples lost tokens; one read in windows counts once."""
+        return len({e.example_index for e in self.encoded if e.is_truncated})
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Predictions for dev examples and their metrics; `task` has the thresholds that were tuned on them."""
+
+    task: TaskConfig
+    predictions: list[Any]
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class TaskRun:
+    """A fitted task of an experiment with its encoded data."""
+
+    task: TaskConfig
+    data: TaskData
+    train: Split
+    dev: Split
+    extra_eval: Mapping[str, Split] = field(default_factory=dict)
+
+    @cached_property
+    def primary_metric(self) -> str:
+        """The metric that counts, which must be among those there are."""
+        values = self.task.perfect_values(self.dev.examples)
+        known = self.task.score([e.gold for e in self.dev.examples], values)
+        known |= self.data.extra_metrics(self.dev.examples, values) if self.data.extra_metrics else {}
+        primary_metric = self.data.primary_metric or self.task.default_metric
+        if primary_metric not in known:
+            raise ConfigError(f"there is no metric {primary_metric!r} here; {suggest(primary_metric, known)}")
+        return primary_metric
+
+    @cached_property
+    def trivial_score(self) -> float:
+        """The primary metric of the best blind guess; a seed that is no better has failed (Mosbach et al. 2021, §3)."""
+        name = next(iter(self.task.baselines()), "")
+        if not name:
+            return -math.inf
+        metrics = self.task.baseline_metrics(name, self.train.examples, self.dev.examples)
+        return metrics.get(self.primary_metric, -math.inf)
+
+    def predict(self, model: Model) -> list[Any]:
+        return predict_encoded(model, self.task, self.dev.examples, self.dev.encoded)
+
+    def evaluate(self, predictions: list[Any]) -> Evaluation:
+        task, predictions = self.task.calibrate(predictions, self.dev.examples)
+        metrics = task.metrics(self.dev.examples, predictions, self.data.extra_metrics)
+        return Evaluation(task, predictions, metrics)
+
+    def evaluate_split(self, model: Model, task: TaskConfig, split: Split) -> float:
+        """Return the primary metric on further examples, with the thresholds of dev."""
+        predictions = predict_encoded(model, task, split.examples, split.encoded)
+        return task.metrics(split.examples, predictions, self.data.extra_metrics)[self.primary_metric]
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """What every seed learns and is evaluated on: one task, or several over one trunk.
+
+    Each step is of one task; an epoch has as many steps as those of all tasks together. What counts is the mean of the
+    primary metrics. `build` creates the model of a seed and `save` writes its folder. `loss_fn` replaces the usual
+    losses, which `extra_targets` add terms to. `describe_model` adds facts about the best model to the results.
+    `measures_latency` is off where the model alone does not predict: over features, most of the time was spent before.
+    """
+
+    runs: tuple[TaskRun, ...]
+    config: FinetuneConfig
+    build: Callable[[int], Model]
+    save: SaveFn
+    run_info: Mapping[str, Any]
+    loss_fn: Callable[[Model, Batch], dict[str, Tensor]] | None = None
+    extra_targets: Mapping[str, Targets] = field(default_factory=dict)
+    describe_model: Callable[[Model], dict[str, Any]] = lambda model: {}
+    measures_latency: bool = True
+
+    @property
+    def is_multitask(self) -> bool:
+        """Whether results and folders name their tasks."""
+        return bool(self.runs[0].data.name)
+
+    @property
+    def epoch_steps(self) -> int:
+        return sum(math.ceil(len(run.train.encoded) / self.config.batch_size) for run in self.runs)
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples in an epoch, in whole batches."""
+        return self.config.batch_size * self.epoch_steps
+
+    def batches(
+        self,
+        seed: int,
+        total_steps: int,
+        num_done: int = 0,
+        trunk: TrunkConfig | None = None,
+        bucket_len: int | None = None,
+    ) -> StepBatches:
+        """Yield the steps after `num_done`: each task's own, in their own order, one drawn after the other.
+
+        Batches leave out what `trunk` does not read, and are padded to few shapes with a `bucket_len`.
+        """
+        order = np.zeros(total_steps, dtype=np.int64)
+        if len(self.runs) > 1:
+            sizes = [len(run.train.examples) for run in self.runs]
+            order = sample_tasks(sizes, self.config.sampling_alpha, total_steps, seed)
+        done = np.bincount(order[:num_done], minlength=len(self.runs)).tolist()
+        streams = [epoch_batches(r.task, r.train.encoded, self.config, seed, n) for r, n in zip(self.runs, done)]
+        for number in order[num_done:].tolist():
+            batches, position = next(streams[number])
+            if trunk is not None:
+                batches = [batch.for_trunk(trunk) for batch in batches]
+            if self.extra_targets:
+                batches = [replace(batch, targets={**batch.targets, **self.extra_targets}) for batch in batches]
+            if bucket_len is not None:
+                batches = [pad_to_bucket(batch, bucket_len) for batch in batches]
+            yield batches, (number, position)
+
+    @property
+    def dev_choices(self) -> list[str]:
+        """What is chosen on the dev examples that a score is reported on, so that it is optimistic."""
+        early = ["the epoch"] if self.config.patience else []
+        return [*early, *dict.fromkeys(choice for run in self.runs for choice in run.task.dev_choices)]
+
+    def metadata(self, tasks: Sequence[TaskConfig], **extra: Any) -> dict[str, Any]:
+        """Return what the folder of a model records."""
+        settings = self.config.to_json()
+        if not self.is_multitask:
+            return {"task": tasks[0].to_json(), "settings": settings, **extra}
+        each = {
+            run.data.name: {"task": task.replace(name="").to_json(), "settings": settings, "data": run.data.label}
+            for run, task in zip(self.runs, tasks)
+        }
+        return {"tasks": each, "settings": settings, **extra}

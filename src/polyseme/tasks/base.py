@@ -1,0 +1,397 @@
+"""The task protocol: labeled examples in, predictions out; between them is the packed batch of pre-training.
+
+`Reader → Example → TaskConfig.encode → Batch → trunk and head → TaskConfig.decode → Prediction → metrics`. A new task is
+one file: a frozen dataclass that derives from `TaskConfig`, with an `Example` and a `Prediction` of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+import torch
+
+from polyseme.config import Config
+from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
+from polyseme.io.atomic import write_text
+from polyseme.nn.inputs import Inputs
+from polyseme.nn.packing import PackedLayout
+from polyseme.objectives.batch import Batch, Targets
+from polyseme.tasks.baselines.feature_taggers import require_sklearn
+from polyseme.tasks.encoded import EncodedExample, Target
+from polyseme.tasks.readers.rows import Columns, RowReader, read_rows
+from polyseme.tasks.text_templates import TextToTextTemplate
+
+if TYPE_CHECKING:
+    from polyseme.families.family import Family
+    from polyseme.nn.heads.base import HeadConfig
+    from polyseme.nn.model import Model
+    from polyseme.nn.trunks.base import TrunkConfig
+    from polyseme.text.tokenizer import Tokenizer
+
+MetricsFn = Callable[[Sequence[Any], Sequence[Any]], dict[str, float]]  # of examples and predicted values
+BaselineFn = Callable[[Sequence[Any], Sequence[Any]], list[Any]]  # (train, dev) to a value for each dev example
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Example(ABC):
+    """One labeled or unlabeled input, and where it was read."""
+
+    location: str
+
+    @property
+    @abstractmethod
+    def gold(self) -> Any:
+        """The true answer as a plain value; None if it is unknown."""
+
+
+class Prediction(ABC):
+    """The answer of a model to one example."""
+
+    @property
+    @abstractmethod
+    def value(self) -> Any:
+        """The answer as a plain value, comparable with `Example.gold`."""
+
+
+class RowScores(NamedTuple):
+    """Scores of the rows of one encoded example, [rows, labels], and the best label of each row, [rows]."""
+
+    logits: np.ndarray
+    labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class TaskConfig(Config, ABC):
+    """What is predicted and how: labels and settings, saved in `polyseme.json` and read back.
+
+    `name` is set where one model answers several tasks; it is part of the head's name. With a `text_template` the
+    model answers in text (T5): then `codec`, and not the task itself, encodes examples and decodes scores.
+    """
+
+    task_type: ClassVar[str]  # its name on the command line and in results
+    example_type: ClassVar[type[Example]]
+    default_metric: ClassVar[str]
+    head_type: ClassVar[str]
+    output_suffixes: ClassVar[tuple[str, ...]] = (".jsonl",)
+    loss_unit: ClassVar[str] = "nats"
+    feature_networks: ClassVar[tuple[str, ...]] = ("linear", "bilstm")  # over frozen features; the first is the default
+    has_word_marks: ClassVar[bool] = False  # whether one word of an example is marked, as a predicate is
+    scores_tokens: ClassVar[bool] = False  # whether models have to read the same tokens to be averaged
+    answers_questions: ClassVar[bool] = False  # whether it finds the answer to a question in a text
+    supports_text: ClassVar[bool] = False  # whether it can be answered in text
+    max_windows: ClassVar[int | None] = None  # encoded examples whose scores are held at a time; None: all
+
+    name: str = field(default="", kw_only=True)
+    text_template: TextToTextTemplate | None = field(default=None, kw_only=True)
+
+    # ------------------------------------------------------------------------------------------------ examples
+
+    @classmethod
+    def read(
+        cls,
+        source: Path | str | Iterable[Any],
+        columns: Columns = Columns(),
+        *,
+        needs_labels: bool = True,
+        skip_bad: bool = False,
+        strict: bool = False,
+    ) -> list[Any]:
+        """Read examples from a file, or from plain Python values (texts, tuples, dictionaries as in JSON lines).
+
+        A row that cannot be read is an error, or is counted and skipped with `skip_bad`. With `strict`, labels that
+        would otherwise be repaired are an error.
+        """
+        if isinstance(source, str | Path):
+            path = Path(source)
+            return cls.collect(path, cls.iter_rows(path, columns, needs_labels), skip_bad, strict)
+        return [cls.from_value(value, f"example {i}", needs_labels) for i, value in enumerate(source, 1)]
+
+    @classmethod
+    def collect(cls, path: Path, rows: Iterable[RowReader], skip_bad: bool = False, strict: bool = False) -> list[Any]:
+        """Read every row; a task whose labels can be malformed repairs them here."""
+        return read_rows(path, rows, skip_bad)
+
+    @classmethod
+    @abstractmethod
+    def iter_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
+        """Yield one function per row of a file; calling it parses the row."""
+
+    @classmethod
+    def from_value(cls, value: Any, location: str, needs_labels: bool = False) -> Any:
+        """Convert a plain Python value to an example."""
+        if isinstance(value, cls.example_type):
+            return value
+        if isinstance(value, Mapping):
+            return cls.from_record(dict(value), location, Columns(), needs_labels)
+        return cls.parse_value(value, location)
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any], location: str, columns: Columns, needs_labels: bool) -> Any:
+        """Convert a JSON object to an example."""
+        raise UnsupportedError(f"{location}: {cls.task_type} does not read JSON objects")
+
+    @classmethod
+    @abstractmethod
+    def parse_value(cls, value: Any, location: str) -> Any:
+        """Convert an unlabeled plain value, for example a text or a list of words, to an example."""
+
+    @abstractmethod
+    def fit(self, examples: Sequence[Any]) -> Self:
+        """Return the task with the labels of a training set."""
+
+    @classmethod
+    def from_examples(cls, examples: Sequence[Any], **settings: Any) -> Self:
+        """Build the task of a training set: labels, thresholds and head settings."""
+        known = {each.name for each in fields(cls)}
+        for name in settings:
+            if name not in known:
+                raise ConfigError(f"{cls.task_type} has no setting {name!r}; {suggest(name, known)}")
+        return cls(**settings).fit(examples)
+
+    def trainable(self, examples: Sequence[Any]) -> list[Any]:
+        """Return the examples that can be trained on."""
+        return list(examples)
+
+    def describe_data(self, train: Sequence[Any], dev: Sequence[Any]) -> dict[str, Any]:
+        """Return facts about the data for the results of a run."""
+        return {}
+
+    # --------------------------------------------------------------------------------------------------- model
+
+    @property
+    def codec(self) -> Any:
+        """What puts the task to a model and reads its scores: the task itself, or a wrapper for text."""
+        return self
+
+    @property
+    def output_labels(self) -> tuple[str, ...]:
+        """The names of the head's outputs, none for a number."""
+        return ()
+
+    @property
+    def head_name(self) -> str:
+        return self.head_type + (f"@{self.name}" if self.name else "")
+
+    def heads(self, family: Family, trunk: TrunkConfig) -> dict[str, HeadConfig]:
+        """Return the heads that the task puts on a trunk of the family."""
+        return {self.head_name: family.task_head(self.head_type, self.output_labels, trunk)}
+
+    @classmethod
+    def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
+        """Return the task of a folder that other tools wrote, which has heads but no task; None if it is another."""
+        return None
+
+    @abstractmethod
+    def target(self, example: Any) -> Target:
+        """Encode the gold answer; None if there is none."""
+
+    @abstractmethod
+    def encode(
+        self,
+        examples: Sequence[Any],
+        tokenizer: Tokenizer,
+        max_len: int,
+        truncate: bool = False,
+        use_labels: bool = True,
+    ) -> Iterable[EncodedExample]:
+        """Encode examples as token ids; one example may give several windows.
+
+        An example that is longer than `max_len` is an error, or is cut if `truncate` is set. Without `use_labels` there
+        are no targets, and labels that are present are ignored.
+        """
+
+    def collate(self, encoded: Sequence[EncodedExample]) -> tuple[Batch, list[int]]:
+        """Pack encoded examples, sorted by length; also return which of them stands at each position."""
+        order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
+        ordered = [encoded[i] for i in order]
+        sizes = np.array([size for e in ordered for size in e.sequence_lengths])
+        by_length = np.argsort(sizes, kind="stable")
+        ranks = np.argsort(by_length, kind="stable")  # the position of each sequence in the batch
+        layout = PackedLayout.from_lengths(sizes[by_length])
+        rows, labels = self.batch_targets(ordered, ranks, layout.cu_seqlens.numpy()[ranks])
+        count = sum(self.num_targets(e) for e in ordered if e.target is not None)
+        targets = Targets(torch.from_numpy(rows), torch.from_numpy(labels), count)
+
+        def pack(parts: list[np.ndarray]) -> torch.Tensor:
+            sequences = np.split(np.concatenate(parts), np.cumsum(sizes)[:-1])
+            return torch.from_numpy(np.concatenate([sequences[i] for i in by_length]))
+
+        tokens, segments = pack([e.ids for e in ordered]), pack([e.segments for e in ordered])
+        return Batch(Inputs(tokens, layout, segments), {self.head_name: targets}, layout.num_tokens), order
+
+    @abstractmethod
+    def batch_targets(
+        self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows that the head reads and their labels.
+
+        `ranks` has the position of each sequence of the batch, `starts` its first token, in the order of `encoded`.
+        """
+
+    def num_targets(self, encoded: EncodedExample) -> int:
+        """Return how many predictions of a labeled example the loss averages over."""
+        return 1
+
+    def num_rows(self, encoded: EncodedExample) -> int:
+        """Return how many rows of scores an encoded example has."""
+        return 1
+
+    def num_tokens(self, encoded: EncodedExample) -> int:
+        """Return how much of a batch's token budget an encoded example takes when it is scored."""
+        return len(encoded.ids)
+
+    def predict(self, model: Model, encoded: Sequence[EncodedExample]) -> list[Any]:
+        """Return the raw scores of each encoded example, read as one batch."""
+        batch, order = self.collate(encoded)
+        batch = batch.for_trunk(model.config.trunk).to(next(model.parameters()).device)
+        hidden = model.trunk(batch.inputs).hidden
+        rows = batch.targets[self.head_name].rows
+        both = model.predict_labels(self.head_name, hidden, batch.inputs.layout, rows)
+        logits, labels = (tensor.cpu().numpy() for tensor in both)
+        ends = np.cumsum([self.num_rows(encoded[i]) for i in order])[:-1]
+        scores = dict(zip(order, map(RowScores, np.split(logits, ends), np.split(labels, ends))))
+        return [scores[i] for i in range(len(encoded))]
+
+    def describe_limit(self, max_len: int) -> str:
+        """Say to what a long example is cut."""
+        return f"{max_len} tokens"
+
+    @abstractmethod
+    def decode(self, scored: Iterable[tuple[EncodedExample, Any]], examples: Sequence[Any]) -> list[Any]:
+        """Turn scores into one prediction for each example; windows of one example are merged."""
+
+    def average(
+        self, scores: Sequence[Sequence[Any]], models: Sequence[Model], encoded: Sequence[EncodedExample]
+    ) -> list[Any]:
+        """Combine the scores that several models give to the same examples into scores that `decode` reads."""
+        raise UnsupportedError(f"predictions of several models cannot be averaged for {self.task_type}: no ensemble")
+
+    @property
+    def ensemble_key(self) -> tuple[Any, ...]:
+        """What models of an ensemble must have in common."""
+        return self.task_type, self.output_labels
+
+    # -------------------------------------------------------------------------------------------------- scores
+
+    def calibrate(self, predictions: list[Any], dev: Sequence[Any]) -> tuple[Self, list[Any]]:
+        """Tune thresholds on dev examples; return the task with them and the predictions they change."""
+        return self, predictions
+
+    @property
+    def dev_choices(self) -> list[str]:
+        """What `calibrate` chooses on the dev examples, for the note that a dev score is optimistic."""
+        return []
+
+    @classmethod
+    def check_dependencies(cls) -> None:
+        """Raise an error before training if a library that the metrics need is missing."""
+
+    @abstractmethod
+    def score(self, gold: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float]:
+        """Return the metrics of predicted values."""
+
+    def metrics(
+        self, examples: Sequence[Any], predictions: Sequence[Any], extra_metrics: MetricsFn | None = None
+    ) -> dict[str, float]:
+        """Return the metrics of predictions, with those of the data set if it has its own."""
+        values = [self.scored_value(prediction) for prediction in predictions]
+        scores = self.score([e.gold for e in examples], values)
+        return scores | (extra_metrics(examples, values) if extra_metrics else {})
+
+    def scored_value(self, prediction: Any) -> Any:
+        """Return a prediction as the metrics count it."""
+        return prediction.value
+
+    def perfect_values(self, examples: Sequence[Any]) -> list[Any]:
+        """Return the values that a perfect model predicts."""
+        return [e.gold for e in examples]
+
+    def baselines(self) -> dict[str, BaselineFn]:
+        """Return simple models by name, the trivial one first."""
+        return {}
+
+    def baseline_metrics(
+        self, name: str, train: Sequence[Any], dev: Sequence[Any], extra_metrics: MetricsFn | None = None
+    ) -> dict[str, float]:
+        """Return the metrics of a baseline that has learned from `train`."""
+        self.check_baseline(name)
+        for example in (*train, *dev):
+            if example.gold is None:
+                raise DataError(f"{example.location}: there is no label to compare with")
+        values = self.baselines()[name](train, dev)
+        scores = self.score([e.gold for e in dev], values)
+        return scores | (extra_metrics(dev, values) if extra_metrics else {})
+
+    def check_baseline(self, name: str) -> None:
+        """Raise an error if the task has no such baseline, or if a library that it needs is missing."""
+        known = list(self.baselines())
+        if name not in known:
+            raise ConfigError(f"{self.task_type} has no baseline {name!r}; {suggest(name, known)}")
+        if name != known[0]:
+            require_sklearn()
+
+    # -------------------------------------------------------------------------------------------------- output
+
+    def write(self, path: Path, examples: Sequence[Any], predictions: Sequence[Any]) -> None:
+        """Write predictions in the order of the examples; what is written can be read again as examples."""
+        if path.suffix not in self.output_suffixes:
+            known = ", ".join(self.output_suffixes)
+            raise ConfigError(f"{path}: predictions of {self.task_type} are written as {known}, not {path.suffix!r}")
+        if path.suffix == ".jsonl":
+            pairs = zip(examples, predictions, strict=True)
+            lines = [json.dumps(self.to_record(e, p), ensure_ascii=False) + "\n" for e, p in pairs]
+            write_text(path, "".join(lines))
+        else:
+            self.write_as(path, examples, predictions)
+
+    @abstractmethod
+    def to_record(self, example: Any, prediction: Any) -> dict[str, Any]:
+        """Return an example and its prediction as a JSON object."""
+
+    def write_as(self, path: Path, examples: Sequence[Any], predictions: Sequence[Any]) -> None:
+        """Write another format than JSON lines, by the file's suffix."""
+        raise NotImplementedError
+
+    # ----------------------------------------------------------------------------------- frozen features, text
+
+    def word_sequences(self, example: Any) -> list[tuple[Words, ...]]:
+        """Return the texts of each sequence of an example as words, for a network over frozen features."""
+        raise UnsupportedError(f"{self.task_type} cannot be learned over frozen features")
+
+    def encode_features(
+        self, example: Any, index: int, offsets: Mapping[Words, int], max_words: int, use_labels: bool
+    ) -> Iterator[EncodedExample]:
+        """Encode an example as positions of a feature store, where `offsets` has the first word of each text."""
+        sequences = self.word_sequences(example)
+        sizes = [[len(text) for text in texts] for texts in sequences]
+        ids = np.concatenate([offsets[text] + np.arange(len(text)) for texts in sequences for text in texts])
+        segments = np.concatenate([np.repeat(np.arange(len(each)), each) for each in sizes])
+        target = self.target(example) if use_labels else None
+        if use_labels and target is None:
+            raise DataError(f"{example.location}: there is no label")
+        lengths = tuple(map(sum, sizes)) if len(sizes) > 1 else ()
+        positions = self.feature_positions(example, segments)
+        yield EncodedExample(ids, segments, positions, target, lengths, example_index=index)
+
+    def feature_positions(self, example: Any, segments: np.ndarray) -> np.ndarray:
+        """Return the positions that are predicted; a task that marks a word does so in `segments`."""
+        return np.arange(0)
+
+    def feature_head(self) -> HeadConfig:
+        """Return the head over a network on frozen features."""
+        raise UnsupportedError(f"{self.task_type} cannot be learned over frozen features")
+
+    def for_features(self) -> Self:
+        """Return the task with the settings that are usual over frozen features."""
+        return self
+
+    def with_text_template(self, name: str, examples: Sequence[Any]) -> Self:
+        """Return the task as one that is answered in text, written as the data set `name` is if it is known."""
+        raise UnsupportedError(f"{self.task_type} cannot be answered in text")

@@ -1,0 +1,378 @@
+"""Extractive question answering: the span of a text that answers a question, or that there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from polyseme.errors import ConfigError, DataError
+from polyseme.io.json import write_json
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.objectives.batch import IGNORE_INDEX
+from polyseme.tasks.base import BaselineFn, Example, Prediction, RowScores, TaskConfig, Words
+from polyseme.tasks.baselines.questions import first_words, sliding_window
+from polyseme.tasks.encoded import EncodedExample, TextTargets, separator_id
+from polyseme.tasks.metrics.standard import span_metrics, squad_scores
+from polyseme.tasks.readers.rows import Columns, RowReader, parse_text
+from polyseme.tasks.readers.squad import GoldAnswer, iter_questions
+from polyseme.tasks.readers.words import WORD_PATTERN, split_words
+from polyseme.tasks.sequence import mean_rows
+from polyseme.tasks.text_templates import TextToTextTemplate
+from polyseme.tasks.windows import (
+    CHUNK_CHARS,
+    JoinFn,
+    WindowAnswer,
+    best_span,
+    gold_token_span,
+    slide_window,
+    tokenize_in_chunks,
+)
+from polyseme.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class QuestionExample(Example):
+    """A question about a text; no answers at all, (), say that there is none to find."""
+
+    context: str
+    question: str
+    answers: tuple[GoldAnswer, ...] | None = None
+    id: str = ""
+
+    @property
+    def gold(self) -> tuple[str, ...] | None:
+        return None if self.answers is None else tuple(text for text, _ in self.answers)
+
+    @property
+    def valid_answers(self) -> list[GoldAnswer]:
+        """The answers that do stand at their offset."""
+        answers = self.answers or ()
+        return [(text, at) for text, at in answers if text and at >= 0 and self.context.startswith(text, at)]
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether the offset of an answer is right, or there is no answer to find."""
+        return not self.answers or bool(self.valid_answers)
+
+    @property
+    def char_span(self) -> tuple[int, int] | None:
+        """The characters of the first valid answer; (0, 0) where there is none to find."""
+        if self.answers == ():
+            return (0, 0)
+        return next(((start, start + len(text)) for text, start in self.valid_answers), None)
+
+
+@dataclass(frozen=True)
+class SpanAnswer(Prediction):
+    """A span of the context; an empty text is "no answer".
+
+    `null_score_diff` is by how much "no answer" is worth more than the best span. The probability is that of start and
+    end in their window.
+    """
+
+    text: str
+    start: int
+    end: int
+    probability: float
+    null_score_diff: float
+
+    @property
+    def value(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class ExtractiveQATask(TaskConfig):
+    """A window begins at most `doc_stride` tokens, and at most half a window, after the one before it.
+
+    An answer has at most `max_answer_tokens` tokens. Without a `null_score_diff_threshold` every question has an
+    answer; with one, those whose `null_score_diff` is above it have none. Where training questions lack an answer, the
+    threshold is tuned on the dev examples (`tune_threshold`), unless it is set.
+    """
+
+    task_type: ClassVar[str] = "extractive_qa"
+    example_type: ClassVar[type[Example]] = QuestionExample
+    default_metric: ClassVar[str] = "f1"
+    head_type: ClassVar[str] = "span"
+    output_suffixes: ClassVar[tuple[str, ...]] = (".json", ".jsonl")
+    feature_networks: ClassVar[tuple[str, ...]] = ("bidaf", "bilstm")
+    answers_questions: ClassVar[bool] = True
+    scores_tokens: ClassVar[bool] = True
+    supports_text: ClassVar[bool] = True
+    max_windows: ClassVar[int | None] = 512
+
+    doc_stride: int = 128
+    max_answer_tokens: int = 30
+    null_score_diff_threshold: float | None = None
+    tune_threshold: bool = False
+
+    def __post_init__(self) -> None:
+        self.check_range(1, math.inf, "doc_stride", "max_answer_tokens")
+
+    @property
+    def output_labels(self) -> tuple[str, ...]:
+        return ("start", "end")
+
+    @classmethod
+    def iter_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
+        """Read SQuAD's JSON."""
+        return iter_questions(path, needs_labels, QuestionExample)
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any], location: str, columns: Columns, needs_labels: bool) -> Any:
+        context, question = (parse_text(record.get(key), location, key) for key in ("context", "question"))
+        answers = record.get("answers")
+        if answers is None and needs_labels:
+            raise DataError(f"{location}: there is no answer")
+        spans = None if answers is None else tuple((text, context.find(text)) for text in answers)
+        return QuestionExample(location, context, question, spans, str(record.get("id", location)))
+
+    @classmethod
+    def parse_value(cls, value: Any, location: str) -> QuestionExample:
+        if not isinstance(value, list | tuple) or [type(part) for part in value] != [str, str] or not all(value):
+            raise DataError(f"{location} is {str(value)[:40]!r}: a context and a question is needed")
+        context, question = value
+        return QuestionExample(location, context, question, id=location.rpartition(" ")[2])
+
+    def fit(self, examples: Sequence[QuestionExample]) -> Self:
+        if not any(e.answers for e in examples):
+            raise DataError(f"the training data has no answers ({examples[0].location} …): there is nothing to learn")
+        if self.null_score_diff_threshold is None and any(e.answers == () for e in examples):
+            return self.replace(null_score_diff_threshold=0.0, tune_threshold=True)
+        return self
+
+    @classmethod
+    def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
+        return cls() if isinstance(heads.get(cls.head_type), ClassificationHeadConfig) else None
+
+    def trainable(self, examples: Sequence[QuestionExample]) -> list[QuestionExample]:
+        return [e for e in examples if e.is_trainable]
+
+    def describe_data(self, train: Sequence[QuestionExample], dev: Sequence[QuestionExample]) -> dict[str, Any]:
+        return {"bad_offsets": {"train": count_bad_offsets(train), "dev": count_bad_offsets(dev)}}
+
+    def target(self, example: QuestionExample) -> np.ndarray | None:
+        raise NotImplementedError("the target of a question depends on its window")
+
+    def encode(
+        self,
+        examples: Sequence[QuestionExample],
+        tokenizer: Tokenizer,
+        max_len: int,
+        truncate: bool = False,
+        use_labels: bool = True,
+    ) -> Iterator[EncodedExample]:
+        join = partial(_join, tokenizer)
+        return self.sliding_windows(examples, tokenizer, max_len, truncate, use_labels, join)
+
+    def sliding_windows(
+        self,
+        examples: Sequence[QuestionExample],
+        tokenizer: Tokenizer,
+        max_len: int,
+        truncate: bool,
+        use_labels: bool,
+        join: JoinFn,
+        text_targets: TextTargets | None = None,
+    ) -> Iterator[EncodedExample]:
+        """Yield every window of every example, so that no document has to be held as tokens.
+
+        A question may take half of a window; a longer one is an error, or is cut if `truncate` is set. `join` puts
+        question and context together.
+        """
+        template, cls_id = join([-1], [-2])[0], tokenizer.special_token_ids.cls
+        max_question = max_len // 2 - len(template) + 2
+        if max_question < 2:
+            raise ConfigError(f"max_len {max_len} leaves no room for text beside the special tokens")
+        null_is_first = cls_id is not None and template[0] == cls_id
+        cached: tuple[str, list[tuple[np.ndarray, np.ndarray]]] = ("", [])
+        for index, example in enumerate(examples):
+            question = tokenizer.encode(example.question)
+            is_truncated = len(question) > max_question
+            if is_truncated and not truncate:
+                shown = f"the question has {len(question)} tokens, and {max_question} are read"
+                raise ConfigError(f"{example.location}: {shown}: truncate")
+            question = question[:max_question]
+            size = max_len - len(join(question, [])[0])
+            context_start = join(question, [-1])[0].index(-1)
+            if cached[0] is not example.context:  # the questions of a paragraph come together
+                chunks = tokenize_in_chunks(tokenizer, example.context)
+                cached = (example.context, list(chunks)) if len(example.context) <= CHUNK_CHARS else ("", [])
+            gold_span = example.char_span if use_labels else None
+            pieces = cached[1] or tokenize_in_chunks(tokenizer, example.context)
+            for place, ids, offsets in slide_window(pieces, size, min(self.doc_stride, max(size // 2, 1))):
+                joined, segments = join(question, ids.tolist())
+                null_position = 0 if null_is_first else len(joined) - 1
+                yield EncodedExample(
+                    np.array(joined, dtype=np.int64),
+                    np.array(segments, dtype=np.int64),
+                    np.arange(context_start, context_start + len(ids)),
+                    gold_token_span(gold_span, place, offsets, context_start, null_position),
+                    is_truncated=is_truncated,
+                    example_index=index,
+                    offsets=offsets,
+                    null_position=null_position,
+                    text_targets=text_targets,
+                )
+
+    def describe_limit(self, max_len: int) -> str:
+        return "half a window"  # a question; the context is read in windows
+
+    def batch_targets(
+        self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The labels of each row are the rows of the right start and end."""
+        total = sum(len(e.ids) for e in encoded)
+        labels = np.full((total, 2), IGNORE_INDEX)
+        for start, e in zip(starts.tolist(), encoded):
+            if e.target is not None:
+                labels[start + e.candidate_positions] = start + e.target
+        return np.arange(total), labels
+
+    def num_rows(self, encoded: EncodedExample) -> int:
+        return len(encoded.ids)
+
+    def decode(
+        self, scored: Iterable[tuple[EncodedExample, RowScores]], examples: Sequence[QuestionExample]
+    ) -> list[SpanAnswer]:
+        return self.merge_windows(
+            ((w.example_index, best_span(w, s.logits, self.max_answer_tokens)) for w, s in scored), examples
+        )
+
+    def merge_windows(
+        self, window_answers: Iterable[tuple[int, WindowAnswer]], examples: Sequence[QuestionExample]
+    ) -> list[SpanAnswer]:
+        """Return the best span of each example, from those of its windows, each with the index of its example."""
+        answers = []
+        for index, group in groupby(window_answers, key=lambda pair: pair[0]):
+            top, null_score = WindowAnswer(-np.inf, 0, 0, 0.0, 0.0), np.inf
+            for _, each in group:  # no list of them: a document may have any number of windows
+                top, null_score = (each if each.score > top.score else top), min(null_score, each.null_score)
+            text = examples[index].context
+            begin, end = top.start, top.end
+            inner = text[begin:end]
+            begin, end = begin + len(inner) - len(inner.lstrip()), end - len(inner) + len(inner.rstrip())
+            diff = float(null_score - top.score)
+            answer = SpanAnswer(text[begin:end], begin, max(begin, end), top.probability, diff)
+            answers.append(self.apply_threshold(answer, text))
+        return answers
+
+    def apply_threshold(self, answer: SpanAnswer, context: str) -> SpanAnswer:
+        """Return the span, or an empty text where the score of "no answer" is above the threshold."""
+        threshold = self.null_score_diff_threshold
+        is_null = threshold is not None and answer.null_score_diff > threshold
+        return replace(answer, text="" if is_null else context[answer.start : answer.end])
+
+    def average(self, scores: Sequence[Sequence[RowScores]], models: Any, encoded: Any) -> list[RowScores]:
+        means = mean_rows([[s.logits.astype(np.float64) for s in one] for one in scores])
+        return [RowScores(mean, np.empty(0)) for mean in means]
+
+    def calibrate(self, predictions: list[SpanAnswer], dev: Sequence[QuestionExample]) -> tuple[Self, list[SpanAnswer]]:
+        if not self.tune_threshold:
+            return self, predictions
+        task = self.replace(null_score_diff_threshold=find_best_threshold(dev, predictions))
+        return task, [task.apply_threshold(p, e.context) for e, p in zip(dev, predictions)]
+
+    @property
+    def dev_choices(self) -> list[str]:
+        return ["the threshold of no answer"] if self.tune_threshold else []
+
+    def score(self, gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> dict[str, float]:
+        return span_metrics(gold, predicted)
+
+    def perfect_values(self, examples: Sequence[QuestionExample]) -> list[str]:
+        return [e.gold[0] if e.gold else "" for e in examples]
+
+    def baselines(self) -> dict[str, BaselineFn]:
+        return {"majority": first_words, "linear": sliding_window}
+
+    def to_record(self, example: QuestionExample, prediction: SpanAnswer) -> dict[str, Any]:
+        return {"id": example.id, "question": example.question, **asdict(prediction)}
+
+    def write_as(self, path: Path, examples: Sequence[QuestionExample], predictions: Sequence[SpanAnswer]) -> None:
+        """Write what SQuAD's script reads, the scores of "no answer" in a file of their own."""
+        pairs = list(zip(examples, predictions, strict=True))
+        write_json(path.with_suffix(".null_odds.json"), {e.id: p.null_score_diff for e, p in pairs})
+        write_json(path, {e.id: p.text for e, p in pairs})
+
+    def word_sequences(self, example: QuestionExample) -> list[tuple[Words, ...]]:
+        texts = split_words(example.context), split_words(example.question)
+        if not all(texts):
+            raise DataError(f"{example.location}: a text has no words")
+        return [texts]
+
+    def encode_features(
+        self, example: QuestionExample, index: int, offsets: Mapping[Words, int], max_words: int, use_labels: bool
+    ) -> Iterator[EncodedExample]:
+        """Yield each window: words of its context, then the question, whose first word is "no answer".
+
+        Windows and questions share what is stored of a context.
+        """
+        ((context, question),) = self.word_sequences(example)
+        if use_labels and example.answers is None:
+            raise DataError(f"{example.location}: there is no label")
+        question_ids = offsets[question] + np.arange(len(question))
+        chars = np.array([m.span() for m in WORD_PATTERN.finditer(example.context)], dtype=np.int64)
+        gold_span = example.char_span if use_labels else None
+        words = [(offsets[context] + np.arange(len(context)), chars)]
+        for place, ids, covered in slide_window(words, max_words, min(self.doc_stride, max(max_words // 2, 1))):
+            yield EncodedExample(
+                np.concatenate([ids, question_ids]),
+                np.repeat([0, 1], [len(ids), len(question_ids)]),
+                np.arange(len(ids)),
+                gold_token_span(gold_span, place, covered, 0, len(ids)),
+                example_index=index,
+                offsets=covered,
+                null_position=len(ids),
+                restrict_to_context=True,
+            )
+
+    def feature_head(self) -> HeadConfig:
+        return ClassificationHeadConfig(self.output_labels, "tokens")
+
+    @property
+    def codec(self) -> Any:
+        from polyseme.tasks.text_qa import TextQA
+
+        return self if self.text_template is None else TextQA(self)
+
+    def with_text_template(self, name: str, examples: Sequence[Any]) -> Self:
+        return self.replace(text_template=TextToTextTemplate("question: {question} context: {context}"))
+
+
+def find_best_threshold(examples: Sequence[QuestionExample], answers: Sequence[SpanAnswer]) -> float:
+    """Return the threshold with the best F1 on these examples (as SQuAD 2.0's own script searches it)."""
+    golds = [e.gold or () for e in examples]
+    answered = squad_scores(golds, [e.context[a.start : a.end] for e, a in zip(examples, answers)])[1]
+    silent = squad_scores(golds, [""] * len(golds))[1]
+    diffs = np.array([a.null_score_diff for a in answers])
+    order = np.argsort(diffs, kind="stable")
+    diffs = diffs[order]
+    # answering the first k questions and none of the others
+    totals = np.cumsum([silent.sum(), *(answered - silent)[order]])
+    edges = np.array([diffs[0] - 1, *(diffs[:-1] + diffs[1:]) / 2, diffs[-1] + 1])
+    is_border = np.array([True, *(np.diff(diffs) > 0), True])  # equal differences cannot be told apart
+    return float(edges[int(np.argmax(np.where(is_border, totals, -np.inf)))])
+
+
+def count_bad_offsets(examples: Sequence[QuestionExample]) -> tuple[int, int]:
+    """Return how many answers do not stand at their offset, and how many questions have no other."""
+    bad = sum(len(e.answers or ()) - len(e.valid_answers) for e in examples)
+    return bad, sum(not e.is_trainable for e in examples)
+
+
+def _join(tokenizer: Tokenizer, question: list[int], context: list[int]) -> tuple[list[int], list[int]]:
+    """Add special tokens to question and context; a causal model, which has none, ends on one that saw all."""
+    if tokenizer.num_special_tokens_to_add(pair=True):
+        return tokenizer.build_inputs_with_special_tokens(question, context)
+    end = separator_id(tokenizer)
+    ids = [*question, end, *context, end]
+    return ids, [0] * len(ids)

@@ -1,0 +1,116 @@
+"""Regression: a number for a text, or for a pair of texts (similarity)."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from polyseme.errors import UnsupportedError
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.tasks.base import BaselineFn, Prediction
+from polyseme.tasks.baselines.texts import linear_regressor, mean_number
+from polyseme.tasks.metrics.standard import regression_metrics
+from polyseme.tasks.readers.rows import parse_float
+from polyseme.tasks.sequence import TextExample, TextTask, require_labels
+from polyseme.tasks.text_templates import TextToTextTemplate
+
+
+@dataclass(frozen=True)
+class Regression(Prediction):
+    """A number."""
+
+    number: float
+
+    @property
+    def value(self) -> float:
+        return self.number
+
+
+@dataclass(frozen=True)
+class RegressionTask(TextTask):
+    """A number, learned by squared error. With `symmetric_pairs` a pair is read in both orders."""
+
+    task_type: ClassVar[str] = "regression"
+    default_metric: ClassVar[str] = "spearman"
+    supports_text: ClassVar[bool] = True
+    text_prefix: ClassVar[str] = "regression"
+    text_fields: ClassVar[str] = "text1: {text} text2: {pair}"
+    loss_unit: ClassVar[str] = "squared error"
+    pair_column: ClassVar[Literal["absent", "optional", "required"]] = "optional"
+    target_dtype: ClassVar[Any] = np.float32
+    no_target: ClassVar[float] = np.nan
+
+    symmetric_pairs: bool = False
+
+    @property
+    def reads_both_orders(self) -> bool:
+        return self.symmetric_pairs
+
+    @classmethod
+    def check_dependencies(cls) -> None:
+        if importlib.util.find_spec("scipy") is None:
+            raise UnsupportedError("regression metrics need scipy: pip install 'polyseme[tasks]'")
+
+    @classmethod
+    def check_label(cls, label: str | None, location: str) -> None:
+        if label:
+            parse_float(label, location)
+
+    def fit(self, examples: Sequence[TextExample]) -> Self:
+        require_labels(examples)
+        return self
+
+    @classmethod
+    def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
+        head = heads.get(cls.head_type)
+        return cls() if isinstance(head, ClassificationHeadConfig) and not head.labels else None
+
+    def target(self, example: TextExample) -> float | None:
+        return None if example.label is None else parse_float(example.label, example.location)
+
+    def decode_one(self, logits: np.ndarray, example: TextExample) -> Regression:
+        return Regression(float(logits[0, 0]))
+
+    def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
+        return logits.astype(np.float64)
+
+    def from_probabilities(self, probabilities: np.ndarray) -> np.ndarray:
+        return probabilities
+
+    def score(self, gold: Sequence[str | float], predicted: Sequence[float]) -> dict[str, float]:
+        self.check_dependencies()
+        return regression_metrics(gold, predicted)
+
+    def baselines(self) -> dict[str, BaselineFn]:
+        return {"mean": mean_number, "linear": linear_regressor}
+
+    def to_record(self, example: TextExample, prediction: Regression) -> dict[str, Any]:
+        texts = {"text": example.text} | ({} if example.pair is None else {"pair": example.pair})
+        return texts | {"label": prediction.number}
+
+    def with_text_template(self, name: str, examples: Sequence[TextExample]) -> Self:
+        """Numbers are written to the nearest step of a range that is fitted to the examples."""
+        task = super().with_text_template(name, examples)
+        assert task.text_template is not None
+        if task.text_template.step:
+            return task
+        numbers = [number for e in examples if (number := self.target(e)) is not None]
+        template = task.text_template.with_range(min(numbers, default=0.0), max(numbers, default=0.0))
+        return task.replace(text_template=template)
+
+    def candidate_answers(self, template: TextToTextTemplate, example: TextExample) -> Sequence[str]:
+        return template.number_texts
+
+    def candidate_target(self, template: TextToTextTemplate, example: TextExample) -> int | None:
+        number = self.target(example)
+        return None if number is None else template.nearest_number_index(number)
+
+    def candidate_scores(self, template: TextToTextTemplate, log_probs: np.ndarray) -> np.ndarray:
+        numbers = np.array(template.number_texts, dtype=np.float64)
+        number: np.ndarray = numbers[log_probs.argmax()].reshape(1, 1)
+        return number

@@ -1,0 +1,123 @@
+"""Semantic roles: the arguments of a predicate, as tags of the words of its sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from polyseme.errors import DataError
+from polyseme.io.atomic import write_text
+from polyseme.tasks.base import Example, Words
+from polyseme.tasks.encoded import EncodedExample, add_special_tokens, encode_words, separator_id
+from polyseme.tasks.metrics.srl import format_props, srl_scores
+from polyseme.tasks.readers.rows import (
+    JSON_LINES_SUFFIXES,
+    Columns,
+    RowReader,
+    data_suffix,
+    iter_json_lines,
+    read_lines,
+)
+from polyseme.tasks.readers.srl import iter_predicates
+from polyseme.tasks.tagging import Tagging, WordTask, parse_words, place_words, read_tagged_record, repair_examples
+from polyseme.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class PredicateExample(Example):
+    """A sentence with one of its words marked: the predicate, by its index from 0 and its name in the file."""
+
+    words: Words
+    tags: tuple[str, ...] | None = None
+    predicate: tuple[int, str] | None = None
+
+    @property
+    def gold(self) -> tuple[str, ...] | None:
+        return self.tags
+
+
+@dataclass(frozen=True)
+class SemanticRolesTask(WordTask):
+    """One tag for each word, of the arguments of a predicate; counted as CoNLL-2005's srl-eval does."""
+
+    task_type: ClassVar[str] = "semantic_roles"
+    example_type: ClassVar[type[Example]] = PredicateExample
+    output_suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".conll", ".props")
+    has_word_marks: ClassVar[bool] = True
+
+    @classmethod
+    def iter_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
+        """Read JSON lines with `words`, `tags` and `predicate`, or columns as CoNLL-2005 and CoNLL-2012 have them."""
+        if data_suffix(path) not in JSON_LINES_SUFFIXES:
+            return iter_predicates(path, needs_labels, PredicateExample)
+        lines = read_lines(path, columns.encoding)
+        return iter_json_lines(
+            path, lines, lambda record, location: cls.from_record(record, location, columns, needs_labels)
+        )
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any], location: str, columns: Columns, needs_labels: bool) -> Any:
+        words, tags = read_tagged_record(record, location, needs_labels)
+        place = record.get("predicate")
+        if place is None:
+            return PredicateExample(location, words, tags)
+        if type(place) is not int or not 0 <= place < len(words):
+            wrong = f"predicate is {str(place)[:40]!r}"
+            raise DataError(f"{location}: {wrong}, not the index of a word, 0 to {len(words) - 1}")
+        return PredicateExample(location, words, tags, (place, words[place]))
+
+    @classmethod
+    def parse_value(cls, value: Any, location: str) -> PredicateExample:
+        if isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[1], int):
+            return cls.from_record(
+                {"words": list(parse_words(value[0], location)), "predicate": value[1]}, location, Columns(), False
+            )
+        return PredicateExample(location, parse_words(value, location))
+
+    @classmethod
+    def collect(cls, path: Path, rows: Iterable[RowReader], skip_bad: bool = False, strict: bool = False) -> list[Any]:
+        return repair_examples(path, super().collect(path, rows, skip_bad), strict)
+
+    def encode_sentence(
+        self, example: PredicateExample, target: np.ndarray | None, tokenizer: Tokenizer, max_len: int
+    ) -> tuple[EncodedExample, int]:
+        """Put the predicate first, as a text of its own, and between two separators in its sentence.
+
+        Shi and Lin 2019 put it behind the sentence; a causal model must have read it before. The separators tell it
+        from other occurrences of the same word.
+        """
+        if example.predicate is None:
+            return super().encode_sentence(example, target, tokenizer, max_len)
+        pieces, word_of = encode_words(tokenizer, example.words)
+        starts = np.searchsorted(word_of, np.arange(len(example.words)))
+        place = example.predicate[0]
+        borders = np.searchsorted(word_of, [place, place + 1])
+        predicate = pieces[borders[0] : borders[1]].tolist()
+        pieces = np.insert(pieces, borders, separator_id(tokenizer))
+        starts[place:] += 1
+        starts[place + 1 :] += 1
+
+        def wrap(piece_ids: list[int]) -> tuple[list[int], list[int]]:
+            return add_special_tokens(tokenizer, predicate, piece_ids)
+
+        return place_words(pieces, starts, target, wrap, max_len)
+
+    def feature_positions(self, example: PredicateExample, segments: np.ndarray) -> np.ndarray:
+        if example.predicate is not None:
+            segments[example.predicate[0]] = 1
+        return super().feature_positions(example, segments)
+
+    def score(self, gold: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float]:
+        return super().score(gold, predicted) | srl_scores(gold, predicted)
+
+    def to_record(self, example: PredicateExample, prediction: Tagging) -> dict[str, Any]:
+        record = super().to_record(example, prediction)
+        return record | ({"predicate": example.predicate[0]} if example.predicate else {})
+
+    def write_as(self, path: Path, examples: Sequence[PredicateExample], predictions: Sequence[Tagging]) -> None:
+        """Write columns as srl-eval reads them (.props), or with the words in front (.conll)."""
+        write_text(path, format_props(examples, [p.tags for p in predictions], path.suffix == ".conll"))

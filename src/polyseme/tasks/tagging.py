@@ -1,0 +1,310 @@
+"""Tagging: one label for each word of a sentence."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from polyseme.errors import DataError
+from polyseme.io.atomic import write_text
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.crf import CRFConfig
+from polyseme.nn.heads.tag_schemes import first_invalid, repair_tags
+from polyseme.objectives.batch import IGNORE_INDEX
+from polyseme.tasks.base import BaselineFn, Example, Prediction, RowScores, TaskConfig, Words
+from polyseme.tasks.baselines.tags import crf_tags, linear_tags, majority_tag, memm_tags
+from polyseme.tasks.encoded import EncodedExample, check_lengths, check_room, encode_words, label_id
+from polyseme.tasks.metrics.standard import tagging_metrics
+from polyseme.tasks.readers.conll import iter_sentences
+from polyseme.tasks.readers.rows import (
+    CONLL_SUFFIXES,
+    JSON_LINES_SUFFIXES,
+    Columns,
+    RowFormat,
+    RowReader,
+    data_suffix,
+    flatten_cell,
+    from_record,
+    iter_json_lines,
+    parse_texts,
+    read_lines,
+)
+from polyseme.tasks.sequence import mean_rows, softmax
+from polyseme.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from polyseme.families.family import Family
+    from polyseme.nn.trunks.base import TrunkConfig
+
+
+@dataclass(frozen=True)
+class TaggingExample(Example):
+    """The words of a sentence and their tags."""
+
+    words: Words
+    tags: tuple[str, ...] | None = None
+    id: str = ""
+
+    @property
+    def gold(self) -> tuple[str, ...] | None:
+        return self.tags
+
+
+@dataclass(frozen=True)
+class Tagging(Prediction):
+    """The tag of each word and its probability, None where the word was cut off."""
+
+    tags: tuple[str, ...]
+    probabilities: tuple[float | None, ...]
+
+    @property
+    def value(self) -> tuple[str, ...]:
+        return self.tags
+
+
+@dataclass(frozen=True)
+class WordTask(TaskConfig):
+    """What tasks with one label per word share. Labels are in order of frequency: the first is the best blind guess.
+
+    With the `decoder` "crf" the tags of a sentence are chosen together (Lample et al. 2016, §2.2); transitions that the
+    tag scheme forbids are barred, unless the training data has some (`is_constrained`).
+    """
+
+    default_metric: ClassVar[str] = "f1"
+    head_type: ClassVar[str] = "tag"
+    feature_networks: ClassVar[tuple[str, ...]] = ("bilstm", "linear")
+
+    labels: tuple[str, ...] = ()
+    decoder: Literal["softmax", "crf"] = "softmax"
+    is_constrained: bool = True
+
+    def fit(self, examples: Sequence[Any]) -> Self:
+        counts = Counter(tag for e in examples for tag in e.tags or ())
+        labels = sorted(counts, key=lambda tag: (-counts[tag], tag))
+        if len(labels) < 2:
+            shown = f"only the label {labels[0]!r}" if labels else "no labels"
+            raise DataError(f"the training data has {shown} ({examples[0].location} …): there is nothing to learn")
+        is_constrained = all(first_invalid(e.tags or ()) is None for e in examples)
+        return self.replace(labels=tuple(labels), is_constrained=is_constrained)
+
+    @property
+    def output_labels(self) -> tuple[str, ...]:
+        return self.labels
+
+    @property
+    def crf(self) -> CRFConfig | None:
+        return CRFConfig(self.is_constrained) if self.decoder == "crf" else None
+
+    def heads(self, family: Family, trunk: TrunkConfig) -> dict[str, HeadConfig]:
+        (head,) = super().heads(family, trunk).values()
+        return {self.head_name: head.replace(crf=self.crf) if isinstance(head, ClassificationHeadConfig) else head}
+
+    def feature_head(self) -> HeadConfig:
+        return ClassificationHeadConfig(self.labels, "tokens", crf=self.crf)
+
+    def for_features(self) -> Self:
+        return self.replace(decoder="crf")
+
+    @cached_property
+    def _label_ids(self) -> dict[str, int]:
+        return {label: i for i, label in enumerate(self.labels)}
+
+    def target(self, example: Any) -> np.ndarray | None:
+        if example.tags is None:
+            return None
+        return np.array([label_id(tag, self._label_ids, example.location) for tag in example.tags])
+
+    def encode(
+        self,
+        examples: Sequence[Any],
+        tokenizer: Tokenizer,
+        max_len: int,
+        truncate: bool = False,
+        use_labels: bool = True,
+    ) -> list[EncodedExample]:
+        targets = [self.target(e) if use_labels else None for e in examples]
+        check_room(tokenizer, max_len)
+        encoded, lengths = [], []
+        for example, target in zip(examples, targets):
+            one, length = self.encode_sentence(example, target, tokenizer, max_len)
+            encoded.append(one)
+            lengths.append(length)
+        return check_lengths(examples, encoded, lengths, max_len, truncate)
+
+    def encode_sentence(
+        self, example: Any, target: np.ndarray | None, tokenizer: Tokenizer, max_len: int
+    ) -> tuple[EncodedExample, int]:
+        """Encode words as pieces; a word is predicted at its first. Also return the length before truncation."""
+        pieces, word_of = encode_words(tokenizer, example.words)
+        starts = np.searchsorted(word_of, np.arange(len(example.words)))
+        return place_words(pieces, starts, target, tokenizer.build_inputs_with_special_tokens, max_len)
+
+    def batch_targets(
+        self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.concatenate([start + e.positions for start, e in zip(starts.tolist(), encoded)])
+        targets = [IGNORE_INDEX if e.target is None else e.target for e in encoded]
+        return rows, np.concatenate([np.full(len(e.positions), t) for e, t in zip(encoded, targets)])
+
+    def num_targets(self, encoded: EncodedExample) -> int:
+        return len(encoded.positions)
+
+    def num_rows(self, encoded: EncodedExample) -> int:
+        return len(encoded.positions)
+
+    def decode(self, scored: Iterable[tuple[EncodedExample, RowScores]], examples: Sequence[Any]) -> list[Tagging]:
+        return [self.decode_one(s.logits, example, s.labels) for (_, s), example in zip(scored, examples)]
+
+    def decode_one(self, logits: np.ndarray, example: Any, best: np.ndarray | None = None) -> Tagging:
+        """Turn the scores of one sentence into tags; `best` if those are not the highest.
+
+        Words that were cut off get the tag of words outside of everything (O, else the first and most frequent), so
+        that no word is ever lost.
+        """
+        shares = softmax(logits, axis=-1)
+        best = shares.argmax(-1) if best is None else best
+        num_cut = len(example.words) - len(logits)
+        outside = "O" if "O" in self.labels else self.labels[0]
+        tags = (*(self.labels[i] for i in best), *[outside] * num_cut)
+        return Tagging(tags, (*shares[np.arange(len(best)), best].tolist(), *[None] * num_cut))
+
+    def average(self, scores: Sequence[Sequence[RowScores]], models: Any, encoded: Any) -> list[RowScores]:
+        """Of a CRF it is the probability of each tag by itself that counts."""
+        means = mean_rows([[softmax(s.logits, axis=-1) for s in one] for one in scores])
+        logits = [np.log(np.maximum(mean, 1e-300)) for mean in means]
+        return [RowScores(each, softmax(each, axis=-1).argmax(-1)) for each in logits]
+
+    def scored_value(self, prediction: Tagging) -> tuple[str | None, ...]:
+        """A word that was cut off has no tag, so that what it should have been counts as wrong."""
+        pairs = zip(prediction.tags, prediction.probabilities)
+        return tuple(None if share is None else tag for tag, share in pairs)
+
+    def score(self, gold: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float]:
+        return tagging_metrics(gold, predicted)
+
+    def baselines(self) -> dict[str, BaselineFn]:
+        return {"majority": majority_tag, "linear": linear_tags, "memm": memm_tags, "crf": crf_tags}
+
+    def to_record(self, example: Any, prediction: Tagging) -> dict[str, Any]:
+        tags, probabilities = prediction.tags, prediction.probabilities
+        return {"words": example.words, "tags": tags, "tag_probabilities": probabilities}
+
+    def word_sequences(self, example: Any) -> list[tuple[Words, ...]]:
+        if not example.words:
+            raise DataError(f"{example.location}: a sentence has no words")
+        return [(example.words,)]
+
+    def feature_positions(self, example: Any, segments: np.ndarray) -> np.ndarray:
+        return np.arange(len(segments))
+
+
+@dataclass(frozen=True)
+class TaggingTask(WordTask):
+    """One tag for each word: entities, chunks, parts of speech."""
+
+    task_type: ClassVar[str] = "tagging"
+    example_type: ClassVar[type[Example]] = TaggingExample
+    output_suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".tsv", *CONLL_SUFFIXES)
+
+    @classmethod
+    def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
+        head = heads.get(cls.head_type)
+        if not isinstance(head, ClassificationHeadConfig):
+            return None
+        return cls(labels=head.labels, decoder="crf" if head.crf else "softmax")
+
+    @classmethod
+    def iter_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
+        """Read JSON lines with `words` and `tags`, or columns with the word first and its tag last."""
+        lines = read_lines(path, columns.encoding)
+        if data_suffix(path) not in JSON_LINES_SUFFIXES:
+            return iter_sentences(path, lines, needs_labels, TaggingExample)
+        return iter_json_lines(
+            path, lines, lambda record, location: cls.from_record(record, location, columns, needs_labels)
+        )
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any], location: str, columns: Columns, needs_labels: bool) -> Any:
+        return TaggingExample(location, *read_tagged_record(record, location, needs_labels))
+
+    @classmethod
+    def parse_value(cls, value: Any, location: str) -> TaggingExample:
+        return TaggingExample(location, parse_words(value, location))
+
+    @classmethod
+    def collect(cls, path: Path, rows: Iterable[RowReader], skip_bad: bool = False, strict: bool = False) -> list[Any]:
+        return repair_examples(path, super().collect(path, rows, skip_bad), strict)
+
+    def write_as(self, path: Path, examples: Sequence[TaggingExample], predictions: Sequence[Tagging]) -> None:
+        sentences = [zip(e.words, p.tags) for e, p in zip(examples, predictions, strict=True)]
+        rows = ["".join(f"{flatten_cell(word)}\t{tag}\n" for word, tag in sentence) for sentence in sentences]
+        write_text(path, "\n".join(rows))
+
+
+def place_words(
+    pieces: np.ndarray,
+    starts: np.ndarray,
+    target: np.ndarray | None,
+    wrap: Any,
+    max_len: int,
+) -> tuple[EncodedExample, int]:
+    """Add special tokens to the pieces of a sentence and cut it; `starts` has the first piece of each word."""
+    template = wrap([-1])[0]
+    room = max(max_len - len(template) + 1, 0)
+    positions = template.index(-1) + starts[starts < room]
+    ids, segments = (np.array(part, dtype=np.int64) for part in wrap(pieces[:room].tolist()))
+    kept_target = None if target is None else target[: len(positions)]
+    return EncodedExample(ids, segments, positions, kept_target), len(pieces) + len(template) - 1
+
+
+def read_tagged_record(record: dict[str, Any], location: str, needs_labels: bool) -> tuple[Words, Words | None]:
+    """Return the words and the tags of a JSON object."""
+
+    def build(location: str, values: dict[str, Any]) -> tuple[Words, Words | None]:
+        words = parse_texts(values["words"], location, "words")
+        tags = None if values.get("tags") is None else parse_texts(values["tags"], location, "tags")
+        if needs_labels and tags is None:
+            raise DataError(f"{location}: the tags are missing")
+        if tags is not None and len(tags) != len(words):
+            raise DataError(f"{location}: {len(words)} words but {len(tags)} tags")
+        return words, tags
+
+    names = {"words": "words", "tags": "tags"}
+    row: tuple[Words, Words | None] = from_record(
+        record, location, RowFormat(names, () if needs_labels else ("tags",), build)
+    )
+    return row
+
+
+def parse_words(value: Any, location: str) -> Words:
+    """Convert a text or a list of words to words."""
+    parts = value.split() if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
+    if not parts or not all(isinstance(part, str) and part.strip() for part in parts):
+        raise DataError(f"{location} is {str(value)[:40]!r}: a text or a list of words is needed")
+    return tuple(parts)
+
+
+def repair_examples(path: Path, examples: list[Any], strict: bool) -> list[Any]:
+    """Repair tags that no scheme allows (I-X after O, in IOB2) and count them; with `strict` they are an error."""
+    tagged = [i for i, e in enumerate(examples) if e.tags is not None]
+    repaired = dict(zip(tagged, repair_tags([examples[i].tags or () for i in tagged])))
+    changed = [i for i in tagged if repaired[i] != examples[i].tags]
+    if not changed:
+        return examples
+    first, tags = examples[changed[0]], examples[changed[0]].tags
+    place = min(first_invalid(tags) or 0, len(tags) - 1)
+    shown = f"{first.location}: {tags[place]!r} at word {place + 1}"
+    if strict:
+        raise DataError(f"{shown} cannot stand there; {len(changed)} of {len(examples)} sentences have such tags")
+    number = sum(a != b for i in changed for a, b in zip(repaired[i], examples[i].tags))
+    where = f"{len(changed)} of {len(examples)} sentences with invalid tags"
+    print(f"{path}: repaired {number} tags in {where}, the first: {shown}", file=sys.stderr)
+    return [replace(e, tags=repaired[i]) if i in repaired else e for i, e in enumerate(examples)]
