@@ -18,7 +18,7 @@ from polyseme.errors import PolysemeError
 from polyseme.text.events import Note, events_to_notes, notes_to_events
 from polyseme.text.tokenizer import Tokenizer
 from tests.corpus.test_fuzz_readers import mutated
-from tests.text.test_events import played
+from tests.text.test_events import random_performance
 
 
 def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def pedal(time: int, value: int, channel: int = 0) -> tuple:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_events_to_midi_and_back_are_the_same(midi, seed: int, tmp_path: Path) -> None:
-    events = notes_to_events(played(seed))
+    events = notes_to_events(random_performance(seed))
     midi.write_notes(tmp_path / "a.mid", events_to_notes(events))
     assert notes_to_events(midi.read_notes(tmp_path / "a.mid")) == events
 
@@ -149,7 +149,7 @@ def test_mutated_files(midi, tmp_path: Path) -> None:
 
 
 def test_pieces_become_a_corpus(midi, tmp_path: Path) -> None:
-    pieces = {seed: notes_to_events(played(seed)) for seed in range(5)}
+    pieces = {seed: notes_to_events(random_performance(seed)) for seed in range(5)}
     folder = tmp_path / "pieces"
     folder.mkdir()
     for seed, events in pieces.items():

@@ -135,6 +135,6 @@ def test_requests_that_cannot_be(tokenizer, tmp_path):
         list(read_pairs(["nowhere.tsv"]))
     with pytest.raises(PolysemeError, match="which language"):
         list(read_pairs(["gettext"]))
-    with pytest.raises(PolysemeError, match="already there"):
+    with pytest.raises(PolysemeError, match="already exists"):
         prepare_parallel([str(tmp_path / "x.tsv")], tokenizer, tmp_path)
     assert TextPair("a", "b", "c").location == "c"

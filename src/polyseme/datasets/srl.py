@@ -1,4 +1,4 @@
-"""Semantic roles in the columns of CoNLL-2005 and CoNLL-2012: one example per predicate of a sentence."""
+"""Semantic role labeling data sets in the formats of CoNLL-2005 and CoNLL-2012."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from polyseme.corpus.build.blocks import SkippedInput
 from polyseme.corpus.clean.clean import CleaningStats
 from polyseme.corpus.store import WORK_DIR
 from polyseme.errors import ConfigError, DataError
-from polyseme.io.atomic import as_user_error
+from polyseme.io.atomic import wrap_os_errors
 from polyseme.io.json import read_json, write_json
 from polyseme.text.tokenizer import Tokenizer
 
@@ -33,7 +33,7 @@ def exclusive_workdir(out: Path) -> Iterator[Path]:
     if out.is_file():
         raise ConfigError(f"{out} is a file: choose another folder")
     is_new, work_dir = not out.exists(), out / WORK_DIR
-    with as_user_error(out):
+    with wrap_os_errors(out):
         shutil.rmtree(out / _TRASH_DIR, ignore_errors=True)
         if out.is_dir() and not work_dir.exists() and not (out / "manifest.json").is_file() and any(out.glob("[!.]*")):
             raise ConfigError(f"{out} is not empty and not a corpus: choose another folder")

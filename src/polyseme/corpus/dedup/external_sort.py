@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from polyseme.io.atomic import as_user_error
+from polyseme.io.atomic import wrap_os_errors
 
 _MAX_UINT64 = np.uint64(2**64 - 1)
 
@@ -88,7 +88,7 @@ class ExternalSorter:
         return _drop_repeats(run) if self.unique else run
 
     def _write_run(self) -> None:
-        with as_user_error(self.path):
+        with wrap_os_errors(self.path):
             if not self._run_lengths:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             run = self._sort_buffer()
