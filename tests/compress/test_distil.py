@@ -336,7 +336,7 @@ def test_mistakes_are_one_line(school, tmp_path):
         pretrain(with_distillation(recipe), folder / "corpus", tmp_path / "run")
     with pytest.raises(UserError, match="temperature is 0"):
         Distillation(temperature=0)
-    with pytest.raises(UserError, match="no corpus folder"):
+    with pytest.raises(UserError, match="nowhere does not exist"):
         distill(lesson(school), folder / "teacher/model", tmp_path / "nowhere", tmp_path / "run")
     assert not (tmp_path / "run").exists()
     run(school, lesson(school, steps=2), tmp_path / "run")

@@ -49,7 +49,7 @@ def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("counted")
     found = texts(400)
     said = {"sources": [{"weight": 1, "counts": {"documents": 400}}]}
-    return store(folder / "corpus", Tokenizer.train("wordpiece", iter(found), 150), found, per_shard=90, said=said)
+    return store(folder / "corpus", Tokenizer.train("wordpiece", iter(found), 150), found, per_shard=90, manifest_fields=said)
 
 
 @pytest.fixture(scope="module")
