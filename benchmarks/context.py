@@ -32,8 +32,8 @@ from polyseme.evaluation.context_length import (
 )
 from polyseme.io.json import read_json
 from polyseme.nn.model import Model
+from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.packing import SpecialIds
-from polyseme.objectives.specs import CausalLM
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.flops import count_parameters

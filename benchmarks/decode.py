@@ -62,7 +62,7 @@ def cache_bytes(model: Model, rows: int, tokens: int, element: int) -> int:
     """What arithmetic says that keys and values of targets and sources take."""
     trunk: Any = model.config.trunk
     stack = getattr(trunk, "decoder", None) or trunk
-    width = stack.block.attention.width(stack.dim)
+    width = stack.block.attention.inner_dim(stack.dim)
     columns = 1 + tokens + PROMPT if stack is not trunk else PROMPT + tokens
     return 2 * stack.num_layers * rows * columns * width * element
 

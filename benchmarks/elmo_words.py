@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN, words_to_char_ids
 from polyseme.nn.packing import PackedLayout, token_budget_batches
 from polyseme.tasks.examples import read_examples
@@ -53,7 +54,7 @@ def main() -> None:
                 )
                 spent += time.perf_counter() - start
                 bottom.forward = lambda *_, words=words: words  # type: ignore[method-assign]
-                total += model.trunk(tokens, layout).last.double().sum().item()
+                total += model.trunk(Inputs(tokens, layout)).last.double().sum().item()
         bottom.forward = plain  # type: ignore[method-assign]
         return spent, time.perf_counter() - began, total
 

@@ -28,9 +28,10 @@ from report import header, table
 
 from polyseme.families import FAMILIES
 from polyseme.families.transformer_xl import scale_cutoffs
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
-from polyseme.objectives.batch import Batch, SegmentState, Targets
+from polyseme.objectives.batch import Batch, SegmentExtra, SegmentState, Targets
 from polyseme.objectives.losses import compute_losses
 from polyseme.train.loop import TrainState, train
 from polyseme.train.optimizer import OptimizerConfig
@@ -121,7 +122,10 @@ def transformer_xl(size: str, old: Path, rounds: int) -> tuple[float, float]:
     tokens = torch.randint(0, vocab, (sequences * 64,))
     targets = {"next": Targets(torch.arange(len(tokens)), tokens.roll(-1), len(tokens))}
     batch = Batch(
-        tokens, PackedLayout.from_lengths([64] * sequences), None, targets, len(tokens), segment_state=SegmentState()
+        Inputs(tokens, PackedLayout.from_lengths([64] * sequences)),
+        targets,
+        len(tokens),
+        extra=SegmentExtra(SegmentState()),
     )
     (ours,) = seconds([our_step(spec.build(seed=0), batch)], rounds)
     told = json.dumps([layers, dim, heads, ffn, vocab, scale_cutoffs(vocab), sequences, rounds])

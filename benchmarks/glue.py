@@ -30,7 +30,7 @@ from typing import Any
 from report import header, table
 
 from polyseme.datasets.catalog import DATASETS
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.io.json import read_json, write_json
 from polyseme.weights.folder import read_model_config
 
@@ -103,7 +103,7 @@ def run(job: Job, data: str) -> dict[str, Any]:
             from_scratch=job.scratch,
             primary_metric=named.metric,
         )
-    except (UserError, RuntimeError, OSError) as error:
+    except (PolysemeError, RuntimeError, OSError) as error:
         return {**asdict(job), "error": f"{type(error).__name__}: {error}"[:500]}
     kept = {name: results[name] for name in ("primary_metric", "mean", "steps", "tokens", "parameters")}
     return {**asdict(job), **kept, "train_s": results["seconds"], "wall_s": time.perf_counter() - began}
@@ -184,7 +184,7 @@ def main() -> None:
             examples(task, options.data, options.limit)
         for model in options.models:
             read_model_config(Path(model))
-    except UserError as error:
+    except PolysemeError as error:
         sys.exit(f"error: {error}")
     finished: list[dict[str, Any]] = []
     if options.out.exists():

@@ -135,7 +135,7 @@ def measure_row(row: Row, peak: float, steps: int, compiled_peer: bool, corpus: 
         if corpus is None:
             raise SystemExit("rows on documents need --corpus")
         return documents(row, peer, model, corpus, peak, steps)
-    batch = our_batch(row.family, [row.length] * row.sequences, model.trunk.table.shape[0])
+    batch = our_batch(row.family, [row.length] * row.sequences, model.trunk.token_embeddings.shape[0])
     notes = check(model, peer, row, batch)
     found = {"polyseme": train_ours(row, model, batch, peak, steps)}
     found["polyseme"].notes = notes

@@ -22,11 +22,12 @@ from polyseme.finetuning.finetune import FinetuneConfig
 from polyseme.finetuning.runner import epoch_batches as all_steps
 from polyseme.inference.batching import mean_pool, packed_batches, to_host_async
 from polyseme.nn.compile import exclude_from_compile
-from polyseme.nn.heads.standard import ClassificationHeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.losses import compute_losses
-from polyseme.objectives.specs import MaskedLMWithSentencePairs
+from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.tasks.encoded import EncodedExample
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
@@ -51,7 +52,9 @@ def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
     def ours(trunk: Callable[..., Any], budget: int = 65_536) -> torch.Tensor:
         bins = packed_batches(rows, None, budget, DEVICE)
         found = np.empty((len(rows), row.size["dim"]), dtype=np.float32)
-        for index, part in to_host_async((b.index, mean_pool(trunk(b.tokens, b.layout).last, b.layout)) for b in bins):
+        for index, part in to_host_async(
+            (b.index, mean_pool(trunk(Inputs(b.tokens, b.layout)).last, b.layout)) for b in bins
+        ):
             found[index] = part
         return torch.from_numpy(found)
 
@@ -112,8 +115,8 @@ def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
     chosen = [batches[0] for batches, _ in itertools.islice(all_steps(task, data, settings, 0), 128)]
     inputs = [
         {
-            "input_ids": batch.layout.pad(batch.tokens).to(DEVICE),
-            "attention_mask": batch.layout.attention_mask().long().to(DEVICE),
+            "input_ids": batch.inputs.layout.pad(batch.inputs.tokens).to(DEVICE),
+            "attention_mask": batch.inputs.layout.attention_mask().long().to(DEVICE),
             "labels": batch.targets["classify"].labels.to(DEVICE),
         }
         for batch in chosen
@@ -215,13 +218,16 @@ def padded(row: Row, samples: list[Batch]) -> Iterator[dict[str, torch.Tensor]]:
     """The sequences of packed batches, mixed, in padded batches as the peer takes them."""
     sequences = []
     for batch in samples:
-        labels = torch.full_like(batch.tokens, -100)
+        labels = torch.full_like(batch.inputs.tokens, -100)
         masked, pair = batch.targets["masked"], batch.targets["pair"]
         real = masked.labels != -100
         labels[masked.rows[real]] = masked.labels[real]
         answers = dict(zip(pair.rows.tolist(), pair.labels.tolist()))
-        assert batch.segments is not None
-        parts = (each.split(list(batch.layout.lengths)) for each in (batch.tokens, labels, batch.segments))
+        assert batch.inputs.segments is not None
+        parts = (
+            each.split(list(batch.inputs.layout.lengths))
+            for each in (batch.inputs.tokens, labels, batch.inputs.segments)
+        )
         for number, (tokens, label, segments) in enumerate(zip(*parts)):
             if answers.get(number, -100) != -100:  # the rest is filler
                 sequences.append((tokens, label, segments, answers[number]))

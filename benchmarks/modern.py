@@ -21,7 +21,7 @@ from report import header, table
 
 from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus
-from polyseme.objectives.specs import MaskedLM
+from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import setup_device, train
 from polyseme.train.optimizer import OptimizerConfig

@@ -21,6 +21,7 @@ import torch
 from report import header, table
 
 from polyseme.corpus.build.prepare import prepare
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
 from polyseme.recipes import get_training_recipe
@@ -54,7 +55,7 @@ def by_place(model: Model, pieces: list[list[int]], bos: int, borders: list[int]
     """The mean loss of an event, in nats, between each two borders of places; the pieces are of one length."""
     tokens = torch.tensor([[bos, *piece] for piece in pieces])
     layout = PackedLayout.from_lengths([tokens.shape[1] - 1] * len(pieces))
-    last = model.eval().trunk(tokens[:, :-1].reshape(-1), layout).hidden
+    last = model.eval().trunk(Inputs(tokens[:, :-1].reshape(-1), layout)).hidden
     scores = model.predict("next", last, layout).float().log_softmax(-1)
     losses = -scores.gather(1, tokens[:, 1:].reshape(-1, 1)).view(len(pieces), -1)
     return [float(losses[:, a:b].mean()) for a, b in pairwise(borders)]

@@ -130,7 +130,7 @@ def main() -> None:
     given = ask.parse_args()
     train, test = read(given.data, "train"), read(given.data, "test")
     names = [*MARKS, *dict.fromkeys(word for sentence in train for word in sentence)]
-    tokenizer = Tokenizer(build_word_level(names))
+    tokenizer = Tokenizer(build_word_level(names, lowercase=False))
     words, ids = NgramVocab.from_tokenizer(tokenizer), {name: i for i, name in enumerate(names)}
     (flat, lengths), (new, new_lengths) = ids_of(train, ids), ids_of(test, ids)
     events = len(new) + len(new_lengths)

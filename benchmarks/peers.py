@@ -9,6 +9,7 @@ import torch
 
 from polyseme.families import FAMILIES
 from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
@@ -81,10 +82,10 @@ def our_batch(family: str, lengths: Sequence[int], vocab_size: int) -> Batch:
         inputs = torch.cat([torch.zeros(1, dtype=torch.long), values[:-1]])
         inputs[short.cu_seqlens[: len(lengths)].long()] = 0
         targets = {"next": Targets(torch.arange(short.num_tokens), values, short.num_tokens)}
-        return Batch(inputs, short, None, targets, total + short.num_tokens, source=EncoderInput(tokens, layout))
+        return Batch(Inputs(inputs, short, source=EncoderInput(tokens, layout)), targets, total + short.num_tokens)
     if family in ("gpt", "gpt2"):
         rows = torch.cat([torch.arange(s, s + n - 1) for s, n in zip(layout.cu_seqlens.tolist(), lengths)])
-        return Batch(tokens, layout, None, {"next": Targets(rows, tokens[rows + 1], len(rows))}, total)
+        return Batch(Inputs(tokens, layout), {"next": Targets(rows, tokens[rows + 1], len(rows))}, total)
     if family == "xlnet":
         each = [max(n // 6, 1) for n in lengths]
         ranks = [torch.randperm(n, generator=draw) - (n - e) for n, e in zip(lengths, each)]
@@ -92,28 +93,34 @@ def our_batch(family: str, lengths: Sequence[int], vocab_size: int) -> Batch:
         rows = (order >= 0).nonzero()[:, 0]
         targets = {"masked": Targets(total + torch.arange(len(rows)), tokens[rows], len(rows))}
         return Batch(
-            tokens, layout, None, targets, total, query_stream=QueryStream(order, rows, PackedLayout.from_lengths(each))
+            Inputs(tokens, layout, query_stream=QueryStream(order, rows, PackedLayout.from_lengths(each))),
+            targets,
+            total,
         )
     count = total * 15 // 100
     rows = torch.randperm(total, generator=draw)[:count].sort().values
     targets = {"masked": Targets(rows, torch.randint(0, vocab_size, (count,), generator=draw), count)}
     if family not in ("bert", "albert"):
-        return Batch(tokens, layout, None, targets, total)
+        return Batch(Inputs(tokens, layout), targets, total)
     pairs = torch.randint(0, 2, (len(lengths),), generator=draw)
     targets["pair"] = Targets(torch.arange(len(lengths)), pairs, len(lengths))
     halves = torch.repeat_interleave(torch.tensor(lengths), torch.tensor(lengths)) // 2
-    return Batch(tokens, layout, (layout.positions[:total] >= halves).long(), targets, total)
+    return Batch(Inputs(tokens, layout, (layout.positions[:total] >= halves).long()), targets, total)
 
 
 def peer_inputs(family: str, batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:
     """The same as the peer takes it: padded to the longest, a label at every position."""
-    layout = batch.layout if batch.source is None else batch.source.layout
-    tokens = batch.tokens if batch.source is None else batch.source.values
+    layout = batch.inputs.layout if batch.inputs.source is None else batch.inputs.source.layout
+    tokens = batch.inputs.tokens if batch.inputs.source is None else batch.inputs.source.values
     inputs = {"input_ids": layout.pad(tokens, PAD.get(family, 0)), "attention_mask": layout.attention_mask().long()}
-    if batch.source is not None:
-        inputs["labels"] = batch.layout.pad(batch.targets["next"].labels, -100)
-    elif batch.query_stream is not None:
-        order, rows, each = batch.query_stream.rank, batch.query_stream.target_positions, batch.query_stream.layout
+    if batch.inputs.source is not None:
+        inputs["labels"] = batch.inputs.layout.pad(batch.targets["next"].labels, -100)
+    elif batch.inputs.query_stream is not None:
+        order, rows, each = (
+            batch.inputs.query_stream.rank,
+            batch.inputs.query_stream.target_positions,
+            batch.inputs.query_stream.layout,
+        )
         ranks = layout.pad(order, len(order))
         inputs["perm_mask"] = (ranks[:, None, :] >= ranks[:, :, None].clamp(min=0)).float()  # i must not see j
         places = each.pad(layout.positions[: layout.num_tokens][rows])
@@ -125,8 +132,8 @@ def peer_inputs(family: str, batch: Batch, device: torch.device) -> dict[str, to
         labels = torch.full_like(tokens, -100)
         labels[batch.targets["masked"].rows] = batch.targets["masked"].labels
         inputs["labels"] = layout.pad(labels, -100)
-    if batch.segments is not None:
-        inputs["token_type_ids"] = layout.pad(batch.segments)
+    if batch.inputs.segments is not None:
+        inputs["token_type_ids"] = layout.pad(batch.inputs.segments)
         label = "sentence_order_label" if family == "albert" else "next_sentence_label"
         inputs[label] = batch.targets["pair"].labels
     return {name: value.to(device) for name, value in inputs.items()}

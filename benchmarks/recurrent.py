@@ -22,12 +22,13 @@ import torch.nn.functional as F
 from report import header, table
 from torch import Tensor, nn
 
-from polyseme.nn.heads.standard import LMHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
-from polyseme.objectives.batch import Batch, SegmentState, Targets
+from polyseme.objectives.batch import Batch, SegmentExtra, SegmentState, Targets
 from polyseme.train.loop import TrainState, setup_device, train
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
@@ -78,7 +79,7 @@ def ours(
     precision = "bf16" if device.type == "cuda" else "float32"
     schedule, optimiser = ScheduleConfig("constant", warmup=0), optim.build(model, model.trunk.layer_groups())
     run = TrainState(model, optimiser, optim, schedule, 1 << 30, device, precision=precision)
-    carried = replace(batch, segment_state=SegmentState())
+    carried = replace(batch, extra=SegmentExtra(SegmentState()))
 
     def forever() -> Iterator[tuple[list[Batch], None]]:
         while True:
@@ -96,7 +97,7 @@ def theirs(size: str, device: torch.device, batch: Batch, model: Model, lanes: i
             for name, weight in layer.cells[0].named_parameters():
                 getattr(own, f"{name}_l0").copy_(weight)
     optimiser = torch.optim.AdamW(peer.parameters(), 1e-3, eps=1e-6, weight_decay=0.0, fused=True)
-    tokens = batch.tokens.view(lanes, -1).t().contiguous().to(device)
+    tokens = batch.inputs.tokens.view(lanes, -1).t().contiguous().to(device)
     values = batch.targets["next"].labels.view(lanes, -1).t().reshape(-1).to(device)
 
     def step() -> float:
@@ -124,7 +125,7 @@ def main() -> None:
         draw = torch.Generator().manual_seed(0)
         tokens, values = (torch.randint(0, SIZES[size][0], (number,), generator=draw) for _ in range(2))
         targets = {"next": Targets(torch.arange(number), values, number)}
-        batch = Batch(tokens, PackedLayout.from_lengths([given.segment] * given.lanes), None, targets, number)
+        batch = Batch(Inputs(tokens, PackedLayout.from_lengths([given.segment] * given.lanes)), targets, number)
         model, fused = ours(size, device, batch, dropouts=False, plain=False)
         work = {PEER: theirs(size, device, batch, model, given.lanes), "polyseme, no dropout": fused}
         work["polyseme, five dropouts"] = ours(size, device, batch, dropouts=True, plain=False)[1]

@@ -20,6 +20,7 @@ import torch
 from report import header, table
 
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.train.loop import TrainState, train
@@ -44,7 +45,7 @@ def make_batch(rng: np.random.Generator, tokens: int, longest: int) -> Batch:
         "masked": Targets(rows, ids[rows], len(rows)),
         "pair": Targets(torch.arange(len(lengths)), pairs, len(lengths)),
     }
-    return Batch(ids, layout, torch.zeros_like(ids), targets, layout.num_tokens)
+    return Batch(Inputs(ids, layout, torch.zeros_like(ids)), targets, layout.num_tokens)
 
 
 def main() -> None:
@@ -79,16 +80,16 @@ def main() -> None:
 
         def peer_grouped(batch: Batch) -> None:
             """The same step with the padding mostly gone: rows of like length in micro-batches of 16."""
-            lengths = batch.layout.lengths
+            lengths = batch.inputs.layout.lengths
             ends = np.cumsum(lengths)
             theirs_optimiser.zero_grad()  # noqa: B023
-            labels = torch.full_like(batch.tokens, IGNORE_INDEX)
+            labels = torch.full_like(batch.inputs.tokens, IGNORE_INDEX)
             labels[batch.targets["masked"].rows] = batch.targets["masked"].labels
             for at in range(0, len(lengths), 16):
                 layout = PackedLayout.from_lengths(lengths[at : at + 16])
                 rows = slice(int(ends[at]) - lengths[at], int(ends[at]) - lengths[at] + layout.num_tokens)
                 peer(  # noqa: B023
-                    input_ids=layout.pad(batch.tokens[rows]),
+                    input_ids=layout.pad(batch.inputs.tokens[rows]),
                     attention_mask=layout.attention_mask().long(),
                     labels=layout.pad(labels[rows], IGNORE_INDEX),
                     next_sentence_label=batch.targets["pair"].labels[at : at + 16],
@@ -97,14 +98,14 @@ def main() -> None:
             theirs_optimiser.step()  # noqa: B023
 
         def peer_step(batch: Batch) -> float:
-            layout, masked = batch.layout, batch.targets["masked"]
-            labels = torch.full_like(batch.tokens, IGNORE_INDEX)
+            layout, masked = batch.inputs.layout, batch.targets["masked"]
+            labels = torch.full_like(batch.inputs.tokens, IGNORE_INDEX)
             labels[masked.rows] = masked.labels
             theirs_optimiser.zero_grad()  # noqa: B023
             out = peer(  # noqa: B023
-                input_ids=layout.pad(batch.tokens),
+                input_ids=layout.pad(batch.inputs.tokens),
                 attention_mask=layout.attention_mask().long(),
-                token_type_ids=layout.pad(batch.segments),
+                token_type_ids=layout.pad(batch.inputs.segments),
                 labels=layout.pad(labels, IGNORE_INDEX),
                 next_sentence_label=batch.targets["pair"].labels,
             )
@@ -134,7 +135,7 @@ def main() -> None:
                 times["ours"].append((middle - began) / batch.num_tokens)
                 times["theirs"].append((ended - middle) / batch.num_tokens)
                 times["grouped"].append((last - again) / batch.num_tokens)
-                padded += 1 - batch.num_tokens / (len(batch.layout.lengths) * max(batch.layout.lengths))
+                padded += 1 - batch.num_tokens / (len(batch.inputs.layout.lengths) * max(batch.inputs.layout.lengths))
         rate = {name: 1 / statistics.median(values) for name, values in times.items()}
         share = padded / len(times["ours"])
         ours_rate = f"{rate['ours']:,.0f}"

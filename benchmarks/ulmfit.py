@@ -26,11 +26,12 @@ import torch
 from report import header, table
 from torch import nn
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json, write_json
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
-from polyseme.objectives.batch import Batch, SegmentState, Targets
+from polyseme.objectives.batch import Batch, SegmentExtra, SegmentState, Targets
 from polyseme.pipelines import ulmfit
 from polyseme.recipes.ulmfit import ADAM
 from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
@@ -57,7 +58,7 @@ def questions(path: Path) -> list[Example]:
     for number, line in enumerate(read_lines(path, "latin-1"), 1):
         label, _, text = line.partition(" ")
         if ":" not in label or not text.strip():
-            raise UserError(f"{path}:{number}: expected COARSE:fine and a question, found {line[:40]!r}")
+            raise PolysemeError(f"{path}:{number}: expected COARSE:fine and a question, found {line[:40]!r}")
         found.append(Example(f"{path.name}:{number}", text.strip(), label=label.partition(":")[0]))
     return found
 
@@ -155,18 +156,15 @@ def speed(options: argparse.Namespace) -> None:
     layout, rows, carry = PackedLayout.from_lengths([length] * lanes), torch.arange(lanes * length), SegmentState()
     none = torch.zeros(0, dtype=torch.int64)
     penalties = {
-        "activation": Targets(none, none, len(rows), 2.0),
-        "change": Targets(none, none, len(rows) - lanes, 1.0),
+        "activation_reg": Targets(none, none, len(rows), 2.0),
+        "temporal_activation_reg": Targets(none, none, len(rows) - lanes, 1.0),
     }
     batches = [
         Batch(
-            part[:, :-1].flatten(),
-            layout,
-            None,
+            Inputs(part[:, :-1].flatten(), layout),
             {"next": Targets(rows, part[:, 1:].flatten(), len(rows)), **penalties},
             len(rows),
-            segment_state=carry,
-            starts_fresh=number == 0,
+            extra=SegmentExtra(carry, starts_fresh=number == 0),
         )
         for number, part in enumerate(tokens)
     ]
@@ -196,9 +194,9 @@ def speed(options: argparse.Namespace) -> None:
 def plain(trunk: Any, tokens: torch.Tensor, device: torch.device, precision: str) -> Any:
     """The same sizes in torch's own modules: no dropout, no penalties; Adam, clipping, states handed on."""
     torch.manual_seed(0)
-    inputs = (trunk.embeddings.dim, *trunk.sizes[:-1])
+    inputs = (trunk.embeddings.dim, *trunk.hidden_dims[:-1])
     table_of = nn.Embedding(trunk.embeddings.vocab_size, trunk.embeddings.dim).to(device)
-    layers = nn.ModuleList(nn.LSTM(a, b) for a, b in zip(inputs, trunk.sizes)).to(device)
+    layers = nn.ModuleList(nn.LSTM(a, b) for a, b in zip(inputs, trunk.hidden_dims)).to(device)
     bias = nn.Parameter(torch.zeros(trunk.embeddings.vocab_size, device=device))
     weights = [*table_of.parameters(), *layers.parameters(), bias]
     fused = torch.optim.AdamW(weights, 1e-3, fused=True)
@@ -249,7 +247,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         options.run(options)
-    except UserError as error:
+    except PolysemeError as error:
         raise SystemExit(f"error: {error}") from None
 
 

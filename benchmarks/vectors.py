@@ -29,10 +29,10 @@ from polyseme.word_vectors.model import WordVectors, load, read_analogy_question
 
 SETS = {"WordSim-353": "EN-WS-353-ALL.txt", "SimLex-999": "EN-SIMLEX-999.txt", "MEN": "EN-MEN-TR-3k.txt"}
 METHODS = {
-    "skipgram": ("word2vec-tiny", {"sg": 1, "negative_sampling": 5}),
-    "skipgram-tree": ("word2vec-tiny", {"sg": 1, "hs": 1, "negative_sampling": 0}),
-    "cbow": ("cbow-tiny", {"sg": 0, "negative_sampling": 5}),
-    "fasttext": ("fasttext-tiny", {"sg": 1, "negative_sampling": 5, "bucket": 100_000, "min_n": 3, "max_n": 6}),
+    "skipgram": ("word2vec-tiny", {"sg": 1, "negative": 5}),
+    "skipgram-tree": ("word2vec-tiny", {"sg": 1, "hs": 1, "negative": 0}),
+    "cbow": ("cbow-tiny", {"sg": 0, "negative": 5}),
+    "fasttext": ("fasttext-tiny", {"sg": 1, "negative": 5, "bucket": 100_000, "min_n": 3, "max_n": 6}),
 }
 
 
@@ -47,7 +47,7 @@ def measured(vectors: WordVectors, folder: Path) -> dict[str, float]:
 def recipe_of(method: str, corpus: Corpus, epochs: int, seed: int, at_once: int, damp: float) -> Recipe:
     recipe = get_training_recipe(METHODS[method][0])
     assert isinstance(recipe.objective, Word2Vec)
-    if method.endswith("hierarchical_softmax"):
+    if method.endswith("tree"):
         recipe = recipe.replace(objective=recipe.objective.replace(loss="hierarchical_softmax"))
     optim = recipe.optimizer.replace(
         words_per_update=at_once or recipe.optimizer.words_per_update,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.inference.cloze import candidate_spans, mask_span
 
 transformers = pytest.importorskip("transformers")
@@ -99,11 +99,11 @@ def test_mistakes(ours):
         "longer than the model reads": ("the cat _ " + "sees " * 80, ["b"], {}),
         "normalization is 'unconditional'; valid: length, none": ("_", ["b"], {"normalization": "unconditional"}),
     }.items():
-        with pytest.raises(UserError, match=message) as caught:
+        with pytest.raises(PolysemeError, match=message) as caught:
             bert.rank_choices(prompt, choices, **options)
         assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="alone is longer than the model reads"):
+    with pytest.raises(PolysemeError, match="alone is longer than the model reads"):
         mask_span(bert.tokenizer, "", "wolf " * 30, "", 12)
-    with pytest.raises(UserError, match="cannot choose between answers"):
+    with pytest.raises(PolysemeError, match="cannot choose between answers"):
         ours["t5"].rank_choices("the _", ["b"])
     assert [len(gap.positions) for gap in candidate_spans(bert.tokenizer, "snake_case is _", ["cat"], 40)] == [1]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.inference.language_model import LanguageModel
 from polyseme.inference.layers import LAYER_SELECTIONS
@@ -134,11 +134,11 @@ def test_scores_do_not_depend_on_company(family, ours, tiny_folders):
 
 @pytest.mark.parametrize("family", PAIRED)
 def test_what_makes_no_sense_of_two_texts_is_told(family, ours):
-    with pytest.raises(UserError, match="cannot score a text alone"):
+    with pytest.raises(PolysemeError, match="cannot score a text alone"):
         ours[family].score(TEXTS)
-    with pytest.raises(UserError, match="cannot choose between answers"):
+    with pytest.raises(PolysemeError, match="cannot choose between answers"):
         ours[family].rank_choices("the", ["cat", "dog"])
-    with pytest.raises(UserError, match="cannot fill in masks"):
+    with pytest.raises(PolysemeError, match="cannot fill in masks"):
         ours[family].fill("the [MASK]")
 
 
@@ -149,7 +149,7 @@ def test_a_causal_text_as_long_as_the_model(ours):
     assert len(model.tokenizer.encode(text)) == room
     (score,) = model.score([text])
     assert score.num_tokens == room
-    with pytest.raises(UserError, match="longer"):
+    with pytest.raises(PolysemeError, match="longer"):
         model.score([text + " the"])
 
 
@@ -226,7 +226,7 @@ def test_a_word_is_the_mean_of_its_pieces(family, ours):
 def test_embed_long_texts(family, ours):
     model = ours[family]
     long = "the cat " * 40
-    with pytest.raises(UserError, match="longer"):
+    with pytest.raises(PolysemeError, match="longer"):
         model.embed(["the cat", long])
     cut = model.embed(["the cat", long], granularity="token", truncate=True)
     assert len(cut[1]) == model.max_len
@@ -265,7 +265,7 @@ def test_predict(project):
     assert len(pairs) == 1 and set(pairs[0].probabilities) == {"no", "yes"}
     tags = polyseme.load(project / "run-tagging/model", device="cpu").predict([["the", "cat", "sees"], "the dog"])
     assert [len(p.tags) for p in tags] == [3, 2] and {t for p in tags for t in p.tags} <= {"O", "B-A"}
-    with pytest.raises(UserError, match="example 2"):
+    with pytest.raises(PolysemeError, match="example 2"):
         polyseme.load(project / "run-classification/model", device="cpu").predict(["a cat", ""])
 
 

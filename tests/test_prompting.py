@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.inference.candidates import format_prompt
 from polyseme.inference.language_model import LanguageModel
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.text.importers import import_vocabulary
 from polyseme.text.tokenizer import Tokenizer
@@ -111,12 +112,12 @@ def test_memory_of_chosen_sequences():
     rows = [torch.arange(n) for n in (3, 5, 2)]
     with torch.no_grad():
         layout = PackedLayout.from_lengths([3, 5, 2])
-        memory = trunk(torch.cat(rows), layout, return_memory=True).memory.select([2, 0, 2])
+        memory = trunk(Inputs(torch.cat(rows), layout), return_memory=True).memory.select([2, 0, 2])
         assert memory.layout.lengths == (2, 3, 2)
-        found = trunk(torch.tensor([7, 8, 9, 4]), PackedLayout.from_lengths([1, 1, 2]), memory=memory).hidden
+        found = trunk(Inputs(torch.tensor([7, 8, 9, 4]), PackedLayout.from_lengths([1, 1, 2])), memory=memory).hidden
         for part, row, more in zip(found.split([1, 1, 2]), (rows[2], rows[0], rows[2]), ([7], [8], [9, 4])):
             whole = torch.cat([row, torch.tensor(more)])
-            expected = trunk(whole, PackedLayout.from_lengths([len(whole)])).hidden[len(row) :]
+            expected = trunk(Inputs(whole, PackedLayout.from_lengths([len(whole)]))).hidden[len(row) :]
             torch.testing.assert_close(part, expected, atol=1e-10, rtol=0)
 
 
@@ -135,7 +136,7 @@ def test_a_vocabulary_without_marks(tmp_path):
     assert whole.num_tokens == len(tokenizer.encode("the cat")) - 1
     found = model.rank_choices("the", ["cat", "dog"])
     assert found.normalized_scores[0] == pytest.approx(whole.log_prob, abs=1e-5) and found.scores[0].num_tokens == 3
-    with pytest.raises(UserError, match="is one token, and nothing stands before it"):
+    with pytest.raises(PolysemeError, match="is one token, and nothing stands before it"):
         model.score(["the"])
     assert model.rank_choices("the the", ["cat", "dog"]).scores[0].num_tokens == 3
 
@@ -144,7 +145,7 @@ def test_templates():
     assert format_prompt("x", "{text} = {answer}", [("a", "b"), ("{text}", "d")]) == "a = b\n\n{text} = d\n\nx = "
     assert format_prompt("法国的首都是", "{text}{answer}", [("a", "b")]) == "ab\n\n法国的首都是"
     for bad in ("{text}", "{answer}", "{answer} {text}", "{text} {answer}!", ""):
-        with pytest.raises(UserError, match=r"has to hold \{text\} and end in \{answer\}"):
+        with pytest.raises(PolysemeError, match=r"has to hold \{text\} and end in \{answer\}"):
             format_prompt("x", bad, [])
 
 
@@ -156,7 +157,7 @@ def test_mistakes(ours):
         "nothing to read in the choice ''": ("gpt2", "a", ["b", ""], {}),
         "is longer than the model reads": ("gpt2", "the cat " * 40, ["b", "c"], {}),
     }.items():
-        with pytest.raises(UserError, match=message) as caught:
+        with pytest.raises(PolysemeError, match=message) as caught:
             ours[family].rank_choices(prompt, choices, **options)
         assert "\n" not in str(caught.value)
 

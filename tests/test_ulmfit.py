@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyseme.cli.main import main
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.ensemble import average_probabilities
 from polyseme.evaluation.predict import predict
 from polyseme.families import FAMILIES
@@ -128,10 +128,10 @@ def test_bad_input_is_one_line(files, tmp_path, monkeypatch, capsys):
         assert call(monkeypatch, files, tmp_path / "out", *more) == 2
         error = capsys.readouterr().err
         assert said in error and "Traceback" not in error and not (tmp_path / "out").exists()
-    with pytest.raises(UserError, match="is no language model of ulmfit"):
+    with pytest.raises(PolysemeError, match="is no language model of ulmfit"):
         ulmfit.pretrain_general_lm(ulmfit.UlmfitConfig("tiny"), tmp_path, [], None, [classifier])
     save_model(tmp_path / "lm", spec.build(seed=0), tokenizer)
-    with pytest.raises(UserError, match="none of general_models reads backward"):
+    with pytest.raises(PolysemeError, match="none of general_models reads backward"):
         ulmfit.pretrain_general_lm(ulmfit.UlmfitConfig("tiny", "both"), tmp_path, [], None, [tmp_path / "lm"])
     begun = ulmfit.pretrain_general_lm(ulmfit.UlmfitConfig("tiny"), tmp_path, [], None, [tmp_path / "lm"])
     made = begun.recipes["forward"].model_config(tokenizer.vocab_size)
@@ -145,7 +145,7 @@ def test_few_examples_have_every_label():
         assert len(drawn) == len({e.text for e in drawn}) == 9 and {e.label for e in drawn} == {"a", "b", "c", "rare"}
         assert drawn == ulmfit.stratified_sample(examples, 9, seed)
     assert ulmfit.stratified_sample(examples, 9, 0) != ulmfit.stratified_sample(examples, 9, 1)
-    with pytest.raises(UserError, match="3 examples cannot have all of the 4 labels"):
+    with pytest.raises(PolysemeError, match="3 examples cannot have all of the 4 labels"):
         ulmfit.stratified_sample(examples, 3, 0)
 
 
@@ -179,10 +179,10 @@ def test_a_run_that_begins_from_a_folder(files, tmp_path):
         (to_backward(recipe), "has no heads.previous.bias"),
         (RECIPES["rnn_lm-tiny"](), "is of the family ulmfit, but rnn_lm-tiny is for rnn_lm"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(PolysemeError, match=said):
             init_from_model(tmp_path / "model", wrong, corpus)
     other = ulmfit.prepare_target_corpus(tmp_path / "other", Tokenizer.train("bpe", iter(texts), 300), texts)
-    with pytest.raises(UserError, match="has another vocabulary"):
+    with pytest.raises(PolysemeError, match="has another vocabulary"):
         init_from_model(tmp_path / "model", recipe, other)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.word_vectors.files import write_vectors
 from polyseme.word_vectors.model import (
     AnalogySection,
@@ -69,16 +69,18 @@ def test_similarity_by_hand() -> None:
     vectors = WordVectors(["a", "b", "c"], np.array([[1, 0], [1, 1], [0, 1]], np.float32))
     found = vectors.evaluate_similarity([("a", "b", 3.0), ("A", "c", 1.0), ("b", "c", 2.0), ("a", "z", 9.0)])
     assert (found.num_answerable, found.num_pairs) == (3, 4) and found.spearman == pytest.approx(np.sqrt(3) / 2)
-    with pytest.raises(UserError, match="of 1 pairs 0 have both words"):
+    with pytest.raises(PolysemeError, match="of 1 pairs 0 have both words"):
         vectors.evaluate_similarity([("x", "y", 1.0)])
 
 
 def test_a_word_that_is_not_there_names_near_ones(tmp_path: Path) -> None:
     write_vectors(tmp_path / "v.txt", ["river", "rivers", "banana"], VECTORS[:3])
-    with pytest.raises(UserError, match=r"'rivver' is not in the vocabulary of .*v.txt; near it in spelling: river"):
+    with pytest.raises(
+        PolysemeError, match=r"'rivver' is not in the vocabulary of .*v.txt; near it in spelling: river"
+    ):
         load(tmp_path / "v.txt").neighbors("rivver")
     assert load(tmp_path / "v.txt").neighbors("River")[0][0] in ("rivers", "banana")
-    with pytest.raises(UserError, match="it has 3 words"):
+    with pytest.raises(PolysemeError, match="it has 3 words"):
         load(tmp_path / "v.txt").neighbors("qqqq")
 
 
@@ -95,13 +97,13 @@ def test_files_of_questions_and_pairs(tmp_path: Path) -> None:
     assert read_similarity_pairs(path) == [("old", "new", 1.58), ("hard", "easy", 0.95)]
     for text, said in (("a b 1\nc d\n", "line 2: expected two words and a number"), ("", "has no pairs")):
         path.write_text(text)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(PolysemeError, match=said):
             read_similarity_pairs(path)
     for text, said in ((": x\na b c\n", "line 2: a question is four words, not 3"), (": x\n", "has no questions")):
         path.write_text(text)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(PolysemeError, match=said):
             read_analogy_questions(path)
-    with pytest.raises(UserError, match="there is no file"):
+    with pytest.raises(PolysemeError, match="there is no file"):
         read_similarity_pairs(tmp_path / "nowhere")
 
 

@@ -4,62 +4,69 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 import types
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, suggest
 
 
 @dataclass(frozen=True)
 class Config:
-    """Base of everything that is data: parts, objectives, recipes.
+    """Base of all configs: parts of models, objectives, recipes.
 
-    `to_json` writes plain values and nests specs; where a field may hold one of several specs, `kind` tells which.
-    `from_json` is strict: an unknown key is an error that names the nearest valid one. The possible kinds are read
-    off the field's annotation, so there is no registry and a file can never name code to run.
+    `to_json` writes plain values and nests configs; if a field may hold one of several types, `kind` is the name of
+    the type. `from_json` is strict: an unknown key is an error that names the nearest valid one. The possible types are
+    those of the field's annotation. For an abstract base they are its subclasses in `config_types` and among those
+    passed to `from_json`, so there is no registry, and a file cannot name code to run.
     """
+
+    config_types: ClassVar[tuple[type[Config], ...]] = ()
 
     def to_json(self) -> dict[str, Any]:
         values: dict[str, Any] = {"kind": type(self).__name__}
         for name, hint in _field_types(type(self)).items():
             value = _to_plain(getattr(self, name))
-            if isinstance(value, dict) and "kind" in value and len(_config_types(hint)) == 1:
+            if isinstance(value, dict) and _config_types(hint) == [type(getattr(self, name))]:
                 del value["kind"]
             values[name] = value
         return values
 
     @classmethod
-    def from_json(cls, obj: Any, location: str = "") -> Self:
+    def from_json(cls, obj: Any, location: str = "", config_types: Sequence[type[Config]] = ()) -> Self:
+        """Parse what `to_json` returns; `config_types` are types beyond those of the package."""
+        config_types = (*cls.config_types, *config_types)
         suffix = f" at {location}" if location else ""
         if not isinstance(obj, dict):
-            raise UserError(f"{cls.__name__}{suffix}: expected an object, got {obj!r}")
+            raise ConfigError(f"{cls.__name__}{suffix}: expected an object, got {obj!r}")
         hints = _field_types(cls)
         values: dict[str, Any] = {}
         for key, value in obj.items():
             if key == "kind":
                 if value != cls.__name__:
-                    raise UserError(f"kind{suffix} is {value!r}, expected {cls.__name__!r}")
+                    raise ConfigError(f"kind{suffix} is {value!r}, expected {cls.__name__!r}")
                 continue
             if key not in hints:
-                raise UserError(f"unknown key {key!r} in {cls.__name__}{suffix}; {suggest(key, hints)}")
-            values[key] = parse_value(hints[key], value, f"{location}.{key}" if location else key)
+                raise ConfigError(f"unknown key {key!r} in {cls.__name__}{suffix}; {suggest(key, hints)}")
+            values[key] = parse_value(hints[key], value, f"{location}.{key}" if location else key, config_types)
         required = {
             f.name
             for f in dataclasses.fields(cls)
             if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         }
         if missing := sorted(required - values.keys()):
-            raise UserError(f"{cls.__name__}{suffix} lacks {', '.join(missing)}")
+            raise ConfigError(f"{cls.__name__}{suffix} lacks {', '.join(missing)}")
         return cls(**values)
 
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
 
     def check_range(self, low: float, high: float, *names: str) -> None:
-        """A `UserError` unless low ≤ value < high for the fields of these names."""
+        """A `ConfigError` unless low ≤ value < high for the fields of these names."""
         for name in names:
             check_in_range(name, getattr(self, name), low, high)
 
@@ -68,19 +75,19 @@ class Config:
         name, _, rest = path.partition(".")
         hints = _field_types(type(self))
         if name not in hints:
-            raise UserError(f"unknown key {name!r} in {type(self).__name__}; {suggest(name, hints)}")
+            raise ConfigError(f"unknown key {name!r} in {type(self).__name__}; {suggest(name, hints)}")
         if rest:
             inner = getattr(self, name)
             if isinstance(inner, dict):
                 value = parse_value(typing.get_args(hints[name])[1], _parse_text(text), path)
                 return self.replace(**{name: {**inner, rest: value}})
             if not isinstance(inner, Config):
-                raise UserError(f"{name!r} in {type(self).__name__} has no parts, so {path!r} names nothing")
+                raise ConfigError(f"{name!r} in {type(self).__name__} has no parts, so {path!r} names nothing")
             try:
                 return self.replace(**{name: inner.with_override(rest, text)})
-            except UserError as error:
-                raise UserError(f"{name}.{error}" if str(error).startswith(rest) else str(error)) from None
-        return self.replace(**{name: parse_value(hints[name], _parse_text(text), path)})
+            except ConfigError as error:
+                raise ConfigError(f"{name}.{error}" if str(error).startswith(rest) else str(error)) from None
+        return self.replace(**{name: parse_value(hints[name], _parse_text(text), path, self.config_types)})
 
 
 _type_hints = functools.cache(typing.get_type_hints)  # it compiles every annotation anew
@@ -99,14 +106,24 @@ def _union_members(hint: Any) -> tuple[Any, ...]:
 
 
 def _config_types(hint: Any) -> list[type[Config]]:
+    """Return the configs named in an annotation."""
     return [m for m in _union_members(hint) if isinstance(m, type) and issubclass(m, Config)]
 
 
+def _possible_types(hint: Any, config_types: Sequence[type[Config]]) -> list[type[Config]]:
+    """Return the types of a value: those of the annotation, an abstract one replaced by its known subclasses."""
+    possible: list[type[Config]] = []
+    for declared in _config_types(hint):
+        known = [t for t in config_types if issubclass(t, declared)]
+        possible += known if inspect.isabstract(declared) else [declared]
+    return possible
+
+
 def check_in_range(name: str, value: float, low: float, high: float) -> None:
-    """A `UserError` unless low ≤ value < high."""
+    """A `ConfigError` unless low ≤ value < high."""
     if isinstance(value, int | float) and not low <= value < high:  # another type is told with its place by from_json
         expected = f"{low:g} or more" if high == math.inf else f"from {low:g} to below {high:g}"
-        raise UserError(f"{name} is {value}, expected {expected}")
+        raise ConfigError(f"{name} is {value}, expected {expected}")
 
 
 def _to_plain(value: Any) -> Any:
@@ -119,8 +136,8 @@ def _to_plain(value: Any) -> Any:
     return value
 
 
-def parse_value(hint: Any, value: Any, location: str) -> Any:
-    """A value from JSON as its annotation has it, or a `UserError` that says where it stands."""
+def parse_value(hint: Any, value: Any, location: str, config_types: Sequence[type[Config]] = ()) -> Any:
+    """A value from JSON as its annotation has it, or a `ConfigError` that says where it stands."""
     if isinstance(value, Config):
         return value
     for member in _union_members(hint):
@@ -129,25 +146,23 @@ def parse_value(hint: Any, value: Any, location: str) -> Any:
             return value
         if origin is tuple and isinstance(value, list | tuple):
             inner = args[0] if args else Any
-            return tuple(parse_value(inner, v, f"{location}[{i}]") for i, v in enumerate(value))
+            return tuple(parse_value(inner, v, f"{location}[{i}]", config_types) for i, v in enumerate(value))
         if origin is dict and isinstance(value, dict):
-            return {k: parse_value(args[1], v, f"{location}.{k}") for k, v in value.items()}
+            return {k: parse_value(args[1], v, f"{location}.{k}", config_types) for k, v in value.items()}
         if origin is typing.Literal and value in args:
             return value
         if member is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         if member in (int, str, bool) and type(value) is member:
             return value
-    config_types = _config_types(hint)
-    if config_types and isinstance(value, dict):
-        if len(config_types) == 1:
-            return config_types[0].from_json(value, location)
-        types_by_name = {s.__name__: s for s in config_types}
-        kind = value.get("kind", config_types[0].__name__)  # a field that held one kind of spec did not say it
+    possible = _possible_types(hint, config_types)
+    if possible and isinstance(value, dict):
+        types_by_name = {t.__name__: t for t in possible}
+        kind = value.get("kind", possible[0].__name__)  # a field of one type has no kind
         if kind not in types_by_name:
-            raise UserError(f"kind {kind!r} at {location}; {suggest(str(kind), types_by_name)}")
-        return types_by_name[kind].from_json(value, location)
-    raise UserError(f"{location} is {value!r}, expected {_describe_type(hint)}")
+            raise ConfigError(f"kind {kind!r} at {location}; {suggest(str(kind), types_by_name)}")
+        return types_by_name[kind].from_json(value, location, config_types)
+    raise ConfigError(f"{location} is {value!r}, expected {_describe_type(hint)}")
 
 
 def _describe_type(hint: Any) -> str:

@@ -1,4 +1,4 @@
-"""A user's mistake, told in one line."""
+"""The exceptions that Polyseme raises for problems that a user can fix."""
 
 from __future__ import annotations
 
@@ -6,29 +6,49 @@ import difflib
 from collections.abc import Iterable
 
 
-class UserError(Exception):
-    """Something the user can put right. The message is one line: what is wrong, the value, where.
+class PolysemeError(Exception):
+    """Base class of all errors that a user can fix.
 
-    The command line prints it and exits with status 2; nothing half written is left behind.
+    The message is one line: what is wrong, the value, where, and what to do. The command line prints it and exits with
+    status 2. Output is written atomically, so no partial files are left.
     """
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.split()))
 
 
-class Interrupted(Exception):
-    """A signal asked a run to leave; everything done so far is saved."""
+class ConfigError(PolysemeError, ValueError):
+    """An invalid option, config, or recipe, or options that contradict each other."""
+
+
+class DataError(PolysemeError, ValueError):
+    """A file, row, text, or corpus that cannot be used."""
+
+
+class ModelError(PolysemeError):
+    """A model folder, weights, or tokenizer that is missing, damaged, or incompatible."""
+
+
+class UnsupportedError(PolysemeError):
+    """An operation that the model does not support, or that needs a package that is not installed."""
+
+
+class Interrupted(PolysemeError):
+    """A run stopped by a signal, after its state was saved."""
 
     def __init__(self, signum: int, step: int):
-        super().__init__(f"stopped at step {step} and saved; (drop the flag)")
-        self.signum = signum
+        super().__init__(f"interrupted at step {step}; the run is saved and can be resumed")
+        self.signum, self.step = signum, step
+
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[int, int]]:
+        return Interrupted, (self.signum, self.step)
 
 
 def suggest(name: str, valid: Iterable[str]) -> str:
-    """The tail of an error message that names the closest valid thing, or all of them when few."""
+    """Return the end of an error message: the closest valid name, or the valid names if none is close."""
     names = sorted(valid)
-    close_matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if close_matches:
-        return f"did you mean {close_matches[0]!r}?"
-    listed = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
-    return f"valid: {listed}" if names else "there is none"
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+    return f"valid: {shown}" if names else "there is none"

@@ -8,7 +8,8 @@ import torch
 
 import polyseme
 from polyseme.datasets.lambada import read_lambada
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
+from polyseme.nn.inputs import Inputs
 
 CONTEXT = "The old cat sees the grey dog in the river. The young wolf hears the small bird in the forest."
 
@@ -102,7 +103,7 @@ def test_last_words(project, done, tmp_path, refused):
     mean = sum(one.score.log_prob for one in found) / 2
     assert told["perplexity"] == pytest.approx(math.exp(-mean), rel=1e-4)
     (tmp_path / "bad.txt").write_text("word\n")
-    with pytest.raises(UserError, match=r"bad\.txt:1: not a passage of several words"):
+    with pytest.raises(PolysemeError, match=r"bad\.txt:1: not a passage of several words"):
         read_lambada(tmp_path / "bad.txt")
     refused(
         "score", project.path / "run-tagging/model", "--last-words", tmp_path / "l.txt", says="cannot guess last words"
@@ -113,5 +114,5 @@ def _next(model, tokens):
     from polyseme.nn.packing import PackedLayout
 
     layout = PackedLayout.from_lengths([len(tokens)])
-    last = model.model.trunk(tokens.to(model.device), layout).hidden
+    last = model.model.trunk(Inputs(tokens.to(model.device), layout)).hidden
     return model.model.predict("next", last, layout, torch.tensor([len(tokens) - 1])).argmax()

@@ -15,13 +15,16 @@ from polyseme.compress.distill import (
     with_distillation,
 )
 from polyseme.corpus.build.prepare import prepare
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.compile import exclude_from_compile
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX
-from polyseme.objectives.distillation import Distillation
-from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedLMWithSentencePairs
+from polyseme.objectives.causal_lm import CausalLM
+from polyseme.objectives.distillation import Distillation, DistillationLoss
+from polyseme.objectives.masked_lm import MaskedLM
+from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
 from polyseme.train.checkpoint import load_checkpoint
@@ -59,7 +62,7 @@ def test_every_second_layer():
         and teacher_layer_map(1, 2) == [0]
         and teacher_layer_map(4, 4) == [0, 1, 2, 3]
     )
-    with pytest.raises(UserError, match="5 layers cannot start from a teacher of 4"):
+    with pytest.raises(PolysemeError, match="5 layers cannot start from a teacher of 4"):
         teacher_layer_map(5, 4)
 
 
@@ -75,7 +78,9 @@ def test_a_student_starts_as_its_teacher(teacher, student):
         if not name.endswith("positions.weight"):
             assert torch.equal(tensor, given[name]), name
     tokens = torch.arange(5, 17)
-    first, second = (m.trunk(tokens, PackedLayout.from_lengths([12]), layers=[0]).layers[0] for m in (above, below))
+    first, second = (
+        m.trunk(Inputs(tokens, PackedLayout.from_lengths([12])), layers=[0]).layers[0] for m in (above, below)
+    )
     torch.testing.assert_close(first, second, atol=1e-12, rtol=0)
 
 
@@ -87,7 +92,7 @@ def test_what_does_not_fit_is_told():
         ({"ffn_dim": 16}, r"ffn\.up"),
     ):
         student = FAMILIES["distilbert"].model_config(**SIZE | {"num_layers": 2} | changes).build(seed=0)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(PolysemeError, match=said):
             init_from_teacher(student, above)
     shorter = FAMILIES["distilbert"].model_config(**SIZE | {"num_layers": 2, "max_len": 8}).build(seed=0)
     init_from_teacher(shorter, above.float())
@@ -111,11 +116,11 @@ def test_terms_are_the_papers(teacher, student):
     batch = batch_of(below, cases.sequences((5, 9, 3)))
     head = objective.token_head
     target = batch.targets[head]
-    found = objective.build_loss_fn(above)(below, batch)
+    found = DistillationLoss(objective, above).compute(below, batch)
     assert tuple(found) == tuple(batch.targets)
     assert {name: batch.targets[name].weight for name in (head, "soft", "cosine")} == {head: 2, "soft": 5, "cosine": 1}
-    last, shown = (m.trunk(batch.tokens, batch.layout, batch.segments).hidden for m in (below, above))
-    mine, theirs = (m.predict(head, h, batch.layout, target.rows) for m, h in ((below, last), (above, shown)))
+    last, shown = (m.trunk(batch.inputs).hidden for m in (below, above))
+    mine, theirs = (m.predict(head, h, batch.inputs.layout, target.rows) for m, h in ((below, last), (above, shown)))
     soft = torch.nn.KLDivLoss(reduction="batchmean")(F.log_softmax(mine / 2, -1), F.softmax(theirs / 2, -1)) * 4
     cosine = torch.nn.CosineEmbeddingLoss()(last, shown, torch.ones(len(last)))
     expected = {head: F.cross_entropy(mine, target.labels), "soft": soft, "cosine": cosine}
@@ -142,7 +147,7 @@ def test_sum_any_micro_batches_give_the_same_gradient(teacher, student, dtype, t
         CausalLM() if teacher == "gpt2" else MaskedLMWithSentencePairs() if student == "bert" else MaskedLM()
     )
     rows = cases.sequences((5, 9, 9, 1, 12, 5))
-    terms = objective.build_loss_fn(above)
+    terms = DistillationLoss(objective, above).compute
     report, whole = gradients(below, terms, [batch_of(below, rows)])
     assert set(report.loss) == {*objective.terms, "soft", "cosine"}
     assert all(p.grad is None for p in above.parameters())
@@ -157,10 +162,10 @@ def test_sum_any_micro_batches_give_the_same_gradient(teacher, student, dtype, t
 
 def test_weights_scale_the_gradient_and_not_the_report():
     above, below = pair("bert", "distilbert")
-    terms, rows = Distillation().build_loss_fn(above), cases.sequences((5, 9))
+    terms, rows = DistillationLoss(Distillation(), above).compute, cases.sequences((5, 9))
     parts = {}
     for name in ("hard", "soft", "cosine"):
-        weights = dict.fromkeys(("hard", "soft", "cosine"), 0.0) | {name: 1.0}
+        weights = dict.fromkeys(("hard_weight", "soft_weight", "cosine_weight"), 0.0) | {f"{name}_weight": 1.0}
         report, parts[name] = gradients(below, terms, [batch_of(below, rows, **weights)])
     whole, found = gradients(below, terms, [batch_of(below, rows)])
     assert whole.loss == report.loss
@@ -171,7 +176,7 @@ def test_weights_scale_the_gradient_and_not_the_report():
 
 def test_a_student_that_is_its_teacher_has_nothing_to_learn():
     above, _ = pair("bert", "bert")
-    found = Distillation(MaskedLMWithSentencePairs()).build_loss_fn(above)(
+    found = DistillationLoss(Distillation(MaskedLMWithSentencePairs()), above).compute(
         above, batch_of(above, cases.sequences((5, 9)))
     )
     assert float(found["soft"]) == pytest.approx(0, abs=1e-5) and float(found["cosine"]) == pytest.approx(0, abs=1e-5)
@@ -180,7 +185,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn():
 def test_compiled_and_eager_agree():
     """In one graph, the teacher in it; without a compiler for C++, which would take most of a minute."""
     above, below = pair("bert", "distilbert", torch.float32)
-    terms, batch = Distillation().build_loss_fn(above), batch_of(below, cases.sequences((5, 9, 9)))
+    terms, batch = DistillationLoss(Distillation(), above).compute, batch_of(below, cases.sequences((5, 9, 9)))
     plain, expected = gradients(below, terms, [batch])
     exclude_from_compile()
     report, found = gradients(below, torch.compile(terms, backend="aot_eager"), [batch])
@@ -203,7 +208,7 @@ def test_one_batch_is_learnt_by_heart():
     """The states and guesses of a teacher of four layers, by a student of two, from fresh weights."""
     above, below = pair("bert", "distilbert", torch.float32)
     batch = batch_of(below, cases.sequences((5, 9, 9)), hard=0.0, soft=1.0, cosine=1.0)
-    reports = trained(below, Distillation().build_loss_fn(above), [batch], 150)
+    reports = trained(below, DistillationLoss(Distillation(), above).compute, [batch], 150)
     for name in ("soft", "cosine"):
         assert reports[-1].loss[name] < reports[0].loss[name] / 10, (name, reports[0].loss, reports[-1].loss)
 
@@ -217,7 +222,7 @@ def test_bf16_on_a_gpu_is_near_float32():
         above, below = pair("bert", "distilbert", torch.float32)
         batches = [batch_of(below, cases.sequences((5, 9, 9)))]
         teacher = above.to(device, torch.bfloat16 if precision == "bf16" else torch.float32)
-        terms = Distillation().build_loss_fn(teacher)
+        terms = DistillationLoss(Distillation(), teacher).compute
         found = trained(below.to(device), terms, batches, 3, device=device, precision=precision)
         losses.append(found[-1].loss)
     assert losses[0] == pytest.approx(losses[1], rel=0.1)
@@ -328,15 +333,15 @@ def test_mistakes_are_one_line(school, tmp_path):
     folder, recipe = school
     other = Tokenizer.train("wordpiece", iter(documents(120)), 160)
     prepare([folder / "text.txt"], other, tmp_path / "corpus", split="blank")
-    with pytest.raises(UserError, match=r"another vocabulary .* --tokenizer"):
+    with pytest.raises(PolysemeError, match=r"another vocabulary .* --tokenizer"):
         distill(lesson(school), folder / "teacher/model", tmp_path / "corpus", tmp_path / "run")
-    with pytest.raises(UserError, match="cannot teach: it has no head 'next'"):
+    with pytest.raises(PolysemeError, match="cannot teach: it has no head 'next'"):
         run(school, lesson(school).replace(objective=CausalLM()), tmp_path / "run")
-    with pytest.raises(UserError, match=r"has a teacher: .*polyseme distill"):
+    with pytest.raises(PolysemeError, match=r"has a teacher: .*polyseme distill"):
         pretrain(with_distillation(recipe), folder / "corpus", tmp_path / "run")
-    with pytest.raises(UserError, match="temperature is 0"):
+    with pytest.raises(PolysemeError, match="temperature is 0"):
         Distillation(temperature=0)
-    with pytest.raises(UserError, match="nowhere does not exist"):
+    with pytest.raises(PolysemeError, match="nowhere does not exist"):
         distill(lesson(school), folder / "teacher/model", tmp_path / "nowhere", tmp_path / "run")
     assert not (tmp_path / "run").exists()
     run(school, lesson(school, steps=2), tmp_path / "run")
@@ -344,7 +349,7 @@ def test_mistakes_are_one_line(school, tmp_path):
     with torch.no_grad():
         changed.model.trunk.token_embeddings.add_(0.01)
     save_model(tmp_path / "other", changed.model, changed.tokenizer)
-    with pytest.raises(UserError, match="another teacher"):
+    with pytest.raises(PolysemeError, match="another teacher"):
         distill(lesson(school, steps=2), tmp_path / "other", folder / "corpus", tmp_path / "run", resume=True)
 
 

@@ -9,7 +9,9 @@ import torch
 
 from polyseme.families import FAMILIES, Family
 from polyseme.nn.attention.relative import QueryStream
-from polyseme.nn.heads.standard import ClassificationHeadConfig, SpanBoundaryHeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.span_boundary import SpanBoundaryHeadConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
@@ -133,4 +135,6 @@ def training_batch(model: Model, rows: list[torch.Tensor], seed: int = 3) -> Bat
         source = EncoderInput(
             torch.cat([row.flip(0).repeat(2) for row in rows]), PackedLayout.from_lengths([2 * len(r) for r in rows])
         )
-    return Batch(torch.cat(rows), layout, segments, targets, layout.num_tokens, query_stream=queries, source=source)
+    return Batch(
+        Inputs(torch.cat(rows), layout, segments, query_stream=queries, source=source), targets, layout.num_tokens
+    )

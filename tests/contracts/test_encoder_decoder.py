@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
@@ -19,7 +20,7 @@ def pairs(device="cpu"):
 
 def read(model, sources, targets, **more):
     source = EncoderInput(torch.cat(sources), layout_of(sources))
-    return model.trunk(torch.cat(targets), layout_of(targets), source=source, **more)
+    return model.trunk(Inputs(torch.cat(targets), layout_of(targets), source=source), **more)
 
 
 def layout_of(rows):
@@ -55,7 +56,9 @@ def test_packing_of_fixed_shapes(family):
     layout = PackedLayout.from_lengths([*TARGETS, 5, 1], num_slots=11, max_seqlen=9)
     with torch.no_grad():
         expected = read(model, sources, targets).hidden
-        found = model.trunk(torch.cat([*targets, torch.zeros(6, dtype=torch.long)]), layout, source=filled).hidden
+        found = model.trunk(
+            Inputs(torch.cat([*targets, torch.zeros(6, dtype=torch.long)]), layout, source=filled)
+        ).hidden
     torch.testing.assert_close(found[:-6], expected, atol=1e-12, rtol=0)
 
 
@@ -73,7 +76,9 @@ def test_memory_in_chunks_equals_at_once(family, device, dtype, tolerance):
             if memory is None:
                 reading = read(model, sources, chunk, return_memory=True)
             else:
-                reading = model.trunk(torch.cat(chunk), layout_of(chunk), memory=memory.detach(), return_memory=True)
+                reading = model.trunk(
+                    Inputs(torch.cat(chunk), layout_of(chunk)), memory=memory.detach(), return_memory=True
+                )
             for i, part in enumerate(reading.hidden.split(list(sizes))):
                 found[i].append(part)
             memory, done = reading.memory, [d + n for d, n in zip(done, sizes)]
@@ -113,16 +118,16 @@ def test_which_kind_of_trunk_is_in_the_json(family):
 
 
 def test_a_target_needs_a_decoder():
-    from polyseme.errors import UserError
+    from polyseme.errors import PolysemeError
     from polyseme.families import FAMILIES as ALL
 
     spec = ALL["t5"].model_config(num_layers=1, dim=8, num_heads=2, vocab_size=11, has_decoder=False)
     assert not spec.heads
     tokens, layout = torch.arange(3), PackedLayout.from_lengths([3])
-    with pytest.raises(UserError, match="encoder alone"):
-        spec.build(0).trunk(tokens, layout, source=EncoderInput(tokens, layout))
+    with pytest.raises(PolysemeError, match="no decoder"):
+        spec.build(0).trunk(Inputs(tokens, layout, source=EncoderInput(tokens, layout)))
     wrong = ALL["t5"].trunk_config(num_layers=1, dim=8, num_heads=2, vocab_size=11)
-    with pytest.raises(UserError, match="cross attention"):
+    with pytest.raises(PolysemeError, match="cross attention"):
         wrong.replace(decoder=wrong.encoder)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.losses import compute_losses
@@ -27,11 +28,11 @@ def test_packing_alone_equals_among_neighbours(family, device, dtype, tolerance)
     rows = cases.sequences(LENGTHS, device=device)
     layout = PackedLayout.from_lengths(LENGTHS, device=device)
     with torch.no_grad():
-        together = model.trunk(torch.cat(rows), layout, cases.segments_of(layout, family)).hidden
+        together = model.trunk(Inputs(torch.cat(rows), layout, cases.segments_of(layout, family))).hidden
         pooled = model.trunk.pool(together, layout)
         for i, (row, found) in enumerate(zip(rows, together.split(list(LENGTHS)))):
             one = PackedLayout.from_lengths([len(row)], device=device)
-            alone = model.trunk(row, one, cases.segments_of(one, family)).hidden
+            alone = model.trunk(Inputs(row, one, cases.segments_of(one, family))).hidden
             torch.testing.assert_close(found, alone, atol=tolerance, rtol=0)
             torch.testing.assert_close(pooled[i : i + 1], model.trunk.pool(alone, one), atol=tolerance, rtol=0)
 
@@ -45,8 +46,8 @@ def test_packing_of_a_fixed_shape_changes_nothing(family):
         PackedLayout.from_lengths([*LENGTHS, 4], num_slots=11, max_seqlen=20),
     )
     with torch.no_grad():
-        expected = model.trunk(torch.cat(rows), plain).hidden
-        found = model.trunk(torch.cat([*rows, torch.zeros(4, dtype=torch.long)]), filled).hidden
+        expected = model.trunk(Inputs(torch.cat(rows), plain)).hidden
+        found = model.trunk(Inputs(torch.cat([*rows, torch.zeros(4, dtype=torch.long)]), filled)).hidden
     torch.testing.assert_close(found[:-4], expected, atol=1e-12, rtol=0)
 
 
@@ -56,15 +57,17 @@ def test_memory_in_chunks_equals_at_once(family, device, dtype, tolerance):
     model = cases.tiny_model(family, dtype, device)
     rows = cases.sequences((7, 12, 4), device=device)
     with torch.no_grad():
-        at_once = model.trunk(torch.cat(rows), PackedLayout.from_lengths([7, 12, 4], device=device)).hidden.split(
-            [7, 12, 4]
-        )
+        at_once = model.trunk(
+            Inputs(torch.cat(rows), PackedLayout.from_lengths([7, 12, 4], device=device))
+        ).hidden.split([7, 12, 4])
         memory, found = None, [[], [], []]
         done = [0, 0, 0]
         for sizes in ((3, 1, 2), (1, 6, 1), (3, 5, 1)):
             chunk = [row[d : d + n] for row, d, n in zip(rows, done, sizes)]
             reading = model.trunk(
-                torch.cat(chunk), PackedLayout.from_lengths(sizes, device=device), memory=memory, return_memory=True
+                Inputs(torch.cat(chunk), PackedLayout.from_lengths(sizes, device=device)),
+                memory=memory,
+                return_memory=True,
             )
             for i, part in enumerate(reading.hidden.split(list(sizes))):
                 found[i].append(part)
@@ -161,7 +164,7 @@ def test_causality(family, device, dtype, tolerance):
     other[6] = (row[6] + 1) % cases.VOCAB
     with torch.no_grad():
         before, after = (
-            model.trunk(r, PackedLayout.from_lengths([10], device=device)).hidden[:6] for r in (row, other)
+            model.trunk(Inputs(r, PackedLayout.from_lengths([10], device=device))).hidden[:6] for r in (row, other)
         )
     if model.config.trunk.causal:
         torch.testing.assert_close(before, after, atol=tolerance, rtol=0)

@@ -20,7 +20,7 @@ from polyseme.corpus.clean.clean import (
     hash_distinct_lines,
     parse_cleaning_steps,
 )
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 
 ENGLISH = "The river had risen in the night, and nobody in the village could remember when it had last been so high. "
 GERMAN = "Der Fluss war in der Nacht gestiegen, und niemand im Dorf wusste noch, wann er zuletzt so hoch gewesen war. "
@@ -95,7 +95,7 @@ def test_parse_cleaning_steps():
     ],
 )
 def test_invalid_steps_are_reported(text, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(PolysemeError, match=message):
         parse_cleaning_steps(text)
 
 
@@ -198,7 +198,7 @@ def test_missing_py3langid_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
     language._load_model.cache_clear()
     try:
-        with pytest.raises(UserError, match="pip install py3langid"):
+        with pytest.raises(PolysemeError, match="pip install py3langid"):
             Cleaner(parse_cleaning_steps("language"))
         Cleaner(parse_cleaning_steps("nfc"))
     finally:

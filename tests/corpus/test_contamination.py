@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from polyseme.corpus.inspect import contamination as contamination_module
 from polyseme.corpus.inspect.contamination import ContaminationResult, measure_contamination
 from polyseme.corpus.inspect.word_hashes import Detokenizer, hash_words
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.text.tokenizer import Tokenizer
 
 SHARED = Path(__file__).parents[3] / "shared" / "vocab"
@@ -326,5 +326,5 @@ def test_bad_input_gives_one_line_errors(case: str, message: Any, corpus: Path, 
 
 def test_token_outside_the_vocabulary_is_reported() -> None:
     tokenizer = Tokenizer.train("bpe", iter(SCRIPTS), 300)
-    with pytest.raises(UserError, match="token 300 is not in"):
+    with pytest.raises(PolysemeError, match="token 300 is not in"):
         Detokenizer(tokenizer).decode(np.array([5, 300]), None, np.array([2]))

@@ -11,7 +11,7 @@ from polyseme.corpus.dedup import lsh, minhash
 from polyseme.corpus.dedup.external_sort import ExternalSorter
 from polyseme.corpus.dedup.lsh import find_duplicates, lsh_bands
 from polyseme.corpus.dedup.minhash import SIGNATURE_SIZE, jaccard_similarity, minhash_signatures, split_words
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 
 PARTS = ("ka", "mo", "ri", "te", "su", "la", "pen", "dor", "gi", "sta", "vu", "ne")
 WORDS = [a + b + c for a in PARTS for b in PARTS for c in PARTS]
@@ -172,7 +172,7 @@ def test_bands_reach_the_minimum_recall_at_the_threshold():
         number, rows = lsh_bands(threshold)
         assert number * rows <= SIGNATURE_SIZE and 1 - (1 - threshold**rows) ** number >= 0.99
         assert 1 - (1 - threshold ** (rows + 1)) ** (SIGNATURE_SIZE // (rows + 1)) < 0.99
-    with pytest.raises(UserError, match=r"1\.5"):
+    with pytest.raises(PolysemeError, match=r"1\.5"):
         lsh_bands(1.5)
 
 

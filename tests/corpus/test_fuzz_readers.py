@@ -13,7 +13,7 @@ import pytest
 
 from polyseme.corpus.sources.documents import Document
 from polyseme.corpus.sources.readers import SourceFile
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.tasks.examples import read_examples
 from tests.corpus.samples import COMPRESSORS, FILES, build_catalog, build_parquet, mutate
 
@@ -37,7 +37,7 @@ def check_file(source: SourceFile, content: bytes) -> tuple[int, int]:
             document.text.encode()
             num_documents += 1
         else:
-            assert isinstance(document, UserError)
+            assert isinstance(document, PolysemeError)
             message = str(document)
             assert "\n" not in message and len(message.encode()) < 2000
             num_errors += 1
@@ -103,6 +103,6 @@ def test_mutated_labeled_examples(folder: Path) -> None:
             path.write_bytes(mutate(content, rng))
             try:
                 num_examples += len(read_examples(path, "classification"))
-            except UserError:
+            except PolysemeError:
                 continue
         assert num_examples

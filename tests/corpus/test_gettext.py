@@ -9,7 +9,7 @@ import pytest
 from polyseme.corpus.sources import gettext_catalogs
 from polyseme.corpus.sources.gettext_catalogs import find_catalogs, parse_language, read_messages
 from polyseme.corpus.sources.sources import Document, open_sources
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from tests.corpus.samples import COMPRESSORS, build_catalog
 
 GERMAN = {
@@ -77,7 +77,7 @@ def test_select_language(locales: Path) -> None:
     assert [document.text for document in open_sources(["gettext::lang=pt"])] == ["Olá"]
     assert [document.text for document in open_sources(["gettext::lang=pt-BR"])] == ["Olá"]
     assert open_sources(["gettext::lang=pt_BR"]).files[0].lang == "pt"
-    with pytest.raises(UserError, match=r"there is no gettext catalog for 'dee': did you mean 'de'\?"):
+    with pytest.raises(PolysemeError, match=r"there is no gettext catalog for 'dee': did you mean 'de'\?"):
         open_sources(["gettext::lang=dee"])
 
 
@@ -94,7 +94,7 @@ def test_catalog_given_by_path(locales: Path) -> None:
 def test_no_catalogs(locales: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEXTDOMAINDIR", "")
     monkeypatch.setenv("XDG_DATA_DIRS", str(locales / "none"))
-    with pytest.raises(UserError, match="there are no gettext catalogs in"):
+    with pytest.raises(PolysemeError, match="there are no gettext catalogs in"):
         find_catalogs()
 
 
@@ -114,7 +114,7 @@ def test_no_catalogs(locales: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_catalogs(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "a.mo"
     path.write_bytes(content)
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(PolysemeError) as raised:
         read_messages(path)
     assert message in str(raised.value)
     sources = open_sources([path], skip_bad=True)
@@ -133,7 +133,7 @@ def test_parse_language(locale: str, lang: str) -> None:
 def test_catalogs_of_this_machine() -> None:
     try:
         catalogs = find_catalogs()
-    except UserError:
+    except PolysemeError:
         pytest.skip("no catalogs installed")
     assert all(lang and path.is_file() for lang, path in catalogs)
     sources = open_sources([f"gettext::lang={catalogs[0][0]}"], skip_bad=True)

@@ -14,7 +14,7 @@ from polyseme.corpus.sources.documents import Document
 from polyseme.corpus.sources.readers import SourceFile
 from polyseme.corpus.sources.sources import open_sources
 from polyseme.corpus.store import Corpus
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.text.events import Note, events_to_notes, notes_to_events
 from polyseme.text.tokenizer import Tokenizer
 from tests.corpus.samples import mutate
@@ -24,13 +24,13 @@ from tests.text.test_events import played as random_notes
 def test_missing_mido_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mido", None)
     (tmp_path / "a.mid").write_bytes(b"MThd")
-    with pytest.raises(UserError, match=r"read and written with mido: install polyseme\[music\]"):
+    with pytest.raises(PolysemeError, match=r"read and written with mido: install polyseme\[music\]"):
         open_sources([tmp_path / "a.mid"])
 
 
 def test_text_with_an_events_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Some words of a text, which are no events.")
-    with pytest.raises(UserError, match=r"a\.txt is text, but the tokenizer encodes only the events of MIDI files"):
+    with pytest.raises(PolysemeError, match=r"a\.txt is text, but the tokenizer encodes only the events of MIDI files"):
         prepare([tmp_path / "a.txt"], Tokenizer.load("events"), tmp_path / "corpus")
 
 
@@ -133,7 +133,7 @@ def test_bad_files_give_one_line_errors(midi, tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_bytes(data)
         (document,) = SourceFile(0, tmp_path / name, format="midi").read()
-        assert isinstance(document, UserError) and message in str(document) and name in str(document)
+        assert isinstance(document, PolysemeError) and message in str(document) and name in str(document)
 
 
 def test_mutated_files_give_a_document_or_an_error(midi, tmp_path: Path) -> None:
@@ -143,10 +143,10 @@ def test_mutated_files_give_a_document_or_an_error(midi, tmp_path: Path) -> None
     for _ in range(1500):
         (tmp_path / "a.mid").write_bytes(mutate(data, draw))
         (document,) = SourceFile(0, tmp_path / "a.mid", format="midi").read()
-        counts[isinstance(document, UserError)] += 1
+        counts[isinstance(document, PolysemeError)] += 1
         assert (
             "\n" not in str(document) and len(str(document)) < 2_000
-            if isinstance(document, UserError)
+            if isinstance(document, PolysemeError)
             else document.text
         )
     assert min(counts) > 100

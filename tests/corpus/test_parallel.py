@@ -11,7 +11,7 @@ from polyseme.corpus.build.parallel import prepare_parallel
 from polyseme.corpus.sources.pairs import TextPair, read_pairs
 from polyseme.corpus.sources.po import read_po
 from polyseme.corpus.store import Corpus, verify_corpus
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.text.tokenizer import Tokenizer
 from tests.conftest import documents
 
@@ -67,11 +67,14 @@ def test_po_contexts_plurals_escapes_and_skipped_entries(tmp_path):
     expected = [('open\t"it"\n', "auf!"), ("one file", "eine Datei"), ("%d files", "%d Dateien")]
     assert read_po(tmp_path / "a.po") == expected
     (tmp_path / "b.po").write_text('msgid "a"\nmsgid "b"\n')
-    with pytest.raises(UserError, match="line 2: msgid occurs twice"):
+    with pytest.raises(PolysemeError, match="line 2: msgid occurs twice"):
         read_po(tmp_path / "b.po")
     (tmp_path / "c.po").write_text("hello\n")
-    with pytest.raises(UserError, match="is not valid in a"):
+    with pytest.raises(PolysemeError, match="is not valid in a"):
         read_po(tmp_path / "c.po")
+    (tmp_path / "d.po").write_text('msgid "a"\nmsgstr "unclosed\n\nmsgid "b"\nmsgstr "c"\n')
+    with pytest.raises(PolysemeError, match=r"d\.po line 2: .* is not valid in a"):
+        read_po(tmp_path / "d.po")
 
 
 def test_mo_files_of_these_tests_are_valid_for_gettext(tmp_path):
@@ -122,19 +125,19 @@ def test_pairs_are_stored_as_a_corpus(tokenizer, tmp_path):
 def test_bad_parallel_text_is_reported_and_leaves_nothing(content, message, tokenizer, tmp_path):
     for name, text in content.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(PolysemeError, match=message):
         prepare_parallel([str(tmp_path / name) for name in content], tokenizer, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_invalid_requests_are_reported(tokenizer, tmp_path):
     write_pair_files(tmp_path)
-    with pytest.raises(UserError, match="no column 'fr'"):
+    with pytest.raises(PolysemeError, match="no column 'fr'"):
         list(read_pairs([str(tmp_path / "named.tsv")], ("fr", "de")))
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(PolysemeError, match="does not exist"):
         list(read_pairs(["nowhere.tsv"]))
-    with pytest.raises(UserError, match="does not name a language"):
+    with pytest.raises(PolysemeError, match="does not name a language"):
         list(read_pairs(["gettext"]))
-    with pytest.raises(UserError, match="already there"):
+    with pytest.raises(PolysemeError, match="already there"):
         prepare_parallel([str(tmp_path / "x.tsv")], tokenizer, tmp_path)
     assert TextPair("a", "b", "c").location == "c"

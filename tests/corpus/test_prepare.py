@@ -19,7 +19,7 @@ from polyseme.corpus.build import prepare as prepare_module
 from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.clean.sentences import split_sentences
 from polyseme.corpus.store import Corpus, token_dtype, verify_corpus
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.io import atomic
 from polyseme.text.tokenizer import Tokenizer
 
@@ -156,7 +156,7 @@ def test_killed_and_resumed_gives_the_same_bytes(
             except Killed:
                 kills += 1
                 if (tmp_path / "out" / state.WORK_DIR).exists():
-                    with pytest.raises(UserError, match="the preparation has not finished"):
+                    with pytest.raises(PolysemeError, match="the preparation has not finished"):
                         Corpus.open(tmp_path / "out")
     run(folder, tokenizer, tmp_path / "out")
     assert tree(tmp_path / "out") == tree(folder / "whole")
@@ -183,12 +183,12 @@ def test_finished_corpus_is_not_changed(
     assert run(folder, tokenizer, folder / "whole") == Corpus.open(folder / "whole").manifest
     assert "already prepared" in capsys.readouterr().err
     other = Tokenizer.train(tokenizer.kind, iter(TEXTS), 500, lowercase=False)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="holds a corpus with another tokenizer"):
+    with pytest.raises(PolysemeError, match="holds a corpus with another tokenizer"):
         run(folder, other, folder / "whole")
-    with pytest.raises(UserError, match="holds a corpus with lang 'en', not 'de'"):
+    with pytest.raises(PolysemeError, match="holds a corpus with lang 'en', not 'de'"):
         run(folder, tokenizer, folder / "whole", lang="de")
     (tmp_path / "other.txt").write_text("Another text.")
-    with pytest.raises(UserError, match="other sources"):
+    with pytest.raises(PolysemeError, match="other sources"):
         prepare(
             [tmp_path / "other.txt"],
             tokenizer,
@@ -197,7 +197,7 @@ def test_finished_corpus_is_not_changed(
             dedup="exact",
             shard_characters=SHARD,
         )
-    with pytest.raises(UserError, match="is not empty and holds no corpus"):
+    with pytest.raises(PolysemeError, match="is not empty and holds no corpus"):
         run(folder, tokenizer, tmp_path)
     assert tree(folder / "whole") == before
 
@@ -208,7 +208,7 @@ def test_full_disk_gives_a_one_line_error_and_can_be_resumed(
     full = OSError(errno.ENOSPC, "No space left on device")
     with (
         monkeypatch.context() as patch,
-        pytest.raises(UserError, match=r"cannot write .*No space left on device"),
+        pytest.raises(PolysemeError, match=r"cannot write .*No space left on device"),
     ):
         patch.setattr(atomic, "fsync_path", fail_after(24, atomic.fsync_path, full))
         run(folder, tokenizer, tmp_path / "out")
@@ -221,7 +221,7 @@ def test_full_disk_gives_a_one_line_error_and_can_be_resumed(
 def test_bad_rows_stop_the_run_or_are_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:
     rows = [json.dumps({"text": text}) for text in TEXTS[:4]]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{", rows[0]]))
-    with pytest.raises(UserError, match="line 5: malformed JSON"):
+    with pytest.raises(PolysemeError, match="line 5: malformed JSON"):
         prepare([tmp_path / "a.jsonl"], tokenizer, tmp_path / "out", dedup="none", shard_characters=1000)
     manifest = prepare(
         [tmp_path / "a.jsonl"], tokenizer, tmp_path / "out", dedup="none", shard_characters=1000, skip_bad=True
@@ -233,7 +233,7 @@ def test_bad_rows_stop_the_run_or_are_reported(tokenizer: Tokenizer, tmp_path: P
 
 def test_no_text_leaves_nothing_behind(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "blank.txt").write_text(" \n \n")
-    with pytest.raises(UserError, match="there is no text in"):
+    with pytest.raises(PolysemeError, match="there is no text in"):
         prepare([tmp_path / "blank.txt"], tokenizer, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -246,23 +246,23 @@ def test_damaged_files_are_reported(folder: Path, tokenizer: Tokenizer, tmp_path
         whole = path.read_bytes()
         at = len(whole) - 3
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(UserError, match=f"{path.name} is damaged"):
+        with pytest.raises(PolysemeError, match=f"{path.name} is damaged"):
             verify_corpus(out)
         path.write_bytes(whole[:-1])
-        with pytest.raises(UserError, match=f"{path.name} has {len(whole) - 1} bytes"):
+        with pytest.raises(PolysemeError, match=f"{path.name} has {len(whole) - 1} bytes"):
             Corpus.open(out)
         path.unlink()
-        with pytest.raises(UserError, match=f"{path.name} is missing"):
+        with pytest.raises(PolysemeError, match=f"{path.name} is missing"):
             Corpus.open(out)
         path.write_bytes(whole)
     verify_corpus(out)
     text = (out / "manifest.json").read_text()
     (out / "manifest.json").write_text(text.replace('"documents": 4', '"documents": 5', 1))
-    with pytest.raises(UserError, match=r"manifest.json is damaged"):
+    with pytest.raises(PolysemeError, match=r"manifest.json is damaged"):
         Corpus.open(out)
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(PolysemeError, match="does not exist"):
         Corpus.open(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"it has no manifest.json"):
+    with pytest.raises(PolysemeError, match=r"it has no manifest.json"):
         Corpus.open(tmp_path)
 
 

@@ -16,7 +16,7 @@ import pytest
 from polyseme.corpus.build import blocks
 from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.store import Corpus, verify_corpus
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.text.tokenizer import Tokenizer
 
 TEXTS = [text for _, text in sorted(topics.items())][:60]
@@ -91,9 +91,9 @@ def test_dask_cluster(folder: Path, tmp_path: Path) -> None:
 
 def test_missing_cluster_gives_a_one_line_error(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("distributed")
-    with pytest.raises(UserError, match="cannot connect to a dask scheduler at"):
+    with pytest.raises(PolysemeError, match="cannot connect to a dask scheduler at"):
         make(folder, tmp_path / "out", dask_address="127.0.0.1:1")
-    with pytest.raises(UserError, match="expected HOST:PORT"):
+    with pytest.raises(PolysemeError, match="expected HOST:PORT"):
         make(folder, tmp_path / "out", dask_address="nonsense")
     assert not (tmp_path / "out").exists()
 
@@ -164,12 +164,12 @@ def test_append(folder: Path, tmp_path: Path) -> None:
     assert new["removed"]["duplicates"]["near"] == whole["removed"]["duplicates"]["near"]
     assert new["counts"]["documents"] == whole["counts"]["documents"]
     assert make(folder, out, "b", append=True, **cleaning) == new  # already in the corpus
-    with pytest.raises(UserError, match=r"a.jsonl is already in"):
+    with pytest.raises(PolysemeError, match=r"a.jsonl is already in"):
         (folder / "c.jsonl").write_text(json.dumps({"text": "Something else entirely. " * 20}))
         make(folder, out, "ac", append=True, **cleaning)
-    with pytest.raises(UserError, match=r"dedup_threshold 0\.8, not 0\.9"):
+    with pytest.raises(PolysemeError, match=r"dedup_threshold 0\.8, not 0\.9"):
         make(folder, out, "c", append=True, dedup_threshold=0.9, **cleaning)
-    with pytest.raises(UserError, match="holds no finished corpus"):
+    with pytest.raises(PolysemeError, match="holds no finished corpus"):
         make(folder, tmp_path / "none", "c", append=True, **cleaning)
 
 
@@ -198,7 +198,7 @@ def test_flipped_byte_is_reported(folder: Path, tmp_path: Path) -> None:
         content = path.read_bytes()
         at = random.Random(path.name).randrange(len(content))
         path.write_bytes(content[:at] + bytes([content[at] ^ 16]) + content[at + 1 :])
-        with pytest.raises(UserError, match=f"{path.name} is damaged"):
+        with pytest.raises(PolysemeError, match=f"{path.name} is damaged"):
             verify_corpus(tmp_path / "out")
         path.write_bytes(content)
     verify_corpus(tmp_path / "out")

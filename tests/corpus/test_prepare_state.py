@@ -15,7 +15,7 @@ from polyseme.corpus.build import blocks, stages, state
 from polyseme.corpus.build import prepare as prepare_module
 from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.store import Corpus, verify_corpus
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.text.tokenizer import Tokenizer
 
 TEXTS = [text for _, text in sorted(topics.items())][:12]
@@ -51,7 +51,7 @@ def raise_killed(*_: Any, **__: Any) -> None:
 def test_concurrent_preparation_is_refused(files: dict[str, Path], tmp_path: Path) -> None:
     with state.exclusive_workdir(tmp_path / "out") as work:
         (work / "shard-00000.json").write_text("{}")
-        with pytest.raises(UserError, match="another preparation is running"):
+        with pytest.raises(PolysemeError, match="another preparation is running"):
             make(files["a"], tmp_path / "out")
         assert (work / "shard-00000.json").exists()
 
@@ -86,7 +86,7 @@ def test_kill_during_cleanup(
 def test_folder_is_restored_when_no_text_is_left(files: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     for out in ("mine", "new"):
-        with pytest.raises(UserError, match="no text is left"):
+        with pytest.raises(PolysemeError, match="no text is left"):
             make(files["a"], tmp_path / out, clean="min_chars=1000000")
     assert not tree(tmp_path / "mine") and not (tmp_path / "new").exists()
 
@@ -99,10 +99,10 @@ def test_error_after_first_file_leaves_nothing(
     def write_or_fail(*args: Any) -> None:
         calls.append(args)
         if len(calls) > 1:
-            raise UserError("cannot write: no space")
+            raise PolysemeError("cannot write: no space")
         real(*args)
 
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="no space"):
+    with monkeypatch.context() as patch, pytest.raises(PolysemeError, match="no space"):
         patch.setattr(stages, "write_array", write_or_fail)
         make(files["a"], tmp_path / "out", dedup="none")
     assert not (tmp_path / "out").exists()
@@ -116,7 +116,7 @@ def test_changed_source_is_detected(files: dict[str, Path], tmp_path: Path, monk
         return real(*args, **kwargs)
 
     monkeypatch.setattr(stages, "find_duplicates", change)
-    with pytest.raises(UserError, match=r"a\.jsonl changed while it was read"):
+    with pytest.raises(PolysemeError, match=r"a\.jsonl changed while it was read"):
         make(files["a"], tmp_path / "out")
 
 
@@ -126,10 +126,10 @@ def test_sources_already_in_the_corpus(files: dict[str, Path], tmp_path: Path) -
     make(f"{files['b']}::weight=2", out, append=True)
     whole = make(files["a"], out)  # running the first command of a script again
     assert make(files["a"], out, append=True) == make(f"{files['b']}::weight=2", out, append=True) == whole
-    with pytest.raises(UserError, match=r"b\.jsonl is already in .*, with weight 2\.0, not 1\.0"):
+    with pytest.raises(PolysemeError, match=r"b\.jsonl is already in .*, with weight 2\.0, not 1\.0"):
         make(files["b"], out, append=True)
     assert len(make(f"{files['a']}::key=more", out, append=True)["sources"]) == 3  # another column is another source
-    with pytest.raises(UserError, match="other sources"):
+    with pytest.raises(PolysemeError, match="other sources"):
         make(files["c"], out)
 
 
@@ -141,7 +141,7 @@ def test_unfinished_append_must_be_finished_before_another(
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(stages.Preparation, "write_shards", raise_killed)
         make(files["b"], out, append=True)
-    with pytest.raises(UserError, match=r"finish that one first, or remove .*\.work to discard it"):
+    with pytest.raises(PolysemeError, match=r"finish that one first, or remove .*\.work to discard it"):
         make(files["c"], out, append=True)
     assert len(make(files["b"], out, append=True)["sources"]) == 2
     verify_corpus(out)
@@ -163,7 +163,7 @@ def test_number_of_documents_limits_a_shard(tmp_path: Path, monkeypatch: pytest.
 
 def test_named_pipe_is_refused_with_advice(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="pipe it into standard input and read -"):
+    with pytest.raises(PolysemeError, match="pipe it into standard input and read -"):
         make(tmp_path / "pipe", tmp_path / "out")
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
 

@@ -10,7 +10,7 @@ import pytest
 
 from polyseme.corpus.sources import python_docs
 from polyseme.corpus.sources.docstrings import extract_prose
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 
 REST = """
     Return the mean of *all* values, see :func:`~math.fsum` and
@@ -126,6 +126,6 @@ def test_heldout_modules_share_no_paragraph_with_the_rest() -> None:
 
 
 def test_missing_package_is_reported() -> None:
-    with pytest.raises(UserError, match=r"package 'numpi' is not installed.*did you mean 'numpy'"):
+    with pytest.raises(PolysemeError, match=r"package 'numpi' is not installed.*did you mean 'numpy'"):
         next(python_docs.read_documents(packages=["numpi"]))
     assert "numpy" in python_docs.describe_version(["numpy"])

@@ -13,7 +13,7 @@ import pytest
 from polyseme.corpus.sources import documents
 from polyseme.corpus.sources.documents import Document, ReadResult
 from polyseme.corpus.sources.readers import FORMATS, SourceFile, detect_format
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.io import lines, tables
 from polyseme.io.compression import CorruptFileError, read_decompressed
 from tests.corpus.samples import COMPRESSORS, EXPECTED, FILES, TEXTS, build_parquet, warc_record, wiki_article
@@ -30,8 +30,8 @@ def read_texts(path: Path, content: bytes | str, **options: str) -> list[str]:
     """Read a file; errors become `!` and their message after the file name."""
     texts = []
     for document in read_items(path, content, **options):
-        assert isinstance(document, Document | UserError)
-        if isinstance(document, UserError):
+        assert isinstance(document, Document | PolysemeError)
+        if isinstance(document, PolysemeError):
             assert str(document).startswith(str(path)) and "\n" not in str(document)
             texts.append("!" + str(document).removeprefix(str(path)).strip(" :"))
         else:
@@ -66,7 +66,7 @@ def test_compressed_files_with_several_members_truncated_or_damaged(tmp_path: Pa
     cut = read_texts(path, one + two[: len(two) // 2])
     assert 20_000 < len(cut) < 38_000 and cut[:-1] == all_texts[: len(cut) - 1]
     assert cut[-1] == f"!is truncated or damaged: cannot decompress it beyond line {len(cut) - 1}"
-    assert read_texts(path, b"not packed at all")[-1] == "!is truncated or damaged: cannot decompress it beyond line 0"
+    assert read_texts(path, b"not compressed at all")[-1] == "!is truncated or damaged: cannot decompress it beyond line 0"
     if suffix in (".gz", ".zst"):  # the other formats ignore trailing bytes
         damaged = read_texts(path, one + b"no more of it")
         assert damaged[:-1] == all_texts[:20_000] and damaged[-1].startswith("!is truncated or damaged")
@@ -159,7 +159,7 @@ def test_splits_do_not_depend_on_read_block_size(tmp_path: Path, monkeypatch: py
                 lines, "read_decompressed", lambda path, n=size: (content[i : i + n] for i in range(0, len(content), n))
             )
             seen.add(tuple(map(repr, read_items(path, content, split=split))))
-        assert len(seen) == 1 and "UserError" in str(seen)
+        assert len(seen) == 1 and "DataError" in str(seen)
 
 
 @pytest.mark.parametrize("line", [b"a few words in a line of text\n", b"many words and never a line break "])
@@ -192,7 +192,7 @@ def test_too_long_row_is_an_error_and_is_not_held_in_memory(tmp_path: Path, monk
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10_000_000
-    assert [str(document) for document in texts if isinstance(document, UserError)] == [
+    assert [str(document) for document in texts if isinstance(document, PolysemeError)] == [
         f"{path} line 2: longer than 1 MB"
     ]
     assert [document.location for document in texts if isinstance(document, Document)] == ["line 1", "line 3"]

@@ -12,7 +12,7 @@ from polyseme.corpus.sampling import (
     ShuffledSampler,
     build_samples,
 )
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.rng import feistel_permutation, hash_combine
 
 
@@ -203,14 +203,14 @@ def test_step_larger_than_an_epoch():
 
 
 def test_invalid_arguments_are_reported():
-    with pytest.raises(UserError, match="3 ranks"):
+    with pytest.raises(PolysemeError, match="3 ranks"):
         take_steps(build_sampler(), 1, world_size=3)
-    with pytest.raises(UserError, match="no samples"):
+    with pytest.raises(PolysemeError, match="no samples"):
         ShuffledSampler(FixedSamples([]), 512)
-    with pytest.raises(UserError, match="does not fit"):
+    with pytest.raises(PolysemeError, match="does not fit"):
         ShuffledSampler(FixedSamples([3, 600]), 512)
     for cursor in (DataPosition(0, 99, 0), DataPosition(0, 0, 999)):
-        with pytest.raises(UserError, match="does not exist"):
+        with pytest.raises(PolysemeError, match="does not exist"):
             take_steps(build_sampler(), 1, cursor)
 
 

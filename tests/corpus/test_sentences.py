@@ -12,7 +12,7 @@ import pytest
 
 from polyseme.corpus.clean import sentences
 from polyseme.corpus.clean.sentences import split_sentences
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.text.tokenizer import Tokenizer
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -87,7 +87,7 @@ def test_missing_sentencex_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", import_without_sentencex)
     sentences._load_segmenter.cache_clear()
-    with pytest.raises(UserError, match="pip install sentencex"):
+    with pytest.raises(PolysemeError, match="pip install sentencex"):
         split_sentences("One. Two.")
     monkeypatch.undo()
     sentences._load_segmenter.cache_clear()

@@ -25,7 +25,7 @@ from polyseme.corpus.sources.sources import (
     open_sources,
     parse_source,
 )
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from tests.corpus.samples import COMPRESSORS, EXPECTED, FILES, wiki_article
 
 ROWS = "".join(json.dumps({"text": text, "title": "t"}) + "\n" for text in ("One é.", "Two.\nStill two."))
@@ -96,7 +96,7 @@ def test_python_docs_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
         ("t.jsonl.xz", lzma.compress(ROWS.encode())[:-20], "t.jsonl.xz is truncated or damaged"),
         (
             "n.txt.gz",
-            b"not packed at all",
+            b"not compressed at all",
             "n.txt.gz is truncated or damaged: cannot decompress it beyond line 0",
         ),
         ("m.jsonl", ROWS.encode() + b'{"text": \n', "m.jsonl line 3: malformed JSON"),
@@ -108,7 +108,7 @@ def test_python_docs_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_input_gives_a_one_line_error(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(PolysemeError) as raised:
         read_texts(path)
     assert message in str(raised.value) and "\n" not in str(raised.value)
     sources = open_sources([str(path)], skip_bad=True)
@@ -126,14 +126,14 @@ def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
 
 def test_missing_sources_are_reported(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("a")
-    with pytest.raises(UserError, match=r"did you mean 'corpus.txt'"):
+    with pytest.raises(PolysemeError, match=r"did you mean 'corpus.txt'"):
         open_sources([str(tmp_path / "corpsu.txt")])
     (tmp_path / "none").mkdir()
-    with pytest.raises(UserError, match="contains no text in files that end in"):
+    with pytest.raises(PolysemeError, match="contains no text in files that end in"):
         open_sources([str(tmp_path / "none")])
-    with pytest.raises(UserError, match="no source"):
+    with pytest.raises(PolysemeError, match="no source"):
         open_sources([])
-    with pytest.raises(UserError, match="split is 'lines': did you mean 'line'"):
+    with pytest.raises(PolysemeError, match="split is 'lines': did you mean 'line'"):
         open_sources([str(tmp_path)], split="lines")
 
 
@@ -177,16 +177,16 @@ def test_existing_path_with_separator_is_a_path(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_options(options: str, message: str) -> None:
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(PolysemeError) as raised:
         open_sources([f"a.txt::{options}"])
     assert message in str(raised.value)
 
 
 def test_source_objects_are_validated(tmp_path: Path) -> None:
     for wrong in ({"weight": -1.0}, {"split": "x"}, {"format": "x"}):
-        with pytest.raises(UserError):
+        with pytest.raises(PolysemeError):
             open_sources([dataclasses.replace(CorpusSource(str(tmp_path)), **wrong)])  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="format is 'x'"):
+    with pytest.raises(PolysemeError, match="format is 'x'"):
         open_sources([str(tmp_path)], format="x")
 
 
@@ -237,7 +237,7 @@ def test_explicit_format_reads_every_file_of_a_folder(tmp_path: Path) -> None:
     assert read_texts(f"{tmp_path}::format=jsonl") == ["c.txt", "part-0", "part-1.dat"]
     empty = tmp_path / "none"
     empty.mkdir()
-    with pytest.raises(UserError, match=r"contains no text$"):
+    with pytest.raises(PolysemeError, match=r"contains no text$"):
         open_sources([empty], format="jsonl")
 
 
@@ -269,12 +269,12 @@ def test_standard_input_can_be_read_twice(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_missing_standard_input_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Piped(b""))
-    with pytest.raises(UserError, match="standard input is empty"):
+    with pytest.raises(PolysemeError, match="standard input is empty"):
         read_texts("-")
-    with pytest.raises(UserError, match="can be a source only once"):
+    with pytest.raises(PolysemeError, match="can be a source only once"):
         open_sources(["-", "-::lang=de"])
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(UserError, match="not piped"):
+    with pytest.raises(PolysemeError, match="not piped"):
         open_sources(["-"])
 
 
@@ -282,7 +282,7 @@ def test_missing_package_is_reported_before_reading(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for name in ("a.parquet", "a.txt.zst"):
         (tmp_path / name).write_bytes(b"x")
-        with pytest.raises(UserError, match="pyarrow, which is not installed: pip install pyarrow"):
+        with pytest.raises(PolysemeError, match="pyarrow, which is not installed: pip install pyarrow"):
             open_sources([tmp_path / name], skip_bad=True)
     (tmp_path / "a.txt").write_text("x")
     assert read_texts(tmp_path / "a.txt") == ["x"]
@@ -320,7 +320,7 @@ def mixed_reader(tmp_path: Path) -> SourceReader:
 
 def test_reading_from_every_position_gives_the_rest(mixed_reader: SourceReader) -> None:
     all_items = read_items(mixed_reader)
-    assert len(all_items) > 40 and sum("UserError" in item for _, item in all_items) > 5
+    assert len(all_items) > 40 and sum("DataError" in item for _, item in all_items) > 5
     positions = [position for position, _ in all_items]
     assert positions == sorted(set(positions)) and read_items(mixed_reader, ReadPosition()) == all_items
     for number, position in enumerate(positions, 1):

@@ -21,7 +21,7 @@ from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.inspect import statistics
 from polyseme.corpus.inspect.statistics import compute_statistics
 from polyseme.corpus.store import Corpus, verify_corpus
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.recipes import RECIPES
 from polyseme.report.html import escape
 from polyseme.text.tokenizer import Tokenizer
@@ -316,5 +316,5 @@ def test_token_outside_the_vocabulary_is_reported(tmp_path: Path) -> None:
     ids = np.load(path)
     ids[7] = 400
     np.save(path, ids)
-    with pytest.raises(UserError, match="is damaged: token 400 is not in its vocabulary"):
+    with pytest.raises(PolysemeError, match="is damaged: token 400 is not in its vocabulary"):
         compute_statistics(Corpus.open(corpus.path))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.generation.beam import beam_search
 from polyseme.generation.sample import GREEDY, SamplingConfig, generate_tokens, sample_tokens, stream_tokens
 from polyseme.generation.session import is_seq2seq, start_session
@@ -167,5 +167,5 @@ def test_each_sequence_may_have_a_limit_of_its_own():
         assert [len(w.tokens) for w in each] == [3, 9, 1]
     alone = [beam_search(model, [p], limit, 3)[0].hypotheses[0].tokens for p, limit in zip(prompts, (3, 9, 1))]
     assert [f.hypotheses[0].tokens for f in beam_search(model, prompts, [3, 9, 1], 3)] == alone
-    with pytest.raises(UserError, match="less than 1"):
+    with pytest.raises(PolysemeError, match="less than 1"):
         generate_tokens(model, prompts, [3, 0, 1])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import polyseme
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.generation.sample import SamplingConfig
 from polyseme.generation.text import GenerationConfig, TextGenerator, decode_continuation
 
@@ -100,12 +100,12 @@ def test_the_command(project, done, refused, tmp_path):
 def test_prompts_that_cannot_be(tiny_folders):
     gpt = polyseme.load(tiny_folders["gpt"], device="cpu")
     if not gpt.bos_ids:
-        with pytest.raises(UserError, match="needs a beginning"):
+        with pytest.raises(PolysemeError, match="needs a beginning"):
             gpt.generate("")
-    with pytest.raises(UserError, match="num_samples is 0, expected 1 or more"):
+    with pytest.raises(PolysemeError, match="num_samples is 0, expected 1 or more"):
         GenerationConfig(num_samples=0)
-    with pytest.raises(UserError, match="without a source"):
+    with pytest.raises(PolysemeError, match="without a source"):
         gpt.generate("The", GenerationConfig(0))
-    with pytest.raises(UserError, match="cannot be shown"):
+    with pytest.raises(PolysemeError, match="cannot be shown"):
         list(gpt.stream("The", GenerationConfig(4, num_beams=2)))
     assert gpt.generate([], GenerationConfig(3)) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.ngram.arpa import arpa_names, read_arpa, write_arpa
 from polyseme.ngram.count import count_ngrams
 from polyseme.ngram.estimate import estimate_kneser_ney
@@ -75,7 +75,7 @@ BAD = {  # what is changed in the good file, to what, what is said
 
 def refused(path: Path, content: str | bytes, says: str) -> None:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError) as told:
+    with pytest.raises(PolysemeError) as told:
         read_arpa(path)
     assert says in str(told.value) and str(path) in str(told.value)
     assert "\n" not in str(told.value)
@@ -90,14 +90,14 @@ def test_bad_files_are_refused_by_line(case, tmp_path):
 
 def test_a_file_cut_anywhere_is_refused(tmp_path):
     for end in range(0, len(GOOD.rstrip()) - 1, 3):
-        with pytest.raises(UserError):
+        with pytest.raises(PolysemeError):
             (tmp_path / "cut.arpa").write_text(GOOD[:end])
             read_arpa(tmp_path / "cut.arpa")
     packed = gzip.compress(GOOD.encode(), mtime=0)
     refused(tmp_path / "cut.arpa.gz", packed[: len(packed) // 2], "truncated")
     refused(tmp_path / "no.arpa.gz", GOOD, "is not a whole .gz file")
     refused(tmp_path / "latin.arpa", GOOD.replace("cat", "chät").encode("latin-1"), "line 13 is not text in UTF-8")
-    with pytest.raises(UserError, match="missing"):
+    with pytest.raises(PolysemeError, match="missing"):
         read_arpa(tmp_path / "nowhere.arpa")
 
 
@@ -199,7 +199,7 @@ def test_pieces_that_an_arpa_file_cannot_hold():
 def test_the_tokenizer_has_to_fit(made, tmp_path):
     _, tokenizer, _, _ = made
     (tmp_path / "good.arpa").write_text(GOOD.replace("cat", "zebra"))
-    with pytest.raises(UserError, match="'zebra' is no piece of the tokenizer"):
+    with pytest.raises(PolysemeError, match="'zebra' is no piece of the tokenizer"):
         read_arpa(tmp_path / "good.arpa", tokenizer)
-    with pytest.raises(UserError, match=r"does not end in \.arpa"):
+    with pytest.raises(PolysemeError, match=r"does not end in \.arpa"):
         write_arpa(tmp_path / "x.txt", made[0], tokenizer)

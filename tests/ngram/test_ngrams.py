@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.ngram import count as counting
 from polyseme.ngram.count import count_ngrams
 from polyseme.ngram.estimate import FALLBACK_DISCOUNTS, estimate_discounts, estimate_kneser_ney
@@ -89,7 +89,7 @@ def test_cutoffs_leave_out_what_is_rare_and_give_its_count_back(tmp_path):
     new = stream_of(made_sentences(99, 50))
     assert whole.log10_probs(new).sum() != model.log10_probs(new).sum()
     for cutoffs in ((1,), (0, 2, 1), (0, -1)):
-        with pytest.raises(UserError, match="do not fall"):
+        with pytest.raises(PolysemeError, match="do not fall"):
             estimate_kneser_ney(counts, WORDS, tmp_path, cutoffs)
 
 
@@ -121,5 +121,5 @@ def test_discounts_by_hand():
 
 
 def test_nothing_to_count(tmp_path):
-    with pytest.raises(UserError, match="no sentence"):
+    with pytest.raises(PolysemeError, match="no sentence"):
         count_ngrams([], WORDS, 3, tmp_path)

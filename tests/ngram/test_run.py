@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import polyseme
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.generation.sample import SamplingConfig
 from polyseme.generation.text import GenerationConfig
 from polyseme.io.json import read_json
@@ -116,7 +116,7 @@ def test_what_can_be_asked(run, cli, done, tmp_path):
         assert answer.status == 2 and answer.err.startswith("error: ") and "counts n-grams" in answer.err
     answer = cli("finetune", out / "model", "--task", "classification", "--train", "x", "--dev", "x", "--out", "y")
     assert answer.status == 2 and answer.err.count("\n") == 1
-    with pytest.raises(UserError, match="nothing to read"):
+    with pytest.raises(PolysemeError, match="nothing to read"):
         model.score(["the cat", " "])
 
 
@@ -159,9 +159,9 @@ def test_it_writes(run, cli, done, tmp_path):
         answer = cli(*wrong)
         assert answer.status == 2 and says in answer.err and answer.err.count("\n") == 1, answer.err
     assert not (tmp_path / "p").exists()
-    with pytest.raises(UserError, match="cannot do that: it counts n-grams, which can be scored and can write"):
+    with pytest.raises(PolysemeError, match="cannot do that: it counts n-grams, which can be scored and can write"):
         model.folder  # noqa: B018
-    with pytest.raises(UserError, match="without a source"):
+    with pytest.raises(PolysemeError, match="without a source"):
         model.generate("It", GenerationConfig(0))
 
 
@@ -205,9 +205,9 @@ def test_recipes_that_are_not_trained(run, corpus, cli):
     out, _ = run
     answer = cli("pretrain", "ngram-3", "--corpus", corpus.path, "--out", out)
     assert answer.status == 2 and "already there" in answer.err
-    with pytest.raises(UserError, match="nothing to train"):
+    with pytest.raises(PolysemeError, match="nothing to train"):
         get_training_recipe("ngram-5")
-    with pytest.raises(UserError, match="did you mean 'ngram-5'"):
+    with pytest.raises(PolysemeError, match="did you mean 'ngram-5'"):
         get_training_recipe("ngram-6")
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES
-from polyseme.objectives.specs import MaskedLM
+from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.train.loop import TrainState, train
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
@@ -67,7 +67,10 @@ def test_one_document_reads_the_same_either_way():
     corpus = Pages([pages(1, 40, seed=3).sentence_offsets[1:].tolist()[:1] * 30])
     inside, across = (MaskedLM(cross_documents=a).bind(corpus, BERT, 64, 0) for a in (False, True))
     first, second = (bound.batch(all_of(bound), 1) for bound in (inside, across))
-    assert torch.equal(first.tokens, second.tokens) and first.layout.lengths == second.layout.lengths
+    assert (
+        torch.equal(first.inputs.tokens, second.inputs.tokens)
+        and first.inputs.layout.lengths == second.inputs.layout.lengths
+    )
 
 
 @pytest.mark.parametrize("epoch", [0, 4])
@@ -78,8 +81,8 @@ def test_a_sample_does_not_depend_on_its_neighbours(epoch):
     for _ in range(5):
         ids = rng.permutation(len(bound))[:9]
         batch = bound.batch(ids, epoch)
-        found = batch.tokens.split(list(batch.layout.lengths))
-        assert all(torch.equal(part, alone[i].tokens) for i, part in zip(ids, found))
+        found = batch.inputs.tokens.split(list(batch.inputs.layout.lengths))
+        assert all(torch.equal(part, alone[i].inputs.tokens) for i, part in zip(ids, found))
         assert batch.targets["masked"].count == sum(alone[i].targets["masked"].count for i in ids)
 
 
@@ -87,7 +90,7 @@ def test_marks_between_documents_are_never_masked():
     bound, corpus = bound_of(SHORT)
     batch = bound.batch(all_of(bound), 0)
     assert (batch.targets["masked"].labels >= 5).all()
-    assert int((batch.tokens == SEP).sum()) == len(SHORT) - 1 + len(bound) - sum(
+    assert int((batch.inputs.tokens == SEP).sum()) == len(SHORT) - 1 + len(bound) - sum(
         corpus.document_of[s] != corpus.document_of[s - 1] for s in bound.samples.starts[1:]
     )
 

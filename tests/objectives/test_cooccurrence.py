@@ -9,7 +9,7 @@ import pytest
 from test_windows import SIZE, WORDS, corpus
 
 from polyseme.corpus.sampling import ShuffledSampler, build_samples
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.objectives import glove as cooccurrence
 from polyseme.objectives.glove import CooccurrenceTable, GloVe
 
@@ -32,7 +32,7 @@ def test_counts_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = corpus()
     bound = GloVe(window=4).bind(pages, WORDS, 64)
     expected = plain(pages, 4)
-    cells = bound.batch(np.arange(len(bound)), 0).sparse
+    cells = bound.batch(np.arange(len(bound)), 0).examples
     found = {}
     for i, j, log, weight in zip(
         *(t.tolist() for t in (cells.tokens, cells.context_ids, cells.log_counts, cells.weights))
@@ -71,5 +71,5 @@ def test_every_cell_once_an_epoch() -> None:
 def test_nothing_meets() -> None:
     pages = corpus()
     pages.tokens[:] = 1
-    with pytest.raises(UserError, match="no two known words meet"):
+    with pytest.raises(PolysemeError, match="no two known words meet"):
         GloVe().bind(pages, WORDS, 64)

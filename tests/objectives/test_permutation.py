@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
+from polyseme.nn.inputs import Inputs
 from polyseme.objectives.permutation_lm import PermutationLM
 from tests.contracts import cases
 from tests.objectives.test_specs import BERT, CLS, SEP, all_of, pages
@@ -18,15 +19,15 @@ def bind(spec=None, corpus=None, max_len=64, seed=1):
 def test_the_set_predicted_is_one_in_so_many(predict_one_in, max_span_length):
     bound = bind(PermutationLM(predict_one_in, max_span_length))
     batch = bound.batch(all_of(bound), 0)
-    queries, sizes = batch.query_stream, np.array(batch.layout.lengths) - 2
+    queries, sizes = batch.inputs.query_stream, np.array(batch.inputs.layout.lengths) - 2
     assert queries.layout.lengths == tuple((sizes // predict_one_in).tolist())
     rows = queries.target_positions.numpy()
     assert len(set(rows)) == len(rows) == batch.targets["masked"].count
-    assert (batch.targets["masked"].rows == len(batch.tokens) + torch.arange(len(rows))).all()
-    assert torch.equal(batch.tokens[queries.target_positions], batch.targets["masked"].labels)
-    assert not {CLS, SEP} & set(batch.tokens[queries.target_positions].tolist())
-    assert batch.tokens[batch.layout.last_indices].tolist() == [CLS] * len(bound)
-    assert batch.tokens[batch.layout.last_indices - 1].tolist() == [SEP] * len(bound)
+    assert (batch.targets["masked"].rows == len(batch.inputs.tokens) + torch.arange(len(rows))).all()
+    assert torch.equal(batch.inputs.tokens[queries.target_positions], batch.targets["masked"].labels)
+    assert not {CLS, SEP} & set(batch.inputs.tokens[queries.target_positions].tolist())
+    assert batch.inputs.tokens[batch.inputs.layout.last_indices].tolist() == [CLS] * len(bound)
+    assert batch.inputs.tokens[batch.inputs.layout.last_indices - 1].tolist() == [SEP] * len(bound)
 
 
 def test_spans_stand_in_windows_of_their_own():
@@ -50,45 +51,51 @@ def test_ranks():
     orders = []
     for epoch in (0, 1):
         batch = bound.batch(ids, epoch)
-        predicted = np.zeros(len(batch.tokens), dtype=bool)
-        predicted[batch.query_stream.target_positions] = True
-        marks = np.isin(batch.tokens.numpy(), [CLS, SEP])
-        order = batch.query_stream.rank.numpy()
+        predicted = np.zeros(len(batch.inputs.tokens), dtype=bool)
+        predicted[batch.inputs.query_stream.target_positions] = True
+        marks = np.isin(batch.inputs.tokens.numpy(), [CLS, SEP])
+        order = batch.inputs.query_stream.rank.numpy()
         assert (order[~predicted & ~marks] == -1).all()
         for part, chosen in zip(
-            np.split(order, np.cumsum(batch.layout.lengths)[:-1]),
-            np.split(predicted | marks, np.cumsum(batch.layout.lengths)[:-1]),
+            np.split(order, np.cumsum(batch.inputs.layout.lengths)[:-1]),
+            np.split(predicted | marks, np.cumsum(batch.inputs.layout.lengths)[:-1]),
         ):
             assert sorted(part[chosen]) == list(range(chosen.sum()))
         orders.append(order.tolist())
     assert orders[0] != orders[1]
     again = bind().batch(ids, 1)
-    assert again.query_stream.rank.tolist() == orders[1]
+    assert again.inputs.query_stream.rank.tolist() == orders[1]
 
 
 def test_alone_equals_packed():
     bound = bind()
     ids = np.random.default_rng(0).permutation(len(bound))[:30]
     batch = bound.batch(ids, epoch=3)
-    tokens, orders = (t.split(list(batch.layout.lengths)) for t in (batch.tokens, batch.query_stream.rank))
-    rows = batch.query_stream.target_positions.split(list(batch.query_stream.layout.lengths))
+    tokens, orders = (
+        t.split(list(batch.inputs.layout.lengths)) for t in (batch.inputs.tokens, batch.inputs.query_stream.rank)
+    )
+    rows = batch.inputs.query_stream.target_positions.split(list(batch.inputs.query_stream.layout.lengths))
     for place in range(0, 30, 7):
         alone = bound.batch(ids[[place]], epoch=3)
-        assert torch.equal(alone.tokens, tokens[place]) and torch.equal(alone.query_stream.rank, orders[place])
-        assert torch.equal(alone.query_stream.target_positions, rows[place] - batch.layout.cu_seqlens[place])
+        assert torch.equal(alone.inputs.tokens, tokens[place]) and torch.equal(
+            alone.inputs.query_stream.rank, orders[place]
+        )
+        assert torch.equal(
+            alone.inputs.query_stream.target_positions, rows[place] - batch.inputs.layout.cu_seqlens[place]
+        )
 
 
 def test_no_place_sees_its_own_token_or_a_later_one():
     model = cases.tiny_model("xlnet")
     bound = bind(PermutationLM(3), pages(4, 4, 12), max_len=24)
     batch = bound.batch(np.arange(3), 0)
-    queries, total = batch.query_stream, len(batch.tokens)
-    tokens = batch.tokens % cases.VOCAB
-    sequence = torch.arange(3).repeat_interleave(torch.tensor(batch.layout.lengths))
+    queries, total = batch.inputs.query_stream, len(batch.inputs.tokens)
+    tokens = batch.inputs.tokens % cases.VOCAB
+    sequence = torch.arange(3).repeat_interleave(torch.tensor(batch.inputs.layout.lengths))
 
     def states(ids):
         with torch.no_grad():
-            return model.trunk(ids, batch.layout, query_stream=queries).hidden
+            return model.trunk(Inputs(ids, batch.inputs.layout, query_stream=queries)).hidden
 
     before = states(tokens)
     seen = 0
@@ -112,8 +119,10 @@ def test_overfits_one_batch():
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     rows = batch.targets["masked"].rows
     for _ in range(60):
-        last = model.trunk(batch.tokens % cases.VOCAB, batch.layout, query_stream=batch.query_stream).hidden
-        loss = model.loss("masked", last, batch.layout, rows, values, -100) / len(values)
+        last = model.trunk(
+            Inputs(batch.inputs.tokens % cases.VOCAB, batch.inputs.layout, query_stream=batch.inputs.query_stream)
+        ).hidden
+        loss = model.loss("masked", last, batch.inputs.layout, rows, values, -100) / len(values)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -122,7 +131,7 @@ def test_overfits_one_batch():
 
 def test_mistakes_are_told():
     assert PermutationLM.from_json(PermutationLM(7, 3).to_json()) == PermutationLM(7, 3)
-    with pytest.raises(UserError, match="predict_one_in is 1"):
+    with pytest.raises(PolysemeError, match="predict_one_in is 1"):
         PermutationLM(1)
-    with pytest.raises(UserError, match="max_len is 7"):
+    with pytest.raises(PolysemeError, match="max_len is 7"):
         bind(max_len=7)

@@ -5,10 +5,13 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES
-from polyseme.nn.heads.standard import ClassificationHeadConfig
+from polyseme.nn.cuda_graph import shape_signature
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import PackedLayout
-from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets, shape_signature, tree_leaves, tree_map
+from polyseme.nn.tree import tree_leaves, tree_map
+from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.packing import pad_to_bucket
 
@@ -21,7 +24,9 @@ def batch_of(lengths, head="classify", seed=0):
     rows = torch.arange(len(lengths)) if head == "classify" else torch.arange(0, layout.num_tokens, 3)
     values = torch.randint(0, 3, (len(rows),), generator=draw)
     tokens = torch.randint(0, 50, (layout.num_tokens,), generator=draw)
-    return Batch(tokens, layout, torch.zeros_like(tokens), {head: Targets(rows, values, len(rows))}, layout.num_tokens)
+    return Batch(
+        Inputs(tokens, layout, torch.zeros_like(tokens)), {head: Targets(rows, values, len(rows))}, layout.num_tokens
+    )
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +45,12 @@ def test_the_same_losses(model, head, lengths):
     batch = batch_of(lengths, head)
     full = pad_to_bucket(batch, MAX_LEN)
     assert (
-        full.layout.num_tokens == full.tokens.numel() >= batch.layout.num_tokens and full.layout.max_seqlen <= MAX_LEN
+        full.inputs.layout.num_tokens == full.inputs.tokens.numel() >= batch.inputs.layout.num_tokens
+        and full.inputs.layout.max_seqlen <= MAX_LEN
     )
-    assert full.layout.num_tokens - batch.layout.num_tokens < max(64, batch.layout.num_tokens / 8 + 1)
+    assert full.inputs.layout.num_tokens - batch.inputs.layout.num_tokens < max(
+        64, batch.inputs.layout.num_tokens / 8 + 1
+    )
     assert (full.num_tokens, full.targets[head].count) == (batch.num_tokens, batch.targets[head].count)
     true, found = compute_losses(model, batch)[head], compute_losses(model, full)[head]
     torch.testing.assert_close(found, true, atol=1e-10, rtol=0)
@@ -69,5 +77,5 @@ def test_every_tensor_is_changed_and_nothing_else():
     batch = batch_of([5, 9, 1])
     twice = tree_map(batch, lambda t: t * 2)
     assert [t.tolist() for t in tree_leaves(twice)] == [(t * 2).tolist() for t in tree_leaves(batch)]
-    assert twice.layout.lengths == batch.layout.lengths and twice.targets["classify"].count == 3
+    assert twice.inputs.layout.lengths == batch.inputs.layout.lengths and twice.targets["classify"].count == 3
     assert len(tree_leaves((batch, torch.ones(1)))) == len(tree_leaves(batch)) + 1

@@ -1,16 +1,19 @@
 """Segments in lanes: every token is predicted once an epoch, each lane goes on from step to step."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from polyseme.corpus.sampling import DataPosition, StreamSampler
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
-from polyseme.objectives.batch import SegmentState
+from polyseme.objectives.batch import SegmentExtra, SegmentState
 from polyseme.objectives.losses import compute_losses, evaluate_batch
+from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.objectives.permutation_lm import PermutationLM
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.train.pretrain import BatchStream
@@ -33,11 +36,11 @@ def test_the_stream_is_every_document_between_marks():
     stream = np.insert(corpus.tokens, borders, 0)
     read = len(bound) * 16
     assert len(stream) - 1 - read < 16
-    assert np.array_equal(batch.tokens.numpy(), stream[:read])
+    assert np.array_equal(batch.inputs.tokens.numpy(), stream[:read])
     assert np.array_equal(batch.targets["next"].labels.numpy(), stream[1 : read + 1])
-    assert batch.layout.lengths == (16,) * len(bound)
+    assert batch.inputs.layout.lengths == (16,) * len(bound)
     some = bound.batch(np.array([7, 2]), 3)
-    assert np.array_equal(some.tokens.numpy(), np.concatenate([stream[112:128], stream[32:48]]))
+    assert np.array_equal(some.inputs.tokens.numpy(), np.concatenate([stream[112:128], stream[32:48]]))
 
 
 def test_lanes_go_on_and_any_place_is_reached():
@@ -61,9 +64,9 @@ def test_lanes_go_on_and_any_place_is_reached():
         True,
         True,
     ]
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(PolysemeError, match="does not exist"):
         next(order.steps(DataPosition(0, 0, each)))
-    with pytest.raises(UserError, match="fewer than"):
+    with pytest.raises(PolysemeError, match="fewer than"):
         StreamSampler(bound, 64, len(bound) + 1)
 
 
@@ -83,14 +86,14 @@ def test_drawn_lengths_tile_every_lane_and_follow_the_law():
     assert 0.03 < len(short) / len(lengths) < 0.07 and abs(short.mean() - 34.5) < 2
     data, read, spent = BatchStream(bound, order, None), [], []
     for (batch,), after in data.steps(DataPosition()):
-        read.append(batch.tokens.view(2, -1))
-        assert batch.lr_scale == pytest.approx(batch.layout.max_seqlen / 70)
-        spent.append(batch.layout.max_seqlen)
+        read.append(batch.inputs.tokens.view(2, -1))
+        assert batch.lr_scale == pytest.approx(batch.inputs.layout.max_seqlen / 70)
+        spent.append(batch.inputs.layout.max_seqlen)
         if after.epoch:
             break
     assert spent == lengths.tolist()
     whole = bound.segment_batch(np.array([0, order.stream_length]), order.stream_length)
-    assert torch.equal(torch.cat(read, dim=1).flatten(), whole.tokens)
+    assert torch.equal(torch.cat(read, dim=1).flatten(), whole.inputs.tokens)
     bins, after = next(order.steps(DataPosition(0, 0, 17)))
     assert bins[0].segment_length == lengths[17] and bins[0].sample_ids.tolist() == [
         lengths[:17].sum(),
@@ -104,13 +107,13 @@ def test_backwards_each_token_predicts_the_one_before_it():
     back = StreamingCausalLM(direction="backward").bind(corpus, GPT2, 16, 0)
     data, read, asked = BatchStream(back, StreamSampler(back, 32), None), [], []
     for (batch,), after in data.steps(DataPosition()):
-        read.insert(0, batch.tokens.view(2, -1))
+        read.insert(0, batch.inputs.tokens.view(2, -1))
         asked.insert(0, batch.targets["previous"].labels.view(2, -1))
         if after.epoch:
             break
     tokens, values = torch.cat(read, dim=1).flip(0), torch.cat(asked, dim=1).flip(0)  # the lanes too run backwards
     forward = bound.segment_batch(np.array([0, back.stream_end // 2]), back.stream_end // 2)
-    assert torch.equal(values.flatten(), forward.tokens)
+    assert torch.equal(values.flatten(), forward.inputs.tokens)
     assert torch.equal(tokens.flatten(), forward.targets["next"].labels)
 
 
@@ -152,7 +155,7 @@ def test_a_row_of_batches_is_the_whole_read_at_once():
     whole = bound.segment_batch(np.array([0, length]), length)
     layout = PackedLayout.from_lengths([length] * 2)
     with torch.no_grad():
-        last = model.trunk(whole.tokens, layout).hidden
+        last = model.trunk(Inputs(whole.inputs.tokens, layout)).hidden
         expected = model.loss("next", last, layout, whole.targets["next"].rows, whole.targets["next"].labels, -100)
     assert carry_total == pytest.approx(float(expected), rel=1e-6)
 
@@ -161,16 +164,19 @@ def test_the_memory_has_no_gradient_and_a_new_epoch_none():
     model = cases.tiny_model("transformer_xl")
     _, bound = bind([[50, 30]], 8)
     batch = bound.batch(np.array([0, 3]), 0)
-    object.__setattr__(batch, "tokens", batch.tokens % cases.VOCAB)
-    object.__setattr__(batch.targets["next"], "labels", batch.targets["next"].labels % cases.VOCAB)
-    carry = SegmentState()
-    object.__setattr__(batch, "segment_state", carry)
+    target, carry = batch.targets["next"], SegmentState()
+    batch = replace(
+        batch,
+        inputs=replace(batch.inputs, tokens=batch.inputs.tokens % cases.VOCAB),
+        targets={"next": replace(target, labels=target.labels % cases.VOCAB)},
+        extra=SegmentExtra(carry),
+    )
     first = evaluate_batch(model, batch)["next"]
     assert carry.memory.layout.lengths == (8, 8) and not any(
         t.requires_grad for part in carry.memory.states for t in part
     )
     assert evaluate_batch(model, batch)["next"] != first
-    object.__setattr__(batch, "starts_fresh", True)
+    batch = replace(batch, extra=SegmentExtra(carry, starts_fresh=True))
     assert evaluate_batch(model, batch)["next"] == first
     sum(compute_losses(model, batch).values()).backward()
     assert not any(t.requires_grad for part in carry.memory.states for t in part)
@@ -180,12 +186,12 @@ def test_overfits_one_batch():
     model = cases.tiny_spec("transformer_xl").build(seed=0)
     _, bound = bind([[50, 30]], 8)
     batch = bound.batch(np.arange(6), 0)
-    tokens, values = batch.tokens % cases.VOCAB, batch.targets["next"].labels % cases.VOCAB
+    tokens, values = batch.inputs.tokens % cases.VOCAB, batch.targets["next"].labels % cases.VOCAB
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     rows = torch.arange(4, len(tokens))
     for _ in range(80):
-        last = model.trunk(tokens, batch.layout).hidden
-        loss = model.loss("next", last, batch.layout, rows, values[4:], -100) / len(rows)
+        last = model.trunk(Inputs(tokens, batch.inputs.layout)).hidden
+        loss = model.loss("next", last, batch.inputs.layout, rows, values[4:], -100) / len(rows)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -193,12 +199,13 @@ def test_overfits_one_batch():
 
 
 @pytest.mark.parametrize("changes,says", [
-    ({"family": "gpt2", "objective": StreamingCausalLM()}, "needs a memory of a set length: gpt2"),
-    ({"family": "bert", "objective": PermutationLM()}, "PermutationLM needs a query stream, which bert has not"),
+    ({"family": "gpt2", "objective": StreamingCausalLM()}, "needs a memory of fixed size, which gpt2"),
+    ({"family": "bert", "objective": PermutationLM()}, "PermutationLM needs a query stream, which bert does not have"),
     ({"family": "transformer_xl", "objective": StreamingCausalLM(), "batch_warmup_steps": 5}, "batch_warmup_steps is 5"),
-    ({"family": "xlnet", "objective": PermutationLM(), "compile": True}, "leave it false"),
-    ({"family": "xlnet", "objective": StreamingCausalLM()}, "needs a head 'next', which xlnet has not"),
+    ({"family": "xlnet", "objective": PermutationLM(), "compile": True}, "set it to false"),
+    ({"family": "xlnet", "objective": MaskedLM()}, "xlnet predicts tokens by its query stream, which MaskedLM does not"),
+    ({"family": "xlnet", "objective": StreamingCausalLM()}, "needs a head 'next', which xlnet does not have"),
 ])  # fmt: skip
 def test_recipes_that_do_not_fit_are_told(changes, says):
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(PolysemeError, match=says):
         Recipe(name="test", **changes).model_config(100)

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from polyseme.corpus.sampling import ShuffledSampler
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.packing import SpecialIds
@@ -35,7 +36,9 @@ def sides(batch):
     """Sources, decoder inputs and targets of each sample, as lists."""
     values = batch.targets["next"].labels
     return zip(
-        split(batch.source.values, batch.source.layout), split(batch.tokens, batch.layout), split(values, batch.layout)
+        split(batch.inputs.source.values, batch.inputs.source.layout),
+        split(batch.inputs.tokens, batch.inputs.layout),
+        split(values, batch.inputs.layout),
     )
 
 
@@ -141,12 +144,14 @@ def test_fixed_shape(micro_batch_tokens):
         exact, fixed = bound.batch(found.sample_ids, 0), bound.batch(found.sample_ids, 0, shape)
         seen += len(found.sample_ids)
         assert list(sides(exact)) == list(sides(fixed))[: len(found.sample_ids)]
-        assert fixed.num_tokens == exact.num_tokens == len(exact.tokens) + len(exact.source.values)
-        assert fixed.tokens.shape == (shape.num_tokens,) and fixed.source.values.shape == (shape.source.num_tokens,)
-        for layout, wanted in ((fixed.layout, shape), (fixed.source.layout, shape.source)):
+        assert fixed.num_tokens == exact.num_tokens == len(exact.inputs.tokens) + len(exact.inputs.source.values)
+        assert fixed.inputs.tokens.shape == (shape.num_tokens,) and fixed.inputs.source.values.shape == (
+            shape.source.num_tokens,
+        )
+        for layout, wanted in ((fixed.inputs.layout, shape), (fixed.inputs.source.layout, shape.source)):
             assert layout.cu_seqlens.shape == (wanted.num_sequences + 1,) and layout.cu_seqlens[-1] == wanted.num_tokens
             assert min(layout.lengths) > 0 and max(layout.lengths) <= layout.max_seqlen == wanted.max_seqlen
-        assert len(fixed.layout.lengths) == len(fixed.source.layout.lengths), "a source for every filler"
+        assert len(fixed.inputs.layout.lengths) == len(fixed.inputs.source.layout.lengths), "a source for every filler"
         target = fixed.targets["next"]
         assert target.rows.shape == target.labels.shape == (shape.num_predictions,)
         assert target.count == exact.targets["next"].count == int((target.labels != IGNORE_INDEX).sum())
@@ -156,20 +161,20 @@ def test_fixed_shape(micro_batch_tokens):
 
 
 def test_mistakes_are_told():
-    with pytest.raises(UserError, match="needs 5 sentinels, and the tokenizer has none"):
+    with pytest.raises(PolysemeError, match="needs 5 sentinels, and the tokenizer has none"):
         bind(vocabulary=SpecialIds(SIZE, frozenset(), eos=1))
     few = SpecialIds(SIZE + 100, frozenset(), eos=1, sentinels=SENTINELS[:3])
-    with pytest.raises(UserError, match="and the tokenizer has 3: train it with more sentinels"):
+    with pytest.raises(PolysemeError, match="and the tokenizer has 3: train it with more sentinels"):
         bind(vocabulary=few)
-    with pytest.raises(UserError, match="sep token"):
+    with pytest.raises(PolysemeError, match="sep token"):
         bind(vocabulary=SpecialIds(SIZE + 100, frozenset(), sentinels=SENTINELS))
-    with pytest.raises(UserError, match="max_len is 3"):
+    with pytest.raises(PolysemeError, match="max_len is 3"):
         bind(max_len=3)
-    with pytest.raises(UserError, match=r"noise_density is 1\.5"):
+    with pytest.raises(PolysemeError, match=r"noise_density is 1\.5"):
         SpanCorruption(noise_density=1.5)
-    with pytest.raises(UserError, match="2 sources and 1 targets"):
+    with pytest.raises(PolysemeError, match="2 sources and 1 targets"):
         ParallelText.from_ids([[5], [6]], [[7]])
-    with pytest.raises(UserError, match="pair 2 has 9 tokens"):
+    with pytest.raises(PolysemeError, match="pair 2 has 9 tokens"):
         Translation().bind(ParallelText.from_ids([[5], [6] * 3], [[7], [6] * 8]), T5, 8)
     for spec in (SpanCorruption(0.2, 4.0), Translation(0.0)):
         assert type(spec).from_json(spec.to_json()) == spec
@@ -206,8 +211,8 @@ def test_label_smoothing_is_a_sum_over_targets():
     bound = Translation(0.2).bind(ParallelText.from_ids(*parallel()), VOCABULARY, 16)
     whole, *parts = (bound.batch(ids, 0) for ids in (np.arange(40), np.arange(7), np.arange(7, 40)))
     with torch.no_grad():
-        last = model.trunk(whole.tokens, whole.layout, source=whole.source).hidden
-        chances = model.predict("next", last, whole.layout).log_softmax(-1)
+        last = model.trunk(Inputs(whole.inputs.tokens, whole.inputs.layout, source=whole.inputs.source)).hidden
+        chances = model.predict("next", last, whole.inputs.layout).log_softmax(-1)
         values = whole.targets["next"].labels
         right = chances.gather(1, values[:, None]).sum()
         expected = -(0.8 * right + 0.2 * chances.mean(-1).sum())

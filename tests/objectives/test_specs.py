@@ -5,10 +5,13 @@ import pytest
 import torch
 
 from polyseme.corpus.sampling import ShuffledSampler
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.objectives.batch import IGNORE_INDEX
+from polyseme.objectives.causal_lm import CausalLM
+from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.objectives.packing import SpecialIds, StaticShape
-from polyseme.objectives.specs import CausalLM, MaskedLM, MaskedLMWithSentencePairs, SpanMaskedLM
+from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
+from polyseme.objectives.span_masked_lm import SpanMaskedLM
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 SIZE = 2000
@@ -56,14 +59,14 @@ def numbered(documents):
 
 def rebuilt(batch):
     """The tokens before they were damaged."""
-    tokens, masked = batch.tokens.numpy().copy(), batch.targets["masked"]
+    tokens, masked = batch.inputs.tokens.numpy().copy(), batch.targets["masked"]
     tokens[masked.rows[: masked.count]] = masked.labels[: masked.count]
     return tokens
 
 
 def split(batch):
     """The (undamaged) tokens of each sequence."""
-    return np.split(rebuilt(batch), np.cumsum(batch.layout.lengths)[:-1])
+    return np.split(rebuilt(batch), np.cumsum(batch.inputs.layout.lengths)[:-1])
 
 
 def all_of(bound):
@@ -83,7 +86,8 @@ SPECS = [
     *(CausalLM(direction="backward"), CausalLM(direction="both")),
 ]
 NAMES = [
-    f"{type(s).__name__}-{getattr(s, 'mask_unit', '')}{'-across' * getattr(s, 'cross_documents', False)}{getattr(s, 'direction', '')}"
+    f"{type(s).__name__}-{getattr(s, 'mask_unit', '')}{'-across' * getattr(s, 'cross_documents', False)}"
+    f"{getattr(s, 'direction', '')}"
     for s in SPECS
 ]
 MASKED = [spec for spec in SPECS if not isinstance(spec, CausalLM)]
@@ -103,13 +107,13 @@ def test_alone_equals_packed(spec):
     bound = bind(spec)
     ids = np.random.default_rng(0).permutation(len(bound))[:60]
     batch = bound.batch(ids, epoch=3)
-    starts = batch.layout.cu_seqlens.numpy()
+    starts = batch.inputs.layout.cu_seqlens.numpy()
     for place in range(0, 60, 7):
         alone = bound.batch(ids[[place]], epoch=3)
         low, high = starts[place], starts[place + 1]
-        assert torch.equal(alone.tokens, batch.tokens[low:high])
-        if batch.segments is not None:
-            assert torch.equal(alone.segments, batch.segments[low:high])
+        assert torch.equal(alone.inputs.tokens, batch.inputs.tokens[low:high])
+        if batch.inputs.segments is not None:
+            assert torch.equal(alone.inputs.segments, batch.inputs.segments[low:high])
         for name, own in alone.targets.items():
             rows, first, last = batch.targets[name].rows, low, high
             if name == "pair":
@@ -126,9 +130,9 @@ def test_lengths_are_those_of_the_batch(spec):
     bound = bind(spec)
     for epoch in (0, 5):
         batch = bound.batch(all_of(bound), epoch)
-        assert tuple(bound.lengths(all_of(bound), epoch).tolist()) == batch.layout.lengths
-        assert max(batch.layout.lengths) <= bound.max_len == 64
-        assert batch.num_tokens == batch.layout.num_tokens == len(batch.tokens)
+        assert tuple(bound.lengths(all_of(bound), epoch).tolist()) == batch.inputs.layout.lengths
+        assert max(batch.inputs.layout.lengths) <= bound.max_len == 64
+        assert batch.num_tokens == batch.inputs.layout.num_tokens == len(batch.inputs.tokens)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=NAMES)
@@ -141,14 +145,19 @@ def test_fixed_shape(spec):
             break
         exact, fixed = bound.batch(found.sample_ids, 0), bound.batch(found.sample_ids, 0, shape)
         real = exact.num_tokens
-        assert fixed.num_tokens == real and fixed.tokens.shape == (1000,) == fixed.layout.positions.shape
-        assert torch.equal(fixed.tokens[:real], exact.tokens)
-        lengths = fixed.layout.lengths
-        assert lengths[: len(exact.layout.lengths)] == exact.layout.lengths
-        assert sum(lengths) == 1000 and max(lengths) <= fixed.layout.max_seqlen == 64
-        assert fixed.layout.cu_seqlens.shape == (shape.num_sequences + 1,) and fixed.layout.cu_seqlens[-1] == 1000
-        if exact.segments is not None:
-            assert torch.equal(fixed.segments[:real], exact.segments) and fixed.segments.shape == (1000,)
+        assert fixed.num_tokens == real and fixed.inputs.tokens.shape == (1000,) == fixed.inputs.layout.positions.shape
+        assert torch.equal(fixed.inputs.tokens[:real], exact.inputs.tokens)
+        lengths = fixed.inputs.layout.lengths
+        assert lengths[: len(exact.inputs.layout.lengths)] == exact.inputs.layout.lengths
+        assert sum(lengths) == 1000 and max(lengths) <= fixed.inputs.layout.max_seqlen == 64
+        assert (
+            fixed.inputs.layout.cu_seqlens.shape == (shape.num_sequences + 1,)
+            and fixed.inputs.layout.cu_seqlens[-1] == 1000
+        )
+        if exact.inputs.segments is not None:
+            assert torch.equal(fixed.inputs.segments[:real], exact.inputs.segments) and fixed.inputs.segments.shape == (
+                1000,
+            )
         for name, target in fixed.targets.items():
             own, cap = exact.targets[name], shape.num_sequences if name == "pair" else shape.num_predictions
             assert target.rows.shape == (cap, *own.rows.shape[1:]) and target.labels.shape == (cap,)
@@ -176,7 +185,7 @@ def test_rates_and_specials(spec):
     clumps = {"token": 1, "word": 3, "ngram": 5, "span": 10}[spec.mask_unit]
     assert abs(target.count / ordinary - spec.mask_prob) < 5 * np.sqrt(clumps * spec.mask_prob / ordinary)
     assert (target.labels >= 5).all()
-    shares = [(batch.tokens[target.rows] == MASK), (batch.tokens[target.rows] == target.labels)]
+    shares = [(batch.inputs.tokens[target.rows] == MASK), (batch.inputs.tokens[target.rows] == target.labels)]
     fates = target.count / (5 if spec.mask_unit == "span" else 1)  # a span has one fate
     assert np.allclose([s.float().mean() for s in shares], [0.8, 0.1], atol=5 * 0.4 / np.sqrt(fates))
     for sequence in split(batch):
@@ -192,8 +201,8 @@ def test_masked_lm_reads_the_corpus_whole():
     bound = MaskedLM().bind(corpus, vocabulary, 64, 0)
     read = np.concatenate([s[1:-1] for s in split(bound.batch(all_of(bound), 0))])
     assert np.array_equal(read - 5, np.arange(corpus.num_tokens))
-    assert bound.batch(all_of(bound), 0).layout.lengths == (52, 42, 64, 64, 64, 16, 7)
-    assert bound.batch(all_of(bound), 0).segments is None
+    assert bound.batch(all_of(bound), 0).inputs.layout.lengths == (52, 42, 64, 64, 64, 16, 7)
+    assert bound.batch(all_of(bound), 0).inputs.segments is None
 
 
 def test_words_are_whole_even_where_a_sample_cuts_one():
@@ -203,7 +212,7 @@ def test_words_are_whole_even_where_a_sample_cuts_one():
     batch = bound.batch(all_of(bound), 0)
     chosen = np.zeros(batch.num_tokens, dtype=bool)
     chosen[batch.targets["masked"].rows] = True
-    before, sequence = rebuilt(batch), np.repeat(np.arange(len(bound)), batch.layout.lengths)
+    before, sequence = rebuilt(batch), np.repeat(np.arange(len(bound)), batch.inputs.layout.lengths)
     words = (before - 5) // 3 + 1000 * sequence
     inner = before >= 5
     for word in np.unique(words[inner]):
@@ -215,7 +224,7 @@ def test_masks_are_new_each_epoch_or_come_back():
     ids = np.arange(100)
 
     def look(bound, epoch):
-        return bound.batch(ids, epoch).tokens.tolist()
+        return bound.batch(ids, epoch).inputs.tokens.tolist()
 
     assert len({tuple(look(dynamic, e)) for e in range(6)}) == 6
     assert len({tuple(look(static, e)) for e in range(6)}) == 1
@@ -256,7 +265,7 @@ def test_pairs(max_len):
     if max_len > 24:
         ended = closing[0] / following, closing[1] / (len(bound) - following)
         assert abs(ended[0] - ended[1]) < 0.06, "how B ends does not tell whether it is random"
-    segments = np.split(batch.segments.numpy(), np.cumsum(batch.layout.lengths)[:-1])
+    segments = np.split(batch.inputs.segments.numpy(), np.cumsum(batch.inputs.layout.lengths)[:-1])
     for (a, b, _), segment in zip(halves(batch), segments):
         assert segment.tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1)
     assert torch.equal(batch.targets["pair"].rows, torch.arange(len(bound)))
@@ -309,10 +318,10 @@ def test_causal_lm_predicts_everything_once():
     ends = np.cumsum(sizes)
     assert torch.equal(target.rows, torch.arange(batch.num_tokens)) and target.count == batch.num_tokens
     assert np.array_equal(target.labels.numpy(), np.insert(corpus.tokens, ends, 0))
-    assert np.array_equal(batch.tokens.numpy(), np.insert(corpus.tokens, ends - sizes, 0))
-    assert batch.layout.lengths == (64, 37, 2, 64, 64, 1, 64, 2)
-    inside = batch.layout.positions.numpy()[1:] > 0
-    assert (batch.tokens.numpy()[1:][inside] == target.labels.numpy()[:-1][inside]).all()
+    assert np.array_equal(batch.inputs.tokens.numpy(), np.insert(corpus.tokens, ends - sizes, 0))
+    assert batch.inputs.layout.lengths == (64, 37, 2, 64, 64, 1, 64, 2)
+    inside = batch.inputs.layout.positions.numpy()[1:] > 0
+    assert (batch.inputs.tokens.numpy()[1:][inside] == target.labels.numpy()[:-1][inside]).all()
 
 
 def test_backward_and_both_predict_what_forward_does_from_the_other_side():
@@ -320,16 +329,16 @@ def test_backward_and_both_predict_what_forward_does_from_the_other_side():
     corpus = pages()
     forward, backward = (bind(CausalLM(direction=way), corpus) for way in ("forward", "backward"))
     ahead, behind = (bound.batch(all_of(bound), 0) for bound in (forward, backward))
-    assert torch.equal(ahead.tokens, behind.targets["previous"].labels)
-    assert torch.equal(behind.tokens, ahead.targets["next"].labels)
+    assert torch.equal(ahead.inputs.tokens, behind.targets["previous"].labels)
+    assert torch.equal(behind.inputs.tokens, ahead.targets["next"].labels)
     found = bind(CausalLM(direction="both"), corpus)
     batch = found.batch(all_of(found), 0)
     later, earlier = batch.targets["next"], batch.targets["previous"]
-    assert torch.equal(batch.tokens[later.rows + 1], later.labels)
-    assert torch.equal(batch.tokens[earlier.rows - 1], earlier.labels)
-    firsts, lasts = batch.layout.first_indices, batch.layout.last_indices
-    assert set(later.rows.tolist()) == set(range(len(batch.tokens))) - set(lasts.tolist())
-    assert set(earlier.rows.tolist()) == set(range(len(batch.tokens))) - set(firsts.tolist())
+    assert torch.equal(batch.inputs.tokens[later.rows + 1], later.labels)
+    assert torch.equal(batch.inputs.tokens[earlier.rows - 1], earlier.labels)
+    firsts, lasts = batch.inputs.layout.first_indices, batch.inputs.layout.last_indices
+    assert set(later.rows.tolist()) == set(range(len(batch.inputs.tokens))) - set(lasts.tolist())
+    assert set(earlier.rows.tolist()) == set(range(len(batch.inputs.tokens))) - set(firsts.tolist())
     assert later.count == earlier.count == ahead.targets["next"].count
 
 
@@ -342,26 +351,26 @@ def test_causal_lm_without_marks():
     sizes = np.array([sum(d) for d in documents])
     ends = np.cumsum(sizes)
     assert np.array_equal(batch.targets["next"].labels.numpy(), np.delete(corpus.tokens, ends - sizes))
-    assert np.array_equal(batch.tokens.numpy(), np.delete(corpus.tokens, ends - 1))
-    assert batch.layout.lengths == (63, 36, 62, 63, 1, 63, 1)
+    assert np.array_equal(batch.inputs.tokens.numpy(), np.delete(corpus.tokens, ends - 1))
+    assert batch.inputs.layout.lengths == (63, 36, 62, 63, 1, 63, 1)
 
 
 def test_bos_is_used_where_there_is_one():
     bound = CausalLM().bind(Pages([[3], [3]]), SpecialIds(SIZE, frozenset([1, 2]), bos=1, eos=2), 64, 0)
     batch = bound.batch(all_of(bound), 0)
-    assert batch.tokens[[0, 4]].tolist() == [1, 1] and batch.targets["next"].labels[[3, 7]].tolist() == [2, 2]
+    assert batch.inputs.tokens[[0, 4]].tolist() == [1, 1] and batch.targets["next"].labels[[3, 7]].tolist() == [2, 2]
 
 
 def test_mistakes_are_told():
-    with pytest.raises(UserError, match="two documents"):
+    with pytest.raises(PolysemeError, match="two documents"):
         bind(MaskedLMWithSentencePairs(), Pages([[5, 5], []]))
-    with pytest.raises(UserError, match="two sentences"):
+    with pytest.raises(PolysemeError, match="two sentences"):
         bind(MaskedLMWithSentencePairs(), Pages([[5], [5]]))
-    with pytest.raises(UserError, match="no text"):
+    with pytest.raises(PolysemeError, match="no text"):
         bind(MaskedLM(), Pages([[]]))
-    with pytest.raises(UserError, match="mask token"):
+    with pytest.raises(PolysemeError, match="mask token"):
         MaskedLM().bind(pages(), SpecialIds(SIZE, frozenset(), cls=1, sep=2), 64, 0)
-    with pytest.raises(UserError, match="eos token"):
+    with pytest.raises(PolysemeError, match="eos token"):
         CausalLM().bind(pages(), SpecialIds(SIZE, frozenset(), cls=1), 64, 0)
     assert (
         BERT.require_bos_eos(""),
@@ -372,11 +381,11 @@ def test_mistakes_are_told():
         (0, 0),
         (3, 3),
     )
-    with pytest.raises(UserError, match="max_len is 2"):
+    with pytest.raises(PolysemeError, match="max_len is 2"):
         bind(MaskedLM(), max_len=2)
-    with pytest.raises(UserError, match=r"mask_prob is 1\.5"):
+    with pytest.raises(PolysemeError, match=r"mask_prob is 1\.5"):
         MaskedLM(mask_prob=1.5)
-    with pytest.raises(UserError, match="mask_unit is 'word'"):
+    with pytest.raises(PolysemeError, match="mask_unit is 'word'"):
         SpanMaskedLM(mask_unit="word")
-    with pytest.raises(UserError, match="expected one of 'token', 'word', 'ngram', 'span'"):
+    with pytest.raises(PolysemeError, match="expected one of 'token', 'word', 'ngram', 'span'"):
         MaskedLM.from_json({"mask_unit": "syllable"})

@@ -8,7 +8,8 @@ from polyseme.families import FAMILIES
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.masking import mask_tokens, span_boundaries
 from polyseme.objectives.packing import SpecialIds
-from polyseme.objectives.specs import MaskedLMWithSentencePairs, SpanMaskedLM
+from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
+from polyseme.objectives.span_masked_lm import SpanMaskedLM
 from polyseme.rng import derive_sample_keys
 from tests.objectives.test_specs import BERT, MASK, SIZE, all_of, bind, halves, numbered, pages, rebuilt
 
@@ -32,8 +33,8 @@ def run(unit, samples=3000, length=120, epoch=0, rate=0.15, **options):
     tokens, words, positions, sample = text(samples, length, **options)
     sample_keys = derive_sample_keys(3, epoch, np.arange(samples))[sample]
     damaged, rows, values = mask_tokens(
-        tokens, sample_keys, positions, tokens >= 5, words, mask_id=4, replacement_ids=np.arange(5, SIZE), mask_prob=rate,
-        mask_unit=unit,
+        tokens, sample_keys, positions, tokens >= 5, words, mask_id=4, replacement_ids=np.arange(5, SIZE),
+        mask_prob=rate, mask_unit=unit,
     )  # fmt: skip
     return tokens, words, damaged, rows, values
 
@@ -122,11 +123,11 @@ def test_the_boundary_is_not_masked_and_in_the_same_sequence():
     masked, boundary = batch.targets["masked"], batch.targets["boundary"]
     before = rebuilt(batch)
     left, right, place = boundary.rows.numpy().T
-    sequence = np.repeat(np.arange(len(bound)), batch.layout.lengths)
+    sequence = np.repeat(np.arange(len(bound)), batch.inputs.layout.lengths)
     chosen = np.zeros(batch.num_tokens, dtype=bool)
     chosen[masked.rows] = True
     assert not chosen[left].any() and not chosen[right].any()
-    assert np.array_equal(batch.tokens.numpy()[left], before[left])
+    assert np.array_equal(batch.inputs.tokens.numpy()[left], before[left])
     inside = left + 1 + place
     assert np.array_equal(before[inside], boundary.labels) and chosen[inside].all() and (inside < right).all()
     assert (sequence[left] == sequence[right]).all() and (sequence[left] == sequence[inside]).all()
@@ -151,7 +152,7 @@ def test_order_swaps_and_never_changes_tokens(max_len):
     several = np.diff(bound.samples.first_units) > 1
     assert np.array_equal(asked.rows.numpy(), np.flatnonzero(several)) and asked.count == several.sum()
     answer = dict(zip(asked.rows.tolist(), asked.labels.tolist()))
-    before = np.split(rebuilt(batch), np.cumsum(batch.layout.lengths)[:-1])
+    before = np.split(rebuilt(batch), np.cumsum(batch.inputs.layout.lengths)[:-1])
     borders = set(bound.samples.unit_offsets.tolist())
     for i, sequence in enumerate(before):
         inner = sequence[1:-1]
@@ -167,7 +168,7 @@ def test_order_swaps_and_never_changes_tokens(max_len):
         if i in answer:
             assert len(a) and len(b) and int(second[0]) in borders
     assert abs(asked.labels.float().mean() - 0.5) < 5 * 0.5 / np.sqrt(asked.count)
-    segments = np.split(batch.segments.numpy(), np.cumsum(batch.layout.lengths)[:-1])
+    segments = np.split(batch.inputs.segments.numpy(), np.cumsum(batch.inputs.layout.lengths)[:-1])
     for sequence, segment in zip(before, segments):
         cut = int(np.flatnonzero(sequence == 3)[0])
         assert segment.tolist() == [0] * (cut + 1) + [1] * (len(sequence) - cut - 1)
@@ -183,7 +184,8 @@ def test_order_is_drawn_anew_each_epoch_and_needs_one_document_only():
 
 
 @pytest.mark.parametrize("family,spec", [
-    ("albert", MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="sop")), ("spanbert", SpanMaskedLM(mask_prob=0.3)),
+    ("albert", MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="sop")),
+    ("spanbert", SpanMaskedLM(mask_prob=0.3)),
 ])  # fmt: skip
 def test_overfits_one_batch(family, spec):
     small = SpecialIds(60, BERT.all_ids, BERT.cls, BERT.sep, BERT.mask)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_specs import Pages
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.objectives.packing import SpecialIds
 from polyseme.objectives.word2vec import Word2Vec, count_tokens
 
@@ -32,7 +32,7 @@ def close(observed: np.ndarray, expected: np.ndarray, freedom: int) -> None:
 
 def many(spec: Word2Vec, epochs: int, pages: Pages | None = None) -> list:
     bound = spec.bind(pages or corpus(), WORDS, 64)
-    return [bound.batch(np.arange(len(bound)), epoch).sparse for epoch in range(epochs)]
+    return [bound.batch(np.arange(len(bound)), epoch).examples for epoch in range(epochs)]
 
 
 def words_of(stream) -> np.ndarray:
@@ -90,13 +90,13 @@ def test_windows_reach_evenly_and_stop_at_the_ends() -> None:
 
 def test_a_sample_is_the_same_in_any_batch() -> None:
     bound = Word2Vec(block_size=8, window=3, negatives_per_block=4).bind(corpus(), WORDS, 64, seed=3)
-    whole = bound.batch(np.arange(6), 2).sparse
-    alone = [bound.batch(np.array([i]), 2).sparse for i in range(6)]
+    whole = bound.batch(np.arange(6), 2).examples
+    alone = [bound.batch(np.array([i]), 2).examples for i in range(6)]
     assert np.concatenate([words_of(s) for s in alone]).tolist() == words_of(whole).tolist()
     assert sum(int(s.count()) for s in alone) == int(whole.count())
-    again = bound.batch(np.arange(6), 2).sparse
+    again = bound.batch(np.arange(6), 2).examples
     assert all((a == b).all() for a, b in zip((again.tokens, again.negatives), (whole.tokens, whole.negatives)))
-    other = bound.batch(np.arange(6), 3).sparse
+    other = bound.batch(np.arange(6), 3).examples
     assert len(other.tokens) != len(whole.tokens) or not (other.tokens == whole.tokens).all()
 
 
@@ -104,7 +104,7 @@ def test_counts_are_known_before_the_forward_pass() -> None:
     for predict in ("skipgram", "cbow"):
         bound = Word2Vec(architecture=predict).bind(corpus(), WORDS, 64)
         batch = bound.batch(np.arange(9), 0)
-        assert batch.targets["negative_sampling"].count == int(batch.sparse.count()) > 0
+        assert batch.count == int(batch.examples.count()) > 0
         assert batch.num_tokens == int(bound.samples.lengths[:9].sum())
 
 
@@ -112,14 +112,15 @@ def test_text_without_a_word_left_is_no_error() -> None:
     pages = corpus()
     pages.tokens[: pages.sentence_offsets[8]] = 1
     batch = Word2Vec().bind(pages, WORDS, 64).batch(np.array([0]), 0)
-    assert batch.targets["negative_sampling"].count == 0 and not batch.sparse.tokens.any()
+    assert batch.count == 0 and not batch.examples.tokens.any()
     pages.tokens[:] = 1
-    with pytest.raises(UserError, match="no known word"):
+    with pytest.raises(PolysemeError, match="no known word"):
         Word2Vec().bind(pages, WORDS, 64)
 
 
-@pytest.mark.parametrize("given,said", [({"window": 0}, "window is 0"), ({"subsample_threshold": -1.0}, "subsample_threshold is -1"),
+@pytest.mark.parametrize("given,said", [({"window": 0}, "window is 0"),
+                                        ({"subsample_threshold": -1.0}, "subsample_threshold is -1"),
                                         ({"window": 40}, "wider than a block of 16")])  # fmt: skip
 def test_settings_that_cannot_be(given: dict, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(PolysemeError, match=said):
         Word2Vec(**given)

@@ -7,9 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import polyseme
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.explain.attention import attention_maps
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
@@ -70,7 +71,7 @@ def test_states_scores_and_gradients(groups):
         token_type_ids=layout.pad(segments), labels=layout.pad(labels, -100), sentence_order_label=order,
         output_hidden_states=True,
     )  # fmt: skip
-    reading = model.trunk(tokens, layout, segments, layers=range(4))
+    reading = model.trunk(Inputs(tokens, layout, segments), layers=range(4))
     assert len(expected.hidden_states) == 4
     for depth, hidden in enumerate(expected.hidden_states):
         torch.testing.assert_close(reading.layers[depth], layout.unpad(hidden), atol=1e-5, rtol=0)
@@ -81,7 +82,7 @@ def test_states_scores_and_gradients(groups):
     )  # fmt: skip
     expected.loss.backward()
     targets = {"masked": Targets(rows, labels[rows], len(rows)), "pair": Targets(torch.arange(5), order, 5)}
-    sums = compute_losses(model, Batch(tokens, layout, segments, targets, layout.num_tokens))
+    sums = compute_losses(model, Batch(Inputs(tokens, layout, segments), targets, layout.num_tokens))
     loss = sum(value / targets[name].count for name, value in sums.items())
     torch.testing.assert_close(loss, expected.loss, atol=1e-5, rtol=0)
     loss.backward()
@@ -107,14 +108,14 @@ def test_other_settings(changes):
     tokens, layout, segments = batch()
     with torch.no_grad():
         expected = theirs(layout.pad(tokens), layout.attention_mask().long(), layout.pad(segments)).logits
-        scores = model.predict("masked", model.trunk(tokens, layout, segments).hidden, layout)
+        scores = model.predict("masked", model.trunk(Inputs(tokens, layout, segments)).hidden, layout)
     torch.testing.assert_close(scores, layout.unpad(expected), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("changes", [{"num_hidden_groups": 2}, {"inner_group_num": 2}], ids=str)
 def test_what_is_not_supported_is_told(changes):
     config = ALBERT.to_hf_config(ALBERT.model_config("base")) | changes
-    with pytest.raises(UserError, match=f"{next(iter(changes))} is 2"):
+    with pytest.raises(PolysemeError, match=f"{next(iter(changes))} is 2"):
         ALBERT.from_hf_config(config)
 
 
@@ -134,10 +135,10 @@ def test_what_sharing_saves(size, sharing, printed):
 
 
 def test_a_wrong_way_to_share_is_told():
-    with pytest.raises(UserError, match=r"sharing is 'fnn'.*'ffn'"):
+    with pytest.raises(PolysemeError, match=r"sharing is 'fnn'.*'ffn'"):
         ALBERT.model_config("base", sharing="fnn")
     spec = ALBERT.model_config("tiny")
-    with pytest.raises(UserError, match="layer_to_ffn names 1 layers, but layer_to_block names 2"):
+    with pytest.raises(PolysemeError, match="layer_to_ffn names 1 layers, but layer_to_block names 2"):
         spec.replace(trunk=spec.trunk.replace(layer_to_ffn=(0,))).build()
 
 
@@ -147,7 +148,9 @@ def test_shared_layers_cost_what_others_cost():
     models = [
         ALBERT.model_config("tiny", sharing=s, vocab_size=99).build(seed=0) for s in ("all", "attention", "ffn", "none")
     ]
-    assert len({count_training_flops(m, Batch(tokens, layout, num_tokens=layout.num_tokens)) for m in models}) == 1
+    assert (
+        len({count_training_flops(m, Batch(Inputs(tokens, layout), num_tokens=layout.num_tokens)) for m in models}) == 1
+    )
     sizes = [sum(p.numel() for p in m.parameters()) for m in models]
     assert sizes[0] < sizes[2] < sizes[1] < sizes[3]
 
@@ -174,7 +177,7 @@ def test_folders_of_other_sharing(sharing, tiny_folders, tmp_path):
     tokens, layout, segments = batch()
     with torch.no_grad():
         expected = theirs(layout.pad(tokens), layout.attention_mask().long(), layout.pad(segments))
-        last = model.trunk(tokens, layout, segments).hidden
+        last = model.trunk(Inputs(tokens, layout, segments)).hidden
         scores = model.predict("masked", last, layout)
     torch.testing.assert_close(scores, layout.unpad(expected.prediction_logits), atol=1e-5, rtol=1e-5)
     again = load_model(tmp_path / "model").model
@@ -192,7 +195,7 @@ def test_folders_of_other_sharing(sharing, tiny_folders, tmp_path):
     name = f"albert.encoder.albert_layer_groups.1.albert_layers.0.{part}.weight"
     tensors = load_file(tmp_path / "model/model.safetensors")
     save_file(tensors | {name: tensors[name] + 1}, tmp_path / "model/model.safetensors")
-    with pytest.raises(UserError, match=r"trunk\.blocks\.1\..* differs from the tensor that it shares"):
+    with pytest.raises(PolysemeError, match=r"trunk\.blocks\.1\..* differs from the tensor that it shares"):
         load_model(tmp_path / "model")
 
 

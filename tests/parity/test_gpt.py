@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
 from polyseme.nn.attention.multihead import AttentionConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
@@ -69,7 +70,7 @@ def test_states_logits_and_gradients(family, head, names):
     expected = theirs(
         input_ids=layout.pad(tokens), attention_mask=layout.attention_mask().long(), output_hidden_states=True, **extra
     )
-    reading = model.trunk(tokens, layout, layers=range(4))
+    reading = model.trunk(Inputs(tokens, layout), layers=range(4))
     for depth, hidden in enumerate(expected.hidden_states):
         torch.testing.assert_close(reading.layers[depth], layout.unpad(hidden), atol=1e-5, rtol=0)
     wanted = {
@@ -94,7 +95,7 @@ def test_states_logits_and_gradients(family, head, names):
         loss = loss + F.cross_entropy(logits, values, reduction="sum")
         targets[name] = Targets(rows, values, len(values))
     loss.backward()
-    sum(compute_losses(model, Batch(tokens, layout, None, targets, layout.num_tokens)).values()).backward()
+    sum(compute_losses(model, Batch(Inputs(tokens, layout), targets, layout.num_tokens)).values()).backward()
     found = {n: p.grad for n, p in model.named_parameters()}
     given = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
     shapes = {n: g.shape for n, g in found.items()}
@@ -116,9 +117,9 @@ def test_a_file_may_keep_either_of_two_tied_names(tmp_path):
 
 def test_settings_that_a_folder_cannot_hold():
     fam = FAMILIES["gpt"]
-    with pytest.raises(UserError, match=r"ffn_dim is 40: folders of GPT know only 4 × dim, 96 here"):
+    with pytest.raises(PolysemeError, match=r"ffn_dim is 40: folders of GPT know only 4 × dim, 96 here"):
         fam.to_hf_config(cases.tiny_spec("gpt"))
-    with pytest.raises(UserError, match=r"afn is 'silu', but only 'gelu' or 'relu' is supported"):
+    with pytest.raises(PolysemeError, match=r"afn is 'silu', but only 'gelu' or 'relu' is supported"):
         fam.from_hf_config({**fam.to_hf_config(fam.model_config("tiny")), "afn": "silu"})
 
 
@@ -159,15 +160,17 @@ def banded() -> Model:
 def test_the_laws_hold_with_bands():
     model, rows = banded(), cases.sequences(LAW_LENGTHS)
     with torch.no_grad():
-        together = model.trunk(torch.cat(rows), PackedLayout.from_lengths(LAW_LENGTHS)).hidden.split(list(LAW_LENGTHS))
+        together = model.trunk(Inputs(torch.cat(rows), PackedLayout.from_lengths(LAW_LENGTHS))).hidden.split(
+            list(LAW_LENGTHS)
+        )
         for row, found in zip(rows, together):
             n, cut = len(row), len(row) // 2
             torch.testing.assert_close(
-                found, model.trunk(row, PackedLayout.from_lengths([n])).hidden, atol=1e-10, rtol=0
+                found, model.trunk(Inputs(row, PackedLayout.from_lengths([n]))).hidden, atol=1e-10, rtol=0
             )
             if cut:
-                first = model.trunk(row[:cut], PackedLayout.from_lengths([cut]), return_memory=True)
-                rest = model.trunk(row[cut:], PackedLayout.from_lengths([n - cut]), memory=first.memory)
+                first = model.trunk(Inputs(row[:cut], PackedLayout.from_lengths([cut])), return_memory=True)
+                rest = model.trunk(Inputs(row[cut:], PackedLayout.from_lengths([n - cut])), memory=first.memory)
                 torch.testing.assert_close(torch.cat([first.hidden, rest.hidden]), found, atol=1e-10, rtol=0)
     whole = gradients(model, [cases.training_batch(model, rows)])
     parts = gradients(model, [cases.training_batch(model, [row]) for row in rows])
@@ -203,5 +206,5 @@ def test_a_banded_folder_is_ours_alone(tmp_path):
     again = load_model(tmp_path / "m").model
     assert again.config == spec and all(torch.equal(t, again.state_dict()[n]) for n, t in model.state_dict().items())
     (tmp_path / "m/polyseme.json").unlink()
-    with pytest.raises(UserError, match="model_type 'gpt3' is no family here"):
+    with pytest.raises(PolysemeError, match="model_type 'gpt3' is no family here"):
         load_model(tmp_path / "m")

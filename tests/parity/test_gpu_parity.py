@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.train.loop import setup_device
@@ -46,7 +47,7 @@ def ours(model: Model) -> torch.Tensor:
     size = model.trunk.token_embeddings.shape[0]
     tokens, layout = ids(LENGTHS, size, 0)
     source = EncoderInput(*ids(SOURCES, size, 1)) if model.config.family == "t5" else None
-    return model.trunk(tokens, layout, source=source).hidden
+    return model.trunk(Inputs(tokens, layout, source=source)).hidden
 
 
 def theirs(model: torch.nn.Module, call=None) -> torch.Tensor:

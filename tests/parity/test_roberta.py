@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
@@ -66,7 +67,7 @@ def test_states_logits_and_gradients(family, head):
     model = ours(theirs, family, ("masked",))
     tokens, layout = batch()
     expected = theirs(**given(tokens, layout), output_hidden_states=True)
-    reading = model.trunk(tokens, layout, layers=range(4))
+    reading = model.trunk(Inputs(tokens, layout), layers=range(4))
     assert len(expected.hidden_states) == 4
     for depth, hidden in enumerate(expected.hidden_states):
         torch.testing.assert_close(reading.layers[depth], layout.unpad(hidden), atol=1e-5, rtol=0)
@@ -76,7 +77,7 @@ def test_states_logits_and_gradients(family, head):
     rows = torch.arange(0, layout.num_tokens, 3)
     values = torch.randint(5, VOCAB, (len(rows),))
     targets = {"masked": Targets(rows, values, len(rows))}
-    (compute_losses(model, Batch(tokens, layout, None, targets, layout.num_tokens))["masked"] / len(rows)).backward()
+    (compute_losses(model, Batch(Inputs(tokens, layout), targets, layout.num_tokens))["masked"] / len(rows)).backward()
     F.cross_entropy(logits[rows], values).backward()
     own = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     named = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
@@ -99,8 +100,8 @@ def test_label_heads(family, prefix, kind, name):
     inputs = given(tokens, layout)
     with torch.no_grad():
         found = theirs(**{k: v[:, None] for k, v in inputs.items()} if name == "choice" else inputs)
-        scores = model.predict(name, model.trunk(tokens, layout).hidden, layout)
-        some = model.predict(name, model.trunk(tokens, layout).hidden, layout, torch.tensor([3, 0]))
+        scores = model.predict(name, model.trunk(Inputs(tokens, layout)).hidden, layout)
+        some = model.predict(name, model.trunk(Inputs(tokens, layout)).hidden, layout, torch.tensor([3, 0]))
     expected = torch.stack([found.start_logits, found.end_logits], -1) if name == "span" else found.logits
     expected = expected if name in ("classify", "choice") else layout.unpad(expected)
     torch.testing.assert_close(scores, expected, atol=1e-5, rtol=0)
@@ -130,7 +131,7 @@ def test_positions_start_behind_two_rows():
     )
     table = model.trunk.embeddings.positions.weight
     assert table.shape == (10, 16)
-    model.trunk(torch.arange(8), PackedLayout.from_lengths([8])).hidden.square().sum().backward()
+    model.trunk(Inputs(torch.arange(8), PackedLayout.from_lengths([8]))).hidden.square().sum().backward()
     assert not table.grad[:2].any() and table.grad[2:].any(-1).all()
 
 

@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.families import FAMILIES
-from polyseme.nn.heads.standard import SpanBoundaryHeadConfig
+from polyseme.nn.heads.span_boundary import SpanBoundaryHeadConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.norms import LayerNormConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.weights.folder import load_model, read_model_config, save_model
@@ -27,7 +28,7 @@ def test_the_folder_is_bert_to_others_and_spanbert_to_us(tiny_folders, tmp_path)
     tokens = torch.arange(5, 18)
     with torch.no_grad():
         expected = theirs.eval()(layout.pad(tokens), layout.attention_mask().long()).logits
-        scores = ours.model.predict("masked", ours.model.trunk(tokens, layout).hidden, layout)
+        scores = ours.model.predict("masked", ours.model.trunk(Inputs(tokens, layout)).hidden, layout)
     torch.testing.assert_close(scores, layout.unpad(expected), atol=1e-5, rtol=1e-5)
     theirs.save_pretrained(tmp_path / "theirs")
     ours.tokenizer.save(tmp_path / "theirs")
@@ -77,4 +78,4 @@ def test_the_boundary_head_has_to_know_its_rows():
     model = FAMILIES["spanbert"].model_config("tiny", vocab_size=50).build(seed=0)
     layout = PackedLayout.from_lengths([4])
     with pytest.raises(ValueError, match="boundary"):
-        model.predict("boundary", model.trunk(torch.arange(4), layout).hidden, layout)
+        model.predict("boundary", model.trunk(Inputs(torch.arange(4), layout)).hidden, layout)

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
@@ -73,13 +74,13 @@ def assert_same(model: Model, theirs) -> None:
         del arguments["decoder_input_ids"]
     with torch.no_grad():
         expected = theirs(**arguments, output_hidden_states=True)
-        encoded = model.trunk(*source, layers=range(4))
+        encoded = model.trunk(Inputs(*source), layers=range(4))
         states = getattr(expected, "encoder_hidden_states", None) or expected.hidden_states
         for depth, hidden in enumerate(states):
             torch.testing.assert_close(encoded.layers[depth], source[1].unpad(hidden), atol=1e-5, rtol=0)
         if model.trunk.decoder is None:
             return
-        reading = model.trunk(*target, source=EncoderInput(*source), layers=range(3))
+        reading = model.trunk(Inputs(*target, source=EncoderInput(*source)), layers=range(3))
         for depth, hidden in enumerate(expected.decoder_hidden_states):
             torch.testing.assert_close(reading.layers[depth], target[1].unpad(hidden), atol=1e-5, rtol=0)
         if hasattr(expected, "logits"):
@@ -105,7 +106,7 @@ def test_gradients_of_a_loss(version):
     logits = theirs(**given(source, target)).logits
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
     targets = {"next": Targets(torch.arange(len(values)), values, len(values))}
-    compute_losses(model, Batch(*target, None, targets, source=EncoderInput(*source)))["next"].backward()
+    compute_losses(model, Batch(Inputs(*target, None, source=EncoderInput(*source)), targets))["next"].backward()
     theirs_by_name = {
         name: p.grad for name, p in theirs.named_parameters() if p.grad is not None and "embed_tokens" not in name
     }

@@ -9,6 +9,7 @@ from safetensors import safe_open
 
 from polyseme.families import FAMILIES
 from polyseme.families.transformer_xl import trunk_config
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig, AdaptiveSoftmaxHeadConfig
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
@@ -85,7 +86,7 @@ def test_states_memory_and_loss(name):
     first, second = tensors["tokens"].split(7, dim=1)
     layout, memory = PackedLayout.from_lengths([7, 7]), None
     for key, tokens in (("before", first), ("after", second)):
-        reading = model.trunk(tokens.flatten(), layout, layers=range(3), memory=memory, return_memory=True)
+        reading = model.trunk(Inputs(tokens.flatten(), layout), layers=range(3), memory=memory, return_memory=True)
         for depth, found in reading.layers.items():
             expected = tensors[f"{key}.hidden.{depth}"].flatten(0, 1)
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
@@ -103,8 +104,8 @@ def test_loss_and_gradients(name):
     model, config, tensors = build(name)
     first, second = tensors["tokens"].split(7, dim=1)
     layout = PackedLayout.from_lengths([7, 7])
-    memory = model.trunk(first.flatten(), layout, return_memory=True).memory.detach()
-    last = model.trunk(second.flatten(), layout, memory=memory).hidden
+    memory = model.trunk(Inputs(first.flatten(), layout), return_memory=True).memory.detach()
+    last = model.trunk(Inputs(second.flatten(), layout), memory=memory).hidden
     rows = torch.tensor([0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12])
     loss = model.loss("next", last, layout, rows, second[:, 1:].flatten(), -100)
     torch.testing.assert_close(loss, tensors["loss_sum"], atol=1e-5, rtol=1e-5)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.weights.convert import from_published
@@ -89,7 +90,7 @@ def test_every_layer_and_head(family, make, head, names):
             output_hidden_states=True,
             **extra,
         )
-        reading = model.trunk(tokens, layout, segments if family == "bert" else None, layers=range(5))
+        reading = model.trunk(Inputs(tokens, layout, segments if family == "bert" else None), layers=range(5))
         assert len(expected.hidden_states) == model.config.trunk.num_layers + 1
         for depth, hidden in enumerate(expected.hidden_states):
             torch.testing.assert_close(reading.layers[depth], layout.unpad(hidden), atol=1e-5, rtol=0)
@@ -120,7 +121,7 @@ def test_label_heads(family, make, head, name):
     tokens, layout, _ = batch()
     with torch.no_grad():
         found = theirs(input_ids=layout.pad(tokens), attention_mask=layout.attention_mask().long())
-        scores = model.predict(name, model.trunk(tokens, layout).hidden, layout)
+        scores = model.predict(name, model.trunk(Inputs(tokens, layout)).hidden, layout)
     expected = torch.stack([found.start_logits, found.end_logits], -1) if name == "span" else found.logits
     expected = expected if name == "classify" else layout.unpad(expected)
     torch.testing.assert_close(scores, expected, atol=1e-5, rtol=0)
@@ -142,7 +143,7 @@ def test_gradients(family, make, head, name):
     values = (tokens[rows] * 7) % 99
     logits = theirs(input_ids=layout.pad(tokens), attention_mask=layout.attention_mask().long()).logits
     torch.nn.functional.cross_entropy(layout.unpad(logits)[rows], values).backward()
-    last = model.trunk(tokens, layout).hidden
+    last = model.trunk(Inputs(tokens, layout)).hidden
     (model.loss(name, last, layout, rows, values, -100) / len(rows)).backward()
     found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     wanted = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}

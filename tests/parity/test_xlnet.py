@@ -6,6 +6,7 @@ import torch
 import polyseme
 from polyseme.families import FAMILIES
 from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.weights.convert import expand_weight_maps, from_published
@@ -75,7 +76,7 @@ def test_content_stream(segmented, changes):
     extra = {"token_type_ids": padded(segments, layout)[0]} if segmented else {}
     with torch.no_grad():
         expected = theirs(input_ids=ids, attention_mask=mask, output_hidden_states=True, **extra)
-        reading = model.trunk(tokens, layout, segments, layers=range(4))
+        reading = model.trunk(Inputs(tokens, layout, segments), layers=range(4))
         for depth, hidden in enumerate(expected.hidden_states):
             close(reading.layers[depth], hidden[mask.bool()])
         close(model.predict("masked", reading.hidden, layout), expected.logits[mask.bool()])
@@ -98,7 +99,9 @@ def test_both_streams_and_gradients(memory):
     layout = PackedLayout.from_lengths([9] * 3)
     if memory:
         mems = theirs(input_ids=past, use_mems=True).mems
-        kept = model.trunk(past.flatten(), PackedLayout.from_lengths([6] * 3), return_memory=True).memory.detach()
+        kept = model.trunk(
+            Inputs(past.flatten(), PackedLayout.from_lengths([6] * 3)), return_memory=True
+        ).memory.detach()
         assert kept.layout.lengths == (min(memory, 6),) * 3
     expected = theirs(
         input_ids=tokens, perm_mask=forbidden, target_mapping=mapping, token_type_ids=segments, mems=mems,
@@ -108,11 +111,8 @@ def test_both_streams_and_gradients(memory):
         order.flatten(), (predicted + 9 * torch.arange(3)[:, None]).flatten(), PackedLayout.from_lengths([3] * 3)
     )
     reading = model.trunk(
-        tokens.flatten(),
-        layout,
-        segments.flatten(),
+        Inputs(tokens.flatten(), layout, segments.flatten(), query_stream=queries),
         layers=range(4),
-        query_stream=queries,
         memory=kept,
         return_memory=True,
     )
@@ -150,7 +150,7 @@ def test_label_heads(head, name):
         ids, mask, types = ids[None], mask[None], types[None]
     with torch.no_grad():
         found = theirs(input_ids=ids, attention_mask=mask, token_type_ids=types)
-        scores = model.predict(name, model.trunk(tokens, layout, segments).hidden, layout)
+        scores = model.predict(name, model.trunk(Inputs(tokens, layout, segments)).hidden, layout)
     if name == "choice":
         return close(scores[:, 0], found.logits[0])
     expected = torch.stack([found.start_logits, found.end_logits], -1) if name == "span" else found.logits

@@ -1,13 +1,16 @@
 """AWD-LSTM: where each of the five dropouts acts, what it keeps constant; two steps against a plain implementation."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
-from polyseme.objectives.batch import SegmentState
+from polyseme.objectives.batch import SegmentExtra, SegmentState
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.train.loop import TrainState, train
@@ -69,7 +72,7 @@ def test_word_dropout_takes_a_word_wherever_it_stands_and_leaves_the_table():
     before = net.trunk.token_embeddings.detach().clone()
     tokens, layout = batch()
     seen = entering(net)
-    net.trunk(tokens, layout)
+    net.trunk(Inputs(tokens, layout))
     mask = (seen["embeddings"][1] / F.embedding(tokens, before)).nan_to_num(0.0)
     assert all(len(row.unique()) == 1 for row in mask.round(decimals=6))  # whole words
     for word in tokens.unique():
@@ -82,7 +85,7 @@ def test_input_dropout_is_locked_and_behind_the_table():
     net = model(input_dropout=0.5)
     tokens, layout = batch()
     seen = entering(net)
-    net.trunk(tokens, layout)
+    net.trunk(Inputs(tokens, layout))
     mask = locked_mask(steps_first(seen["layer0"][0]), lanes(seen["embeddings"][1]))
     assert set(mask.round(decimals=6).unique().tolist()) == {0.0, 2.0}
 
@@ -91,7 +94,7 @@ def test_hidden_dropout_is_locked_and_between_layers_alone():
     net = model(hidden_dropout=0.5)
     tokens, layout = batch()
     seen = entering(net)
-    last = net.trunk(tokens, layout).hidden
+    last = net.trunk(Inputs(tokens, layout)).hidden
     masks = [locked_mask(steps_first(seen[f"layer{i + 1}"][0]), steps_first(seen[f"layer{i}"][1][0])) for i in (0, 1)]
     assert not torch.equal(*masks)
     torch.testing.assert_close(steps_first(seen["layer0"][0]), lanes(seen["embeddings"][1]))
@@ -102,7 +105,7 @@ def test_output_dropout_is_locked_and_on_the_last_layer_alone():
     net = model(output_dropout=0.5)
     tokens, layout = batch()
     seen = entering(net)
-    reading = net.trunk(tokens, layout, layers=[3])
+    reading = net.trunk(Inputs(tokens, layout), layers=[3])
     locked_mask(lanes(reading.hidden), steps_first(seen["layer2"][1][0]))
     torch.testing.assert_close(steps_first(seen["layer1"][0]), steps_first(seen["layer0"][1][0]))
     torch.testing.assert_close(lanes(reading.layers[3]), steps_first(seen["layer2"][1][0]))  # kept before it: for TAR
@@ -124,7 +127,7 @@ def test_weight_dropout_is_on_the_matrices_from_state_to_state(plain, monkeypatc
 
     monkeypatch.setattr(F, "dropout", recorded)
     tokens, layout = batch()
-    found = net.trunk(tokens, layout).hidden
+    found = net.trunk(Inputs(tokens, layout)).hidden
     found.square().sum().backward()
     assert [d.shape for d in drawn] == [c.weight_hh.shape for c in cells]
     x = lanes(F.embedding(tokens, net.trunk.token_embeddings))
@@ -138,10 +141,10 @@ def test_weight_dropout_is_on_the_matrices_from_state_to_state(plain, monkeypatc
         assert ((cell.weight_hh.grad != 0) == (matrix != 0)).all()
     torch.testing.assert_close(lanes(found.detach()), x)
     assert all(torch.equal(p, raw[name]) for name, p in net.named_parameters())
-    again = net.trunk(tokens, layout).hidden
+    again = net.trunk(Inputs(tokens, layout)).hidden
     assert not torch.allclose(again, found)
     net.eval()
-    torch.testing.assert_close(net.trunk(tokens, layout).hidden, net.trunk(tokens, layout).hidden)
+    torch.testing.assert_close(net.trunk(Inputs(tokens, layout)).hidden, net.trunk(Inputs(tokens, layout)).hidden)
 
 
 def plain_step(weights, tokens, values, states, masks, rate, penalties, clip, decay):
@@ -205,7 +208,7 @@ def test_two_steps_against_a_plain_implementation(monkeypatch):
     carry, masks, data = SegmentState(), [], []
     for place, length in ((0, 9), (9, 14)):
         found = bound.segment_batch(torch.arange(LANES).numpy() * 30 + place, length)
-        data.append(found.__class__(**{**found.__dict__, "segment_state": carry, "starts_fresh": place == 0}))
+        data.append(dataclasses.replace(found, extra=SegmentExtra(carry, starts_fresh=place == 0)))
     real = F.dropout
 
     def recorded(x, p=0.5, training=True, inplace=False):
@@ -215,7 +218,7 @@ def test_two_steps_against_a_plain_implementation(monkeypatch):
 
     monkeypatch.setattr(F, "dropout", recorded)
     for given, report in zip(data, train(run, iter([([b], None) for b in data]))):
-        length = given.layout.lengths[0]
+        length = given.inputs.layout.lengths[0]
         drawn, masks[:] = list(masks), []
         # in the order of the reading: words, input, then of each layer its matrix and what leaves it
         assert [tuple(m.shape) for m in drawn] == [

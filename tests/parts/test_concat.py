@@ -6,7 +6,8 @@ from torch import nn
 
 from polyseme.families import FAMILIES
 from polyseme.nn.chunking import forward_chunked
-from polyseme.nn.heads.standard import ClassificationHeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.norms import BatchNormConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.train.mixed_precision import BF16WorkingCopy
@@ -68,7 +69,7 @@ def test_a_half_copy_moves_the_model_s_own_running_figures():
     half = BF16WorkingCopy(model)
     before = model.heads["classify"].input_norm.running_mean.clone()
     layout = PackedLayout.from_lengths([3, 4])
-    last = half.copy_weights_from_master().trunk(torch.arange(7), layout).hidden
+    last = half.copy_weights_from_master().trunk(Inputs(torch.arange(7), layout)).hidden
     half.model.predict("classify", last, layout)
     moved = model.heads["classify"].input_norm.running_mean
     assert moved.dtype == torch.float32 and not torch.equal(moved, before)
@@ -107,8 +108,8 @@ def reader(family):
 def test_in_chunks_as_at_once(family, chunk):
     model, layout = reader(family), PackedLayout.from_lengths(LENGTHS)
     tokens = torch.randint(0, 30, (layout.num_tokens,))
-    whole = model.trunk(tokens, layout).hidden
-    found = forward_chunked(model.trunk, tokens, layout, None, chunk, grad_tokens=3)
+    whole = model.trunk(Inputs(tokens, layout)).hidden
+    found = forward_chunked(model.trunk, Inputs(tokens, layout), chunk, grad_tokens=3)
     torch.testing.assert_close(found, whole, atol=1e-10, rtol=0)
 
 
@@ -117,14 +118,13 @@ def test_the_gradient_of_a_text_comes_from_its_own_last_tokens():
     model, layout = reader("gpt2"), PackedLayout.from_lengths(LENGTHS)
     tokens = torch.arange(layout.num_tokens)  # each token once: its row of the table says where gradients arrive
     table = model.trunk.embeddings.tokens.weight
-    forward_chunked(model.trunk, tokens, layout, None, 4, grad_tokens=6).square().sum().backward()
+    forward_chunked(model.trunk, Inputs(tokens, layout), 4, grad_tokens=6).square().sum().backward()
     together = table.grad.clone()
     reached = [i.item() for i in together.abs().sum(1).nonzero()]
     # 5: all; 13: chunks end at 4, 8, 12 and 13, and what is learnt begins at 7; 1: all; 8: begins at 2
     assert reached == [*range(5), *range(5 + 4, 18), 18, *range(19, 27)]
     table.grad = None
     for row in tokens.split(list(LENGTHS)):
-        forward_chunked(
-            model.trunk, row, PackedLayout.from_lengths([len(row)]), None, 4, grad_tokens=6
-        ).square().sum().backward()
+        inputs = Inputs(row, PackedLayout.from_lengths([len(row)]))
+        forward_chunked(model.trunk, inputs, 4, grad_tokens=6).square().sum().backward()
     torch.testing.assert_close(table.grad, together, atol=1e-10, rtol=0)

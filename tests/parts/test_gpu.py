@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from polyseme.nn.attention.attend import attend_eager, attend_varlen
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.objectives.losses import compute_losses
@@ -163,7 +164,7 @@ def model_and_batch(**changes: Any) -> tuple[Any, Batch]:
         "pair": Targets(torch.arange(4), torch.tensor([0, 1, 1, 0]), 4),
     }
     tokens = torch.randint(0, 500, (layout.num_tokens,), generator=draw)
-    return spec.build(seed=1), Batch(tokens, layout, torch.zeros_like(tokens), targets, layout.num_tokens)
+    return spec.build(seed=1), Batch(Inputs(tokens, layout, torch.zeros_like(tokens)), targets, layout.num_tokens)
 
 
 def test_a_model_in_bfloat16_says_what_it_says_in_float32() -> None:
@@ -184,7 +185,7 @@ def train_tiny(
 
     model, batch = model_and_batch(dropout=dropout, attention_dropout=dropout)
     model = model.to("cuda")
-    other = dataclasses.replace(batch, tokens=batch.tokens.flip(0))
+    other = dataclasses.replace(batch, tokens=batch.inputs.tokens.flip(0))
     optim = OptimizerConfig(lr=rate, name=method)
     run = TrainState(
         model,
@@ -232,7 +233,7 @@ def test_training_in_bfloat16_follows_float32() -> None:
 
 @pytest.mark.parametrize("record", [False, True])
 def test_a_step_that_is_not_finite_changes_nothing(record: bool) -> None:
-    from polyseme.errors import UserError
+    from polyseme.errors import PolysemeError
     from polyseme.train.loop import TrainState, train
     from polyseme.train.optimizer import OptimizerConfig
     from polyseme.train.schedule import ScheduleConfig
@@ -253,7 +254,7 @@ def test_a_step_that_is_not_finite_changes_nothing(record: bool) -> None:
         "bf16",
         use_cuda_graphs=record,
     )
-    with pytest.raises(UserError, match="step 1 is not finite"):
+    with pytest.raises(PolysemeError, match="step 1 is not finite"):
         for _ in train(run, (([batch], i) for i in range(200))):
             pass
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -7,13 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.attention.rnn_attention import RNNAttentionConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.tree import tree_map
 from polyseme.nn.trunks.recurrent_decoder import RecurrentDecoderConfig
-from polyseme.objectives.losses import compute_losses, forward_trunk
+from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.packing import SpecialIds
 from polyseme.objectives.translation import ParallelText, Translation
 from tests.contracts import cases
@@ -115,10 +117,10 @@ def test_a_packed_batch_against_the_equations(attention, order, cell):
     sources, targets = [s % 20 for s in sources], [t % 20 for t in targets]
     source = EncoderInput(torch.cat(sources), PackedLayout.from_lengths(SOURCES))
     with torch.no_grad():
-        found = model.trunk(torch.cat(targets), PackedLayout.from_lengths(TARGETS), source=source).hidden.split(
+        found = model.trunk(Inputs(torch.cat(targets), PackedLayout.from_lengths(TARGETS), source=source)).hidden.split(
             list(TARGETS)
         )
-        maps = model.trunk.cross_weights(torch.cat(targets), PackedLayout.from_lengths(TARGETS), source)
+        maps = model.trunk.cross_weights(Inputs(torch.cat(targets), PackedLayout.from_lengths(TARGETS), source=source))
         assert len(maps) == (attention != "none")
         for i, (a, b) in enumerate(zip(sources, targets)):
             expected, shares = by_the_equations(model, a, b)
@@ -138,14 +140,14 @@ def test_gradients_reach_every_weight(order):
 
 
 def test_specs_that_do_not_fit():
-    with pytest.raises(UserError, match="dim is 7"):
+    with pytest.raises(PolysemeError, match="dim is 7"):
         FAMILIES["seq2seq"].model_config(dim=7)
-    with pytest.raises(UserError, match="dot compares states of one size, not 8 with 6"):
+    with pytest.raises(PolysemeError, match="dot compares states of one size, not 8 with 6"):
         RNNAttentionConfig("dot").build(8, 6)
     trunk = FAMILIES["seq2seq"].trunk_config(dim=8, context_order="inside_recurrence")
-    with pytest.raises(UserError, match="needs attention"):
+    with pytest.raises(PolysemeError, match="with attention"):
         RecurrentDecoderConfig(trunk.decoder.stack, 8)
-    with pytest.raises(UserError, match="attention"):
+    with pytest.raises(PolysemeError, match="attention"):
         data = FAMILIES["seq2seq"].model_config(dim=8).to_json()
         data["trunk"]["decoder"]["attention"]["score"] = "attention"
         ModelConfig.from_json(data)
@@ -164,7 +166,7 @@ def test_its_folder_says_all_of_it(attention):
         }
         spec = family.model_config(dim=8, attention=attention, context_order=order, num_decoder_layers=2, **given)
         assert family.from_hf_config(family.to_hf_config(spec)) == spec.trunk
-    with pytest.raises(UserError, match="attention is 'hard'"):
+    with pytest.raises(PolysemeError, match="attention is 'hard'"):
         family.from_hf_config(family.to_hf_config(spec) | {"attention": "hard"})
 
 
@@ -184,19 +186,19 @@ def test_how_often_words_are_the_models_own():
     assert Translation.from_json(spec.to_json()) == spec
     bound = spec.bind(pairs(3000), MARKS, 16, seed=3)
     ids = np.arange(3000)
-    assert bound.batch(ids, 0).sample_mask is None, "at first all words are true"
+    assert bound.batch(ids, 0).extra is None, "at first all words are true"
     for epoch, expected in ((1, 0.1), (2, 0.2), (4, 0.4), (9, 0.4)):
         batch = bound.batch(ids, epoch)
-        first = batch.layout.positions == 0
-        assert not batch.sample_mask[first].any()
-        assert float(batch.sample_mask[~first].float().mean()) == pytest.approx(expected, abs=0.02)
-    alone = [bound.batch(np.array([i]), 2).sample_mask for i in range(5)]
+        first = batch.inputs.layout.positions == 0
+        assert not batch.extra.mask[first].any()
+        assert float(batch.extra.mask[~first].float().mean()) == pytest.approx(expected, abs=0.02)
+    alone = [bound.batch(np.array([i]), 2).extra.mask for i in range(5)]
     together = bound.batch(np.arange(5), 2)
     order = np.lexsort((bound.target_lengths[:5], bound.source_lengths[:5]))
-    assert torch.equal(together.sample_mask, torch.cat([alone[i] for i in order])), "it depends on no neighbour"
+    assert torch.equal(together.extra.mask, torch.cat([alone[i] for i in order])), "it depends on no neighbour"
     filled = bound.batch(np.arange(20), 2, bound.static_shape(400))
-    assert len(filled.sample_mask) == len(filled.tokens)
-    with pytest.raises(UserError, match="scheduled_sampling is 1"):
+    assert len(filled.extra.mask) == len(filled.inputs.tokens)
+    with pytest.raises(PolysemeError, match="scheduled_sampling is 1"):
         Translation(scheduled_sampling=1.0)
 
 
@@ -204,20 +206,20 @@ def test_own_words_are_the_likeliest_behind_the_true_ones():
     model = made("multiplicative", "after_recurrence").train()
     batch = Translation(0.0, scheduled_sampling=0.5).bind(pairs(), MARKS, 16).batch(np.arange(30), 0)
     with torch.no_grad():
-        last = forward_trunk(model, batch).hidden
-        said = model.predict("next", last, batch.layout).argmax(-1)
-    tokens = batch.tokens.clone()
+        last = batch.forward(model).hidden
+        said = model.predict("next", last, batch.inputs.layout).argmax(-1)
+    tokens = batch.inputs.tokens.clone()
     for i in range(1, len(tokens)):
-        if batch.sample_mask[i]:
+        if batch.extra.mask[i]:
             tokens[i] = said[i - 1]
-    assert (tokens != batch.tokens).sum() > 10
+    assert (tokens != batch.inputs.tokens).sum() > 10
     with torch.no_grad():
-        plain = model.trunk(tokens, batch.layout, source=batch.source).hidden
-        scores = model.predict("next", plain, batch.layout)
+        plain = model.trunk(Inputs(tokens, batch.inputs.layout, source=batch.inputs.source)).hidden
+        scores = model.predict("next", plain, batch.inputs.layout)
         expected = nn.functional.cross_entropy(scores, batch.targets["next"].labels, reduction="sum")
         assert compute_losses(model, batch)["next"].item() == pytest.approx(expected.item())
         model.eval()  # what is measured reads the truth
-        scores = model.predict("next", last, batch.layout)
+        scores = model.predict("next", last, batch.inputs.layout)
         expected = nn.functional.cross_entropy(scores, batch.targets["next"].labels, reduction="sum")
         assert compute_losses(model, batch)["next"].item() == pytest.approx(expected.item())
 
@@ -234,13 +236,13 @@ def test_a_gpu_gives_the_same_and_nothing_waits_for_it(attention, order):
     )
     tokens = torch.cat(targets)
     with torch.no_grad():
-        expected = model.trunk(tokens, layout, source=source).hidden
+        expected = model.trunk(Inputs(tokens, layout, source=source)).hidden
     model.cuda().train()  # kernels that cuDNN can go back through
-    given = tokens.cuda(), layout.to("cuda"), source.to("cuda")
+    given = tokens.cuda(), layout.to("cuda"), tree_map(source, torch.Tensor.cuda)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = model.trunk(*given[:2], source=given[2]).hidden
+        found = model.trunk(Inputs(*given[:2], source=given[2])).hidden
         found.sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.recurrent import RecurrentTrunk, RecurrentTrunkConfig
@@ -53,7 +54,7 @@ def test_both_bodies_are_one(kind, lengths):
     for plain in (False, True):
         trunk.use_reference = plain
         trunk.zero_grad()
-        reading = trunk(tokens, layout, layers=range(4))
+        reading = trunk(Inputs(tokens, layout), layers=range(4))
         reading.hidden.square().sum().backward()
         assert torch.equal(reading.layers[3], reading.hidden) and reading.hidden.shape[-1] == trunk.config.dim
         found.append([reading.hidden, *(p.grad for p in trunk.parameters())])
@@ -81,7 +82,7 @@ def test_the_gru_is_its_equations(gru_reset):
     (b_r, b_z, b_n), (c_r, c_z, c_n) = (np.split(b.detach().numpy(), 3) for b in (cell.bias_ih, cell.bias_hh))
     h = np.zeros(5)
     with torch.no_grad():
-        states = trunk(tokens, layout).hidden.numpy()
+        states = trunk(Inputs(tokens, layout)).hidden.numpy()
     for x, found in zip(trunk.token_embeddings.detach().numpy()[tokens], states):
         r, z = sigmoid(w_r @ x + b_r + u_r @ h + c_r), sigmoid(w_z @ x + b_z + u_z @ h + c_z)
         inner = u_n @ (r * h) + c_n if gru_reset == "before" else r * (u_n @ h + c_n)
@@ -110,7 +111,7 @@ def test_equals_torchs_modules(cell, theirs, direction, plain):
     packed = nn.utils.rnn.pack_sequence(list(rows), enforce_sorted=False)
     expected, ends = other(packed)
     padded, _ = nn.utils.rnn.pad_packed_sequence(expected, batch_first=True)
-    reading = trunk(tokens, layout, return_memory=not two)
+    reading = trunk(Inputs(tokens, layout), return_memory=not two)
     torch.testing.assert_close(reading.hidden, layout.unpad(padded), atol=1e-12, rtol=0)
     if not two:
         ends = ends if cell == "lstm" else (ends,)
@@ -125,9 +126,9 @@ def test_backwards_the_next_chunk_is_the_one_before(cell):
     tokens, layout = text((9, 9))
     first, second = tokens.view(2, 9)[:, :4].reshape(-1), tokens.view(2, 9)[:, 4:].reshape(-1)
     with torch.no_grad():
-        whole = trunk(tokens, layout).hidden.view(2, 9, -1)
-        late = trunk(second, PackedLayout.from_lengths([5, 5]), return_memory=True)
-        early = trunk(first, PackedLayout.from_lengths([4, 4]), memory=late.memory)
+        whole = trunk(Inputs(tokens, layout)).hidden.view(2, 9, -1)
+        late = trunk(Inputs(second, PackedLayout.from_lengths([5, 5])), return_memory=True)
+        early = trunk(Inputs(first, PackedLayout.from_lengths([4, 4])), memory=late.memory)
     torch.testing.assert_close(late.hidden.view(2, 5, -1), whole[:, 4:], atol=1e-12, rtol=0)
     torch.testing.assert_close(early.hidden.view(2, 4, -1), whole[:, :4], atol=1e-12, rtol=0)
     assert late.memory.num_seen == (5, 5) and len(late.memory.states[0]) == (2 if cell == "lstm" else 1)
@@ -136,12 +137,12 @@ def test_backwards_the_next_chunk_is_the_one_before(cell):
 def test_the_state_of_an_empty_sequence_stays():
     trunk = built(spec(cell="lstm"))
     tokens, layout = text((3, 2))
-    memory = trunk(tokens, layout, return_memory=True).memory
-    after = trunk(tokens[:2], PackedLayout.from_lengths([0, 2]), memory=memory, return_memory=True).memory
+    memory = trunk(Inputs(tokens, layout), return_memory=True).memory
+    after = trunk(Inputs(tokens[:2], PackedLayout.from_lengths([0, 2])), memory=memory, return_memory=True).memory
     for old, new in zip(memory.states, after.states):
         for a, b in zip(old, new):
             assert torch.equal(a[0], b[0]) and not torch.equal(a[1], b[1])
-    none = trunk(tokens[:0], PackedLayout.from_lengths([0, 0]), memory=memory, return_memory=True)
+    none = trunk(Inputs(tokens[:0], PackedLayout.from_lengths([0, 0])), memory=memory, return_memory=True)
     assert none.hidden.shape == (0, DIM) and torch.equal(none.memory.states[0][0], memory.states[0][0])
 
 
@@ -154,8 +155,8 @@ def test_a_variational_mask_is_constant_in_time(where, lengths):
     for variational in (True, False):
         trunk = built(spec(hidden_dims=(40, 40), variational_dropout=variational, **{where: 0.5})).train()
         with torch.no_grad():
-            reading = trunk(tokens, layout, layers=[0, 1, 2])
-            assert torch.equal(trunk.eval()(tokens, layout, layers=[0]).layers[0], reading.layers[0])
+            reading = trunk(Inputs(tokens, layout), layers=[0, 1, 2])
+            assert torch.equal(trunk.eval()(Inputs(tokens, layout), layers=[0]).layers[0], reading.layers[0])
         if where != "output_dropout":
             assert torch.equal(reading.hidden, reading.layers[2])
             continue
@@ -175,7 +176,7 @@ def test_weight_drop(cell, theirs):
     own = trunk.stacks[0][0].cells[0]
     before = own.weight_hh.detach().clone()
     torch.manual_seed(5)
-    found = trunk(tokens, layout).hidden
+    found = trunk(Inputs(tokens, layout)).hidden
     found.sum().backward()
     torch.manual_seed(5)
     dropped = nn.functional.dropout(before, 0.5)
@@ -187,8 +188,8 @@ def test_weight_drop(cell, theirs):
     torch.testing.assert_close(found, expected.transpose(0, 1).reshape(12, -1), atol=1e-12, rtol=0)
     assert torch.equal(own.weight_hh, before) and own.weight_hh.requires_grad
     assert (own.weight_hh.grad[dropped == 0] == 0).all() and (own.weight_hh.grad[dropped != 0] != 0).any()
-    assert not torch.equal(trunk(tokens, layout).hidden, found)
-    assert torch.equal(trunk.eval()(tokens, layout).hidden, trunk(tokens, layout).hidden)
+    assert not torch.equal(trunk(Inputs(tokens, layout)).hidden, found)
+    assert torch.equal(trunk.eval()(Inputs(tokens, layout)).hidden, trunk(Inputs(tokens, layout)).hidden)
 
 
 def test_word_dropout_takes_a_word_wherever_it_stands():
@@ -210,16 +211,16 @@ def test_word_dropout_takes_a_word_wherever_it_stands():
     ({"hidden_dims": (6, 0)}, "is 0"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_told(changes, says):
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(PolysemeError, match=says):
         spec(**changes)
 
 
 def test_no_layers_and_no_memory_of_bidirectional_layers():
-    with pytest.raises(UserError, match="one layer or more"):
+    with pytest.raises(PolysemeError, match="at least one layer"):
         spec(hidden_dims=()).build()
     tokens, layout = text((3, 3))
-    with pytest.raises(UserError, match="no memory"):
-        built(spec(direction="bidirectional"))(tokens, layout, return_memory=True)
+    with pytest.raises(PolysemeError, match="does not support memory"):
+        built(spec(direction="bidirectional"))(Inputs(tokens, layout), return_memory=True)
 
 
 def test_per_layer_sizes_have_the_counts_of_the_lecture():
@@ -244,7 +245,7 @@ def test_one_word_on_each_side_of_a_window_is_not_read():
     tokens, layout = text((5, 2))
     vectors = trunk.token_embeddings.detach().index_select(0, tokens)
     with torch.no_grad():
-        found = trunk(tokens, layout).hidden
+        found = trunk(Inputs(tokens, layout)).hidden
         for row, window in ((4, [2, 3, 4]), (0, [None, None, 0]), (6, [None, 5, 6])):
             x = torch.cat([torch.zeros(4).double() if i is None else vectors[i] for i in window])
             state = torch.tanh(trunk.hidden.weight @ x + trunk.hidden.bias)

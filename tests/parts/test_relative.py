@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.nn.attention.relative import (
     NoPositionBiasConfig,
     QueryStream,
@@ -140,7 +140,7 @@ def test_no_wave_and_no_table():
     attention, relations = built(RelativeAttentionConfig(3), RelativePositionConfig(has_sinusoids=False))
     layout = PackedLayout.from_lengths([2])
     told = relations(torch.zeros(2, DIM).double(), layout, None, None, None)[1]
-    with pytest.raises(UserError, match="no waves"):
+    with pytest.raises(PolysemeError, match="no waves"):
         attention(torch.zeros(2, DIM).double(), layout, layout.positions, position_info=told)
 
 
@@ -196,7 +196,7 @@ def test_an_ordinary_stack_has_no_query_stream():
     layout = PackedLayout.from_lengths([2])
     queries = QueryStream(torch.zeros(2, dtype=torch.long), torch.tensor([0]), PackedLayout.from_lengths([1]))
     for spec in (NoPositionBiasConfig(), RelativePositionConfig()):
-        with pytest.raises(UserError, match="no query stream"):
+        with pytest.raises(PolysemeError, match="no query stream"):
             spec.build(4)(torch.zeros(2, 4), layout, None, queries, None)
 
 
@@ -261,7 +261,7 @@ def test_adaptive_embeddings():
         band = sum(token >= cut for cut in spec.cutoffs)
         own = made.tables[band].weight[token - spec.boundaries[band]]
         torch.testing.assert_close(vector, made.projections[band](own) * 8**0.5)
-    with pytest.raises(UserError, match="do not rise"):
+    with pytest.raises(PolysemeError, match="do not rise"):
         AdaptiveEmbeddingsConfig(20, 8, (9, 4))
-    with pytest.raises(UserError, match="leaves nothing"):
+    with pytest.raises(PolysemeError, match="leaves nothing"):
         AdaptiveEmbeddingsConfig(20, 8, (4, 9), 3)

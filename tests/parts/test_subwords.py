@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.layers.subwords import SubwordEmbeddingsConfig, char_ngrams, fnv1a, ngram_buckets
 
@@ -45,5 +45,5 @@ def test_a_vector_is_the_mean_of_its_rows() -> None:
 
 
 def test_lengths_that_are_none() -> None:
-    with pytest.raises(UserError, match="n-grams of 6 to 3 characters are none"):
+    with pytest.raises(PolysemeError, match="n-grams of 6 to 3 characters are none"):
         SubwordEmbeddingsConfig(10, 4, 8, 10, min_n=6, max_n=3)

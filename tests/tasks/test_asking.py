@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.prompting import (
     PROMPTS_DIR,
     PromptTemplate,
@@ -27,7 +27,7 @@ def test_prompts_that_come_along():
         assert load_prompt_template(name).name == name and PromptTemplate.from_json(
             load_prompt_template(name).to_json()
         ) == load_prompt_template(name)
-    with pytest.raises(UserError, match="summary"):
+    with pytest.raises(PolysemeError, match="summary"):
         load_prompt_template("sumary")
 
 
@@ -60,7 +60,7 @@ def test_shots_are_not_asked():
     known = [Question({"text": str(i)}, ("a",)) for i in range(6)]
     drawn = sample_shots(known, 3, 0, known[:3])
     assert not set(q.fields["text"] for q in drawn) & {"0", "1", "2"} and drawn == sample_shots(known, 3, 0, known[:3])
-    with pytest.raises(UserError, match="4 shots are more than the 3"):
+    with pytest.raises(PolysemeError, match="4 shots are more than the 3"):
         sample_shots(known, 4, 0, known[:3])
 
 
@@ -86,6 +86,6 @@ def test_the_command(project, done, refused, tmp_path):
     refused("prompt", model, "--prompt", tmp_path / "bad.json", "--data", tmp_path / "d.jsonl", says="has to end in")
     (tmp_path / "n.jsonl").write_text('{"text": "x", "answer": 3}\n')
     refused("prompt", model, "--prompt", tmp_path / "mine.json", "--data", tmp_path / "n.jsonl", says="are texts")
-    with pytest.raises(UserError, match="malformed"):
+    with pytest.raises(PolysemeError, match="malformed"):
         (tmp_path / "n.jsonl").write_text("{")
         read_questions(tmp_path / "n.jsonl", load_prompt_template("summary"))

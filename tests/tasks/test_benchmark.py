@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from polyseme.datasets.published import load_published_tables, published_table
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation import benchmarks as benchmark
 from polyseme.evaluation.benchmarks import BENCHMARKS, benchmark_table, run_benchmark
 from polyseme.evaluation.compare import (
@@ -107,7 +107,7 @@ def test_early_stopping_keeps_the_best_epoch(folder, tmp_path):
     )
     steps = [json.loads(line)["step"] for line in (tmp_path / "r/log.jsonl").read_text().splitlines()]
     assert len(steps) < found["steps"] == 200 and len(steps) % 5 == 0 and len(steps) >= 15
-    with pytest.raises(UserError, match="patience is -1, expected 0 or more"):
+    with pytest.raises(PolysemeError, match="patience is -1, expected 0 or more"):
         QUICK.replace(patience=-1).validate()
 
 
@@ -131,10 +131,10 @@ def test_a_grid_keeps_its_best_and_goes_on(folder, tmp_path):
     assert load_model(tmp_path / "r/model").metadata["task"] == "classification"
     assert json.loads((tmp_path / "r/results.json").read_text())["mean"] == found["mean"]
     assert not list((tmp_path / "r/grid").glob("*/model"))
-    with pytest.raises(UserError, match="already holds"):
+    with pytest.raises(PolysemeError, match="already holds"):
         grid_search(run, tmp_path / "r", grid)
     for bad, message in (("lr", "is not name=value"), ("lr=", "is not name=value"), ("ls=3", "unknown key 'ls'")):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(PolysemeError, match=message):
             expand_grid(QUICK, [bad])
 
 
@@ -169,7 +169,7 @@ def test_an_ensemble_is_the_mean_of_its_members(folder, kind, tmp_path):
             for label, share in one.probabilities.items():
                 assert share == pytest.approx(np.mean([p.probabilities[label] for p in each]))
     assert set(evaluate_ensemble(members, data[40:])) and task.task_type == kind
-    with pytest.raises(UserError, match="two models or more"):
+    with pytest.raises(PolysemeError, match="two models or more"):
         predict_ensemble(members[:1], data)
 
 
@@ -190,7 +190,7 @@ def test_runs_in_a_table_and_a_picture(runs, tmp_path):
     plot_comparison([good, poor], tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     assert [run.path.name for run in read_runs([runs])] == ["good", "poor"]
-    with pytest.raises(UserError, match=r"is no finished run"):
+    with pytest.raises(PolysemeError, match=r"is no finished run"):
         read_run(tmp_path)
 
 
@@ -214,7 +214,7 @@ def test_the_bootstrap_tells_a_difference_from_chance(runs):
     wide = 1.96 * both.std() / np.sqrt(len(both))
     found = paired_bootstrap(a, b, 2000)
     assert found["high"] - found["low"] == pytest.approx(2 * wide, rel=0.1)
-    with pytest.raises(UserError, match="not measured on the same examples"):
+    with pytest.raises(PolysemeError, match="not measured on the same examples"):
         paired_bootstrap(a, good)
 
 
@@ -281,7 +281,7 @@ def test_a_benchmark_runs_all_goes_on_and_shows_the_lectures_table(folder, tmp_p
     lines = (tmp_path / "out/submission/MNLI-mm.tsv").read_text().splitlines()
     assert lines[0] == "index\tprediction" and len(lines) == 13 and lines[1].split("\t")[1] in GLUE["MNLI"][2]
     assert (tmp_path / "out/submission/STS-B.tsv").is_file() and not (tmp_path / "out/submission/SST-2.tsv").exists()
-    with pytest.raises(UserError, match="with other settings"):
+    with pytest.raises(PolysemeError, match="with other settings"):
         run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "out", settings, 2)
     shutil.rmtree(tmp_path / "glue/RTE")
     shutil.rmtree(tmp_path / "out")
@@ -290,9 +290,9 @@ def test_a_benchmark_runs_all_goes_on_and_shows_the_lectures_table(folder, tmp_p
             shutil.rmtree(tmp_path / "glue" / name)
     found = run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "out", settings, 1)
     assert found["average"] is None and set(found["mean"]) == {"sst-2", "cola"} and "rte" in found["missing"]
-    with pytest.raises(UserError, match="holds none of the data sets"):
+    with pytest.raises(PolysemeError, match="holds none of the data sets"):
         run_benchmark("superglue", folder, tmp_path / "glue", tmp_path / "x", settings)
-    with pytest.raises(UserError, match="no benchmark 'glu'; did you mean 'glue'"):
+    with pytest.raises(PolysemeError, match="no benchmark 'glu'; did you mean 'glue'"):
         run_benchmark("glu", folder, tmp_path, tmp_path / "x")
 
 
@@ -312,7 +312,7 @@ def test_published_figures_keep_what_disagrees():
         five = [(v["squad-1.1_f1"] + v["squad-1.1_exact"]) / 2, (v["squad-2.0_f1"] + v["squad-2.0_exact"]) / 2]
         assert v["average"] == pytest.approx(np.mean([*five, v["mnli"], v["sst-2"], v["race"]]), abs=0.11), row
     assert all(row.source for given in load_published_tables().values() for row in given.rows)
-    with pytest.raises(UserError, match="did you mean 'glue'"):
+    with pytest.raises(PolysemeError, match="did you mean 'glue'"):
         published_table("glu")
 
 
@@ -321,7 +321,7 @@ def test_submissions(tmp_path):
         tmp_path / "a.tsv", "glue/sts-b", [Prediction(number=9.0), Prediction(number=-1), Prediction(number=2.5)]
     )
     assert (tmp_path / "a.tsv").read_text() == "index\tprediction\n0\t5.000\n1\t0.000\n2\t2.500\n"
-    with pytest.raises(UserError, match="not scored by the servers of GLUE and SuperGLUE"):
+    with pytest.raises(PolysemeError, match="not scored by the servers of GLUE and SuperGLUE"):
         write_submission(tmp_path / "b.tsv", "swag", [])
 
 

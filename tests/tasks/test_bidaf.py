@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.predict import compute_logits_and_labels
 from polyseme.families import FAMILIES
 from polyseme.finetuning.feature_extraction import FeatureEncoder, FeatureNetworkSettings
@@ -180,11 +180,11 @@ def test_mistakes_are_told(folder):
     data = questions(4)
     wrong = [Example("q9", "so it is", "which colour?", answers=(("blue", 1),))]
     for name, says in (("linear", "linear cannot look for an answer"), ("esim", "esim compares two texts")):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(PolysemeError, match=says):
             train_on_features(
                 folder, "span", data, data, None, FEATURE_DEFAULTS.replace(network=SMALL.replace(name=name))
             )
-    with pytest.raises(UserError, match="bidaf finds an answer in a text, which pair does not ask for"):
+    with pytest.raises(PolysemeError, match="bidaf finds an answer in a text, which pair does not ask for"):
         pairs = [Example(f"{i}", "a b", "c", label="xy"[i % 2]) for i in range(4)]
         train_on_features(
             folder, "pair", pairs, pairs, None, FEATURE_DEFAULTS.replace(network=SMALL.replace(name="bidaf"))
@@ -192,9 +192,9 @@ def test_mistakes_are_told(folder):
     settings = FEATURE_DEFAULTS.replace(steps=1, network=SMALL)
     found = train_on_features(folder, "span", data + wrong, data, None, settings)
     assert found["bad_offsets"]["train"] == (1, 1) and found["train_examples"] == 4
-    with pytest.raises(UserError, match="there is no label"):
+    with pytest.raises(PolysemeError, match="there is no label"):
         train_on_features(folder, "span", data, [Example("q", "so it", "which?")], None, settings)
-    with pytest.raises(UserError, match="there is no question, which this task reads"):
+    with pytest.raises(PolysemeError, match="there is no question, which this task reads"):
         train_on_features(folder, "span", data, [Example("q", "so it", answers=())], None, settings)
 
 

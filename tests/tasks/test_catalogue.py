@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from polyseme.datasets.catalog import DATASETS
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.tasks.metrics.standard import compute_metrics
 
 REAL = Path(__file__).parents[2].parent / "shared/data/glue"
@@ -59,11 +59,11 @@ def test_mrpc_dev_is_what_its_ids_name(glue):
     assert not {e.location for e in train} & {e.location for e in dev}
     file = glue / "MRPC/msr_paraphrase_train.txt"
     file.write_text(file.read_text().replace("0\t2\t102", "0\t2"))  # a row that lost a column
-    with pytest.raises(UserError, match=r"msr_paraphrase_train\.txt:4: 4 columns"):
+    with pytest.raises(PolysemeError, match=r"msr_paraphrase_train\.txt:4: 4 columns"):
         DATASETS["glue/mrpc"].read(glue)
     (glue / "MRPC/dev_ids.tsv").write_text("3\t103\n7\t7\n")
     with pytest.raises(
-        UserError, match=r"dev_ids\.tsv names the pair '7 7', which is not in msr_paraphrase_train\.txt$"
+        PolysemeError, match=r"dev_ids\.tsv names the pair '7 7', which is not in msr_paraphrase_train\.txt$"
     ):
         DATASETS["glue/mrpc"].read(glue, skip_bad=True)
     (glue / "MRPC/dev_ids.tsv").write_text("3\t103\n4\t104\n")
@@ -79,11 +79,11 @@ def test_mrpc_as_glue_has_it(glue):
 
 
 def test_what_is_not_there(glue):
-    with pytest.raises(UserError, match=r"there is no folder .*none$"):
+    with pytest.raises(PolysemeError, match=r"there is no folder .*none$"):
         DATASETS["glue/cola"].read(glue / "none")
     (glue / "CoLA/dev.tsv").unlink()
-    with pytest.raises(UserError, match=r"CoLA/dev\.tsv is missing$"):
+    with pytest.raises(PolysemeError, match=r"CoLA/dev\.tsv is missing$"):
         DATASETS["glue/cola"].read(glue)
     (glue / "MRPC/dev_ids.tsv").unlink()
-    with pytest.raises(UserError, match=r"MRPC/dev_ids\.tsv is missing$"):
+    with pytest.raises(PolysemeError, match=r"MRPC/dev_ids\.tsv is missing$"):
         DATASETS["glue/mrpc"].read(glue)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.nn.heads.crf import FORBIDDEN_SCORE, ChainLayout, CRFConfig
 from polyseme.tasks.baselines.feature_taggers import (
     fit_tagger,
@@ -177,5 +177,5 @@ def test_by_command(tmp_path, done, refused):
     said = done(*given, "--out", tmp_path / "run", "--baselines", "--baseline", "memm", "--baseline", "crf")
     assert [line.split("  ")[0] for line in said.splitlines()[1:5]] == ["majority", "linear", "memm", "crf"]
     refused(*given, "--out", tmp_path / "x", "--baseline", "cfr", says="there is no baseline 'cfr'; did you mean 'crf'")
-    with pytest.raises(UserError, match="the baseline crf is for tagging, not for pair"):
+    with pytest.raises(PolysemeError, match="the baseline crf is for tagging, not for pair"):
         check_baseline("crf", "pair")

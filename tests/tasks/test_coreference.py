@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.ensemble import predict_ensemble
 from polyseme.evaluation.predict import evaluate, predict
 from polyseme.families import FAMILIES
@@ -79,11 +79,11 @@ def loaded(folders, dtype=torch.float64, family="bert", spec=SMALL):
 
 def states_of(folder, task, encoded):
     batch, order = task.collate(encoded)
-    last = folder.model.trunk(batch.tokens, batch.layout, batch.segments).hidden
+    last = folder.model.trunk(batch.inputs).hidden
     head = folder.model.heads["coreference"]
     return (
         head,
-        head.select_states(last, batch.layout, batch.targets["coreference"].rows, folder.model.trunk.pool),
+        head.select_states(last, batch.inputs.layout, batch.targets["coreference"].rows, folder.model.trunk.pool),
         last,
         order,
     )
@@ -204,7 +204,7 @@ def test_segments_end_with_sentences_where_they_can(folders):
     pieces = [tokenizer.encode(word) for word in example.words]
     assert [found.ids[a : b + 1].tolist() for a, b in found.positions[:, :2]] == [list(p) for p in pieces]
     long = make_document([["h" + "e" * 40]], "there")
-    with pytest.raises(UserError, match=r"there: the word 'heee.* tokens, and 14 are read"):
+    with pytest.raises(PolysemeError, match=r"there: the word 'heee.* tokens, and 14 are read"):
         encode_documents([long], tokenizer, 16, SMALL)
     (cut,) = encode_documents([long], tokenizer, 16, SMALL, truncate=True)
     assert cut.is_truncated and len(cut.ids) == 16
@@ -249,9 +249,9 @@ def _through_the_commands(tmp_path, folder, dev):
     model = polyseme.load(tmp_path / "run" / "model")
     (found,) = model.predict([[["Ann", "left", "."], ["she", "left", "."]]])
     assert found.clusters == (((0, 0), (3, 3)),)
-    with pytest.raises(UserError, match="a list of sentences of words"):
+    with pytest.raises(PolysemeError, match="a list of sentences of words"):
         model.predict(["Ann left"])
-    with pytest.raises(UserError, match="no ensemble of coreference"):
+    with pytest.raises(PolysemeError, match="no ensemble of coreference"):
         predict_ensemble([folder, folder], dev)
 
 
@@ -264,7 +264,7 @@ def test_a_network_over_frozen_features_learns_it(folders, tmp_path):
     assert load_feature_model(tmp_path / "run" / "model").evaluate(dev)["f1"] == pytest.approx(
         found["mean"]["f1"], abs=1e-9
     )
-    with pytest.raises(UserError, match="coreference one of each word"):
+    with pytest.raises(PolysemeError, match="coreference one of each word"):
         train_on_features(
             folders["elmo"], "coreference", train, dev, None, settings.with_override("network.name", "biattentive")
         )
@@ -275,7 +275,7 @@ def test_baselines_and_what_is_refused(folders):
     assert majority_baseline(train, dev, "coreference")["f1"] == 0.0
     assert 0.3 < linear_baseline(train, dev, "coreference")["f1"] < 0.95
     none = [replace(e, clusters=()) for e in train]
-    with pytest.raises(UserError, match="no mentions"):
+    with pytest.raises(PolysemeError, match="no mentions"):
         finetune(folders["bert"], "coreference", none, dev, None)
-    with pytest.raises(UserError, match=r"max_span_width is 0"):
+    with pytest.raises(PolysemeError, match=r"max_span_width is 0"):
         FinetuneConfig().with_override("coreference.max_span_width", "0")

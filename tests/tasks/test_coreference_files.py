@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from polyseme.datasets.catalog import DATASETS
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.tasks.examples import read_examples
 from polyseme.tasks.metrics.coreference import aligned, coreference_metrics
 from polyseme.tasks.readers.conll2012 import format_conll, make_document
@@ -77,7 +77,7 @@ def test_columns_are_read_and_written_back_to_the_character(tmp_path, capsys):
 def test_what_is_wrong_is_named_by_file_and_line(tmp_path, changed, said):
     assert changed[0] in FILE
     path = written(tmp_path, FILE.replace(*changed, 1))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(PolysemeError) as caught:
         read_examples(path, "coreference")
     assert f"{path}{said}" in str(caught.value)
 
@@ -97,7 +97,7 @@ def test_the_named_set_reads_the_tree_of_files(tmp_path):
     train, dev = DATASETS["conll-2012"].read(tmp_path)
     assert [len(e.words) for e in train] == [len(e.words) for e in dev] == [9, 1]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"holds no files \*gold_conll"):
+    with pytest.raises(PolysemeError, match=r"holds no files \*gold_conll"):
         read_examples(tmp_path / "empty", "coreference")
 
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.feature_extraction import FeatureEncoder, extract_features
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
@@ -31,7 +32,7 @@ def test_words_have_the_states_of_the_encoder(family, tiny_folders):
             pieces, of = tokenizer.encode_words(words)
             tokens = torch.tensor([*pieces, tokenizer.special_token_ids.eos])
             with torch.no_grad():
-                reading = trunk(tokens, PackedLayout.from_lengths([len(tokens)]), layers=chosen)
+                reading = trunk(Inputs(tokens, PackedLayout.from_lengths([len(tokens)])), layers=chosen)
             for i in range(len(words)):
                 expected = [reading.layers[layer][of.index(i)].numpy() for layer in chosen]
                 np.testing.assert_allclose(found[row], np.stack(expected), atol=1e-5)
@@ -72,5 +73,5 @@ def test_it_begins_from_word_vectors(tmp_path):
     done("pretrain", "seq2seq-tiny", "--corpus", tmp_path / "pairs", "--out", tmp_path / "run", "--init-from",
          tmp_path / "vectors", "--budget", "2steps", "--set", "model.dim=16", "--set", "model.embedding_dim=12",
          "--set", "num_averaged=0")  # fmt: skip
-    with pytest.raises(UserError, match="have 12 numbers, but those of seq2seq-tiny 128"):
+    with pytest.raises(PolysemeError, match="have 12 numbers, but those of seq2seq-tiny 128"):
         init_from_model(tmp_path / "vectors", get_training_recipe("seq2seq-tiny"), tmp_path / "pairs")

@@ -6,7 +6,7 @@ from inspect import signature
 import numpy as np
 import pytest
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.predict import compute_logits, compute_logits_and_labels, predict
 from polyseme.families import FAMILIES
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
@@ -84,7 +84,7 @@ def test_tags_that_break_the_rules_in_training_are_not_barred(folders, tmp_path)
 
 def test_a_crf_is_for_tags(folders):
     data = [Example(f"d:{i}", "cat dog", label="ab"[i % 2]) for i in range(4)]
-    with pytest.raises(UserError, match=r"the tag_decoder crf is for tagging, not for classification$"):
+    with pytest.raises(PolysemeError, match=r"the tag_decoder crf is for tagging, not for classification$"):
         finetune(folders["bert"], "classification", data, data, None, FinetuneConfig(steps=1, tag_decoder="crf"))
 
 
@@ -95,7 +95,9 @@ def test_broken_tags_are_mended_and_counted_or_refused(tmp_path, capsys, cli):
     assert [e.tags for e in found] == [("B-P", "I-P"), ("O", "B-P", "I-P"), ("B-Q", "B-P")]
     said = capsys.readouterr().err
     assert said == f"{path}: mended 2 tags in 2 of 3 sentences with broken tags, the first: {path}:4: 'I-P' at word 2\n"
-    with pytest.raises(UserError, match=r"t\.conll:4: 'I-P' at word 2 cannot stand there; 2 of 3 sentences have such"):
+    with pytest.raises(
+        PolysemeError, match=r"t\.conll:4: 'I-P' at word 2 cannot stand there; 2 of 3 sentences have such"
+    ):
         read_examples(path, "tagging", strict=True)
     whole = tmp_path / "iob1.conll"
     whole.write_text("in O\nParis I-P\nTexas B-P\n", encoding="utf-8")

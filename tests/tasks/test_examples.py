@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.tasks.examples import read_examples
 
 TABLE = 'id\tsentence\tlabel\n1\ta "good film\t1\n2\ta bad one\t0\n'
@@ -56,7 +56,7 @@ def test_numbers_with_one_text_or_two(tmp_path):
     assert [(e.pair, e.label) for e in read_examples(path, "regression")] == [(None, "0"), ("c", "1.5")]
     path = write(tmp_path / "one.tsv", "text\nab\n")
     assert read_examples(path, "regression", needs_labels=False)[0].pair is None
-    with pytest.raises(UserError, match=r"there is no column 'second'"):  # asked for by name
+    with pytest.raises(PolysemeError, match=r"there is no column 'second'"):  # asked for by name
         read_examples(path, "regression", pair="second", needs_labels=False)
 
 
@@ -183,35 +183,35 @@ BAD = [
 @pytest.mark.parametrize("name,content,kind,message", BAD)
 def test_bad_input_is_one_line(tmp_path, name, content, kind, message):
     path = write(tmp_path / name, content)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(PolysemeError, match=message) as caught:
         read_examples(path, kind)
     assert "\n" not in str(caught.value)
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(UserError, match=r"none\.tsv is missing$"):
+    with pytest.raises(PolysemeError, match=r"none\.tsv is missing$"):
         read_examples(tmp_path / "none.tsv", "classification")
-    with pytest.raises(UserError, match=r"cannot read .*: Is a directory"):
+    with pytest.raises(PolysemeError, match=r"cannot read .*: Is a directory"):
         read_examples(tmp_path, "tagging")
     path = write(tmp_path / "t.tsv", "text\tlabel\na\tb\ncafé\tb\n", "latin-1")
-    with pytest.raises(UserError, match=r"t\.tsv:3: not utf-8 text \(byte 18 of the file\)$"):
+    with pytest.raises(PolysemeError, match=r"t\.tsv:3: not utf-8 text \(byte 18 of the file\)$"):
         read_examples(path, "classification")
-    with pytest.raises(UserError, match=r"there is no encoding 'utf-9'"):
+    with pytest.raises(PolysemeError, match=r"there is no encoding 'utf-9'"):
         read_examples(path, "classification", encoding="utf-9")
     for ending in (".gz", ".xz"):
         path = write(tmp_path / f"t.tsv{ending}", TABLE * 50)
         path.write_bytes(path.read_bytes()[:-20])
-        with pytest.raises(UserError, match=r"is truncated"):
+        with pytest.raises(PolysemeError, match=r"is truncated"):
             read_examples(path, "classification")
         path.write_bytes(b"text\tlabel\na\tb\n")
-        with pytest.raises(UserError, match=re.escape(f"is not a whole {ending} file")):
+        with pytest.raises(PolysemeError, match=re.escape(f"is not a whole {ending} file")):
             read_examples(path, "classification")
 
 
 def test_column_numbers(tmp_path):
     path = write(tmp_path / "t.tsv", "a\tb\n")
     for name in ("text", "0", "3"):
-        with pytest.raises(UserError, match=f"text is a column number from 1 to 2, not '{name}'"):
+        with pytest.raises(PolysemeError, match=f"text is a column number from 1 to 2, not '{name}'"):
             read_examples(path, "classification", text=name, label="2", header=False)
 
 
@@ -224,5 +224,5 @@ def test_skip_bad_counts_and_reports(tmp_path, capsys):
     path = write(tmp_path / "t.conll", "a O\nb\n\nc O\n")
     assert [e.words for e in read_examples(path, "tagging", skip_bad=True)] == [("c",)]
     path = write(tmp_path / "b.tsv", "text\tlabel\na\n")
-    with pytest.raises(UserError, match=r"holds no examples but 1 bad rows$"):
+    with pytest.raises(PolysemeError, match=r"holds no examples but 1 bad rows$"):
         read_examples(path, "classification", skip_bad=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.feature_extraction import LAYER_SELECTIONS
 from polyseme.text.tokenizer import Tokenizer
@@ -68,5 +68,5 @@ def test_runs_on_a_few_sentences(harness, tmp_path):
         assert one["primary_metric"] == "f1" and {"f1", "accuracy"} <= set(one["mean"]) and 0 <= one["test"] <= 1, one
     whole = harness.run(harness.Job("lineage", "+ Flair", "wnut-17", 0, 1.0), rows["+ Flair"], place)
     assert "was never seen in training" in whole["error"]
-    with pytest.raises(UserError, match="there is no folder"):
+    with pytest.raises(PolysemeError, match="there is no folder"):
         harness.find_models(tmp_path / "nowhere")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.predict import compute_logits, evaluate, predict, write_predictions
 from polyseme.families import FAMILIES
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
@@ -126,19 +126,19 @@ def test_transformers_reads_it(trained):
     ours = compute_logits(folder.model, task, encoded)
     batch, order = task.collate(encoded)
     ids, mask = (
-        batch.layout.pad(batch.tokens, folder.tokenizer.special_token_ids.pad),
-        batch.layout.attention_mask().long(),
+        batch.inputs.layout.pad(batch.inputs.tokens, folder.tokenizer.special_token_ids.pad),
+        batch.inputs.layout.attention_mask().long(),
     )
-    extra = {"token_type_ids": batch.layout.pad(batch.segments)} if family == "bert" else {}
-    lengths = list(batch.layout.lengths)
+    extra = {"token_type_ids": batch.inputs.layout.pad(batch.inputs.segments)} if family == "bert" else {}
+    lengths = list(batch.inputs.layout.lengths)
     with torch.no_grad():
         if family == "xlnet":  # which pads on the left: here one by one
-            each = zip(batch.tokens.split(lengths), batch.segments.split(lengths))
+            each = zip(batch.inputs.tokens.split(lengths), batch.inputs.segments.split(lengths))
             expected = torch.cat([theirs(input_ids=t[None], token_type_ids=s[None]).logits for t, s in each])
         else:
             expected = theirs(input_ids=ids, attention_mask=mask, **extra).logits
     if kind == "tagging":
-        expected = batch.layout.unpad(expected)[batch.targets["tag"].rows]
+        expected = batch.inputs.layout.unpad(expected)[batch.targets["tag"].rows]
     np.testing.assert_allclose(np.concatenate([ours[i] for i in order]), expected.numpy(), atol=1e-5)
 
 
@@ -153,7 +153,7 @@ def test_predictions_are_written_and_read_again(trained, tmp_path):
         ]
         written = [str(p.number) if kind == "regression" else p.value for p in found]
         assert [e.gold for e in again] == written
-    with pytest.raises(UserError, match=r"p\.xls: predictions are written as \.jsonl, \.tsv"):
+    with pytest.raises(PolysemeError, match=r"p\.xls: predictions are written as \.jsonl, \.tsv"):
         write_predictions(tmp_path / "p.xls", dev, found)
     assert not (tmp_path / "p.xls").exists()
 
@@ -253,10 +253,10 @@ def test_bad_settings_and_data_are_one_line(folders, tmp_path):
         "there is no model folder at": {"folder": tmp_path / "none"},
         "not finite": {"optimizer": OptimizerConfig(lr=1e30), "steps": 9},
     }.items():
-        with pytest.raises(UserError, match=message) as caught:
+        with pytest.raises(PolysemeError, match=message) as caught:
             go(**options)
         assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="the model has no task head"):
+    with pytest.raises(PolysemeError, match="the model has no task head"):
         predict(load_model(folders["bert"]), data)
 
 
@@ -270,6 +270,6 @@ def test_what_was_cut_in_training_is_cut_in_use(folders, tmp_path):
     finetune(folders["bert"], "classification", data, data, tmp_path / "r", settings)
     folder = load_model(tmp_path / "r" / "model")
     assert len(predict(folder, data)) == 30
-    with pytest.raises(UserError, match="30 of 30 examples are longer than 8 tokens"):
+    with pytest.raises(PolysemeError, match="30 of 30 examples are longer than 8 tokens"):
         predict(folder, data, truncate=False)
     assert len(predict(folder, data, max_len=48, truncate=False)) == 30

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from polyseme.corpus.build.prepare import prepare
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.feature_extraction import FeatureEncoder, extract_features
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
@@ -91,23 +92,23 @@ def test_one_way_over_pieces(tmp_path, direction, row):
     ids, of = pieces.encode_words(words)
     assert len(ids) > 5
     with torch.no_grad():
-        states = encoder.model.trunk(torch.tensor(ids), PackedLayout.from_lengths([len(ids)])).hidden.numpy()
+        states = encoder.model.trunk(Inputs(torch.tensor(ids), PackedLayout.from_lengths([len(ids)]))).hidden.numpy()
     expected = [states[[i for i, word in enumerate(of) if word == n][row]] for n in range(3)]
     np.testing.assert_allclose(extract_features(encoder, [words], "last", None)[:, 0], expected, atol=1e-6)
 
 
 def test_choices_that_are_not_there(tokenizer, tmp_path):
     encoder = folder_of(tmp_path / "a", tokenizer)
-    with pytest.raises(UserError, match="reads characters: it has no vectors of words by themselves"):
+    with pytest.raises(PolysemeError, match="reads characters: it has no vectors of words by themselves"):
         encoder.resolve_layers("embeddings")
-    with pytest.raises(UserError, match=r"second_to_last needs 2 layers, but .* has 1$"):
+    with pytest.raises(PolysemeError, match=r"second_to_last needs 2 layers, but .* has 1$"):
         encoder.resolve_layers("second_to_last")
     pieces = Tokenizer.train("bpe", iter(documents(20)), 270)
     spec = FAMILIES["ulmfit"].model_config(num_layers=2, dim=8, hidden_dim=12, vocab_size=pieces.vocab_size)
     save_model(tmp_path / "b", spec.build(0), pieces)
     uneven = FeatureEncoder.load(tmp_path / "b")
     assert uneven.layer_dims == [8, 12, 8] and uneven.resolve_layers("second_to_last") == [1]
-    with pytest.raises(UserError, match=r"scalar_mix needs layers of one size, but those of .* have 8, 12, 8"):
+    with pytest.raises(PolysemeError, match=r"scalar_mix needs layers of one size, but those of .* have 8, 12, 8"):
         uneven.resolve_layers("scalar_mix")
 
 

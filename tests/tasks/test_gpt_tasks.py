@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.predict import compute_logits, evaluate, predict, to_examples, write_predictions
 from polyseme.families import FAMILIES
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
 from polyseme.finetuning.runner import epoch_batches
-from polyseme.nn.heads.standard import ClassificationHeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.packing import pad_to_bucket
 from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
@@ -95,11 +95,11 @@ def test_choices_are_learnt_and_others_read_the_model(family, folders, tmp_path)
     again = read_examples(tmp_path / "p.jsonl", "choice")
     assert [(e.text, e.choices) for e in again] == [(e.text, e.choices) for e in data[160:]]
     assert sum(a.label == b.label for a, b in zip(again, data[160:])) / 40 == results["mean"]["accuracy"]
-    with pytest.raises(UserError, match=r"written as \.jsonl, not '\.tsv'"):
+    with pytest.raises(PolysemeError, match=r"written as \.jsonl, not '\.tsv'"):
         write_predictions(tmp_path / "p.tsv", data[160:], predict(folder, data[160:]))
     (plain,) = predict(folder, to_examples([("cat", ["dog fish", "bird wolf"])], folder.model))
     assert plain.label == "1" and sum(plain.probabilities.values()) == pytest.approx(1)
-    with pytest.raises(UserError, match=r"example 1 is 'cat': a text and a list of choices is needed"):
+    with pytest.raises(PolysemeError, match=r"example 1 is 'cat': a text and a list of choices is needed"):
         to_examples(["cat"], folder.model)
 
 
@@ -115,14 +115,14 @@ def test_sequences_of_choices(folders):
     assert one.segments.tolist() == [i for _, segments in wrapped for i in segments]
     other = Example("", "swan", choices=("dog", "cat"))
     batch, order = CHOICE.collate(CHOICE.encode([example, other], tokenizer, 48))
-    assert order == [1, 0] and list(batch.layout.lengths) == sorted(batch.layout.lengths)
+    assert order == [1, 0] and list(batch.inputs.layout.lengths) == sorted(batch.inputs.layout.lengths)
     targets = batch.targets["choice"]
     assert targets.count == 1 and targets.labels.tolist() == [-100, -100, 3, 3, 3]
-    parts = batch.tokens.split(list(batch.layout.lengths))
+    parts = batch.inputs.tokens.split(list(batch.inputs.layout.lengths))
     swan, build = tokenizer.encode("swan"), tokenizer.build_inputs_with_special_tokens
     expected = [*(build(swan, tokenizer.encode(c))[0] for c in other.choices), *(ids for ids, _ in wrapped)]
     assert [parts[i].tolist() for i in targets.rows] == expected
-    with pytest.raises(UserError, match="1 of 1 examples are longer than 6 tokens"):
+    with pytest.raises(PolysemeError, match="1 of 1 examples are longer than 6 tokens"):
         CHOICE.encode([example], tokenizer, 6)
     assert max(CHOICE.encode([example], tokenizer, 6, truncate=True)[0].sequence_lengths) == 6
 
@@ -188,9 +188,9 @@ def test_both_orders_are_added(family, folders, tmp_path):
     bias = 0.0 if linear_head.bias is None else linear_head.bias.detach().numpy()
     expected = np.array(sides).sum(0) - bias  # the head is linear: states added are scores added
     np.testing.assert_allclose(found, expected, atol=1e-4)
-    with pytest.raises(UserError, match="symmetric_pairs is for pairs of texts, not for choice"):
+    with pytest.raises(PolysemeError, match="symmetric_pairs is for pairs of texts, not for choice"):
         Task.from_examples("choice", questions(5), symmetric_pairs=True)
-    with pytest.raises(UserError, match="there is no second text"):
+    with pytest.raises(PolysemeError, match="there is no second text"):
         task.encode([Example("x:1", "cat")], folder.tokenizer, 48)
 
 
@@ -223,7 +223,7 @@ def test_weights_and_the_law_of_sums(kind, folders):
     (whole,), _ = next(epoch_batches(task, data, settings, 0))
     report, gradient = stepped(model, [whole])
     targets = whole.targets["next"]
-    assert targets.weight == 0.5 and targets.count == whole.layout.num_tokens - len(whole.layout.lengths)
+    assert targets.weight == 0.5 and targets.count == whole.inputs.layout.num_tokens - len(whole.inputs.layout.lengths)
     model.zero_grad()
     parts = {name: value / whole.targets[name].count for name, value in compute_losses(model, whole).items()}
     assert report.loss == pytest.approx({name: part.item() for name, part in parts.items()}, rel=1e-5)
@@ -244,11 +244,11 @@ def test_every_token_but_the_first_is_predicted(folders):
     ((batch,), _) = next(epoch_batches(task, data, FinetuneConfig(lm_loss_weight=0.5), 0))
     rows, values = batch.targets["next"].rows.tolist(), batch.targets["next"].labels.tolist()
     at = 0
-    for length in batch.layout.lengths:
+    for length in batch.inputs.layout.lengths:
         inner = [i - at for i in rows if at <= i < at + length]
         assert inner == list(range(length - 1))
         at += length
-    assert values == [int(batch.tokens[i + 1]) for i in rows]
+    assert values == [int(batch.inputs.tokens[i + 1]) for i in rows]
 
 
 def test_a_classifier_with_auxiliary_loss_is_still_a_classifier(folders, tmp_path):
@@ -279,9 +279,11 @@ def test_one_batch_is_learnt_by_heart(folders):
 
 def test_bad_settings(folders, tmp_path):
     data = pairs()
-    with pytest.raises(UserError, match="lm_loss_weight weighs the loss of a causal language model, which bert is not"):
+    with pytest.raises(
+        PolysemeError, match="lm_loss_weight weighs the loss of a causal language model, which bert is not"
+    ):
         finetune(folders["bert"], "pair", data, data, None, FinetuneConfig(steps=1, lm_loss_weight=0.5))
-    with pytest.raises(UserError, match=r"lm_loss_weight is -1\.0, expected 0 or more"):
+    with pytest.raises(PolysemeError, match=r"lm_loss_weight is -1\.0, expected 0 or more"):
         FinetuneConfig(lm_loss_weight=-1.0).validate()
 
 
@@ -308,11 +310,11 @@ def test_reading_choices(tmp_path):
         '{"choices": ["x", "y"], "label": 0}': "there is no key 'text'",
     }.items():
         (tmp_path / "bad.jsonl").write_text(row + "\n")
-        with pytest.raises(UserError, match=message) as caught:
+        with pytest.raises(PolysemeError, match=message) as caught:
             read_examples(tmp_path / "bad.jsonl", "choice")
         assert "bad.jsonl:1" in str(caught.value) and "\n" not in str(caught.value)
     (tmp_path / "q.tsv").write_text("text\tlabel\na\tb\n")
-    with pytest.raises(UserError, match=r"choice reads \.jsonl, \.ndjson"):
+    with pytest.raises(PolysemeError, match=r"choice reads \.jsonl, \.ndjson"):
         read_examples(tmp_path / "q.tsv", "choice")
 
 

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.nn.heads.tag_schemes import extract_entities
 from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
 from polyseme.tasks.examples import Example
@@ -55,7 +55,7 @@ def test_regression_by_hand():
 def test_without_scikit_learn_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     assert classification_metrics(["a"], ["a"])["accuracy"] == 1
-    with pytest.raises(UserError, match=r"scikit-learn is needed"):
+    with pytest.raises(PolysemeError, match=r"scikit-learn is needed"):
         linear_baseline([Example("1", "x", label="a")], [Example("1", "x", label="a")], "classification")
 
 
@@ -110,7 +110,7 @@ def test_majority():
         "spearman": 0,
         "mse": pytest.approx(14 / 3),
     }
-    with pytest.raises(UserError, match=r"2: there is no label"):
+    with pytest.raises(PolysemeError, match=r"2: there is no label"):
         majority_baseline(texts, [Example("2", text="x")], "classification")
 
 

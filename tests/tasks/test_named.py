@@ -13,7 +13,7 @@ import pytest
 
 from polyseme.datasets.catalog import DATASETS
 from polyseme.datasets.glue import wnli_warnings
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.tasks.metrics.standard import compute_metrics
 
 REAL = Path(__file__).parents[2].parent / "shared/data"
@@ -168,7 +168,7 @@ def test_broken_tags_of_a_named_set_are_mended(tmp_path, capsys):
     (tmp_path / "dev.conll").write_text("Ann O\nLee I-PER\n\nBo B-PER\n")
     assert [e.tags for e in DATASETS["ner"].read_split(tmp_path)] == [("O", "B-PER"), ("B-PER",)]
     assert "mended 1 tags in 1 of 2 sentences" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"dev\.conll:1: 'I-PER' at word 2 cannot stand there"):
+    with pytest.raises(PolysemeError, match=r"dev\.conll:1: 'I-PER' at word 2 cannot stand there"):
         DATASETS["ner"].read_split(tmp_path, strict=True)
 
 
@@ -232,7 +232,7 @@ def test_wic_as_it_was_first_distributed(tmp_path):
     (found,) = DATASETS["wic"].read_split(tmp_path)
     assert (found.text, found.pair, found.label) == ("bed: A bed", "Bed of roses", "F")
     (tmp_path / "dev/dev.gold.txt").write_text("F\nT\n")
-    with pytest.raises(UserError, match=r"has 1 lines, but .*dev\.gold\.txt has 2"):
+    with pytest.raises(PolysemeError, match=r"has 1 lines, but .*dev\.gold\.txt has 2"):
         DATASETS["wic"].read_split(tmp_path)
 
 
@@ -258,9 +258,9 @@ def test_mistakes_name_file_and_line(tmp_path, capsys):
         folder = tmp_path / name.replace("/", "-")
         folder.mkdir()
         (folder / file).write_text(content)
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(PolysemeError, match=message):
             DATASETS[name].read_split(folder)
-    with pytest.raises(UserError, match="there is no part 'dve' of swag; did you mean 'dev'"):
+    with pytest.raises(PolysemeError, match="there is no part 'dve' of swag; did you mean 'dev'"):
         DATASETS["swag"].read_split(tmp_path, "dve")
     (tmp_path / "swag/val.csv").write_text(commas(SWAG, ["1"], ["0", *"bcdefghijk", "1"]))
     assert len(DATASETS["swag"].read_split(tmp_path / "swag", skip_bad=True)) == 1

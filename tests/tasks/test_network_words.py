@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.feature_extraction import LAYER_SELECTIONS, FeatureNetworkSettings
 from polyseme.finetuning.frozen import FEATURE_DEFAULTS, load_feature_model, resolve_layer_selections, train_on_features
@@ -230,10 +230,10 @@ def test_a_word_never_seen_has_its_vector(vectors, tmp_path):
     train_on_features(None, "tagging", data, data[:20], tmp_path / "run", settings, word_vectors=path)
     assert load_feature_model(tmp_path / "run" / "model").evaluate(fresh)["accuracy"] > 0.8
     write_vectors(path, words, table + 1, "binary")
-    with pytest.raises(UserError, match=r"named.bin is not .* was trained over: its hash differs$"):
+    with pytest.raises(PolysemeError, match=r"named.bin is not .* was trained over: its hash differs$"):
         load_feature_model(tmp_path / "run" / "model")
     path.unlink()
-    with pytest.raises(UserError, match="there are no vectors at"):
+    with pytest.raises(PolysemeError, match="there are no vectors at"):
         load_feature_model(tmp_path / "run" / "model")
 
 
@@ -317,7 +317,7 @@ def test_layers_for_each_source():
         and resolve_layer_selections(FeatureNetworkSettings(), 2) == ("scalar_mix",) * 2
     )
     assert resolve_layer_selections(FeatureNetworkSettings(layers="last, sum_all"), 2) == ("last", "sum_all")
-    with pytest.raises(UserError, match="between the layers of a bilstm"):
+    with pytest.raises(PolysemeError, match="between the layers of a bilstm"):
         FeatureNetworkConfig(
             FrozenFeaturesConfig((FeatureSourceConfig(1, 2),), "between", word_dim=3), "esim", num_layers=2
         )

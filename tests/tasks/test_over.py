@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.predict import compute_logits_and_labels
 from polyseme.families import FAMILIES
 from polyseme.finetuning import feature_extraction as module
@@ -26,6 +26,7 @@ from polyseme.finetuning.frozen import (
     train_on_features,
     with_mix_penalty,
 )
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.frozen_features import (
     FeatureSourceConfig,
     FeatureStore,
@@ -93,7 +94,9 @@ def test_features_are_the_layers_of_the_model(folders, family, layers):
     for words, part in zip(sentences, np.split(found, np.cumsum([len(s) for s in sentences])[:-1])):
         ((_, _, ids, rows),) = encoder._split_into_chunks(0, words)
         with torch.no_grad():
-            reading = encoder.model.trunk(torch.from_numpy(ids), PackedLayout.from_lengths([len(ids)]), layers=range(4))
+            reading = encoder.model.trunk(
+                Inputs(torch.from_numpy(ids), PackedLayout.from_lengths([len(ids)])), layers=range(4)
+            )
         states = torch.stack([reading.layers[i] for i in kept], 1).numpy()[rows[:, 0]]
         np.testing.assert_allclose(part, states.sum(1, keepdims=True) if how == "sum" else states, atol=1e-5)
     long = extract_features(encoder, [tuple(WORDS * 6)], layers, None)
@@ -305,17 +308,17 @@ def test_seeds_are_run_as_in_fine_tuning(folders, tmp_path):
 
 def test_words_and_layers_that_are_not_there(folders, tmp_path):
     encoder = FeatureEncoder.load(folders["bert"])
-    with pytest.raises(UserError, match=r"sentence 2 has no words"):
+    with pytest.raises(PolysemeError, match=r"sentence 2 has no words"):
         extract_features(encoder, [("a",), ()], "last", tmp_path)
     small = tmp_path / "small"
     tokenizer = Tokenizer.load(folders["bert"])
     save_model(
         small, FAMILIES["bert"].model_config(num_layers=2, dim=8, num_heads=1, vocab_size=300).build(0), tokenizer
     )
-    with pytest.raises(UserError, match=r"concat_last_4 needs 4 layers, but .*small has 3$"):
+    with pytest.raises(PolysemeError, match=r"concat_last_4 needs 4 layers, but .*small has 3$"):
         extract_features(FeatureEncoder.load(small), [("a",)], "concat_last_4", tmp_path)
     data = [Example("d:1", "cat", label="a"), Example("d:2", " ", label="b")]
-    with pytest.raises(UserError, match=r"^d:2: a text has no words$"):
+    with pytest.raises(PolysemeError, match=r"^d:2: a text has no words$"):
         train_on_features(small, "classification", data, data, None)
 
 
@@ -328,7 +331,7 @@ def test_another_encoder_is_refused(folders, tmp_path):
             train_on_features(
                 tmp_path / "m", "tagging", data, data, tmp_path / "run", FEATURE_DEFAULTS.replace(steps=1)
             )
-    with pytest.raises(UserError, match=r"is not the model that .* was trained over: its hash differs$"):
+    with pytest.raises(PolysemeError, match=r"is not the model that .* was trained over: its hash differs$"):
         load_feature_model(tmp_path / "run" / "model")
 
 

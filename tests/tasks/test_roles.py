@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from polyseme.datasets.catalog import DATASETS
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation import compare
 from polyseme.evaluation.compare import paired_bootstrap, read_run
 from polyseme.evaluation.predict import compute_logits, evaluate, predict
@@ -145,7 +145,7 @@ def test_columns_there_and_back():
     ],
 )
 def test_broken_brackets(cells, says):
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(PolysemeError, match=says):
         brackets_to_tags(cells, [f"f:{i}" for i in range(len(cells))])
 
 
@@ -160,21 +160,21 @@ def test_broken_files_name_the_line(tmp_path):
     }
     for content, says in cases.items():
         path.write_text(content)
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(PolysemeError, match=says):
             DATASETS["srl"].read_split(path)
     path.write_text(base + "He - *\nruns run (V)\n")
     assert len(DATASETS["srl"].read_split(path, skip_bad=True)) == 2
-    with pytest.raises(UserError, match="there is no folder"):
+    with pytest.raises(PolysemeError, match="there is no folder"):
         DATASETS["srl"].read(path)
     lay_2005(tmp_path)
     (tmp_path / "devel/words/devel.25.words").write_text("a\n")
     (tmp_path / "devel/props/devel.25.props").write_text("-\n\n-\n")
-    with pytest.raises(UserError, match=r"devel\.25\.words and .*devel\.25\.props do not have the same sentences"):
+    with pytest.raises(PolysemeError, match=r"devel\.25\.words and .*devel\.25\.props do not have the same sentences"):
         DATASETS["srl/conll-2005"].read_split(tmp_path)
     (tmp_path / "r.jsonl").write_text('{"words": ["a", "b"], "tags": ["O", "B-V"], "predicate": 1}\n')
     assert read_examples(tmp_path / "r.jsonl", "tagging")[0].predicate == (1, "b")
     (tmp_path / "r.jsonl").write_text('{"words": ["a", "b"], "tags": ["O", "B-V"], "predicate": 2}\n')
-    with pytest.raises(UserError, match=r"r\.jsonl:1: predicate is '2', not the number of a word, 0 to 1"):
+    with pytest.raises(PolysemeError, match=r"r\.jsonl:1: predicate is '2', not the number of a word, 0 to 1"):
         read_examples(tmp_path / "r.jsonl", "tagging")
 
 

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation import predict as module
 from polyseme.evaluation.ensemble import predict_ensemble
 from polyseme.evaluation.latency import LATENCY_SAMPLES, median_latency_ms
@@ -167,7 +167,7 @@ def test_small_sets_are_trained_longer():
     assert FinetuneConfig(epochs=3.0, batch_size=16, min_steps=100).total_steps(32) == 100
     assert FinetuneConfig(epochs=3.0, batch_size=16, min_steps=100).total_steps(1600) == 300
     assert FinetuneConfig(steps=7, min_steps=100).total_steps(32) == 7
-    with pytest.raises(UserError, match="min_steps is -1, expected 0 or more"):
+    with pytest.raises(PolysemeError, match="min_steps is -1, expected 0 or more"):
         FinetuneConfig(min_steps=-1).validate()
 
 

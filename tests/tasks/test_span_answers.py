@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.predict import compute_logits, evaluate, predict, predict_encoded, write_predictions
 from polyseme.families import FAMILIES
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
@@ -208,7 +208,9 @@ def test_the_loss_is_that_of_transformers_and_of_any_micro_batches(tokenizers):
     ]
     assert sum(compute_losses(model, b)["span"].item() for b in parts) == pytest.approx(expected, rel=1e-5)
     filled = pad_to_bucket(batch, 64)
-    assert filled.targets["span"].labels.shape[1] == 2 and filled.layout.num_tokens > batch.layout.num_tokens
+    assert (
+        filled.targets["span"].labels.shape[1] == 2 and filled.inputs.layout.num_tokens > batch.inputs.layout.num_tokens
+    )
     assert compute_losses(model, filled)["span"].item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -314,19 +316,19 @@ def test_baselines_and_mistakes(tokenizers, trained):
     context = "the capital of France is Paris today when it was cold"
     seeking = [Example("", context, "What is the capital of France ?", answers=(("Paris today", 25),))]
     assert linear_baseline(seeking, seeking, "span")["f1"] > majority_baseline(seeking, seeking, "span")["f1"]
-    with pytest.raises(UserError, match="has no answers"):
+    with pytest.raises(PolysemeError, match="has no answers"):
         Task.from_examples("span", [Example("e", "x", "y", answers=())])
-    with pytest.raises(UserError, match="the question has 40 tokens, and 17 are read: truncate"):
+    with pytest.raises(PolysemeError, match="the question has 40 tokens, and 17 are read: truncate"):
         SPAN.encode([Example("e", "so", "so it " * 20)], tokenizers["wordpiece"], 40)
     (cut,) = SPAN.encode([Example("e", "so", "so it " * 20)], tokenizers["wordpiece"], 40, truncate=True)
     assert cut.is_truncated and cut.target is None
-    with pytest.raises(UserError, match="max_len 6 leaves no room"):
+    with pytest.raises(PolysemeError, match="max_len 6 leaves no room"):
         SPAN.encode(data, tokenizers["wordpiece"], 6)
-    with pytest.raises(UserError, match=r"span\.doc_stride is 0"):
+    with pytest.raises(PolysemeError, match=r"span\.doc_stride is 0"):
         FinetuneConfig().with_override("span.doc_stride", "0")
     model = polyseme.load(trained[3] / "model")
     for bad in (("", "x"), ("x", ""), ("x", 3)):
-        with pytest.raises(UserError, match=r"^example 1 .*: a context and a question is needed"):
+        with pytest.raises(PolysemeError, match=r"^example 1 .*: a context and a question is needed"):
             model.answer(*bad)
-    with pytest.raises(UserError, match=r"predictions are written as \.json, \.jsonl, not '\.tsv'"):
+    with pytest.raises(PolysemeError, match=r"predictions are written as \.json, \.jsonl, not '\.tsv'"):
         write_predictions(trained[3] / "p.tsv", data, predict(model.folder, data))

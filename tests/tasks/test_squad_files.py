@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.tasks.examples import read_examples
 from polyseme.tasks.readers.squad import count_bad_offsets, valid_answers, with_valid_answers
 
@@ -64,7 +64,7 @@ def test_mistakes_are_named(tmp_path, capsys):
     for message, content in cases.items():
         path = tmp_path / "f.json"
         path.write_text(content if isinstance(content, str) else json.dumps(content))
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(PolysemeError, match=message):
             read_examples(path, "span")
     write(tmp_path / "f.json", squad(good, asked("b")))
     assert [e.id for e in read_examples(tmp_path / "f.json", "span", skip_bad=True)] == ["a"]

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from polyseme.datasets.catalog import DATASETS
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.benchmarks import run_benchmark
 from polyseme.evaluation.submission import SUBMISSION_FILES, write_submission
 from polyseme.families import FAMILIES
@@ -57,7 +57,7 @@ def test_superglue_as_its_server_wants_it(tmp_path, name, examples, labels, rows
 
 def test_examples_without_a_number_are_refused(tmp_path):
     for bad, name in ((Example("val.jsonl:1", "p", "q"), "rte"), (Example("val.jsonl:1", "p", id="1--2"), "multirc")):
-        with pytest.raises(UserError, match=r"val\.jsonl:1: there is no idx"):
+        with pytest.raises(PolysemeError, match=r"val\.jsonl:1: there is no idx"):
             write_submission(tmp_path / "x.jsonl", f"superglue/{name}", said("entailment"), [bad])
     assert not list(tmp_path.iterdir())
 
@@ -81,7 +81,7 @@ def test_the_diagnostic_set_by_phenomenon(tmp_path):
     (tmp_path / "diagnostic.tsv").write_text("index\tsentence1\tsentence2\n0\tA.\tB.\n")
     assert named.read_split(tmp_path, "test", needs_labels=False)[0].pair == "B."
     (tmp_path / "diagnostic-full.tsv").write_text(lines([HEADER, rows[0][:4]]))
-    with pytest.raises(UserError, match=r"diagnostic-full\.tsv:2: 4 columns, but the first line has 8"):
+    with pytest.raises(PolysemeError, match=r"diagnostic-full\.tsv:2: 4 columns, but the first line has 8"):
         named.read_split(tmp_path)
 
 
@@ -159,6 +159,6 @@ def test_no_bootstrap_of_a_metric_that_needs_more_than_answers(folder, tmp_path,
             primary_metric="f1",
             extra_metrics=named.extra_metrics,
         )
-    with pytest.raises(UserError, match="f1 cannot be had from its answers alone"):
+    with pytest.raises(PolysemeError, match="f1 cannot be had from its answers alone"):
         paired_bootstrap(read_run(tmp_path / "a"), read_run(tmp_path / "b"))
     assert "p =" not in done("compare", tmp_path / "a", tmp_path / "b")

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.predict import compute_logits, to_examples
 from polyseme.families import FAMILIES
-from polyseme.nn.heads.standard import ClassificationHeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.packing import token_budget_batches
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.objectives.losses import compute_losses
@@ -51,7 +51,7 @@ def test_labels_of_a_training_set():
     assert Task.from_examples("classification", [text(1, "x", "b"), text(2, "x", "a"), text(3, "x", "b")]) == SINGLE
     tagged = [Example("", words=("a", "b", "c"), tags=("X", "Y", "Y"))]
     assert Task.from_examples("tagging", tagged).labels == ("Y", "X")  # the most frequent first
-    with pytest.raises(UserError, match=r"has only the label 'a' \(f\.tsv:1 …\): there is nothing to learn"):
+    with pytest.raises(PolysemeError, match=r"has only the label 'a' \(f\.tsv:1 …\): there is nothing to learn"):
         Task.from_examples("classification", [text(1, "x")])
 
 
@@ -64,7 +64,7 @@ def test_task_of_a_model():
     assert Task.from_model(spec.replace(heads={"classify": ClassificationHeadConfig(())}).build()) == NUMBER
     model = spec.replace(heads={"classify": ClassificationHeadConfig(("a", "b"))}).build()
     assert Task.from_model(model, {"task": "pair"}).task_type == "pair"
-    with pytest.raises(UserError, match=r"no task head \(its heads: masked, pair\): fine-tune it first"):
+    with pytest.raises(PolysemeError, match=r"no task head \(its heads: masked, pair\): fine-tune it first"):
         Task.from_model(spec.build())
 
 
@@ -74,7 +74,7 @@ def test_texts_and_pairs(wordpiece):
     assert one.ids.tolist() == wordpiece.build_inputs_with_special_tokens(cat)[0] and one.target == 0
     ids, segments = wordpiece.build_inputs_with_special_tokens(cat, dog)
     assert (two.ids.tolist(), two.segments.tolist(), two.target) == (ids, segments, 1)
-    with pytest.raises(UserError, match=r"f\.tsv:1: there is no second text, which this task reads"):
+    with pytest.raises(PolysemeError, match=r"f\.tsv:1: there is no second text, which this task reads"):
         Task("pair", ("a", "b")).encode([text(1, "redcat")], wordpiece, 64)
 
 
@@ -101,12 +101,12 @@ def test_too_long_is_an_error_that_counts(wordpiece):
     examples = [text(1, "red"), text(2, "redcat " * 30), text(3, "bluedog " * 30)]
     size = len(wordpiece.encode(examples[1].text)) + 2
     message = rf"^2 of 3 examples are longer than 16 tokens, the first at f\.tsv:2 with {size}: truncate"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(PolysemeError, match=message):
         SINGLE.encode(examples, wordpiece, 16)
     cut = SINGLE.encode(examples, wordpiece, 16, truncate=True)
     assert [len(e.ids) for e in cut][1:] == [16, 16]
     assert cut[1].ids.tolist() == wordpiece.build_inputs_with_special_tokens(wordpiece.encode(examples[1].text)[:14])[0]
-    with pytest.raises(UserError, match="max_len 4 leaves no room"):
+    with pytest.raises(PolysemeError, match="max_len 4 leaves no room"):
         SINGLE.encode(examples, wordpiece, 4)
 
 
@@ -131,9 +131,9 @@ def test_words_that_were_cut_are_still_answered(wordpiece):
 
 def test_a_label_never_seen(wordpiece):
     message = r"^f\.tsv:4: the label 'bb' was never seen in training; did you mean 'b'\?$"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(PolysemeError, match=message):
         SINGLE.encode([text(4, "red", "bb")], wordpiece, 16)
-    with pytest.raises(UserError, match=r"the label 'Y' was never seen in training; valid: O, X$"):
+    with pytest.raises(PolysemeError, match=r"the label 'Y' was never seen in training; valid: O, X$"):
         TAGS.encode([Example("f:1", words=("red",), tags=("Y",))], wordpiece, 16)
     assert SINGLE.encode([text(4, "red", "bb")], wordpiece, 16, use_labels=False)[0].target is None
 
@@ -143,9 +143,9 @@ def test_a_batch_is_sorted_by_length_and_says_so(wordpiece):
     examples = [Example("", words=("redcat",) * n, tags=("X",) + ("O",) * (n - 1)) for n in sizes]
     encoded = TAGS.encode(examples, wordpiece, 64)
     batch, order = TAGS.collate(encoded)
-    assert order == [1, 3, 2, 0] and list(batch.layout.lengths) == sorted(batch.layout.lengths)
+    assert order == [1, 3, 2, 0] and list(batch.inputs.layout.lengths) == sorted(batch.inputs.layout.lengths)
     targets = batch.targets["tag"]
-    assert (batch.tokens[targets.rows] == encoded[0].ids[1]).all()
+    assert (batch.inputs.tokens[targets.rows] == encoded[0].ids[1]).all()
     assert targets.labels.tolist() == [1, 1, 1, 0, 1, 0, 0] and targets.count == 7
     batch, _ = SINGLE.collate(SINGLE.encode([text(1, "red", None), text(2, "blue", "b")], wordpiece, 64))
     assert sorted(batch.targets["classify"].labels.tolist()) == [IGNORE_INDEX, 1]
@@ -212,7 +212,7 @@ def test_numbers_are_learnt_by_squared_error(wordpiece):
     for a, b in zip(whole, split, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-5)
     assert NUMBER.decode(np.array([[2.5]]), examples[0]).number == 2.5
-    with pytest.raises(UserError, match=r"only the label '1'"):
+    with pytest.raises(PolysemeError, match=r"only the label '1'"):
         Task.from_examples("regression", [text(1, "x", "1")])
 
 
@@ -224,5 +224,5 @@ def test_plain_values_as_examples():
     assert [(e.text, e.pair) for e in found] == [("a b", None), ("c", "d")]
     assert [e.words for e in to_examples(["a b", ["c", "d"]], tags)] == [("a", "b"), ("c", "d")]
     for bad in ("", 3, [], ["a", ""], ["a", "b", "c"]):
-        with pytest.raises(UserError, match=r"^example 1 "):
+        with pytest.raises(PolysemeError, match=r"^example 1 "):
             to_examples([bad], single)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.ensemble import find_models, predict_ensemble
 from polyseme.evaluation.predict import evaluate, predict, predict_encoded
 from polyseme.families import FAMILIES
@@ -171,28 +171,30 @@ def test_too_long_is_said_or_cut(base):
     tokenizer = load_model(base).tokenizer
     data = [Example("f:1", "cat " * 40, "dog fish", label="yes"), Example("f:2", "cat", "dog", label="no")]
     task = text_task("pair", data)
-    with pytest.raises(UserError, match="1 of 2 examples are longer than 20 tokens, the first at f:1 with"):
+    with pytest.raises(PolysemeError, match="1 of 2 examples are longer than 20 tokens, the first at f:1 with"):
         task.encode(data, tokenizer, 20)
     cut, whole = task.encode(data, tokenizer, 20, truncate=True)
     assert cut.is_truncated and not whole.is_truncated and len(cut.ids) == 20
     assert tokenizer.decode(cut.ids).endswith("text2: dog fish")  # the longer text gives way
-    with pytest.raises(UserError, match="max_len 7 leaves no room for text beside the words of 'pair text1:"):
+    with pytest.raises(PolysemeError, match="max_len 7 leaves no room for text beside the words of 'pair text1:"):
         task.encode(data, tokenizer, 7, truncate=True)
 
 
 def test_mistakes(base, tmp_path):
     tokenizer, data = load_model(base).tokenizer, examples("pair", 8)
-    with pytest.raises(UserError, match="the answers 'Ω' and 'Ж' are the same tokens to this tokenizer"):
+    with pytest.raises(PolysemeError, match="the answers 'Ω' and 'Ж' are the same tokens to this tokenizer"):
         text_task("classification", [Example("", "a", label=x) for x in "ΩЖ"]).encode([], tokenizer, 48)
-    with pytest.raises(UserError, match="x:1: there is no second text"):
+    with pytest.raises(PolysemeError, match="x:1: there is no second text"):
         text_task("pair", data).encode([Example("x:1", "cat", label="yes")], tokenizer, 48)
-    with pytest.raises(UserError, match="symmetric_pairs adds two states, and this family answers in text"):
+    with pytest.raises(PolysemeError, match="symmetric_pairs adds two states, and this family answers in text"):
         finetune(base, "pair", data, data, None, QUICK.replace(symmetric_pairs=True))
-    with pytest.raises(UserError, match="lm_loss_weight weighs the loss of a causal language model, which t5 is not"):
+    with pytest.raises(
+        PolysemeError, match="lm_loss_weight weighs the loss of a causal language model, which t5 is not"
+    ):
         finetune(base, "pair", data, data, None, QUICK.replace(lm_loss_weight=0.5))
-    with pytest.raises(UserError, match="has to end in"):
+    with pytest.raises(PolysemeError, match="has to end in"):
         TextToTextTemplate("cola: {text} is")
-    with pytest.raises(UserError, match="the label 'maybe' was never seen in training"):
+    with pytest.raises(PolysemeError, match="the label 'maybe' was never seen in training"):
         text_task("pair", data).encode([Example("", "a", "b", label="maybe")], tokenizer, 48)
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.compare import read_run
 from polyseme.evaluation.predict import evaluate, predict
 from polyseme.families import FAMILIES
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
 from polyseme.finetuning.multitask import TaskData, finetune_multitask, sample_tasks, select_task, task_mixture
 from polyseme.finetuning.runner import Experiment, Split
-from polyseme.objectives.batch import tree_leaves
+from polyseme.nn.tree import tree_leaves
 from polyseme.tasks.examples import Example
 from polyseme.tasks.task import Task
 from polyseme.text.tokenizer import Tokenizer
@@ -227,15 +227,15 @@ def test_the_commands(folder, tmp_path, run):
 
 def test_what_is_refused(folder, run):
     some = jobs()
-    with pytest.raises(UserError, match="two tasks are called 'wolves'"):
+    with pytest.raises(PolysemeError, match="two tasks are called 'wolves'"):
         finetune_multitask(folder, [some[0], some[0]], None)
-    with pytest.raises(UserError, match="crf is for tagging, and none"):
+    with pytest.raises(PolysemeError, match="crf is for tagging, and none"):
         finetune_multitask(folder, some[:2], None, FAST.replace(tag_decoder="crf"))
-    with pytest.raises(UserError, match="no task to fine-tune"):
+    with pytest.raises(PolysemeError, match="no task to fine-tune"):
         finetune_multitask(folder, [], None)
-    with pytest.raises(UserError, match="sampling_alpha is -1"):
+    with pytest.raises(PolysemeError, match="sampling_alpha is -1"):
         finetune_multitask(folder, some, None, FAST.replace(sampling_alpha=-1.0))
-    with pytest.raises(UserError, match="several tasks, wolves, bears, tagging"):
+    with pytest.raises(PolysemeError, match="several tasks, wolves, bears, tagging"):
         polyseme.load(run[0] / "model").predict(["cat"])
     plain = load_model(folder)
     assert select_task(plain, "anything") is plain

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.finetune import FinetuneConfig, _encode_examples, _load_for_task, finetune
 from polyseme.finetuning.runner import build_train_state, epoch_batches, train_with_unfreezing
@@ -102,7 +102,7 @@ def test_phases_are_runs_of_epochs():
         (15, 50, 0),
     ]
     assert settings.replace(unfreeze_every=0.0, num_frozen_groups=2).unfreezing_phases(95, 3) == [(0, 50, 2)]
-    with pytest.raises(UserError, match="50 steps end before all 9 groups are unfrozen, at step 90"):
+    with pytest.raises(PolysemeError, match="50 steps end before all 9 groups are unfrozen, at step 90"):
         settings.unfreezing_phases(95, 9)
 
 
@@ -122,6 +122,6 @@ def test_bad_settings_are_one_line(tmp_path):
         (FinetuneConfig(unfreeze_every=3.0), "end before all 4 groups are unfrozen"),
         (FinetuneConfig(chunk_size=8), "chunk_size is 8, but bert has no memory"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(PolysemeError, match=said):
             finetune(path, "classification", EXAMPLES, EXAMPLES, tmp_path / "out", settings)
         assert not (tmp_path / "out").exists()

@@ -12,7 +12,7 @@ from mixed import english, generated
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, trainers
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.text.counts import TextGroup, WordCounts
 from polyseme.text.pipelines import TOKENIZER_KINDS, build_untrained
 from polyseme.text.tokenizer import Tokenizer
@@ -158,9 +158,9 @@ def test_lone_surrogates_are_counted_as_replacements() -> None:
 def test_unknown_characters_stop_the_training() -> None:
     """An alphabet that is too small for a text of ideographs would make it unknown."""
     texts = ["".join(chr(0x4E00 + (number * 7 + i) % 500) for i in range(50)) for number in range(100)]
-    with pytest.raises(UserError, match=r"of a sample of the text would be \[UNK\] .most often for the characters"):
+    with pytest.raises(PolysemeError, match=r"of a sample of the text would be \[UNK\] .most often for the characters"):
         Tokenizer.train("wordpiece", texts, 3_000, max_alphabet=300)
-    with pytest.raises(UserError, match="is too small for this text of 500 different characters"):
+    with pytest.raises(PolysemeError, match="is too small for this text of 500 different characters"):
         Tokenizer.train("wordpiece", texts, 1_000)
     assert Tokenizer.train("wordpiece", texts, 3_000).vocab_size > 1_000
 

@@ -116,8 +116,8 @@ def test_mistakes_are_one_line(words: list[str], said: str, corpus: Path, monkey
 
 
 def test_training_without_the_library_for_unigrams_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from polyseme.errors import UserError
+    from polyseme.errors import PolysemeError
 
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(UserError, match=r"needs sentencepiece: install polyseme\[unigram\]"):
+    with pytest.raises(PolysemeError, match=r"needs sentencepiece: install polyseme\[unigram\]"):
         Tokenizer.train("unigram", iter(TEXTS), 600)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from mixed import SHARED, english, generated, mixed
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.text.sentencepiece_model import parse_model
 from polyseme.text.tokenizer import Tokenizer
 
@@ -197,14 +197,14 @@ def test_a_damaged_model_is_one_line(tmp_path: Path) -> None:
         path.write_bytes(content[:cut])
         try:
             Tokenizer.import_files([path])
-        except UserError as error:
+        except PolysemeError as error:
             assert str(path) in str(error)
     suffix = trained("unigram", treat_whitespace_as_suffix=True)
     path.write_bytes(suffix)
-    with pytest.raises(UserError, match="writes spaces in a way that is not read here"):
+    with pytest.raises(PolysemeError, match="writes spaces in a way that is not read here"):
         Tokenizer.import_files([path])
     path.write_bytes(trained("char"))
-    with pytest.raises(UserError, match="only unigram and bpe are read"):
+    with pytest.raises(PolysemeError, match="only unigram and bpe are read"):
         Tokenizer.import_files([path])
 
 
@@ -219,22 +219,22 @@ def test_files_are_told_apart_by_content(tmp_path: Path) -> None:
     merges.write_text("a b\n")
     read = Tokenizer.import_files([merges, vocab])
     assert read.encode("ab") == [2] and read.special_token_ids.eos == 3
-    with pytest.raises(UserError, match=r"is a vocabulary of BPE: its merges .merges.txt. has to be given too"):
+    with pytest.raises(PolysemeError, match=r"is a vocabulary of BPE: its merges .merges.txt. has to be given too"):
         Tokenizer.import_files([vocab])
-    with pytest.raises(UserError, match=r"is merges of BPE: its vocabulary .vocab.json. has to be given too"):
+    with pytest.raises(PolysemeError, match=r"is merges of BPE: its vocabulary .vocab.json. has to be given too"):
         Tokenizer.import_files([merges])
     other.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nThe\nthe\n")
     assert not Tokenizer.import_files([other]).lowercase and Tokenizer.import_files([other], lowercase=True).lowercase
-    with pytest.raises(UserError, match="do not belong together"):
+    with pytest.raises(PolysemeError, match="do not belong together"):
         Tokenizer.import_files([other, vocab])
-    with pytest.raises(UserError, match="are both a vocabulary of BPE"):
+    with pytest.raises(PolysemeError, match="are both a vocabulary of BPE"):
         shutil.copy(vocab, tmp_path / "copy")
         Tokenizer.import_files([vocab, tmp_path / "copy"])
     for content in (b"", b"\xff\xfe\x00", b"{", b"hello", b"[1, 2, 3]", b'{"a": "b"}', b"\x0a\x05hello"):
         other.write_bytes(content)
-        with pytest.raises(UserError, match="is no vocabulary that is known here"):
+        with pytest.raises(PolysemeError, match="is no vocabulary that is known here"):
             Tokenizer.import_files([other])
-    with pytest.raises(UserError, match="there is no"):
+    with pytest.raises(PolysemeError, match="there is no"):
         Tokenizer.import_files([tmp_path / "nowhere"])
 
 
@@ -245,14 +245,14 @@ def test_files_are_told_apart_by_content(tmp_path: Path) -> None:
 def test_bad_merges_are_named_by_line(merges: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps(TINY))
     (tmp_path / "merges.txt").write_text("a b\n" * 200 + merges)
-    with pytest.raises(UserError, match=said.replace("line 2", "line 202")):
+    with pytest.raises(PolysemeError, match=said.replace("line 2", "line 202")):
         Tokenizer.load(tmp_path)
 
 
 def test_a_vocabulary_with_holes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps(TINY | {"c": 9}))
     (tmp_path / "merges.txt").write_text("a b\n")
-    with pytest.raises(UserError, match="does not number its pieces from 0"):
+    with pytest.raises(PolysemeError, match="does not number its pieces from 0"):
         Tokenizer.load(tmp_path)
 
 

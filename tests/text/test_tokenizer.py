@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.text.pipelines import TOKENIZER_KINDS, build_wordpiece
 from polyseme.text.tokenizer import SpecialTokenIds, Tokenizer
 
@@ -67,12 +67,12 @@ def test_bpe_writes_any_text(bpe: Tokenizer) -> None:
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_too_small_and_no_text_are_one_line(kind: str) -> None:
     few = 4 if kind in ("words", "whitespace") else 40
-    with pytest.raises(UserError, match=f"a vocabulary of {few} is too small"):
+    with pytest.raises(PolysemeError, match=f"a vocabulary of {few} is too small"):
         Tokenizer.train(kind, iter(TEXTS), few)  # type: ignore[arg-type]
     for texts in ([], ["  \n"]):
-        with pytest.raises(UserError, match="no text came"):
+        with pytest.raises(PolysemeError, match="no text came"):
             Tokenizer.train(kind, iter(texts), 1000)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="did you mean 'wordpiece'"):
+    with pytest.raises(PolysemeError, match="did you mean 'wordpiece'"):
         Tokenizer.train("wordpieces", iter(TEXTS), 1000)  # type: ignore[arg-type]
 
 
@@ -123,7 +123,7 @@ def test_marked_bpe_is_wrapped_as_by_its_makers() -> None:
     assert made.encode("x <mask> y") == [*made.encode("x"), 4, *made.encode(" y")]
     assert 4 not in made.encode_corpus(["x <mask> y"]).ids
     assert made.decode(made.encode(STRANGE)) == STRANGE
-    with pytest.raises(UserError, match="256 bytes and <s> <pad> </s> <unk> <mask> need 261"):
+    with pytest.raises(PolysemeError, match="256 bytes and <s> <pad> </s> <unk> <mask> need 261"):
         Tokenizer.train("byte-bpe-roberta", iter(TEXTS), 260)
 
 
@@ -194,22 +194,22 @@ def test_what_is_loaded_neither_truncates_nor_pads(wordpiece: Tokenizer, tmp_pat
 
 
 def test_bad_folders_are_one_line(wordpiece: Tokenizer, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file or folder"):
+    with pytest.raises(PolysemeError, match="no such file or folder"):
         Tokenizer.load(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"neither tokenizer.json nor vocab.txt"):
+    with pytest.raises(PolysemeError, match=r"neither tokenizer.json nor vocab.txt"):
         Tokenizer.load(tmp_path)
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n")
-    with pytest.raises(UserError, match=r"it has no \[MASK\]"):
+    with pytest.raises(PolysemeError, match=r"it has no \[MASK\]"):
         Tokenizer.load(tmp_path)
     (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n\xff\n")
-    with pytest.raises(UserError, match="not UTF-8 text: byte 6"):
+    with pytest.raises(PolysemeError, match="not UTF-8 text: byte 6"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"model": 3}')
-    with pytest.raises(UserError, match="is not a tokenizer"):
+    with pytest.raises(PolysemeError, match="is not a tokenizer"):
         Tokenizer.load(tmp_path)
     wordpiece.save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"mask_token": "<gone>"}')
-    with pytest.raises(UserError, match="mask token '<gone>' is not in its vocabulary"):
+    with pytest.raises(PolysemeError, match="mask token '<gone>' is not in its vocabulary"):
         Tokenizer.load(tmp_path)
 
 
@@ -218,7 +218,7 @@ def test_the_contract_finds_a_wrong_template(wordpiece: Tokenizer, tmp_path: Pat
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A", pair="[CLS] $A [SEP] $B", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    with pytest.raises(UserError, match="pair template"):
+    with pytest.raises(PolysemeError, match="pair template"):
         Tokenizer(backend).save(tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -272,38 +272,38 @@ def test_the_contract_finds_what_is_missing_double_or_shifted(wordpiece: Tokeniz
         said["added_tokens"] = [token for token in said["added_tokens"] if token["content"] != "[MASK]"]
         said["model"]["vocab"] = {piece.replace("[MASK]", "[GONE]"): i for piece, i in said["model"]["vocab"].items()}
 
-    with pytest.raises(UserError, match="has no mask token"):
+    with pytest.raises(PolysemeError, match="has no mask token"):
         changed(wordpiece, without_mask).validate()
 
     twice = Tokenizer(wordpiece.backend, {"pad_token": "[MASK]"})
-    with pytest.raises(UserError, match=r"pad and mask tokens are both '\[MASK\]'"):
+    with pytest.raises(PolysemeError, match=r"pad and mask tokens are both '\[MASK\]'"):
         twice.validate()
 
     def not_special(said):
         said["added_tokens"] = [token for token in said["added_tokens"] if token["content"] != "[SEP]"]
 
-    with pytest.raises(UserError, match=r"sep token '\[SEP\]' is not one token"):
+    with pytest.raises(PolysemeError, match=r"sep token '\[SEP\]' is not one token"):
         changed(wordpiece, not_special).validate()
 
     def prefixed(said):
         steps = [said["normalizer"], {"type": "Prepend", "prepend": "the "}]
         said["normalizer"] = {"type": "Sequence", "normalizers": steps}
 
-    with pytest.raises(UserError, match="no word in its vocabulary that its own cleaning leaves"):
+    with pytest.raises(PolysemeError, match="no word in its vocabulary that its own cleaning leaves"):
         changed(wordpiece, prefixed).validate()
 
     def undecoded(said):
         said["decoder"] = None
 
-    with pytest.raises(UserError, match="does not give back the text"):
+    with pytest.raises(PolysemeError, match="does not give back the text"):
         changed(train("unigram", False), undecoded).validate()
 
 
 def test_the_contract_finds_what_is_unknown(wordpiece: Tokenizer) -> None:
     wordpiece.validate(["the statement"] * 200 + ["Ж"])
-    with pytest.raises(UserError, match=r"50\.0% of a sample of the text would be \[UNK\] .*characters Ж 🙂"):
+    with pytest.raises(PolysemeError, match=r"50\.0% of a sample of the text would be \[UNK\] .*characters Ж 🙂"):
         wordpiece.validate(["Ж the", "Ж and", "🙂 the"])
-    with pytest.raises(UserError, match="for words of more than 100 characters"):
+    with pytest.raises(PolysemeError, match="for words of more than 100 characters"):
         wordpiece.validate(["x" * 101])
 
 
@@ -314,5 +314,5 @@ def test_the_contract_finds_specials_in_plain_text() -> None:
         said["pre_tokenizer"] = said["pre_tokenizer"]["pretokenizers"][0]
 
     made = changed(train("unigram", False), unguarded)
-    with pytest.raises(UserError, match="in the text of a corpus for its special token"):
+    with pytest.raises(PolysemeError, match="in the text of a corpus for its special token"):
         made.validate(["the statement"])

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.corpus.build.prepare import prepare
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.finetune import FinetuneConfig
 from polyseme.recipes import RECIPES
@@ -111,9 +111,9 @@ def test_state_there_and_back(late):
 
 def test_it_needs_something_held_out():
     recipe = RECIPES["gpt2-tiny"]().replace(optimizer=OptimizerConfig(name="nt_asgd"), valid_fraction=0.0)
-    with pytest.raises(UserError, match="valid_fraction is 0"):
+    with pytest.raises(PolysemeError, match="valid_fraction is 0"):
         recipe.check()
-    with pytest.raises(UserError, match="learnt by adamw or muon"):
+    with pytest.raises(PolysemeError, match="learnt by adamw or muon"):
         FinetuneConfig(optimizer=OptimizerConfig(name="nt_asgd")).validate()
 
 

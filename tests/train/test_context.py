@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.context_length import evaluate_segments, evaluate_sliding_window, with_memory_len
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from tests.contracts import cases
 
@@ -14,7 +15,7 @@ TEXT = cases.sequences((26,), seed=4)[0]
 def whole(model) -> float:
     layout = PackedLayout.from_lengths([25])
     with torch.no_grad():
-        last = model.trunk(TEXT[:-1], layout).hidden
+        last = model.trunk(Inputs(TEXT[:-1], layout)).hidden
         return float(model.loss("next", last, layout, torch.arange(25), TEXT[1:], -100)) / 25
 
 
@@ -44,5 +45,5 @@ def test_weights_are_shared_and_others_have_no_memory():
     other = with_memory_len(model, 7)
     assert other.config.trunk.memory_len == 7
     assert other.heads["next"].clusters.weight.data_ptr() == model.heads["next"].clusters.weight.data_ptr()
-    with pytest.raises(UserError, match="gpt2 has no memory"):
+    with pytest.raises(PolysemeError, match="gpt2 has no memory"):
         with_memory_len(cases.tiny_model("gpt2"), 7)

@@ -24,8 +24,9 @@ def run(tmp_path_factory):
     recipe = get_training_recipe("elmo-tiny").replace(
         size="", model={"dim": 32, "ffn_dim": 48, "num_highway": 1, "char_dim": 8}
     )
-    for path, value in (("budget.steps", "50"), ("optimizer.lr", "0.02"), ("schedule.warmup", "5"), ("valid_fraction", "0.1"),
-                        ("batch_tokens", "512"), ("micro_batch_tokens", "512"), ("max_len", "20")):  # fmt: skip
+    for path, value in (("budget.steps", "50"), ("optimizer.lr", "0.02"), ("schedule.warmup", "5"),
+                        ("valid_fraction", "0.1"), ("batch_tokens", "512"), ("micro_batch_tokens", "512"),
+                        ("max_len", "20")):  # fmt: skip
         recipe = recipe.with_override(path, value)
     return folder, pretrain(recipe, folder / "corpus", folder / "run")
 

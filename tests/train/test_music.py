@@ -10,8 +10,9 @@ import torch
 import polyseme
 from polyseme.cli.music import sample_events
 from polyseme.corpus.build.prepare import prepare
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.recipes import get_training_recipe
@@ -77,7 +78,7 @@ def test_a_piece_by_heart(runs, harness):
     tokens = torch.tensor([opened.tokenizer.special_token_ids.bos, *found[: opened.max_len - 1]])
     layout = PackedLayout.from_lengths([len(tokens)])
     with torch.no_grad():
-        scores = opened.model.predict("next", opened.model.trunk(tokens, layout).hidden, layout)
+        scores = opened.model.predict("next", opened.model.trunk(Inputs(tokens, layout)).hidden, layout)
     scores[:, [0, 1, 3]] = -torch.inf
     assert scores[len(begun) :].argmax(-1).tolist() == found[len(begun) : opened.max_len]
     drawn = [sample_events(opened, begun, 80, seed=seed) for seed in (1, 1, 2)]
@@ -100,7 +101,7 @@ def test_an_lstm_on_the_same_events_plays_too(runs, harness):
     tokens = torch.tensor([opened.tokenizer.special_token_ids.bos, *found[:63]])
     layout = PackedLayout.from_lengths([64])
     with torch.no_grad():
-        scores = opened.model.predict("next", opened.model.trunk(tokens, layout).hidden, layout)
+        scores = opened.model.predict("next", opened.model.trunk(Inputs(tokens, layout)).hidden, layout)
     scores[
         :, [token for token in opened.tokenizer.all_special_ids if token != opened.tokenizer.special_token_ids.eos]
     ] = -torch.inf
@@ -110,11 +111,11 @@ def test_an_lstm_on_the_same_events_plays_too(runs, harness):
 def test_what_cannot_be_played(runs, harness):
     learned = polyseme.load(runs / "learned/model", device="cpu")
     assert len(sample_events(learned, [], learned.max_len, 0.0)) <= learned.max_len
-    with pytest.raises(UserError, match="max_len is 193, and the model has places for 192 events"):
+    with pytest.raises(PolysemeError, match="max_len is 193, and the model has places for 192 events"):
         sample_events(learned, [], 193)
-    with pytest.raises(UserError, match="20 events: --max-len 20 leaves nothing"):
+    with pytest.raises(PolysemeError, match="20 events: --max-len 20 leaves nothing"):
         sample_events(learned, harness.compose(0, 20), 20)
-    with pytest.raises(UserError, match="temperature is -1"):
+    with pytest.raises(PolysemeError, match="temperature is -1"):
         sample_events(learned, [], 20, -1)
 
 
@@ -136,7 +137,7 @@ def test_both_places_are_one_family(tmp_path):
     }
     config = json.loads((tmp_path / "relative/config.json").read_text())
     assert config["positions"] == "relative" and config["max_distance"] == 256
-    with pytest.raises(UserError, match="max_distance is 0, expected 1 or more"):
+    with pytest.raises(PolysemeError, match="max_distance is 0, expected 1 or more"):
         FAMILIES["music"].model_config("tiny", max_distance=0)
 
 

@@ -9,8 +9,9 @@ import time
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
@@ -159,7 +160,7 @@ def batch_of(model, lengths=(3, 5)):
         where = torch.arange(len(lengths)) if name == "pair" else rows
         targets[name] = Targets(where, torch.tensor([0, 1]), 2)
     tokens = torch.arange(layout.num_tokens) % 11
-    return Batch(tokens, layout, None, targets, layout.num_tokens)
+    return Batch(Inputs(tokens, layout), targets, layout.num_tokens)
 
 
 def training(model, total=3, **changes):
@@ -196,7 +197,7 @@ def test_a_loss_that_is_not_finite_changes_nothing():
         "masked": m.trunk.token_embeddings.sum() * float("nan"),
         "pair": m.trunk.token_embeddings.sum(),
     }
-    with pytest.raises(UserError, match="not finite"):
+    with pytest.raises(PolysemeError, match="not finite"):
         list(train(run, iter([([batch_of(model)], None)])))
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
@@ -290,9 +291,9 @@ def test_training_flops_ignore_filler():
     model = tiny("gpt2")
     batch = batch_of(model)
     layout = PackedLayout.from_lengths((3, 5), num_slots=6, max_seqlen=16)
-    assert count_training_flops(model, Batch(batch.tokens, layout, None, batch.targets, 8)) == count_training_flops(
-        model, batch
-    )
+    assert count_training_flops(
+        model, Batch(Inputs(batch.inputs.tokens, layout), batch.targets, 8)
+    ) == count_training_flops(model, batch)
 
 
 def test_num_parameters():
@@ -369,7 +370,7 @@ def test_a_budget_in_words(text, expected):
 
 @pytest.mark.parametrize("text", ["", "20", "m", "0m", "20 m", "-3m", "1.2.3m", "1e999steps", "esteps", "20x"])
 def test_a_budget_that_is_none(text):
-    with pytest.raises(UserError, match="a budget is a time such as 20m"):
+    with pytest.raises(PolysemeError, match="a budget is a time such as 20m"):
         BudgetConfig.parse(text)
 
 
@@ -388,7 +389,7 @@ def test_a_budget_that_is_none(text):
 )
 def test_numbers_of_a_recipe_that_cannot_be(path, value, told):
     recipe = Recipe("r", "bert").check()
-    with pytest.raises(UserError, match=f"^{told}"):
+    with pytest.raises(PolysemeError, match=f"^{told}"):
         recipe.with_override(path, value).check()
 
 

@@ -10,9 +10,10 @@ import torch
 
 from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.heads.word2vec import WindowBatch
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
-from polyseme.objectives.batch import Batch, SegmentState, Targets
+from polyseme.objectives.batch import Batch, SegmentExtra, SegmentState, SparseUpdateBatch, Targets
 from polyseme.objectives.word2vec import Word2Vec
 from polyseme.recipes import get_training_recipe
 from polyseme.train.loop import TrainState, train
@@ -30,8 +31,8 @@ def stream(lengths: list[int]) -> list[Batch]:
         tokens = torch.randint(0, VOCABULARY // 10, (LANES, length + 1), generator=draw)
         rows = torch.arange(LANES * length)
         targets = {"next": Targets(rows, tokens[:, 1:].flatten(), len(rows))}
-        batch = Batch(tokens[:, :-1].flatten(), PackedLayout.from_lengths([length] * LANES), None, targets, len(rows))
-        found.append(replace(batch, segment_state=carry, starts_fresh=number % 9 == 0))
+        batch = Batch(Inputs(tokens[:, :-1].flatten(), PackedLayout.from_lengths([length] * LANES)), targets, len(rows))
+        found.append(replace(batch, extra=SegmentExtra(carry, starts_fresh=number % 9 == 0)))
     return found
 
 
@@ -45,12 +46,14 @@ def permuted() -> list[Batch]:
         queries = QueryStream(order.clamp(min=-1), rows, PackedLayout.from_lengths([each] * LANES))
         targets = {"masked": Targets(len(tokens) + torch.arange(len(rows)), tokens[rows], len(rows))}
         found.append(
-            Batch(tokens, PackedLayout.from_lengths([length] * LANES), None, targets, len(tokens), query_stream=queries)
+            Batch(
+                Inputs(tokens, PackedLayout.from_lengths([length] * LANES), query_stream=queries), targets, len(tokens)
+            )
         )
     return found
 
 
-def windows(output: str, mean: bool) -> list[Batch]:
+def windows(output: str, mean: bool) -> list[SparseUpdateBatch]:
     """Blocks of words for heads that learn by rows, more of them than are learnt from at once."""
     draw, found, size = torch.Generator().manual_seed(0), [], 40 * 16
     for _ in range(STEPS):
@@ -58,10 +61,8 @@ def windows(output: str, mean: bool) -> list[Batch]:
         reach = torch.rand(size, 11, generator=draw) < 0.5
         reach[:, 5] = False  # nobody reaches itself
         negatives = torch.randint(0, VOCABULARY, (40, 4), generator=draw)
-        near, none = WindowBatch(tokens, reach, negatives, 16, 5, 5 / 4, mean), torch.zeros(0, dtype=torch.int64)
-        found.append(
-            Batch(none, PackedLayout.from_lengths([]), None, {output: Targets(none, none, size)}, size, sparse=near)
-        )
+        near = WindowBatch(tokens, reach, negatives, 16, 5, 5 / 4, mean)
+        found.append(SparseUpdateBatch(output, near, size, size))
     return found
 
 
@@ -71,8 +72,8 @@ def run(name: str, batches: list[Batch], record: bool) -> tuple[list[float], Mod
         recipe = recipe.replace(objective=recipe.objective.replace(loss=head))
         optim = OptimizerConfig(name="sparse_sgd", lr=0.05, words_per_update=160, count_damping=1.0)
     model = recipe.model_config(VOCABULARY).build(seed=0).to("cuda")
-    run = TrainState(model, optim.build(model, model.trunk.layer_groups()), optim, ScheduleConfig("constant"), len(batches),
-                   torch.device("cuda"), "bf16", use_cuda_graphs=record)  # fmt: skip
+    run = TrainState(model, optim.build(model, model.trunk.layer_groups()), optim, ScheduleConfig("constant"),
+                     len(batches), torch.device("cuda"), "bf16", use_cuda_graphs=record)  # fmt: skip
     return [report.loss[head] for report in train(run, (([b], None) for b in batches))], model
 
 

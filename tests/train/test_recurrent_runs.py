@@ -10,7 +10,7 @@ import torch
 import polyseme
 from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.store import Corpus
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.evaluation.context_length import (
     evaluate_segments,
     evaluate_sliding_window,
@@ -21,6 +21,7 @@ from polyseme.explain.attention import attention_maps
 from polyseme.explain.gradients import gradients_by_distance
 from polyseme.families import FAMILIES
 from polyseme.inference.language_model import LanguageModel
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import load_model, read_model_config, save_model
@@ -130,7 +131,7 @@ def test_gradients_are_those_of_the_last_prediction(runs):
 
 
 def test_no_attention_to_show(runs):
-    with pytest.raises(UserError, match="no Transformer"):
+    with pytest.raises(PolysemeError, match="no Transformer"):
         attention_maps(polyseme.load(runs / "lstm/model", "cpu"), "the cat")
 
 
@@ -146,7 +147,9 @@ def test_both_directions_are_the_mean_of_two(tmp_path, tiny_folders):
     layout, total = PackedLayout.from_lengths([len(ids)]), 0.0
     for head, read in (("next", [eos, *ids[:-1]]), ("previous", [*ids[1:], eos])):
         with torch.no_grad():
-            scores = network.predict(head, network.trunk(torch.tensor(read), layout).hidden, layout).log_softmax(-1)
+            scores = network.predict(
+                head, network.trunk(Inputs(torch.tensor(read), layout)).hidden, layout
+            ).log_softmax(-1)
         total += float(scores.gather(1, torch.tensor(ids)[:, None]).sum())
     (score,) = opened.score([text])
     assert score.log_prob == pytest.approx(total / 2, rel=1e-5) and score.num_tokens == len(ids)
@@ -156,7 +159,9 @@ def test_both_directions_are_the_mean_of_two(tmp_path, tiny_folders):
     with torch.no_grad():
         ids = [eos, *tokenizer.encode("the old cat")]
         layout = PackedLayout.from_lengths([len(ids) - 1])
-        scores = network.predict("next", network.trunk(torch.tensor(ids[:-1]), layout).hidden, layout).log_softmax(-1)
+        scores = network.predict(
+            "next", network.trunk(Inputs(torch.tensor(ids[:-1]), layout)).hidden, layout
+        ).log_softmax(-1)
     expected = scores.gather(1, torch.tensor(ids[1:])[:, None])[-found.num_tokens :].sum()
     assert found.log_prob == pytest.approx(float(expected), rel=1e-5)
 
@@ -171,7 +176,7 @@ def test_a_state_reads_a_text_in_segments_of_any_size():
     assert evaluate_sliding_window(cases.tiny_model("nnlm"), TEXT, 5).loss == pytest.approx(
         evaluate_segments(cases.tiny_model("nnlm"), TEXT, 7).loss, rel=1e-6
     )
-    with pytest.raises(UserError, match="read it by windows"):
+    with pytest.raises(PolysemeError, match="read it by windows"):
         evaluate_segments(cases.tiny_model("gpt2"), TEXT, 5)
 
 

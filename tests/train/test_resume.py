@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.corpus.build.prepare import prepare
-from polyseme.errors import Interrupted, UserError
+from polyseme.errors import Interrupted, PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.recipes import RECIPES
@@ -137,7 +137,7 @@ def test_killed_twice_and_resumed(family, compile, corpora, tmp_path, monkeypatc
     if compile and family in ALIKE:
         pytest.skip("compiled as another family")
     if compile and family in EAGER:
-        with pytest.raises(UserError, match="leave it false"):
+        with pytest.raises(PolysemeError, match="leave it false"):
             pretrain(recipe(family, compile), corpora[kind_of(family)], tmp_path / "whole")
         return
     corpus = corpora[kind_of(family)]
@@ -200,8 +200,8 @@ def test_a_growing_batch_and_muon_resume(corpora, tmp_path, monkeypatch):
 def test_segments_of_drawn_length_resume_in_mid_stream(direction, corpora, tmp_path, monkeypatch):
     """The place, the length to come and the states of the lanes; past the end of an epoch too."""
     plain = recipe("rnn_lm")
-    given = {"cell": "gru", "direction": direction, "weight_dropout": 0.3, "variational_dropout": True, "hidden_dim": 24,
-             "max_len": 256}  # fmt: skip
+    given = {"cell": "gru", "direction": direction, "weight_dropout": 0.3, "variational_dropout": True,
+             "hidden_dim": 24, "max_len": 256}  # fmt: skip
     drawn = plain.replace(
         model=plain.model | given,
         objective=StreamingCausalLM(bptt_std=5.0, direction=direction),
@@ -303,7 +303,7 @@ def test_nan_stops_with_the_last_good_checkpoint(corpora, tmp_path, monkeypatch)
 
     seen = []
     monkeypatch.setattr(module, "compute_losses", poisoned)
-    with pytest.raises(UserError, match="step 6 is not finite"):
+    with pytest.raises(PolysemeError, match="step 6 is not finite"):
         pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "run")
     last = load_checkpoint(tmp_path / "run" / "checkpoints")
     assert last.step == 4
@@ -321,7 +321,7 @@ def test_disk_full_while_saving(corpora, tmp_path, monkeypatch):
         return real(path, tensors)
 
     monkeypatch.setattr(checkpoint, "write_tensors", full)
-    with pytest.raises(UserError, match="No space left on device"):
+    with pytest.raises(PolysemeError, match="No space left on device"):
         pretrain(recipe("bert"), corpora["wordpiece"], tmp_path / "run")
     assert load_checkpoint(tmp_path / "run" / "checkpoints").step == 2
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["LATEST", "step-2"]
@@ -397,9 +397,9 @@ def test_two_ranks_train_the_same_model(corpora, tmp_path):
 def test_a_run_is_not_overwritten_and_not_mixed(corpora, tmp_path):
     short = recipe("bert").replace(budget=BudgetConfig(steps=2))
     pretrain(short, corpora["wordpiece"], tmp_path / "run")
-    with pytest.raises(UserError, match="--resume"):
+    with pytest.raises(PolysemeError, match="--resume"):
         pretrain(short, corpora["wordpiece"], tmp_path / "run")
-    with pytest.raises(UserError, match="seed was 0, now 5"):
+    with pytest.raises(PolysemeError, match="seed was 0, now 5"):
         pretrain(short.replace(seed=5), corpora["wordpiece"], tmp_path / "run", resume=True)
-    with pytest.raises(UserError, match="another corpus"):
+    with pytest.raises(PolysemeError, match="another corpus"):
         pretrain(short, corpora["bpe"], tmp_path / "run", resume=True)

@@ -24,9 +24,9 @@ KINDS = {
     "multiplicative": ["objective.scheduled_sampling=0.2", "objective.scheduled_sampling_epochs=4"],
     "additive": ["model.attention=additive", "model.context_order=inside_recurrence", "model.cell=gru"],
 }
-SHORT = ["model.dim=48", "model.dropout=0.0", "max_len=48", "batch_tokens=768", "micro_batch_tokens=768", "budget.steps=80",
-         "optimizer.lr=1e-2", "schedule.warmup=30", "eval_every=200", "save_every=20", "num_averaged=2",
-         "valid_fraction=0.02"]  # fmt: skip
+SHORT = ["model.dim=48", "model.dropout=0.0", "max_len=48", "batch_tokens=768", "micro_batch_tokens=768",
+         "budget.steps=80", "optimizer.lr=1e-2", "schedule.warmup=30", "eval_every=200", "save_every=20",
+         "num_averaged=2", "valid_fraction=0.02"]  # fmt: skip
 
 
 def rows(number, seed):
@@ -59,7 +59,7 @@ def test_it_learns_the_language_and_shows_where_it_looked(kind, made, tmp_path):
     said = done("translate", model, "--data", made / "test.en", "--reference", made / "test.xx", "--out",
                 tmp_path / "out.txt", "--json")  # fmt: skip
     assert json.loads(said)["bleu"] > (30 if kind == "none" else 60)
-    done("explain", model, "--translate", "old cat sees river", "--out", tmp_path / "page.html")
+    done("explain", model, "--text", "old cat sees river", "--out", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     if kind == "none":
         assert "looks back at nothing" in page and "layer 1" not in page

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import polyseme
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.generation.text import GenerationConfig
 from polyseme.tasks.metrics.translation import score_translations
 from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS, done
@@ -81,7 +81,7 @@ def test_an_empty_text_has_an_empty_translation(made, done, tmp_path):
 def test_a_long_text_is_refused_or_split_never_cut(made):
     model = polyseme.load(made / "run-pairs/model", device="cpu")
     long = " ".join(["old cat."] * 5000)
-    with pytest.raises(UserError, match=r"text 2 has [\d,]+ tokens with its end mark, and the model reads 512"):
+    with pytest.raises(PolysemeError, match=r"text 2 has [\d,]+ tokens with its end mark, and the model reads 512"):
         model.translate(["old cat", long])
     short = "old cat. young dog. "
     halves = model.translate(["old cat.", "young dog."], GenerationConfig(0))
@@ -90,7 +90,7 @@ def test_a_long_text_is_refused_or_split_never_cut(made):
     object.__setattr__(model.model.config.trunk.encoder.embeddings, "max_len", limit)
     (whole,) = model.translate([short], GenerationConfig(0), lambda _: ["old cat.", "young dog."])
     assert whole.text == " ".join(half.text for half in halves)
-    with pytest.raises(UserError, match="in a sentence"):
+    with pytest.raises(PolysemeError, match="in a sentence"):
         model.translate([long], GenerationConfig(0), lambda text: [text])
 
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_translated(made, project, refused, tmp_path):
 
 
 def test_measures_need_their_texts():
-    with pytest.raises(UserError, match="references"):
+    with pytest.raises(PolysemeError, match="references"):
         score_translations(["a"], ["a", "b"], ["a"])
-    with pytest.raises(UserError, match="nothing to measure"):
+    with pytest.raises(PolysemeError, match="nothing to measure"):
         score_translations([], [], [])

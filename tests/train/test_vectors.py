@@ -11,7 +11,7 @@ import torch
 import polyseme
 from polyseme.cli.main import app
 from polyseme.corpus.build.prepare import prepare
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
 from polyseme.objectives.word2vec import Word2Vec
 from polyseme.recipes import get_training_recipe
@@ -83,7 +83,7 @@ def test_words_of_a_kind_come_together(name: str, objective: dict, corpus: Path,
     if name == "fasttext-tiny":
         assert "hammer" in [word for word, _ in vectors.neighbors("hammers", 5)]
     else:
-        with pytest.raises(UserError, match="near it in spelling: hammer"):
+        with pytest.raises(PolysemeError, match="near it in spelling: hammer"):
             vectors.neighbors("hammers")
     if name == "glove-tiny":  # the sum of both tables
         state = {n: t for n, t in polyseme.load(tmp_path / "run" / "model").model.state_dict().items()}
@@ -123,9 +123,9 @@ def test_as_a_trunk_it_serves_every_task(corpus: Path, tmp_path: Path, monkeypat
     Path("pairs.txt").write_text("cat dog 9\ncat saw 1\naxe saw 8\n")
     Path("questions.txt").write_text(": kinds\ncat dog saw axe\ncat dog saw spoon\n")
     assert not app(["similarity", "again", "--data", "pairs.txt"], standalone_mode=False)
-    assert not app(["analogy", "again", "--data", "questions.txt", "--multiply"], standalone_mode=False)
+    assert not app(["analogy", "again", "--data", "questions.txt", "--cosmul"], standalone_mode=False)
     assert "total" in capsys.readouterr().out
-    with pytest.raises(UserError, match="has no blocks and no attention"):
+    with pytest.raises(PolysemeError, match="has no blocks and no attention"):
         from polyseme.explain.attention import attention_maps
 
         attention_maps(model, "the cat")
@@ -182,12 +182,13 @@ def test_threads_come_back_when_a_run_ends_or_is_left() -> None:
 
 
 @pytest.mark.parametrize("change,said", [
-    (("optimizer.name", "adamw"), "optimizer.name is 'adamw', but Word2Vec is trained by 'sparse_sgd' or 'sparse_adagrad'"),
+    (("optimizer.name", "adamw"),
+     "optimizer.name is 'adamw', but Word2Vec is trained by 'sparse_sgd' or 'sparse_adagrad'"),
     (("compile", "true"), "compile is for models of one shape"),
     (("family", "bert"), "needs a head 'negative_sampling', which bert has not"),
     (("objective.window", "0"), "window is 0"),
 ])  # fmt: skip
 def test_recipes_that_cannot_be(change: tuple[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(PolysemeError, match=said):
         recipe = get_training_recipe("word2vec-tiny").with_override(*change)
         (recipe.replace(size="tiny") if change[0] == "family" else recipe).model_config(100)

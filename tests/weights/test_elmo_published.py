@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, words_to_char_ids
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
@@ -101,7 +102,9 @@ def states(model, texts):
         PackedLayout.from_lengths([len(each) for each in words]),
     )
     with torch.no_grad():
-        layers = model.trunk(torch.from_numpy(tokens), layout, layers=range(model.config.trunk.num_layers + 1)).layers
+        layers = model.trunk(
+            Inputs(torch.from_numpy(tokens), layout), layers=range(model.config.trunk.num_layers + 1)
+        ).layers
     return [[layers[i].split(list(layout.lengths))[j].numpy() for i in sorted(layers)] for j in range(len(texts))]
 
 
@@ -160,7 +163,7 @@ def test_the_reference_vectors():
             layout = PackedLayout.from_lengths([len(each) for each in words])
             tokens = torch.from_numpy(np.concatenate([words_to_char_ids(each) for each in words]))
             with torch.no_grad():
-                reading = model.trunk(tokens, layout, memory=memories[who], return_memory=True)
+                reading = model.trunk(Inputs(tokens, layout), memory=memories[who], return_memory=True)
             memories[who] = reading.memory
             for k, found in zip(lanes, reading.hidden.split(list(layout.lengths))):
                 np.testing.assert_allclose(found[1:-1].numpy(), expected[k][i], atol=1e-5)
@@ -222,5 +225,5 @@ BAD = {
 def test_damage_is_told(tmp_path, says):
     lay(tmp_path)
     BAD[says](tmp_path)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(PolysemeError, match=says):
         read_elmo(tmp_path)

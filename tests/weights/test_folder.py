@@ -7,9 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
@@ -55,7 +56,7 @@ def assert_same(ours, theirs, names=None):
     tokens, layout, segments = batch(ours.config.trunk.embeddings.vocab_size, family)
     expected = theirs_on(theirs, tokens, layout, segments)
     with torch.no_grad():
-        last = ours.eval().trunk(tokens, layout, segments).hidden
+        last = ours.eval().trunk(Inputs(tokens, layout, segments)).hidden
         found = {
             name: ours.predict(name, last, layout) for name in ours.heads if name in FAMILIES[family].head_weight_maps
         }
@@ -259,7 +260,7 @@ def test_a_regression_with_several_outputs_is_refused(tiny_folders, tmp_path):
         tiny_folders,
         tmp_path,
     )
-    with pytest.raises(UserError, match="a regression with 3 outputs"):
+    with pytest.raises(PolysemeError, match="a regression with 3 outputs"):
         load_model(tmp_path)
 
 
@@ -327,7 +328,7 @@ def test_tied_weights_that_differ(family, name, tiny_folders, tmp_path):
     save(make(family, name, tiny_folders), family, tiny_folders, tmp_path)
     tied, source = next(iter(FAMILIES[family].tied_weights.items()))
     edit(tmp_path, lambda t: t | {tied: t[source] + 1})
-    with pytest.raises(UserError, match=tied):
+    with pytest.raises(PolysemeError, match=tied):
         load_model(tmp_path)
 
 
@@ -395,7 +396,7 @@ def test_a_missing_tensor_is_named(family, name, known, copy):
     if not known:
         (folder / "polyseme.json").unlink()
     edit(folder, lambda t: {k: v for k, v in t.items() if k != name})
-    with pytest.raises(UserError, match=name):
+    with pytest.raises(PolysemeError, match=name):
         load_model(folder)
 
 
@@ -404,7 +405,7 @@ def test_a_misshapen_tensor_is_named(family, name, copy):
     for change in (lambda t: t[:-1], lambda t: t.repeat(*[1] * (t.ndim - 1), 2), lambda t: t[None]):
         folder = copy(family)
         edit(folder, lambda t, change=change: t | {name: change(t[name])})
-        with pytest.raises(UserError, match=name):
+        with pytest.raises(PolysemeError, match=name):
             load_model(folder)
         shutil.rmtree(folder)
 
@@ -417,7 +418,7 @@ def test_a_misshapen_tensor_is_named(family, name, copy):
 def test_an_extra_tensor_is_named(family, name, copy):
     folder = copy(family)
     edit(folder, lambda t: t | {name: torch.zeros(3)})
-    with pytest.raises(UserError, match=name.replace(".", r"\.")):
+    with pytest.raises(PolysemeError, match=name.replace(".", r"\.")):
         load_model(folder)
 
 
@@ -433,5 +434,5 @@ def test_new_heads_are_named_and_nothing_else_is_forgiven(tiny_folders, copy):
     assert not torch.equal(found.model.state_dict()[name], other.state_dict()[name])
     folder = copy("bert")
     edit(folder, lambda t: {k: v for k, v in t.items() if "layer.1.output" not in k})
-    with pytest.raises(UserError, match=r"layer\.1\.output"):
+    with pytest.raises(PolysemeError, match=r"layer\.1\.output"):
         load_model(folder, heads=heads)

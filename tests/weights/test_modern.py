@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.model import ModelConfig
 from polyseme.text.pipelines import BERT_SPECIALS, build_bpe, set_pair_template
@@ -56,7 +56,7 @@ def test_settings_that_modern_has_not(changes, says, tiny_folders, tmp_path):
     (folder / "polyseme.json").unlink()
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(PolysemeError, match=says):
         load_model(folder)
 
 

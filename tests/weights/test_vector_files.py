@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 from polyseme.inference.language_model import load as load_model
 from polyseme.weights.folder import save_model
 from polyseme.word_vectors.files import VECTOR_FORMATS, VectorFormat, read_vectors, to_model, write_vectors
@@ -64,7 +64,7 @@ def test_binary_without_line_ends_and_a_word_twice(tmp_path: Path) -> None:
 )
 def test_broken_text_is_one_line(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "v.txt").write_text(text)
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(PolysemeError, match=said) as caught:
         read_vectors(tmp_path / "v.txt")
     assert "v.txt" in str(caught.value)
 
@@ -75,18 +75,18 @@ def test_a_truncated_binary_says_where(cut: int, tmp_path: Path) -> None:
     data = (tmp_path / "v").read_bytes()
     size = max(len(data) - 1 - cut, 10)  # the last line end may be missing
     (tmp_path / "v").write_bytes(data[:size])
-    with pytest.raises(UserError, match=r"is cut off at word \d of 8"):
+    with pytest.raises(PolysemeError, match=r"is cut off at word \d of 8"):
         read_vectors(tmp_path / "v")
     (tmp_path / "v").write_bytes(data + b"more of it")
-    with pytest.raises(UserError, match="goes on behind its 8 words"):
+    with pytest.raises(PolysemeError, match="goes on behind its 8 words"):
         read_vectors(tmp_path / "v")
 
 
 def test_words_that_cannot_be_written(tmp_path: Path) -> None:
     for word in ("two words", "", "tab\t"):
-        with pytest.raises(UserError, match="cannot stand in a file of vectors"):
+        with pytest.raises(PolysemeError, match="cannot stand in a file of vectors"):
             write_vectors(tmp_path / "v", [word], VECTORS[:1])
-    with pytest.raises(UserError, match="did you mean 'binary'"):
+    with pytest.raises(PolysemeError, match="did you mean 'binary'"):
         write_vectors(tmp_path / "v", WORDS, VECTORS, "binar")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 

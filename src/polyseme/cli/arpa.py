@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyseme.errors import UserError
+from polyseme.errors import UnsupportedError
 
 app = typer.Typer(help="Write and read ARPA files of n-grams.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -23,7 +23,7 @@ def export_arpa(
     from polyseme.ngram.model import NgramLM, is_ngram
 
     if not is_ngram(model):
-        raise UserError(f"{model} is no model of n-grams, and only these are written as ARPA")
+        raise UnsupportedError(f"{model} is no model of n-grams, and only these are written as ARPA")
     ensure_new_file(out)
     ngram_model = NgramLM.open(model)
     write_arpa(out, ngram_model.ngrams, ngram_model.tokenizer)

@@ -18,12 +18,12 @@ def compare(
 ) -> None:
     """Models × tasks with deviations over seeds; for two runs of one task, whether one is really better."""
     from polyseme.cli.output import print_json, print_table
-    from polyseme.errors import UserError
+    from polyseme.errors import ConfigError
     from polyseme.evaluation.compare import comparison_table, paired_bootstrap, plot_comparison, read_runs
     from polyseme.report.html import dev_selection_note
 
     if out is not None and out.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"{out}: a picture is written as .png, .svg or .pdf")
+        raise ConfigError(f"{out}: a picture is written as .png, .svg or .pdf")
     loaded_runs = read_runs(runs)
     is_comparable_pair = (
         len(loaded_runs) == 2

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polyseme.cli.output import SOURCES_HELP
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 
 CLEANING_STEPS = "nfc, control, boilerplate=10, min_chars=200, max_chars=1000000, language=0.5"
 
@@ -74,5 +74,5 @@ def verify(folder: Annotated[Path, typer.Argument(help="a corpus folder or a mod
 
         verify_ngrams(folder) if is_ngram(folder) else verify_model(folder)
     else:
-        raise UserError(f"{folder} is neither a corpus (manifest.json) nor a model (config.json)")
+        raise DataError(f"{folder} is neither a corpus (manifest.json) nor a model (config.json)")
     print(f"{folder}: whole")

@@ -16,12 +16,12 @@ def demo(
     """Pre-train a small BERT on Python's own documentation, fine-tune it, and write a report; under six minutes."""
     import shutil
 
-    from polyseme.errors import UserError
+    from polyseme.errors import ConfigError
     from polyseme.io.atomic import is_occupied
     from polyseme.pipelines.demo import MARKER_FILE, run_demo
 
     if is_occupied(out):
         if not (out / MARKER_FILE).is_file():
-            raise UserError(f"{out} holds something that is not a demo: choose another --out")
+            raise ConfigError(f"{out} holds something that is not a demo: choose another --out")
         shutil.rmtree(out)
     print(f"see {run_demo(out, minutes, seeds)}")

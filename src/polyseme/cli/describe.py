@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyseme.corpus.inspect.statistics import CorpusStatistics, LengthHistogram, SourceStats, TokenCount
@@ -37,9 +37,9 @@ def describe(
 
     out = out or corpus / "description.html"
     if out.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"--out {out}: the page is HTML, and its name has to end in .html")
+        raise ConfigError(f"--out {out}: the page is HTML, and its name has to end in .html")
     if seed < 0:
-        raise UserError(f"seed is {seed}: it cannot be less than 0")
+        raise ConfigError(f"seed is {seed}: it cannot be less than 0")
     description = run(Corpus.open(corpus), seed, num_samples, top_k)
     write_text(out, render_page(description))
     print_table([str(corpus), ""], summary_rows(description))

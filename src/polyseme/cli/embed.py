@@ -25,11 +25,11 @@ def embed(
 
     import polyseme
     from polyseme.cli.output import read_texts
-    from polyseme.errors import UserError
+    from polyseme.errors import ConfigError
     from polyseme.io.atomic import atomic_write
 
     if out.suffix != ".npz":
-        raise UserError(f"--out {out} does not end in .npz")
+        raise ConfigError(f"--out {out} does not end in .npz")
     vectors = polyseme.load(model, precision=precision).embed(read_texts(data), layers, granularity, truncate)  # type: ignore[arg-type]
     arrays = {"vectors": vectors}
     if isinstance(vectors, list):

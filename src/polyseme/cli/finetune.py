@@ -98,7 +98,7 @@ def finetune(
     from polyseme.cli import together
     from polyseme.cli.output import apply_overrides, print_table, task_type_of
     from polyseme.datasets.catalog import DATASETS
-    from polyseme.errors import UserError
+    from polyseme.errors import ConfigError
     from polyseme.finetuning.finetune import FinetuneConfig
     from polyseme.finetuning.finetune import finetune as run
     from polyseme.finetuning.frozen import FEATURE_DEFAULTS, train_on_features
@@ -111,21 +111,21 @@ def finetune(
     task_type = task_type_of(task) if is_single_task else None
     baseline_names = list(dict.fromkeys([*(("majority", "linear") if baselines else ()), *baseline]))
     if task_type is None and (baseline or keep_seeds or keep_checkpoints):
-        raise UserError("--baseline, --keep-seeds and --keep-checkpoints are for one task")
+        raise ConfigError("--baseline, --keep-seeds and --keep-checkpoints are for one task")
     for name in baseline_names if task_type else ():
         check_baseline(name, task_type)  # type: ignore[arg-type]
     has_feature_network = bool(features or word_vectors or network != "auto")  # a network is laid over something
     if (model is None) != has_feature_network:
         alternatives = "--features with one to freeze, --word-vectors or --network"
-        raise UserError(f"give a model folder to fine-tune, or {alternatives}")
+        raise ConfigError(f"give a model folder to fine-tune, or {alternatives}")
     feature_paths = [path for path in features if path != "none"]
     if not feature_paths and (layers or join_at or cache_dir):
-        raise UserError("--layers, --join-at and --cache-dir go with --features")
+        raise ConfigError("--layers, --join-at and --cache-dir go with --features")
     if freeze_word_embeddings and word_vectors is None:
-        raise UserError("--freeze-word-embeddings goes with --word-vectors")
+        raise ConfigError("--freeze-word-embeddings goes with --word-vectors")
     if has_feature_network and (from_scratch or layer_decay or unfreeze_every or keep_checkpoints):
         flags = "--from-scratch, --layer-decay, --unfreeze-every and --keep-checkpoints"
-        raise UserError(f"{flags} are for fine-tuning: features stay as they are")
+        raise ConfigError(f"{flags} are for fine-tuning: features stay as they are")
     flag_values: dict[str, Any] = {"optimizer.layer_decay": layer_decay, "unfreeze_every": unfreeze_every}
     if has_feature_network:
         flag_values |= {
@@ -157,14 +157,14 @@ def finetune(
     dataset = DATASETS.get(task)
     if dataset:
         if train or dev or (text_column, pair_column, label_column, header) != ("text", "pair", "label", True):
-            raise UserError(f"{task} has its own files and columns: give --data FOLDER alone")
+            raise ConfigError(f"{task} has its own files and columns: give --data FOLDER alone")
         if data is None:
-            raise UserError(f"--data is missing: the folder that holds {dataset.folder}, or that folder itself")
+            raise ConfigError(f"--data is missing: the folder that holds {dataset.folder}, or that folder itself")
         train_examples, dev_examples = dataset.read(data, skip_bad, strict)
     else:
         if train is None or dev is None or data is not None:
             wrong = "--data is for named data sets" if data else f"--{'dev' if train else 'train'} is missing"
-            raise UserError(f"{wrong}: {task_type} reads two files, --train and --dev")
+            raise ConfigError(f"{wrong}: {task_type} reads two files, --train and --dev")
         train_examples, dev_examples = (read_examples(path, task_type, **reader_options) for path in (train, dev))
     shared_options: dict[str, Any] = {"seeds": seeds, "keep_seeds": keep_seeds}
     if dataset:

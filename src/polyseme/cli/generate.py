@@ -33,12 +33,12 @@ def generate(
 
     import polyseme
     from polyseme.cli.output import read_texts
-    from polyseme.errors import UserError
+    from polyseme.errors import ConfigError
     from polyseme.generation.sample import SamplingConfig
     from polyseme.generation.text import GenerationConfig
 
     if (prompt is None) == (data is None):
-        raise UserError("give --prompt with a text to go on with, or --data with one a line")
+        raise ConfigError("give --prompt with a text to go on with, or --data with one a line")
     is_sampling = do_sample or any(value is not None for value in (temperature, top_k, top_p)) or num_samples > 1
     effective_top_p = 1.0 if top_p is None else top_p
     effective_temperature = (1.0 if is_sampling else 0.0) if temperature is None else temperature

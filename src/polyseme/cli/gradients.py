@@ -17,16 +17,16 @@ def gradients(
     """Draw the norm of a prediction's gradient by distance, a line for each model: the vanishing gradient of RNNs."""
     import polyseme
     from polyseme.cli.output import print_table, read_texts
-    from polyseme.errors import UserError
+    from polyseme.errors import ConfigError, UnsupportedError
     from polyseme.explain.gradients import gradients_by_distance, plot_gradients
     from polyseme.io.atomic import atomic_write
 
     if out.suffix != ".svg":
-        raise UserError(f"--out {out} does not end in .svg")
+        raise ConfigError(f"--out {out} does not end in .svg")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UserError('a picture needs matplotlib: pip install "polyseme[report]"') from None
+        raise UnsupportedError('a picture needs matplotlib: pip install "polyseme[report]"') from None
     texts = read_texts(data)
     curves = {}
     for folder in models:

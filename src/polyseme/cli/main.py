@@ -37,7 +37,7 @@ from polyseme.cli import (
     ulmfit,
     vectors,
 )
-from polyseme.errors import Interrupted, UserError
+from polyseme.errors import ConfigError, Interrupted, PolysemeError
 
 app = typer.Typer(
     help="From a folder of text to a pre-trained language model, and from that model to a measured task model.",
@@ -100,12 +100,12 @@ def main() -> None:
         is_help = type(error).__name__ == "NoArgsIsHelpError"
         print(message if is_help else f"error: {' '.join(message.split())}", file=sys.stderr)
         status = 2
-    except UserError as error:
+    except Interrupted as error:
+        print(f"{error} with --resume", file=sys.stderr)
+        status = 128 + error.signum
+    except PolysemeError as error:
         print(f"error: {error}", file=sys.stderr)
         status = 2
-    except Interrupted as stop:
-        print(stop, file=sys.stderr)
-        status = 128 + stop.signum
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         status = 130
@@ -123,7 +123,7 @@ def _check_utf8(argument: str) -> None:
     try:
         argument.encode()
     except UnicodeEncodeError:
-        raise UserError(f"an argument is not text in UTF-8: {argument.encode(errors='replace').decode()!r}") from None
+        raise ConfigError(f"an argument is not text in UTF-8: {argument.encode(errors='replace').decode()!r}") from None
 
 
 if __name__ == "__main__":

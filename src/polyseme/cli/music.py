@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from polyseme.inference.language_model import LanguageModel
@@ -31,7 +31,9 @@ def music(
     ensure_new_file(out)
     language_model = polyseme.load(model)
     if language_model.tokenizer.kind != "events":
-        raise UserError(f"{model} writes text and not music: its tokenizer is of kind {language_model.tokenizer.kind}")
+        raise UnsupportedError(
+            f"{model} writes text and not music: its tokenizer is of kind {language_model.tokenizer.kind}"
+        )
     primer_events = notes_to_events(read_notes(primer)) if primer else []
     events = language_model.tokenizer.convert_ids_to_tokens(
         sample_events(language_model, primer_events, max_len, temperature, seed)
@@ -53,13 +55,13 @@ def sample_events(
 
     model, specials = language_model.model, language_model.tokenizer.special_token_ids
     if "next" not in model.heads or specials.bos is None:
-        raise UserError(f"{language_model.path} cannot go on with a piece: it has no head 'next'")
+        raise UnsupportedError(f"{language_model.path} cannot go on with a piece: it has no head 'next'")
     sampling_config = SamplingConfig(temperature, seed=seed)
     if max_len > language_model.max_len and not is_unbounded(model):
-        raise UserError(f"max_len is {max_len}, and the model has places for {language_model.max_len} events")
+        raise ConfigError(f"max_len is {max_len}, and the model has places for {language_model.max_len} events")
     primer_ids = language_model.tokenizer.encode(" ".join(primer_events))
     if len(primer_ids) >= max_len or len(primer_ids) >= language_model.max_len:
-        raise UserError(
+        raise ConfigError(
             f"the piece to go on with has {len(primer_ids)} events: --max-len {max_len} leaves nothing to add"
         )
     max_new_tokens = max_len - len(primer_ids)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 
 if TYPE_CHECKING:
     from polyseme.config import Config
@@ -41,7 +41,7 @@ def read_texts(path: Path) -> list[str]:
     lines = read_lines(path)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
-            raise UserError(f"{path}, line {number} is empty: every line has to hold a text")
+            raise DataError(f"{path}, line {number} is empty: every line has to hold a text")
     return lines
 
 
@@ -50,7 +50,7 @@ def apply_overrides(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
     for override in overrides:
         path, equals, value = override.partition("=")
         if not equals:
-            raise UserError(f"--set {override!r} is not path=value")
+            raise ConfigError(f"--set {override!r} is not path=value")
         config = config.with_override(path, value)
     return config
 
@@ -64,4 +64,4 @@ def task_type_of(task: str) -> TaskType:
             return task_type
     if task in DATASETS:
         return DATASETS[task].task_type
-    raise UserError(f"there is no task {task!r}; {suggest(task, [*HEAD_BY_TASK, *DATASETS])}")
+    raise ConfigError(f"there is no task {task!r}; {suggest(task, [*HEAD_BY_TASK, *DATASETS])}")

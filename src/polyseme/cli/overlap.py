@@ -32,7 +32,7 @@ def overlap(
     from polyseme.corpus.inspect.contamination import measure_contamination as run
     from polyseme.corpus.sources.sources import open_sources
     from polyseme.corpus.store import Corpus
-    from polyseme.errors import UserError
+    from polyseme.errors import DataError
 
     opened_corpus = Corpus.open(corpus)
     sources_by_set = {
@@ -46,7 +46,7 @@ def overlap(
             locations[name].append(document.location)
             yield document.text
         if not locations[name]:
-            raise UserError(f"there is no text in {name}")
+            raise DataError(f"there is no text in {name}")
 
     overlaps = run(
         opened_corpus, {name: texts(name, sources) for name, sources in sources_by_set.items()}, n, num_shown

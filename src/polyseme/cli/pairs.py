@@ -24,12 +24,12 @@ def pairs(
 ) -> None:
     """Turn parallel text into a corpus of pairs, for translation: `polyseme pretrain transformer-tiny`."""
     from polyseme.corpus.build.parallel import prepare_parallel
-    from polyseme.errors import UserError
+    from polyseme.errors import ConfigError
     from polyseme.text.tokenizer import Tokenizer
 
     side_keys = tuple(keys.split("+")) if keys else None
     if side_keys is not None and len(side_keys) != 2:
-        raise UserError(f"--keys {keys!r} does not name two sides, as en+de does")
+        raise ConfigError(f"--keys {keys!r} does not name two sides, as en+de does")
     target = Tokenizer.load(target_tokenizer) if target_tokenizer else None
     manifest = prepare_parallel(source, Tokenizer.load(tokenizer), out, target, side_keys, max_tokens, max_length_ratio)
     counts, removed = manifest["counts"], manifest["removed"]

@@ -165,7 +165,7 @@ class TaskPredictor:
 
 def _load_predictor(models: list[Path], ensemble: bool, truncate: bool | None, task: str = "") -> TaskPredictor:
     import polyseme
-    from polyseme.errors import UserError
+    from polyseme.errors import ConfigError, UnsupportedError
     from polyseme.evaluation import predict as single_model
     from polyseme.evaluation.ensemble import evaluate_ensemble, find_models, predict_ensemble
     from polyseme.finetuning.frozen import is_feature_model, load_feature_model
@@ -176,10 +176,10 @@ def _load_predictor(models: list[Path], ensemble: bool, truncate: bool | None, t
     models = [model_path for path in models for model_path in find_models(path)] if ensemble else models
     if ensemble != (len(models) > 1):
         message = f"--ensemble is for several models, or a run that kept some (--keep-seeds): {models[0]} is one"
-        raise UserError(message if ensemble else "several models: say --ensemble")
+        raise ConfigError(message if ensemble else "several models: say --ensemble")
     if feature_models := [model for model in models if is_feature_model(model)]:
         if ensemble:
-            raise UserError(f"{feature_models[0]} is laid over features: --ensemble is for fine-tuned models")
+            raise UnsupportedError(f"{feature_models[0]} is laid over features: --ensemble is for fine-tuned models")
         feature_model = load_feature_model(feature_models[0])
         num_params = count_parameters(feature_model.model) + sum(
             count_parameters(e.model.trunk) for e in feature_model.reader.encoders

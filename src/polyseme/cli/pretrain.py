@@ -28,7 +28,7 @@ def pretrain(
     """Pre-train a model. Ctrl-C and SIGTERM save and leave; --resume goes on exactly."""
     start_time = time.perf_counter()  # what is imported below takes seconds, which are the user's too
     from polyseme.cli.output import apply_overrides
-    from polyseme.errors import UserError
+    from polyseme.errors import ConfigError
     from polyseme.ngram.train import NgramRecipe, train_ngram
     from polyseme.recipes import get_recipe
     from polyseme.train.pretrain import pretrain as run
@@ -39,7 +39,7 @@ def pretrain(
     if isinstance(resolved_recipe, NgramRecipe):
         if budget or resume or init_from:
             flags = "--budget, --resume and --init-from"
-            raise UserError(f"{resolved_recipe.name} is counted in one go: {flags} are for what is trained")
+            raise ConfigError(f"{resolved_recipe.name} is counted in one go: {flags} are for what is trained")
         return print_results(out, train_ngram(resolved_recipe, corpus, out))
     if budget:
         resolved_recipe = resolved_recipe.replace(budget=BudgetConfig.parse(budget))

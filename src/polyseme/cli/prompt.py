@@ -21,7 +21,7 @@ def prompt(
     import json
 
     import polyseme
-    from polyseme.errors import UserError
+    from polyseme.errors import ConfigError
     from polyseme.evaluation.prompting import (
         answer_questions,
         evaluate_answers,
@@ -32,7 +32,7 @@ def prompt(
     from polyseme.generation.text import GenerationConfig
 
     if (num_shots > 0) != (examples is not None):
-        raise UserError("--num-shots K and --examples FILE go together")
+        raise ConfigError("--num-shots K and --examples FILE go together")
     template = load_prompt_template(prompt_name)
     questions = read_questions(data, template)
     shot_examples = sample_shots(read_questions(examples, template), num_shots, seed, questions) if examples else []

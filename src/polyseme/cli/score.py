@@ -38,14 +38,14 @@ def score(
     told how many tokens they have.
     """
     import polyseme
-    from polyseme.errors import UserError
+    from polyseme.errors import ConfigError
 
     if sum(option is not None for option in (data, choices, last_words)) != 1:
-        raise UserError("give --data with texts to score, --choices with questions to answer, or --last-words")
+        raise ConfigError("give --data with texts to score, --choices with questions to answer, or --last-words")
     if choices is None and (num_shots or examples):
-        raise UserError("--num-shots and --examples go with --choices")
+        raise ConfigError("--num-shots and --examples go with --choices")
     if (num_shots > 0) != (examples is not None):
-        raise UserError("--num-shots K and --examples FILE go together")
+        raise ConfigError("--num-shots K and --examples FILE go together")
     language_model = polyseme.load(model)
     if data is not None:
         _score_texts(language_model, data, as_json)
@@ -104,16 +104,16 @@ def _sample_shots(path: Path, num_shots: int, seed: int, questions: list[Example
     """Examples with their right answers, the same for every question: so they are read once."""
     import random
 
-    from polyseme.errors import UserError
+    from polyseme.errors import ConfigError, DataError
     from polyseme.tasks.examples import read_examples
 
     examples = read_examples(path, "choice")
     if num_shots > len(examples):
-        raise UserError(f"{path} holds {len(examples)} examples, which is less than --num-shots {num_shots}")
+        raise ConfigError(f"{path} holds {len(examples)} examples, which is less than --num-shots {num_shots}")
     shot_examples = random.Random(seed).sample(examples, num_shots)
     texts = {e.text for e in shot_examples}
     if duplicates := [e for e in questions if e.text in texts]:
-        raise UserError(
+        raise DataError(
             f"{duplicates[0].location} is among the shots too: draw them from other examples, or with another --seed"
         )
     return [(e.text or "", (e.choices or ())[int(e.label or 0)]) for e in shot_examples]

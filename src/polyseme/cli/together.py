@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyseme.finetuning.finetune import FinetuneConfig
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def at_most_one(option: str, values: Sequence[Any]) -> Any:
     """The one value of an option that is for one task, or none."""
     if len(values) > 1:
-        raise UserError(f"{len(values)} {option} for one task: one is read; several tasks are several --task")
+        raise ConfigError(f"{len(values)} {option} for one task: one is read; several tasks are several --task")
     return values[0] if values else None
 
 
@@ -41,9 +41,9 @@ def read_task_data(
     for _, task_or_dataset in pairs:
         task_type_of(task_or_dataset)
     if (dataset_names and len(data) not in (1, len(dataset_names))) or (data and not dataset_names):
-        raise UserError(f"{len(data)} --data for {len(dataset_names)} named data sets: one for each, or one for all")
+        raise ConfigError(f"{len(data)} --data for {len(dataset_names)} named data sets: one for each, or one for all")
     if len(train) != num_file_tasks or len(dev) != num_file_tasks:
-        raise UserError(
+        raise ConfigError(
             f"{len(train)} --train and {len(dev)} --dev for {num_file_tasks} tasks that read files: one for each"
         )
     folders, train_paths, dev_paths = (
@@ -87,7 +87,7 @@ def run_multitask(
     from polyseme.tasks.baselines.surface import linear_baseline, majority_baseline
 
     if model is None:
-        raise UserError("several tasks share a trunk that learns: give a model folder, not --features")
+        raise ConfigError("several tasks share a trunk that learns: give a model folder, not --features")
 
     def run_config(config: FinetuneConfig, folder: Path) -> dict[str, Any]:
         return finetune_multitask(model, task_data, folder, config, seeds=seeds, from_scratch=from_scratch)

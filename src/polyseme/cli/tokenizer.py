@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyseme.cli.output import SOURCES_HELP
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from polyseme.corpus.sources.readers import SourceFile
@@ -81,7 +81,7 @@ def train(
 
     ensure_new_directory(out)
     if vocab_size is None and kind not in ("characters", "words", "whitespace"):
-        raise UserError(f"--vocab-size is missing: how many pieces a vocabulary of kind {kind} may have")
+        raise ConfigError(f"--vocab-size is missing: how many pieces a vocabulary of kind {kind} may have")
     if vocab_size is None:
         vocab_size = max_alphabet if kind == "characters" else MAX_WORDS
     check_vocab_size(kind, vocab_size, num_sentinels)
@@ -96,7 +96,7 @@ def train(
                 TextGroup(source_file.lang, source_file.source_index, sources.sources[source_file.source_index].weight),
             )
     if not counts.num_chars:
-        raise UserError(f"there is no text in {', '.join(source)}")
+        raise DataError(f"there is no text in {', '.join(source)}")
     tokenizer = Tokenizer.from_counts(counts, vocab_size, min_frequency, max_alphabet, smoothing, num_sentinels)
     with atomic_directory(out) as folder:
         tokenizer.save(folder)
@@ -140,7 +140,7 @@ def inspect(
 
             stats = measure_tokenization(loaded_tokenizer, texts())
         if not stats:
-            raise UserError(f"there is no text in {', '.join(text)}")
+            raise DataError(f"there is no text in {', '.join(text)}")
     if as_json:
         rows = [{"lang": lang, "source": path, **sums.to_row()} for (lang, path), sums in stats.items()]
         print_json(facts | ({"texts": rows} if text else {}))
@@ -169,7 +169,7 @@ def import_(
     ensure_new_directory(out)
     tokenizer = Tokenizer.import_files(file, lowercase)
     if kind and tokenizer.kind != kind:
-        raise UserError(f"{', '.join(map(str, file))}: the kind is {tokenizer.kind}, not {kind}")
+        raise DataError(f"{', '.join(map(str, file))}: the kind is {tokenizer.kind}, not {kind}")
     with atomic_directory(out) as folder:
         tokenizer.save(folder)
     _print_tokenizer(out, tokenizer)
@@ -178,7 +178,7 @@ def import_(
 def _iter_texts(sources: SourceReader) -> Iterator[tuple[SourceFile, str]]:
     """Every text with the input it comes from; bad rows stop this or are counted, as asked for."""
     for position, document in sources.read():
-        if isinstance(document, UserError):
+        if isinstance(document, DataError):
             if not sources.skip_bad:
                 raise document
             sources.num_bad += 1

@@ -30,20 +30,20 @@ def translate(
     import polyseme
     from polyseme.cli.output import print_json
     from polyseme.corpus.clean.sentences import split_sentences
-    from polyseme.errors import UserError
+    from polyseme.errors import ConfigError, DataError
     from polyseme.generation.text import GenerationConfig
     from polyseme.io.atomic import write_text
     from polyseme.tasks.metrics.translation import score_translations
 
     for path in (out, report):
         if path is not None and path.exists():
-            raise UserError(f"{path} is already there: choose another name, or remove it first")
+            raise ConfigError(f"{path} is already there: choose another name, or remove it first")
     if reference is None and (report is not None or as_json):
-        raise UserError("there is nothing to report without --reference")
+        raise ConfigError("there is nothing to report without --reference")
     texts = _read_lines(data)
     references = _read_lines(reference) if reference else None
     if references is not None and len(references) != len(texts):
-        raise UserError(f"{data} has {len(texts)} lines, and {reference} {len(references)}: they are no pairs")
+        raise DataError(f"{data} has {len(texts)} lines, and {reference} {len(references)}: they are no pairs")
     language_model = polyseme.load(model)
     sentence_splitter = (lambda text: split_sentences(text, lang)) if by_sentence else None
     translations = language_model.translate(
@@ -72,13 +72,13 @@ def translate(
 
 def _read_lines(path: Path) -> list[str]:
     """The lines of a file, empty ones too: an answer stands in the line of its text."""
-    from polyseme.errors import UserError
+    from polyseme.errors import DataError
     from polyseme.io.compression import read_decompressed
 
     try:
         text = b"".join(read_decompressed(path)).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from None
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start})") from None
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 

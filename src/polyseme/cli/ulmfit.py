@@ -35,7 +35,7 @@ def ulmfit(
     """A general language model, the same on the task's text, then a classifier; killed, the same command goes on."""
     from polyseme.cli.output import apply_overrides, print_table
     from polyseme.corpus.sources.sources import open_sources
-    from polyseme.errors import UserError
+    from polyseme.errors import ConfigError
     from polyseme.io.atomic import is_occupied, sha256, write_text
     from polyseme.io.json import read_json, write_json
     from polyseme.pipelines import ulmfit as stages
@@ -44,7 +44,7 @@ def ulmfit(
     try:
         sizes = [int(size) for size in train_sizes.split(",")] if train_sizes else []
     except ValueError:
-        raise UserError(f"--train-sizes is {train_sizes!r}: whole numbers with commas between are needed") from None
+        raise ConfigError(f"--train-sizes is {train_sizes!r}: whole numbers with commas between are needed") from None
     settings: dict[str, Any] = {"preset": preset, "direction": direction, "budget": budget}
     config = apply_overrides(stages.UlmfitConfig.from_json(settings), overrides)
     config.general_recipe("forward").check()
@@ -67,11 +67,11 @@ def ulmfit(
     }
     inputs_path = out / "ulmfit.json"
     if inputs_path.exists() and read_json(inputs_path) != run_inputs:
-        raise UserError(f"{out} was begun with another config or other examples: choose another --out")
+        raise ConfigError(f"{out} was begun with another config or other examples: choose another --out")
     if not inputs_path.exists() and is_occupied(out):
-        raise UserError(f"{out} is already there and holds no run of ulmfit: choose another --out")
+        raise ConfigError(f"{out} is already there and holds no run of ulmfit: choose another --out")
     if (out / "results.json").exists() and not sizes:
-        raise UserError(f"{out} already holds a finished run: choose another --out")
+        raise ConfigError(f"{out} already holds a finished run: choose another --out")
     stages.validate_sources(config, text, corpus, general_models)
     stages.check_train_sizes(sizes, train_examples)
     write_json(inputs_path, run_inputs)

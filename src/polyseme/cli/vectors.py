@@ -39,7 +39,7 @@ def analogy(
 ) -> None:
     """How many analogies come out right, by section."""
     from polyseme.cli.output import print_json, print_table
-    from polyseme.errors import UserError
+    from polyseme.errors import DataError
     from polyseme.word_vectors.model import AnalogySection, load, read_analogy_questions
 
     sections = load(model).evaluate_analogies(read_analogy_questions(data), cosmul, max_words)
@@ -47,7 +47,7 @@ def analogy(
     totals = [sum(getattr(section, name) for section in sections) for name in counts]
     total = AnalogySection("total", *totals)
     if not total.num_answerable:
-        raise UserError(f"of {total.num_questions} questions in {data} none has four words that {model} knows")
+        raise DataError(f"of {total.num_questions} questions in {data} none has four words that {model} knows")
     if as_json:
         print_json([vars(section) | {"accuracy": section.accuracy} for section in (*sections, total)])
         return

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.corpus.store import Corpus
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError, ModelError, UnsupportedError
 from polyseme.nn.model import Model, ModelConfig
+from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.distillation import Distillation
-from polyseme.objectives.specs import CausalLM
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import InitialModel, pretrain
 from polyseme.train.recipe import Recipe
-from polyseme.train.warm_start import hash_weights
-from polyseme.weights.folder import load_model
+from polyseme.weights.folder import hash_weights, load_model
 
 STUDENT_FAMILIES = {"bert": "distilbert"}  # a family whose students have one of their own; the others keep theirs
 
@@ -25,28 +24,26 @@ def distill(recipe: Recipe, teacher_path: Path, corpus_path: Path, out: Path, re
     The student starts with layers of the teacher. The run folder is that of `pretrain`, and a run is resumed in the
     same way, with the same teacher.
     """
-    recipe = with_distillation(recipe)
-    assert isinstance(recipe.objective, Distillation)
+    recipe = with_distillation(recipe, teacher_path)
     tokenizer = Tokenizer.load(Corpus.open(corpus_path).path / "tokenizer")
     folder = load_model(teacher_path)
-    teacher, head = folder.model, recipe.objective.token_head
+    teacher, head = folder.model, recipe.objective.terms[0]
     if folder.tokenizer.hash != tokenizer.hash:
-        raise UserError(
-            f"{corpus_path} has another vocabulary than {teacher_path}: prepare it with --tokenizer {teacher_path}"
-        )
+        raise DataError(f"{corpus_path} has another vocabulary than {teacher_path}: prepare it with its tokenizer")
     if head not in teacher.heads:
         available = ", ".join(teacher.heads) or "none"
-        raise UserError(f"{teacher_path} cannot teach: it has no head {head!r} (its heads: {available})")
+        raise UnsupportedError(f"{teacher_path} cannot be a teacher: it has no head {head!r} (its heads: {available})")
     student = recipe.check().model_config(teacher.config.trunk.embeddings.vocab_size).build(recipe.seed)
     init_from_teacher(student, teacher)
-    provenance = {"teacher": str(teacher_path), "teacher_hash": hash_weights(teacher_path)}
-    return pretrain(recipe, corpus_path, out, resume, InitialModel(student, teacher, provenance))
+    return pretrain(recipe, corpus_path, out, resume, InitialModel(student, {}))
 
 
-def with_distillation(recipe: Recipe) -> Recipe:
-    """The recipe with a teacher beside its objective."""
+def with_distillation(recipe: Recipe, teacher_path: Path) -> Recipe:
+    """Return the recipe with a distillation of this teacher as its objective."""
     objective = recipe.objective
-    return recipe if isinstance(objective, Distillation) else recipe.replace(objective=Distillation(objective))
+    distillation = objective if isinstance(objective, Distillation) else Distillation(objective)
+    distillation = distillation.replace(teacher=str(teacher_path), teacher_hash=hash_weights(teacher_path))
+    return recipe.replace(objective=distillation)
 
 
 def build_student_recipe(teacher: ModelConfig, recipe: Recipe) -> Recipe:
@@ -73,7 +70,9 @@ def teacher_layer_map(num_student_layers: int, num_teacher_layers: int) -> list[
     Of 12 for 6 these are 0, 2, 4, 7, 9 and 11, as in DistilBERT's released code.
     """
     if num_student_layers > num_teacher_layers:
-        raise UserError(f"a student of {num_student_layers} layers cannot start from a teacher of {num_teacher_layers}")
+        raise ConfigError(
+            f"a student of {num_student_layers} layers cannot start from a teacher of {num_teacher_layers}"
+        )
     return [round(i * (num_teacher_layers - 1) / max(num_student_layers - 1, 1)) for i in range(num_student_layers)]
 
 
@@ -105,8 +104,10 @@ def init_from_teacher(student: Model, teacher: Model) -> None:
         }
     for name, tensor in student_state.items():
         if name not in initial_state and not name.startswith("heads."):
-            raise UserError(f"the student cannot start from its teacher ({teacher.config.family}), which has no {name}")
+            raise ModelError(
+                f"the student cannot start from its teacher ({teacher.config.family}), which has no {name}"
+            )
         if name in initial_state and initial_state[name].shape != tensor.shape:
             sizes = f"{tuple(tensor.shape)} in the student and {tuple(initial_state[name].shape)} in the teacher"
-            raise UserError(f"the student cannot start from its teacher: {name} is {sizes}")
+            raise ModelError(f"the student cannot start from its teacher: {name} is {sizes}")
     student.load_state_dict({name: t for name, t in initial_state.items() if name in student_state}, strict=False)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.rng import feistel_permutation, hash_combine
 
 if TYPE_CHECKING:
@@ -177,9 +177,9 @@ class ShuffledSampler:
         batch_warmup_steps: int = 0,
     ):
         if not len(source):
-            raise UserError("the corpus has no samples")
+            raise DataError("the corpus has no samples")
         if source.max_len > micro_batch_tokens:
-            raise UserError(
+            raise ConfigError(
                 f"a sample of {source.max_len} tokens does not fit into a micro-batch of {micro_batch_tokens}"
             )
         self.source, self.seed = source, seed
@@ -194,7 +194,7 @@ class ShuffledSampler:
     ) -> Iterator[tuple[list[SampleBin], DataPosition]]:
         """Yield the bins of one rank for each step from `start_step` on, endlessly, and the position after the step."""
         if self.micro_batches_per_step % world_size:
-            raise UserError(
+            raise ConfigError(
                 f"micro_batches_per_step is {self.micro_batches_per_step}, not a multiple of the {world_size} ranks"
             )
         micro_batches = self.micro_batches(position)
@@ -212,7 +212,7 @@ class ShuffledSampler:
         """Yield every bin from a position on, endlessly, with the position after it."""
         epoch, window, first_bin = position.epoch, position.window, position.bin
         if window >= self.num_windows or first_bin >= len(self._cached_window(epoch, window)):
-            raise UserError(f"{position} does not exist: the corpus or the micro-batch size has changed")
+            raise DataError(f"{position} does not exist: the corpus or the micro-batch size has changed")
         while True:
             window_bins = self._cached_window(epoch, window)
             for bin_number in range(first_bin, len(window_bins)):
@@ -265,11 +265,11 @@ class StreamSampler:
 
     def __init__(self, source: StreamSource, micro_batch_tokens: int, micro_batches_per_step: int = 1):
         if source.max_len > micro_batch_tokens:
-            raise UserError(
+            raise ConfigError(
                 f"a sample of {source.max_len} tokens does not fit into a micro-batch of {micro_batch_tokens}"
             )
         if len(source) < micro_batches_per_step:
-            raise UserError(
+            raise DataError(
                 f"the corpus has {len(source)} segments, fewer than micro_batches_per_step, {micro_batches_per_step}"
             )
         self.micro_batch_tokens, self.micro_batches_per_step = micro_batch_tokens, micro_batches_per_step
@@ -286,12 +286,12 @@ class StreamSampler:
         `sample_ids` of a bin are token offsets in the corpus.
         """
         if self.micro_batches_per_step % world_size:
-            raise UserError(
+            raise ConfigError(
                 f"micro_batches_per_step is {self.micro_batches_per_step}, not a multiple of the {world_size} ranks"
             )
         epoch, step = position.epoch, position.bin
         if step + 1 >= len(self.segment_offsets(epoch)):
-            raise UserError(f"{position} does not exist: the corpus or the micro-batch size has changed")
+            raise DataError(f"{position} does not exist: the corpus or the micro-batch size has changed")
         while True:
             start, end = self.segment_offsets(epoch)[step : step + 2].tolist()
             bin_offsets = np.array_split(

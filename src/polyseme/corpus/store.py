@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.io.atomic import sha256
 from polyseme.io.json import read_json
 from polyseme.text.cached_encoder import concat_ranges
@@ -210,33 +210,33 @@ class Corpus:
 
 
 def verify_corpus(folder: Path | str) -> None:
-    """Hash every file of a corpus. Raises a `UserError` that names the first damaged file."""
+    """Hash every file of a corpus. Raises a `DataError` that names the first damaged file."""
     folder = Path(folder)
     manifest = read_manifest(folder)
     check_hashes(folder, manifest)
     if Tokenizer.load(folder / "tokenizer").hash != manifest["tokenizer_hash"]:
-        raise UserError(f"{folder}/tokenizer is not the tokenizer that this corpus was encoded with")
+        raise DataError(f"{folder}/tokenizer is not the tokenizer that this corpus was encoded with")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a finished corpus, and check that its files exist and have the listed sizes."""
     if not folder.is_dir():
-        raise UserError(f"corpus folder {folder} does not exist")
+        raise DataError(f"corpus folder {folder} does not exist")
     if not (folder / "manifest.json").is_file():
         if (folder / WORK_DIR).is_dir():
-            raise UserError(f"{folder}: {_UNFINISHED}")
-        raise UserError(f"{folder} is not a corpus: it has no manifest.json")
+            raise DataError(f"{folder}: {_UNFINISHED}")
+        raise DataError(f"{folder} is not a corpus: it has no manifest.json")
     manifest = read_json(folder / "manifest.json")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise UserError(f"{folder}/manifest.json is not the manifest of a corpus in format {FORMAT}")
+        raise DataError(f"{folder}/manifest.json is not the manifest of a corpus in format {FORMAT}")
     if manifest.get("hash") != manifest_hash(manifest):
-        raise UserError(f"{folder}/manifest.json is damaged: its hash does not match its content")
+        raise DataError(f"{folder}/manifest.json is damaged: its hash does not match its content")
     for name, facts in _listed_files(manifest).items():
         if not (folder / name).is_file():
-            raise UserError(f"{folder}/{name} is missing; prepare the corpus again")
+            raise DataError(f"{folder}/{name} is missing; prepare the corpus again")
         size = (folder / name).stat().st_size
         if size != facts["bytes"]:
-            raise UserError(f"{folder}/{name} has {size} bytes, but {facts['bytes']} were written")
+            raise DataError(f"{folder}/{name} has {size} bytes, but {facts['bytes']} were written")
     return manifest
 
 
@@ -251,10 +251,10 @@ def _listed_files(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def check_hashes(folder: Path, manifest: dict[str, Any]) -> None:
-    """Raise a `UserError` for the first file whose hash is not the one in the manifest."""
+    """Raise a `DataError` for the first file whose hash is not the one in the manifest."""
     for name, facts in _listed_files(manifest).items():
         if sha256(folder / name) != facts["sha256"]:
-            raise UserError(f"{folder}/{name} is damaged: its hash is not the one in the manifest")
+            raise DataError(f"{folder}/{name} is damaged: its hash is not the one in the manifest")
 
 
 def memmap_array(path: Path) -> np.ndarray:
@@ -262,7 +262,7 @@ def memmap_array(path: Path) -> np.ndarray:
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged: {error}") from None
+        raise DataError(f"{path} is damaged: {error}") from None
 
 
 def _global_offsets(parts: tuple[np.ndarray, ...], starts: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.evaluation.predict import MetricsFn
 from polyseme.io.compression import COMPRESSED_SUFFIXES
 from polyseme.io.json import parse_json
@@ -40,7 +40,7 @@ class NamedDataset:
     def read(self, folder: Path | str, skip_bad: bool = False, strict: bool = False) -> TrainDev:
         """Train and dev examples from the data set's own folder, or from the one where it lies."""
         if not Path(folder).is_dir():
-            raise UserError(f"there is no folder {folder}")
+            raise DataError(f"there is no folder {folder}")
         train, dev = (self.read_split(folder, split, skip_bad, strict=strict) for split in ("train", "dev"))
         return train, dev
 
@@ -57,9 +57,9 @@ class NamedDataset:
         if path.is_file():
             return read_rows(path, self.reader(path, needs_labels), skip_bad, strict)
         if not path.is_dir():
-            raise UserError(f"there is no folder {path}")
+            raise DataError(f"there is no folder {path}")
         if split not in self.splits:
-            raise UserError(f"there is no part {split!r} of {self.folder}; {suggest(split, self.splits)}")
+            raise ConfigError(f"there is no part {split!r} of {self.folder}; {suggest(split, self.splits)}")
         path = path / self.folder if (path / self.folder).is_dir() else path
         file = path / self.splits[split]
         compressed_files = (file.with_name(file.name + suffix) for suffix in COMPRESSED_SUFFIXES)
@@ -120,7 +120,7 @@ def lazy_examples(to_examples: Callable[[Any], Iterable[Example]], row: Any) -> 
     """The examples of a row; what is wrong with it is raised when it is read, so that it can be passed over."""
     try:
         examples = list(to_examples(row))
-    except UserError as error:
+    except DataError as error:
         yield partial(_raise_error, error)
         return
     for example in examples:
@@ -137,12 +137,12 @@ class JsonRow:
 
     def get(self, name: str, expected_type: type | tuple[type, ...] = str) -> Any:
         if not isinstance(self.values, dict):
-            raise UserError(f"{self.location}: expected a JSON object, found {str(self.values)[:40]!r}")
+            raise DataError(f"{self.location}: expected a JSON object, found {str(self.values)[:40]!r}")
         if name not in self.values:
-            raise UserError(f"{self.location}: there is no key {name!r}; {suggest(name, self.values)}")
+            raise DataError(f"{self.location}: there is no key {name!r}; {suggest(name, self.values)}")
         value = self.values[name]
         if not isinstance(value, expected_type) or (isinstance(value, str) and not value.strip()):
-            raise UserError(f"{self.location}: {name} is {str(value)[:40]!r}, which is not what it should be")
+            raise DataError(f"{self.location}: {name} is {str(value)[:40]!r}, which is not what it should be")
         return value
 
     def child(self, name: str) -> JsonRow:
@@ -163,7 +163,7 @@ class JsonRow:
         return str(self.values.get(name, ""))
 
 
-def _raise_error(error: UserError) -> Example:
+def _raise_error(error: DataError) -> Example:
     raise error
 
 

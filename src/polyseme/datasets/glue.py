@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.datasets.base import JsonRow, NamedDataset, lazy_examples, standard_files, table_reader
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.io.json import parse_json
 from polyseme.tasks.examples import Example, RowReader, iter_rows, read_lines
 from polyseme.tasks.metrics.standard import classification_metrics
@@ -26,7 +26,7 @@ def _filter_by_dev_ids(folder: Path, split: str, examples: list[Example]) -> lis
     dev_id_pairs = {tuple(line.split("\t")) for line in read_lines(ids_path)}
     id_pairs = [tuple(line.split("\t")[1:3]) for line in read_lines(path)]
     if missing := sorted(dev_id_pairs - set(id_pairs)):
-        raise UserError(f"{ids_path} names the pair {' '.join(missing[0])!r}, which is not in {path.name}")
+        raise DataError(f"{ids_path} names the pair {' '.join(missing[0])!r}, which is not in {path.name}")
     dev_flags = [id_pairs[int(e.location.rpartition(":")[2]) - 1] in dev_id_pairs for e in examples]
     return [e for e, is_dev in zip(examples, dev_flags) if is_dev == (split == "dev")]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from polyseme.datasets.base import JsonRow
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.io.compression import COMPRESSED_SUFFIXES
 from polyseme.io.json import parse_json
 from polyseme.tasks.examples import JSON_LINES_SUFFIXES, read_lines
@@ -25,6 +25,6 @@ def read_lambada(path: Path) -> list[tuple[str, str]]:
             line = row.get("text")
         context, _, word = line.rstrip().rpartition(" ")
         if not context.strip() or not word:
-            raise UserError(f"{location}: not a passage of several words: {line[:40]!r}")
+            raise DataError(f"{location}: not a passage of several words: {line[:40]!r}")
         passages.append((context, word))
     return passages

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from polyseme.datasets.base import JsonRow, NamedDataset, lazy_examples
-from polyseme.errors import UserError, suggest
+from polyseme.errors import DataError, suggest
 from polyseme.io.json import parse_json
 from polyseme.tasks.examples import Example, RowReader, read_lines
 from polyseme.tasks.readers.squad import iter_questions
@@ -30,24 +30,24 @@ def _read_table(path: Path, is_csv: bool, required_columns: Sequence[str]) -> It
                 header = cells
                 for column in required_columns:
                     if column not in header:
-                        raise UserError(f"{location}: there is no column {column!r}; {suggest(column, header)}")
+                        raise DataError(f"{location}: there is no column {column!r}; {suggest(column, header)}")
             elif len(cells) != len(header):
                 yield location, {}
             else:
                 yield location, dict(zip(header, cells))
     except csv.Error as error:
-        raise UserError(f"{path}:{line_number}: not valid CSV: {error}") from None
+        raise DataError(f"{path}:{line_number}: not valid CSV: {error}") from None
 
 
 def _choice_example(
     location: str, row: dict[str, str], text: str, choices: tuple[str, ...], label: str | None
 ) -> Example:
     if not row:
-        raise UserError(f"{location}: another number of columns than in the first line")
+        raise DataError(f"{location}: another number of columns than in the first line")
     if not text.strip() or not all(choice.strip() for choice in choices):
-        raise UserError(f"{location}: a text or a choice is empty")
+        raise DataError(f"{location}: a text or a choice is empty")
     if label is not None and label not in map(str, range(len(choices))):
-        raise UserError(f"{location}: the label is {label!r}, not one of 0 to {len(choices) - 1}")
+        raise DataError(f"{location}: the label is {label!r}, not one of 0 to {len(choices) - 1}")
     return Example(location, text, label=label, choices=choices)
 
 
@@ -94,7 +94,7 @@ def _iter_articles(path: Path) -> Iterator[tuple[str, bytes]]:
         return
     archives = sorted(p for p in path.parent.glob("*") if p.name.lower().startswith("race.tar"))
     if not archives:
-        raise UserError(f"there is neither a folder {path} nor race.tar.gz beside it")
+        raise DataError(f"there is neither a folder {path} nor race.tar.gz beside it")
     with tarfile.open(archives[0]) as archive:
         # all of them before the first is given: what is packed can only be read from front to end
         articles = [
@@ -111,7 +111,7 @@ def _race_examples(row: JsonRow) -> Iterator[Example]:
     questions, options = row.get("questions", list), row.get("options", list)
     answers = row.get("answers", list) if row.needs_labels or "answers" in row.values else [None] * len(questions)
     if not len(questions) == len(options) == len(answers):
-        raise UserError(f"{row.location}: {len(questions)} questions, {len(options)} lists of options")
+        raise DataError(f"{row.location}: {len(questions)} questions, {len(options)} lists of options")
     for i, (question, question_options, answer) in enumerate(zip(questions, options, answers)):
         location = f"{row.location}, question {i}"
         has_gap = question.count("_") == 1

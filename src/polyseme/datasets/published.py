@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, suggest
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def load_published_tables() -> dict[str, PublishedTable]:
 
 def published_table(name: str) -> PublishedTable:
     if name not in load_published_tables():
-        raise UserError(f"there is no published table {name!r}; {suggest(name, load_published_tables())}")
+        raise ConfigError(f"there is no published table {name!r}; {suggest(name, load_published_tables())}")
     return load_published_tables()[name]
 
 

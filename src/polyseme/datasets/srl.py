@@ -18,7 +18,7 @@ from pathlib import Path
 
 from polyseme.datasets.base import NamedDataset, lazy_examples
 from polyseme.datasets.text_classification import BRACKETS
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.io.compression import COMPRESSED_SUFFIXES
 from polyseme.tasks.examples import Example, RowReader, read_lines
 from polyseme.tasks.metrics.srl import BRACKET_PATTERN, brackets_to_tags, srl_scores
@@ -61,7 +61,7 @@ def _paste_columns(words: Path, props: Path) -> Iterator[list[LocatedRow]]:
     """Words from one file, all else from another."""
     sides = [list(_iter_sentences(path)) for path in (words, props)]
     if [len(s) for s in sides[0]] != [len(s) for s in sides[1]]:
-        raise UserError(f"{words} and {props} do not have the same sentences")
+        raise DataError(f"{words} and {props} do not have the same sentences")
     for word_rows, prop_rows in zip(*sides):
         yield [(location, [word[0], *cells]) for (_, word), (location, cells) in zip(word_rows, prop_rows)]
 
@@ -80,7 +80,7 @@ def _row_readers(
     if layout is None:
         layout = _conll_2005_layout(Counter(map(_count_leading_columns, sentences)).most_common(1)[0][0])
         if layout.predicate_marker < 1:
-            raise UserError(
+            raise DataError(
                 f"{sentences[0][0][0]}: no column of words, then one of predicates, before those of arguments"
             )
     for rows in sentences:
@@ -94,7 +94,7 @@ def _predicate_examples(rows: list[LocatedRow], layout: ColumnLayout, needs_labe
     expected_columns = max(layout.first_argument + layout.num_trailing, num_columns)
     for location, cells in rows:
         if len(cells) != expected_columns:
-            raise UserError(f"{location}: {len(cells)} columns, but {expected_columns} are needed here")
+            raise DataError(f"{location}: {len(cells)} columns, but {expected_columns} are needed here")
     locations = [location for location, _ in rows]
     words = tuple(_unescape_word(cells[layout.word]) for _, cells in rows)
     predicates = [
@@ -107,7 +107,7 @@ def _predicate_examples(rows: list[LocatedRow], layout: ColumnLayout, needs_labe
     if len(tag_columns) != len(predicates) and (tag_columns or needs_labels):
         verb_positions = [tags.index("B-V") for tags in tag_columns if "B-V" in tags]
         if not tag_columns or len(verb_positions) != len(tag_columns):
-            raise UserError(
+            raise DataError(
                 f"{locations[0]}: {len(predicates)} predicates, but {len(tag_columns)} columns of arguments"
             )
         predicates = [(i, rows[i][1][layout.predicate_name]) for i in verb_positions]
@@ -141,7 +141,7 @@ def _read_conll_2005(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         )
     files = sorted((path / "words").glob("*.words*"))
     if not files:
-        raise UserError(f"{path}/words holds no files of words (*.words or *.words.gz)")
+        raise DataError(f"{path}/words holds no files of words (*.words or *.words.gz)")
     pairs = [(p, path / "props" / p.name.replace(".words", ".props")) for p in files]
     return _row_readers([rows for pair in pairs for rows in _paste_columns(*pair)], needs_labels)
 
@@ -152,7 +152,7 @@ def _read_conll_2012(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     if path.is_dir():
         files = sorted(path.rglob("*gold_conll*")) or sorted(path.rglob("*_conll"))
     if not files:
-        raise UserError(f"{path} holds no files *_gold_conll")
+        raise DataError(f"{path} holds no files *_gold_conll")
     return _row_readers([rows for file in files for rows in _iter_sentences(file)], needs_labels, CONLL_2012_LAYOUT)
 
 

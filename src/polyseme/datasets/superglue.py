@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.datasets.base import JsonRow, NamedDataset, json_lines_reader
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.tasks.examples import Example, RowReader, read_lines
 from polyseme.tasks.metrics.standard import squad_scores
 
@@ -26,7 +26,7 @@ def _pair_examples(first_key: str, second_key: str) -> Any:
 def _copa_examples(row: JsonRow) -> list[Example]:
     question = row.get("question")
     if question not in COPA_QUESTIONS:
-        raise UserError(f"{row.location}: question is {question!r}, neither cause nor effect")
+        raise DataError(f"{row.location}: question is {question!r}, neither cause nor effect")
     choices = (row.get("choice1"), row.get("choice2"))
     return [
         Example(
@@ -71,13 +71,13 @@ def _record_examples(row: JsonRow) -> Iterator[Example]:
     for qa_row in row.children("qas"):
         query = qa_row.get("query")
         if "@placeholder" not in query:
-            raise UserError(f"{qa_row.location}: there is no @placeholder in the query")
+            raise DataError(f"{qa_row.location}: there is no @placeholder in the query")
         gold_answers: tuple[str, ...] = ()
         if row.needs_labels or "answers" in qa_row.values:
             gold_answers = tuple(dict.fromkeys(a.get("text") for a in qa_row.children("answers")))
         label = next((str(i) for i, name in enumerate(entities) if name in gold_answers), None)
         if row.needs_labels and label is None:
-            raise UserError(f"{qa_row.location}: no entity of the passage is an answer")
+            raise DataError(f"{qa_row.location}: no entity of the passage is an answer")
         text_with_query = f"{text.replace('@highlight', '')} {query}"
         yield Example(
             qa_row.location,
@@ -108,7 +108,7 @@ def _wsc_examples(row: JsonRow) -> list[Example]:
     start, pronoun = target.get("span2_index", int), target.get("span2_text")
     num_words = len(pronoun.split(" "))
     if not 0 <= start <= len(words) - num_words:
-        raise UserError(f"{row.location}: span2_index is {start}, and the text has {len(words)} words")
+        raise DataError(f"{row.location}: span2_index is {start}, and the text has {len(words)} words")
     marked_words = [*words[:start], "*", *words[start : start + num_words], "*", *words[start + num_words :]]
     return [Example(row.location, " ".join(marked_words), target.get("span1_text"), label=row.label(), id=row.id())]
 
@@ -121,7 +121,7 @@ def _read_wic(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         gold_path = path.with_name(path.name.replace(".data.", ".gold."))
         labels = [*read_lines(gold_path)]
         if len(labels) != len(lines):
-            raise UserError(f"{path} has {len(lines)} lines, but {gold_path} has {len(labels)}")
+            raise DataError(f"{path} has {len(lines)} lines, but {gold_path} has {len(labels)}")
     for line_number, (line, label) in enumerate(zip(lines, labels), 1):
         yield partial(_parse_wic_line, f"{path}:{line_number}", line, label)
 
@@ -129,9 +129,9 @@ def _read_wic(path: Path, needs_labels: bool) -> Iterator[RowReader]:
 def _parse_wic_line(location: str, line: str, label: str | None) -> Example:
     cells = line.split("\t")
     if len(cells) != 5:
-        raise UserError(f"{location}: {len(cells)} columns, not 5")
+        raise DataError(f"{location}: {len(cells)} columns, not 5")
     if label is not None and label not in ("T", "F"):
-        raise UserError(f"{location}: the label is {label!r}, neither T nor F")
+        raise DataError(f"{location}: the label is {label!r}, neither T nor F")
     return Example(location, f"{cells[0]}: {cells[3]}", cells[4], label=label)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.datasets.base import NamedDataset, conll_reader
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.tasks.examples import Example, RowReader, read_lines
 from polyseme.tasks.readers.conll2012 import BRACKETS, iter_documents
 
@@ -30,7 +30,7 @@ def _parse_sst_tree(location: str, line: str) -> Example:
     root = re.match(r"\(([0-4]) ", line)
     words = re.findall(r"\([0-4] ([^()\s]+)\)", line)
     if root is None or not words or line.count("(") != line.count(")"):
-        raise UserError(f"{location}: not a tree with labels from 0 to 4: {line[:40]!r}")
+        raise DataError(f"{location}: not a tree with labels from 0 to 4: {line[:40]!r}")
     text = " ".join(BRACKETS.get(word, word.replace("\\/", "/")) for word in words)
     return Example(location, text, label=root[1])
 
@@ -38,7 +38,7 @@ def _parse_sst_tree(location: str, line: str) -> Example:
 def _read_label_folders(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """A folder for each label, a file for each text; `unsup` has none."""
     if not path.is_dir():
-        raise UserError(f"there is no folder {path}")
+        raise DataError(f"there is no folder {path}")
     labels = sorted(p.name for p in path.iterdir() if p.is_dir() and p.name != "unsup")
     for label in labels:
         for file in sorted((path / label).glob("*.txt")):
@@ -57,12 +57,12 @@ def _read_yelp(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         for cells in reader:
             yield partial(_parse_yelp_row, f"{path}:{reader.line_num}", cells)
     except csv.Error as error:
-        raise UserError(f"{path}:{reader.line_num}: not valid CSV: {error}") from None
+        raise DataError(f"{path}:{reader.line_num}: not valid CSV: {error}") from None
 
 
 def _parse_yelp_row(location: str, cells: list[str]) -> Example:
     if len(cells) < 2 or not cells[0].isdecimal() or not cells[1].strip():
-        raise UserError(f"{location}: not a label and a text: {str(cells)[:40]!r}")
+        raise DataError(f"{location}: not a label and a text: {str(cells)[:40]!r}")
     return Example(location, " ".join(cells[1:]).replace("\\n", "\n"), label=cells[0])
 
 
@@ -79,7 +79,7 @@ def _trec_reader(is_fine_grained: bool) -> Callable[[Path, bool], Iterator[RowRe
 def _parse_trec_line(location: str, line: str, is_fine_grained: bool) -> Example:
     label, _, text = line.partition(" ")
     if ":" not in label or not text.strip():
-        raise UserError(f"{location}: not a class with a colon and a question: {line[:40]!r}")
+        raise DataError(f"{location}: not a class with a colon and a question: {line[:40]!r}")
     return Example(location, text, label=label if is_fine_grained else label.partition(":")[0])
 
 
@@ -99,14 +99,14 @@ def _conllu_example(path: Path, rows: list[tuple[int, list[str]]], needs_labels:
     words, tags = [], []
     for line_number, cells in rows:
         if len(cells) != 10:
-            raise UserError(f"{path}:{line_number}: {len(cells)} columns, not 10")
+            raise DataError(f"{path}:{line_number}: {len(cells)} columns, not 10")
         if cells[0].isdecimal():
             words.append(cells[1].replace(" ", "\u00a0"))
             tags.append(cells[3])
         elif not re.fullmatch(r"\d+[-.]\d+", cells[0]):
-            raise UserError(f"{path}:{line_number}: the word's number is {cells[0]!r}")
+            raise DataError(f"{path}:{line_number}: the word's number is {cells[0]!r}")
     if not words or (needs_labels and "_" in tags):
-        raise UserError(f"{path}:{rows[0][0]}: a sentence without words, or without parts of speech")
+        raise DataError(f"{path}:{rows[0][0]}: a sentence without words, or without parts of speech")
     return Example(f"{path}:{rows[0][0]}", words=tuple(words), tags=tuple(tags))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from polyseme.datasets.catalog import DATASETS
 from polyseme.datasets.published import published_table
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.evaluation.compare import mean_speed, read_run
 from polyseme.evaluation.predict import evaluate, predict
 from polyseme.evaluation.submission import SUBMISSION_FILES, write_submission
@@ -69,20 +69,20 @@ def run_benchmark(
     A score of several metrics is their mean, as SuperGLUE's is. The diagnostic set is measured by MNLI's model.
     """
     if name not in BENCHMARKS:
-        raise UserError(f"there is no benchmark {name!r}; {suggest(name, BENCHMARKS)}")
+        raise ConfigError(f"there is no benchmark {name!r}; {suggest(name, BENCHMARKS)}")
     benchmark = BENCHMARKS[name]
     max_len = read_model_config(model)[0].trunk.embeddings.max_len
     settings = settings or FinetuneConfig(max_len=min(128, max_len), truncate=True)
     plan = {"benchmark": name, "model": str(model), "settings": settings.to_json(), "seeds": seeds}
     if (out / "benchmark.json").is_file() and read_json(out / "benchmark.json").get("config") != plan:
-        raise UserError(f"{out} holds a benchmark with other settings: give another folder")
+        raise ConfigError(f"{out} holds a benchmark with other settings: give another folder")
     available = [
         task
         for task in (*benchmark.tasks, *benchmark.excluded_from_average)
         if _is_available(benchmark.prefix + task, data)
     ]
     if not available:
-        raise UserError(f"{data} holds none of the data sets of {name}")
+        raise DataError(f"{data} holds none of the data sets of {name}")
     shared_models = dict(benchmark.shared_models)
     results: dict[str, dict[str, Any]] = {}
     for task in available:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from polyseme.datasets.catalog import DATASETS
-from polyseme.errors import UserError
+from polyseme.errors import DataError, UnsupportedError
 from polyseme.io.json import read_json
 from polyseme.tasks.examples import Example
 from polyseme.tasks.metrics.standard import compute_metrics
@@ -56,10 +56,10 @@ class FinetuneRun:
 def read_run(folder: Path) -> FinetuneRun:
     """A run from its `results.json`, and `predictions.json` where it is there."""
     if not (folder / "results.json").is_file():
-        raise UserError(f"{folder} is no finished run: there is no results.json")
+        raise DataError(f"{folder} is no finished run: there is no results.json")
     results = read_json(folder / "results.json")
     if not isinstance(results, dict) or "primary_metric" not in results or "seeds" not in results:
-        raise UserError(f"{folder}/results.json is not of a fine-tuning run")
+        raise DataError(f"{folder}/results.json is not of a fine-tuning run")
     metric = results["primary_metric"]
     predictions = read_json(folder / "predictions.json") if (folder / "predictions.json").is_file() else {}
     model_name = results["model"] + (" (from scratch)" if results.get("from_scratch") else "")
@@ -104,11 +104,13 @@ def paired_bootstrap(a: FinetuneRun, b: FinetuneRun, num_resamples: int = 1000, 
     """
     for run in (a, b):
         if not run.predictions:
-            raise UserError(f"{run.path} has no predictions.json: fine-tune it again")
+            raise DataError(f"{run.path} has no predictions.json: fine-tune it again")
         if not run.supports_bootstrap:
-            raise UserError(f"{run.path}: {run.metric} cannot be had from its answers alone, so there is no bootstrap")
+            raise UnsupportedError(
+                f"{run.path}: {run.metric} cannot be had from its answers alone, so there is no bootstrap"
+            )
     if a.gold != b.gold or a.metric != b.metric:
-        raise UserError(f"{a.path} and {b.path} were not measured on the same examples by the same metric")
+        raise DataError(f"{a.path} and {b.path} were not measured on the same examples by the same metric")
     rng = np.random.default_rng(seed)
     observed = a.mean - b.mean
     differences = np.empty(num_resamples)
@@ -197,7 +199,7 @@ def plot_comparison(runs: Sequence[FinetuneRun], path: Path) -> None:
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
     except ImportError:
-        raise UserError("matplotlib is needed for a picture: pip install 'polyseme[report]'") from None
+        raise UnsupportedError("matplotlib is needed for a picture: pip install 'polyseme[report]'") from None
     from polyseme.io.atomic import atomic_write
 
     models, tasks, runs_by_cell = pivot_runs(runs)

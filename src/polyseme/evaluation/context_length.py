@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyseme.errors import UserError
+from polyseme.errors import UnsupportedError
 from polyseme.nn.attention.relative import RelativeAttentionConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, build_meta
 from polyseme.nn.packing import PackedLayout
 
@@ -42,7 +43,7 @@ def with_memory_len(model: Model, memory_len: int, is_uniform: bool = False) -> 
     """The same weights with a memory of another length; `is_uniform` lets every token see as far, and no further."""
     trunk, attention = model.config.transformer, model.config.transformer.block.attention
     if not isinstance(attention, RelativeAttentionConfig) or not attention.causal:
-        raise UserError(f"{model.config.family} has no memory of a set length: read it by windows")
+        raise UnsupportedError(f"{model.config.family} has no memory of a set length: read it by windows")
     block = trunk.block.replace(attention=attention.replace(window=memory_len if is_uniform else 0))
     resized = build_meta(model.config.replace(trunk=trunk.replace(block=block, memory_len=memory_len)))
     resized.load_state_dict(model.state_dict(), assign=True)
@@ -57,7 +58,7 @@ def evaluate_segments(
     `memory_len` is how long it is, where that can be set; None is for a model whose memory is a state.
     """
     if memory_len is None and not model.config.trunk.has_bounded_memory:
-        raise UserError(f"{model.config.family} has no memory of a set length: read it by windows")
+        raise UnsupportedError(f"{model.config.family} has no memory of a set length: read it by windows")
     reader = model.eval() if memory_len is None else with_memory_len(model, memory_len, is_uniform=True)
     trunk_memory = None
 
@@ -65,7 +66,7 @@ def evaluate_segments(
         nonlocal trunk_memory
         chunk = text[start : min(start + segment_len, len(text) - 1)]
         layout = PackedLayout.from_lengths([len(chunk)], device=text.device)
-        output = reader.trunk(chunk, layout, memory=trunk_memory, return_memory=True)
+        output = reader.trunk(Inputs(chunk, layout), memory=trunk_memory, return_memory=True)
         trunk_memory = output.memory
         return reader.loss(
             head, output.hidden, layout, layout.positions, text[start + 1 : start + 1 + len(chunk)], -100
@@ -90,7 +91,7 @@ def evaluate_sliding_window(
         batch_ends = ends[start : start + batch_size]
         windows = [(max(end - context_len, 0), end) for end in batch_ends]
         layout = PackedLayout.from_lengths([b - a for a, b in windows], device=text.device)
-        hidden = model.trunk(torch.cat([text[a:b] for a, b in windows]), layout).hidden
+        hidden = model.trunk(Inputs(torch.cat([text[a:b] for a, b in windows]), layout)).hidden
         previous_ends = [ends[start + i - 1] if start + i else 0 for i in range(len(batch_ends))]
         num_predicted = [end - max(previous_end, a) for (a, end), previous_end in zip(windows, previous_ends)]
         layout_ends = layout.cu_seqlens[1:].tolist()
@@ -127,7 +128,7 @@ def losses_by_context(
         for chunk in positions.split(max(max_batch_tokens // window_len, 1)):
             windows = chunk[:, None] + torch.arange(-window_len, 0, device=text.device)
             layout = PackedLayout.from_lengths([window_len] * len(chunk), device=text.device)
-            hidden = model.trunk(text[windows.flatten()], layout).hidden
+            hidden = model.trunk(Inputs(text[windows.flatten()], layout)).hidden
             logits = model.predict(head, hidden, layout, layout.last_indices).float()
             window_losses.append(F.cross_entropy(logits, text[chunk], reduction="none"))
         losses.append(torch.cat(window_losses))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.evaluation.predict import MetricsFn, compute_logits, encode_examples, evaluate_predictions
 from polyseme.tasks.encoded import EncodedExample
 from polyseme.tasks.examples import Example
@@ -48,16 +48,16 @@ def predict_ensemble(
     """What the models say together. They may differ in family and vocabulary, but for spans, whose scores are by
     token. Of a CRF it is the probability of each tag by itself that counts."""
     if len(folders) < 2:
-        raise UserError("an ensemble is of two models or more")
+        raise ConfigError("an ensemble is of two models or more")
     tasks = [Task.from_model(folder.model, folder.metadata) for folder in folders]
     first = tasks[0]
     if first.task_type == "coreference":
-        raise UserError("clusters of several models cannot be averaged: no ensemble of coreference")
+        raise UnsupportedError("clusters of several models cannot be averaged: no ensemble of coreference")
     for folder, task in zip(folders, tasks):
         if (task.task_type, task.labels) != (first.task_type, first.labels):
-            raise UserError(f"{folder.path} answers another task than {folders[0].path}: no ensemble")
+            raise UnsupportedError(f"{folder.path} answers another task than {folders[0].path}: no ensemble")
         if first.task_type == "span" and bool(task.text_template) != bool(first.text_template):
-            raise UserError(
+            raise UnsupportedError(
                 f"of {folder.path} and {folders[0].path} one writes answers, one points at them: no ensemble"
             )
     probabilities: list[list[np.ndarray]] = []
@@ -65,7 +65,7 @@ def predict_ensemble(
     for folder, task in zip(folders, tasks):
         encoded = list(encode_examples(folder, task, examples, max_len, truncate, use_labels))
         if first.task_type == "span" and windows and not _same_tokens(windows, encoded):
-            raise UserError(f"{folder.path} reads other tokens than {folders[0].path}: no ensemble of spans")
+            raise UnsupportedError(f"{folder.path} reads other tokens than {folders[0].path}: no ensemble of spans")
         windows = encoded
         if first.task_type == "span" and first.text_template:
             continue

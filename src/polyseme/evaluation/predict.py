@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
 from polyseme.nn.model import Model
@@ -48,7 +48,7 @@ def evaluate(
     task = Task.from_model(folder.model, folder.metadata)
     for example in examples:
         if example.gold is None:
-            raise UserError(f"{example.location}: there is no label to compare with")
+            raise DataError(f"{example.location}: there is no label to compare with")
     encoded = encode_examples(folder, task, examples, max_len, truncate, use_labels=True)
     return evaluate_predictions(task, examples, predict_encoded(folder.model, task, examples, encoded), extra_metrics)
 
@@ -106,14 +106,14 @@ def to_examples(values: Sequence[Any], model: Model, metadata: Mapping[str, Any]
             if not all(
                 isinstance(s, list | tuple) and s and all(w and isinstance(w, str) for w in s) for s in sentences
             ):
-                raise UserError(
+                raise DataError(
                     f"{location} is {str(value)[:40]!r}: a document is needed, a list of sentences of words"
                 )
             examples.append(make_document(sentences, location))
             continue
         if task.task_type == "span":
             if not isinstance(value, list | tuple) or [type(part) for part in value] != [str, str] or not all(value):
-                raise UserError(f"{location} is {str(value)[:40]!r}: a context and a question is needed")
+                raise DataError(f"{location} is {str(value)[:40]!r}: a context and a question is needed")
             context, question = value
             examples.append(Example(location, context, question, id=str(i)))
             continue
@@ -123,15 +123,15 @@ def to_examples(values: Sequence[Any], model: Model, metadata: Mapping[str, Any]
                 examples.append(Example(location, text, choices=tuple(choices)))
                 continue
         if task.task_type == "choice":
-            raise UserError(f"{location} is {str(value)[:40]!r}: a text and a list of choices is needed")
+            raise DataError(f"{location} is {str(value)[:40]!r}: a text and a list of choices is needed")
         parts = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
         if not parts or not all(isinstance(part, str) and part.strip() for part in parts):
-            raise UserError(f"{location} is {str(value)[:40]!r}: a text, a pair of texts or a list of words is needed")
+            raise DataError(f"{location} is {str(value)[:40]!r}: a text, a pair of texts or a list of words is needed")
         if task.task_type == "tagging":
             words = value.split() if isinstance(value, str) else parts
             examples.append(Example(location, words=tuple(words)))
         elif len(parts) > 2:
-            raise UserError(f"{location} has {len(parts)} parts: the model reads a text or a pair of texts")
+            raise DataError(f"{location} has {len(parts)} parts: the model reads a text or a pair of texts")
         else:
             examples.append(Example(location, parts[0], parts[1] if len(parts) == 2 else None))
     return examples
@@ -172,10 +172,10 @@ def compute_logits_and_labels(
     with torch.inference_mode(), progress("predict", len(encoded), "examples", len(encoded) > 1) as bar:
         for members in token_budget_batches([len(e.ids) for e in encoded], max_batch_tokens):
             batch, order = task.collate([encoded[i] for i in members])
-            batch = batch.to(device)
-            last = model.trunk(batch.tokens, batch.layout, batch.segments).hidden
+            batch = batch.for_trunk(model.config.trunk).to(device)
+            last = model.trunk(batch.inputs).hidden
             rows = batch.targets[task.head_name].rows
-            head_outputs = model.predict_labels(task.head_name, last, batch.layout, rows)
+            head_outputs = model.predict_labels(task.head_name, last, batch.inputs.layout, rows)
             scores, best = (t.cpu().numpy() for t in head_outputs)
             example_indices = [members[i] for i in order]
             ends = np.cumsum([task.num_rows(encoded[i]) for i in example_indices])
@@ -202,7 +202,7 @@ def write_predictions(path: Path, examples: Sequence[Example], predictions: Sequ
     if documents := [e for e in examples if e.document]:
         suffixes = [".conll", ".jsonl"]
     if path.suffix not in suffixes:
-        raise UserError(f"{path}: predictions are written as {', '.join(suffixes)}, not {path.suffix!r}")
+        raise ConfigError(f"{path}: predictions are written as {', '.join(suffixes)}, not {path.suffix!r}")
     pairs = list(zip(examples, predictions, strict=True))
     if documents and path.suffix == ".conll":
         write_text(path, "".join(format_conll(e, p.clusters or ()) for e, p in pairs))
@@ -270,7 +270,7 @@ def encode_examples(
     limit = folder.model.config.trunk.embeddings.max_len
     length = max_len or settings.get("max_len") or limit
     if length > limit:
-        raise UserError(f"max_len {length} is longer than the model reads ({limit})")
+        raise ConfigError(f"max_len {length} is longer than the model reads ({limit})")
     should_truncate = settings.get("truncate", False) if truncate is None else truncate
     if task.task_type == "span":
         return _count_truncated(

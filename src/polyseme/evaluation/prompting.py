@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyseme.config import Config
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.json import parse_json_object, read_json
 from polyseme.tasks.examples import read_lines
 from polyseme.tasks.metrics.standard import normalize_answer, word_f1
@@ -40,7 +40,7 @@ class PromptTemplate(Config):
 
     def __post_init__(self) -> None:
         if not self.template.endswith(ANSWER_FIELD) or self.template.count(ANSWER_FIELD) != 1:
-            raise UserError(f"the template {self.template!r} has to end in {ANSWER_FIELD}")
+            raise ConfigError(f"the template {self.template!r} has to end in {ANSWER_FIELD}")
         self.check_range(1, math.inf, "max_new_tokens")
 
     @property
@@ -67,7 +67,7 @@ def load_prompt_template(name: str) -> PromptTemplate:
     builtin_prompts = {path.stem: path for path in PROMPTS_DIR.glob("*.json")}
     path = builtin_prompts.get(name, Path(name))
     if not path.is_file():
-        raise UserError(f"there is no prompt {name!r}; {suggest(name, builtin_prompts)}")
+        raise ConfigError(f"there is no prompt {name!r}; {suggest(name, builtin_prompts)}")
     return PromptTemplate.from_json(read_json(path), path.name)
 
 
@@ -81,11 +81,11 @@ def read_questions(path: Path, prompt: PromptTemplate) -> list[Question]:
         row = parse_json_object(line, location)
         for name in (*prompt.fields, "answer"):
             if name not in row:
-                raise UserError(f"{location}: no key {name!r}; {suggest(name, row)}")
+                raise DataError(f"{location}: no key {name!r}; {suggest(name, row)}")
         answers = row["answer"] if isinstance(row["answer"], list) else [row["answer"]]
         fields = {name: row[name] for name in prompt.fields}
         if not answers or not all(isinstance(text, str) for text in (*answers, *fields.values())):
-            raise UserError(f"{location}: the fields of a question and its answers are texts")
+            raise DataError(f"{location}: the fields of a question and its answers are texts")
         questions.append(Question(fields, tuple(answers)))
     return questions
 
@@ -96,7 +96,9 @@ def sample_shots(
     """Examples to stand before every question, none of which is asked."""
     candidates = [question for question in examples if question not in questions]
     if num_shots > len(candidates):
-        raise UserError(f"{num_shots} shots are more than the {len(candidates)} examples that are not asked themselves")
+        raise ConfigError(
+            f"{num_shots} shots are more than the {len(candidates)} examples that are not asked themselves"
+        )
     return random.Random(seed).sample(candidates, num_shots)
 
 
@@ -114,7 +116,7 @@ def answer_questions(
 def evaluate_answers(prompt: PromptTemplate, answers: Sequence[str], questions: Sequence[Question]) -> dict[str, Any]:
     """Shares of exact answers, and the mean overlap of words and of the longest common row of words (ROUGE-L)."""
     if not questions:
-        raise UserError("there is no question")
+        raise DataError("there is no question")
     results: dict[str, Any] = {"prompt": prompt.name, "questions": len(questions), "metric": prompt.metric}
     for name, metric_fn in (("exact_match", exact_match), ("f1", token_f1), ("rouge_l", rouge_l)):
         best_scores = [

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.atomic import write_text
 from polyseme.tasks.examples import Example
 from polyseme.tasks.task import Prediction
@@ -42,7 +42,9 @@ def write_submission(
     """Labels as they were in training; numbers of STS-B from 0 to 5; for SuperGLUE an object a line, by the ids that
     its files have."""
     if name not in SUBMISSION_FILES:
-        raise UserError(f"{name} is not scored by the servers of GLUE and SuperGLUE; {suggest(name, SUBMISSION_FILES)}")
+        raise ConfigError(
+            f"{name} is not scored by the servers of GLUE and SuperGLUE; {suggest(name, SUBMISSION_FILES)}"
+        )
     if name.startswith("superglue/"):
         rows = [json.dumps(row, ensure_ascii=False) for row in _superglue_objects(name, predictions, examples)]
         write_text(path, "\n".join(rows) + "\n")
@@ -63,7 +65,7 @@ def _superglue_objects(
     pairs = list(zip(examples, predictions, strict=True))
     for example, _ in pairs:
         if not example.id or "" in example.id.split("-"):
-            raise UserError(f"{example.location}: there is no idx, by which the server knows an example")
+            raise DataError(f"{example.location}: there is no idx, by which the server knows an example")
     if name == "superglue/multirc":
         indexed_predictions = [
             ([int(number) for number in example.id.split("-")], prediction) for example, prediction in pairs

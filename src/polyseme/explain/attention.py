@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from polyseme.inference.language_model import LanguageModel
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 
 
@@ -21,7 +22,7 @@ def attention_maps(model: LanguageModel, text: str, pair: str | None = None) -> 
     tokens = torch.tensor(encoded["input_ids"], device=model.device)
     segments = torch.tensor(encoded["token_type_ids"], device=model.device) if trunk.config.num_segments else None
     num_layers = trunk.config.num_layers
-    output = trunk(tokens, layout, segments, layers=range(num_layers))
+    output = trunk(trunk.config.omit_unsupported(Inputs(tokens, layout, segments)), layers=range(num_layers))
     _, position_info = trunk.position_bias(output.layers[0], layout, segments, None, None)
     maps = [
         block.attention_weights(output.layers[i], layout, position_info)[0].float().cpu().numpy()

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.inference.language_model import LanguageModel
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 
 
@@ -24,14 +25,14 @@ def gradients_by_distance(
     """
     network = model.model
     if "next" not in network.heads or not network.config.trunk.causal:
-        raise UserError(f"{model.path} does not predict what comes next from what came before")
+        raise UnsupportedError(f"{model.path} does not predict what comes next from what came before")
     if not 1 <= max_distance < model.max_len:
-        raise UserError(
+        raise ConfigError(
             f"max_distance is {max_distance}: the model reads {model.max_len} tokens, so 1 to {model.max_len - 1}"
         )
     ids = np.concatenate([model.tokenizer.encode(text) for text in texts] or [[]]).astype(np.int64)
     if len(ids) < max_distance + 2:
-        raise UserError(f"the texts have {len(ids)} tokens: {max_distance + 2} or more are needed")
+        raise DataError(f"the texts have {len(ids)} tokens: {max_distance + 2} or more are needed")
     starts = np.unique(np.linspace(0, len(ids) - max_distance - 2, num_windows).astype(np.int64))
     token_windows = torch.from_numpy(ids[starts[:, None] + np.arange(max_distance + 2)]).to(model.device)
     layout = PackedLayout.from_lengths([max_distance + 1] * len(starts), device=model.device)
@@ -45,7 +46,7 @@ def gradients_by_distance(
     previous, hook = getattr(trunk, "use_reference", False), trunk.embeddings.register_forward_hook(record)
     trunk.use_reference = True  # cuDNN has no backward pass outside of training
     try:
-        hidden = trunk(token_windows[:, :-1].reshape(-1), layout).hidden
+        hidden = trunk(Inputs(token_windows[:, :-1].reshape(-1), layout)).hidden
         loss = network.loss("next", hidden, layout, layout.last_indices, token_windows[:, -1], -100)
         (grads,) = torch.autograd.grad(loss, vectors)
     finally:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError, UnsupportedError
 from polyseme.generation.beam import BeamResult
 from polyseme.generation.text import GenerationConfig, TextGenerator
 from polyseme.inference.language_model import LanguageModel
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.report.html import escape, html_page, html_table, note
@@ -55,9 +56,8 @@ def align(generator: TextGenerator, source_ids: Sequence[int], target_ids: Seque
         torch.tensor(decoder_ids, device=device),
         PackedLayout.from_lengths([len(decoder_ids)], device=device),
     )
-    layers = trunk.cross_weights(
-        tokens, layout, EncoderInput(ids, PackedLayout.from_lengths([len(ids)], device=device))
-    )
+    source = EncoderInput(ids, PackedLayout.from_lengths([len(ids)], device=device))
+    layers = trunk.cross_weights(Inputs(tokens, layout, source=source))
     maps = [sequences[0].float().cpu().numpy() for sequences in layers]
     eos_pieces = generator.target_tokenizer.convert_ids_to_tokens(sorted(generator.eos_token_ids))[:1]
     target_pieces = [*_display_pieces(generator.target_tokenizer, list(target_ids)), *eos_pieces]
@@ -69,10 +69,10 @@ def explain_translation(model: LanguageModel, text: str, num_beams: int = 4, len
     """A page of one translation, which needs no other file."""
     if not model.is_seq2seq:
         hint = "a model that writes a target for a source can be explained, such as transformer, seq2seq or t5"
-        raise UserError(f"{model.path} cannot translate: {hint}")
+        raise UnsupportedError(f"{model.path} cannot translate: {hint}")
     generator = TextGenerator.from_folder(model.folder)
     if not text.strip():
-        raise UserError("there is nothing to translate: the text is empty")
+        raise DataError("there is nothing to translate: the text is empty")
     prefixes, sources = generator.encode_inputs([text], "")
     assert sources is not None
     search = GenerationConfig(0, num_beams=num_beams, length_penalty=length_penalty, num_return_sequences=num_beams)

@@ -1,5 +1,8 @@
 """Every architecture, by name."""
 
+from collections.abc import Sequence
+
+from polyseme.errors import DataError, suggest
 from polyseme.families.albert import ALBERT
 from polyseme.families.bert import BERT
 from polyseme.families.distilbert import DISTILBERT
@@ -36,4 +39,13 @@ FAMILIES: dict[str, Family] = {
     )
 }
 
-__all__ = ["FAMILIES", "Family"]
+
+def get_family(name: str, families: Sequence[Family] = ()) -> Family:
+    """Return the family of this name, from `families` or the package."""
+    known = FAMILIES | {family.name: family for family in families}
+    if name not in known:
+        raise DataError(f"unknown family {name!r}; {suggest(name, known)}")
+    return known[name]
+
+
+__all__ = ["FAMILIES", "Family", "get_family"]

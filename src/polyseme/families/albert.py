@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, suggest
 from polyseme.families.bert import ACTIVATIONS, read_trunk_args
 from polyseme.families.family import HEAD_POOLING, Family, WeightMap, read_hf_config, weight_and_bias
 from polyseme.nn.attention.multihead import AttentionConfig
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.block import TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
 from polyseme.nn.layers.norms import LayerNormConfig
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig
+from polyseme.nn.trunks.base import PoolerConfig
+from polyseme.nn.trunks.transformer import TransformerConfig
 
 Sharing = Literal["all", "attention", "ffn", "none"]
 CLASSIFIER_DROPOUT = 0.1  # of the published configs, whatever the trunk's
@@ -39,7 +42,7 @@ def trunk_config(
 ) -> TransformerConfig:
     """BERT's blocks over tables of `embedding_dim` (§3.1); `sharing` says what layers have in common (§4.5)."""
     if sharing not in get_args(Sharing):
-        raise UserError(f"sharing is {sharing!r}; {suggest(str(sharing), get_args(Sharing))}")
+        raise ConfigError(f"sharing is {sharing!r}; {suggest(str(sharing), get_args(Sharing))}")
     norm = LayerNormConfig(eps)
     shared_layers, separate_layers = (0,) * num_layers, tuple(range(num_layers))
     return TransformerConfig(
@@ -57,7 +60,7 @@ def trunk_config(
     )
 
 
-def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
     masked = LMHeadConfig(
         config.embeddings.vocab_size,
         True,
@@ -69,7 +72,7 @@ def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
     return {"masked": masked, "pair": ClassificationHeadConfig(("ordered", "swapped"), dropout=config.block.dropout)}
 
 
-def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> AnyHeadConfig:
+def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], 0.0 if name == "span" else CLASSIFIER_DROPOUT)
 
 

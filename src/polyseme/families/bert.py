@@ -6,14 +6,17 @@ from typing import Any
 
 from polyseme.families.family import HEAD_POOLING, Family, WeightMap, read_hf_config, weight_and_bias
 from polyseme.nn.attention.multihead import AttentionConfig
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.block import TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
 from polyseme.nn.layers.norms import LayerNormConfig
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig
+from polyseme.nn.trunks.base import PoolerConfig
+from polyseme.nn.trunks.transformer import TransformerConfig
 
 
 def trunk_config(
@@ -46,13 +49,13 @@ def trunk_config(
     )
 
 
-def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
     ffn = config.block.ffn
     masked = LMHeadConfig(config.embeddings.vocab_size, True, ffn.activation, config.block.post_norm, bias=True)
     return {"masked": masked, "pair": ClassificationHeadConfig(("follows", "random"))}
 
 
-def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> AnyHeadConfig:
+def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], 0.0 if name == "span" else config.block.dropout)
 
 

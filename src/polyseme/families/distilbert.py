@@ -6,11 +6,13 @@ from typing import Any
 
 from polyseme.families import bert
 from polyseme.families.family import HEAD_POOLING, Family, WeightMap, read_hf_config, weight_and_bias
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.feedforward import ActivationName
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig
+from polyseme.nn.trunks.base import PoolerConfig
+from polyseme.nn.trunks.transformer import TransformerConfig
 
 
 def trunk_config(
@@ -32,11 +34,11 @@ def trunk_config(
     return config.replace(pooler=PoolerConfig("first"), init=InitConfig(init_std, init_std))
 
 
-def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
     return {"masked": bert.pretraining_heads(config)["masked"]}
 
 
-def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> AnyHeadConfig:
+def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
     """As `transformers` has them: where there is no pooler, the head has a dense layer of its own."""
     if HEAD_POOLING[name] == "pooled":
         return ClassificationHeadConfig(labels, "pooled", 0.2, dense=True, activation="relu")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from polyseme.families.family import HEAD_POOLING, Family, all_same_names, read_hf_config, same_names
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.char_cnn import CharCNNConfig
 from polyseme.nn.layers.feedforward import ActivationName
 from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
-from polyseme.nn.trunks.transformer import PoolerConfig
 
 FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 
@@ -62,7 +64,7 @@ def trunk_config(
     )
 
 
-def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:
     """One for each direction; both have one softmax, sampled where the vocabulary is large."""
     vocab_size = config.embeddings.vocab_size
     head = LMHeadConfig(
@@ -75,7 +77,7 @@ def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, AnyHeadConfig]:
     return {"next": head, "previous": head.replace(direction="backward", tied_to="next")}
 
 
-def task_head(name: str, labels: tuple[str, ...], config: RecurrentTrunkConfig) -> AnyHeadConfig:
+def task_head(name: str, labels: tuple[str, ...], config: RecurrentTrunkConfig) -> HeadConfig:
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.dropout)
 
 

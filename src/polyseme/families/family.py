@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from polyseme.errors import UserError, suggest
-from polyseme.nn.heads.standard import AnyHeadConfig
-from polyseme.nn.model import AnyTrunkConfig, ModelConfig
+from polyseme.config import Config
+from polyseme.errors import ConfigError, ModelError, suggest
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.base import TrunkConfig
 
 # The heads of tasks: a label of the sequence, of each token, where an answer begins and ends, the worth of a choice.
 HEAD_POOLING: dict[str, Literal["tokens", "pooled"]] = {
@@ -43,14 +45,14 @@ class Family:
     paper: str
     tokenizer: Literal["wordpiece", "bpe", "byte-bpe-roberta", "unigram", "events", "words", "characters"]
     objective: str  # what it was pre-trained with, in words
-    trunk_config: Callable[..., AnyTrunkConfig]
+    trunk_config: Callable[..., TrunkConfig]
     sizes: dict[str, dict[str, Any]]  # arguments of `trunk`
     num_params: dict[str, int]  # parameters of the bare model at its published vocabulary
-    pretraining_heads: Callable[[Any], dict[str, AnyHeadConfig]]  # the heads of pre-training, of its kind of trunk
-    task_head: Callable[[str, tuple[str, ...], Any], AnyHeadConfig]  # a name of `HEAD_POOLING`, and its labels
+    pretraining_heads: Callable[[Any], dict[str, HeadConfig]]  # the heads of pre-training, of its kind of trunk
+    task_head: Callable[[str, tuple[str, ...], Any], HeadConfig]  # a name of `HEAD_POOLING`, and its labels
     # the folder that `transformers` reads and writes
     to_hf_config: Callable[[ModelConfig], dict[str, Any]]
-    from_hf_config: Callable[[dict[str, Any]], AnyTrunkConfig]  # under `tensors`, the names that the files hold
+    from_hf_config: Callable[[dict[str, Any]], TrunkConfig]  # under `tensors`, the names that the files hold
     architectures: dict[str, tuple[str, ...]]  # class name there -> names of our heads
     base_model_prefix: str  # the base model's prefix inside a model with a head
     weight_maps: tuple[WeightMap, ...] | Callable[[ModelConfig], tuple[WeightMap, ...]]
@@ -72,6 +74,7 @@ class Family:
     text_to_text_tasks: tuple[
         str, ...
     ] = ()  # the kinds of tasks that it answers in text, given a decoder; else by heads
+    config_types: tuple[type[Config], ...] = ()  # trunk and head configs that are not part of the package
 
     def upgrade_name(self, name: str) -> str:
         """A published tensor's name as today's files write it."""
@@ -83,7 +86,7 @@ class Family:
     def model_config(self, size: str | None = None, *, with_heads: bool = True, **overrides: Any) -> ModelConfig:
         """The model's spec at a published size, any argument of `trunk_config` changed."""
         if size is not None and size not in self.sizes:
-            raise UserError(f"{self.name} has no size {size!r}; {suggest(size, self.sizes)}")
+            raise ConfigError(f"{self.name} has no size {size!r}; {suggest(size, self.sizes)}")
         trunk_config = self.trunk_config(**{**(self.sizes[size] if size else {}), **overrides})
         return ModelConfig(self.name, trunk_config, self.pretraining_heads(trunk_config) if with_heads else {})
 
@@ -95,12 +98,12 @@ def read_hf_config(
     for key, allowed in allowed_values.items():
         if hf_config.get(key, allowed[0]) not in allowed:
             expected = " or ".join(map(repr, allowed))
-            raise UserError(f"config.json: {key} is {hf_config[key]!r}, but only {expected} is supported")
+            raise ModelError(f"config.json: {key} is {hf_config[key]!r}, but only {expected} is supported")
     if missing := [published for published in int_fields.values() if published not in hf_config]:
-        raise UserError(f"config.json lacks {', '.join(missing)}")
+        raise ModelError(f"config.json lacks {', '.join(missing)}")
     for published in int_fields.values():
         if type(hf_config[published]) is not int:
-            raise UserError(f"config.json: {published} is {hf_config[published]!r}, expected a whole number")
+            raise ModelError(f"config.json: {published} is {hf_config[published]!r}, expected a whole number")
     return {name: hf_config[published] for name, published in int_fields.items()}
 
 

@@ -7,12 +7,12 @@ from typing import Any, Literal
 from polyseme.families import rnn_lm
 from polyseme.families.family import HEAD_POOLING, Family, all_same_names, read_hf_config, same_names
 from polyseme.families.rnn_lm import HEAD_WEIGHT_MAPS, POOLING, UNLIMITED_LEN, architectures
-from polyseme.nn.heads.standard import AnyHeadConfig
+from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
-from polyseme.nn.trunks.transformer import PoolerConfig
 
 
 def trunk_config(
@@ -38,7 +38,7 @@ def trunk_config(
     )
 
 
-def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:
     """One for each direction, with a matrix of its own: a character's vector is far shorter than a state."""
     return {name: head.replace(tie_word_embeddings=False) for name, head in rnn_lm.pretraining_heads(config).items()}
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.families.family import HEAD_POOLING, Family, WeightMap, read_hf_config, weight_and_bias
 from polyseme.nn.attention.multihead import AttentionConfig
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.block import TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
 from polyseme.nn.layers.norms import LayerNormConfig
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig
+from polyseme.nn.trunks.base import PoolerConfig
+from polyseme.nn.trunks.transformer import TransformerConfig
 
 
 def trunk_config(
@@ -46,11 +49,11 @@ def trunk_config(
     )
 
 
-def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
     return {"next": LMHeadConfig(config.embeddings.vocab_size)}
 
 
-def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> AnyHeadConfig:
+def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
     """As `transformers` has them: a bare matrix on the last token for classes, dropout before others (§4.1, 0.1)."""
     if name == "classify":
         return ClassificationHeadConfig(labels, "pooled", bias=False)
@@ -64,7 +67,7 @@ ACTIVATIONS: dict[ActivationName, str] = {"gelu_tanh": "gelu", "relu": "relu"}
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
     dim, block = config.transformer.dim, config.transformer.block
     if block.ffn.ffn_dim != 4 * dim:
-        raise UserError(f"ffn_dim is {block.ffn.ffn_dim}: folders of GPT know only 4 × dim, {4 * dim} here")
+        raise ConfigError(f"ffn_dim is {block.ffn.ffn_dim}: folders of GPT know only 4 × dim, {4 * dim} here")
     activation = {"afn": ACTIVATIONS[block.ffn.activation]}
     return {
         "model_type": "openai-gpt",

@@ -13,7 +13,8 @@ from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
 from polyseme.nn.layers.norms import LayerNormConfig
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig
+from polyseme.nn.trunks.base import PoolerConfig
+from polyseme.nn.trunks.transformer import TransformerConfig
 
 
 def trunk_config(

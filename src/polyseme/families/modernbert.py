@@ -6,17 +6,20 @@ import math
 from typing import Any, Literal
 
 from polyseme.config import check_in_range
-from polyseme.errors import UserError
+from polyseme.errors import ModelError
 from polyseme.families.family import HEAD_POOLING, Family, WeightMap, read_hf_config, weight_and_bias
 from polyseme.nn.attention.multihead import AttentionConfig
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.block import TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
 from polyseme.nn.layers.norms import LayerNormConfig
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig
+from polyseme.nn.trunks.base import PoolerConfig
+from polyseme.nn.trunks.transformer import TransformerConfig
 
 WINDOW, GLOBAL_ROPE_THETA, LOCAL_ROPE_THETA = 64, 160_000.0, 10_000.0  # §2.1.2: 128 tokens in all, and two rotary bases
 GLOBAL_EVERY = 3
@@ -79,12 +82,12 @@ def trunk_config(
     )
 
 
-def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
     vocab_size, activation = config.embeddings.vocab_size, config.block.ffn.activation
     return {"masked": LMHeadConfig(vocab_size, True, activation, config.final_norm, bias=True, dense_bias=False)}
 
 
-def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> AnyHeadConfig:
+def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
     """As `transformers` has them: pre-training's dense layer and norm come before the labels too."""
     return ClassificationHeadConfig(
         labels,
@@ -184,7 +187,7 @@ def _global_every(layer_types: Any, num_layers: int) -> int:
     for period in range(1, num_layers + 1):
         if layer_types == [LAYER_TYPES[i % period > 0] for i in range(num_layers)]:
             return period
-    raise UserError(
+    raise ModelError(
         f"config.json: layer_types is {layer_types!r}, but only full_attention in every n-th layer is supported"
     )
 
@@ -194,11 +197,11 @@ def _rope_theta(hf_config: dict[str, Any], layer_type: str, legacy_key: str, def
     rope_parameters = hf_config.get("rope_parameters") or {}
     rope = (rope_parameters.get(layer_type) or {}) if isinstance(rope_parameters, dict) else rope_parameters
     if not isinstance(rope, dict):
-        raise UserError(
+        raise ModelError(
             f"config.json: rope_parameters is {rope_parameters!r}, expected settings for {' and '.join(LAYER_TYPES)}"
         )
     if rope.get("rope_type", "default") != "default":
-        raise UserError(f"config.json: rope_type is {rope['rope_type']!r}, but only 'default' is supported")
+        raise ModelError(f"config.json: rope_type is {rope['rope_type']!r}, but only 'default' is supported")
     theta: float = rope.get("rope_theta", hf_config.get(legacy_key, default))
     return theta
 

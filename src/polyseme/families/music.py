@@ -17,14 +17,17 @@ from polyseme.families.family import (
 )
 from polyseme.nn.attention.multihead import AttentionConfig
 from polyseme.nn.attention.relative import NoPositionBiasConfig, RelativeAttentionConfig, RelativePositionConfig
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.block import TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.feedforward import FeedForwardConfig
 from polyseme.nn.layers.norms import LayerNormConfig
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig
+from polyseme.nn.trunks.base import PoolerConfig
+from polyseme.nn.trunks.transformer import TransformerConfig
 
 
 def trunk_config(
@@ -70,11 +73,11 @@ def trunk_config(
     )
 
 
-def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
     return {"next": LMHeadConfig(config.embeddings.vocab_size)}
 
 
-def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> AnyHeadConfig:
+def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.block.dropout)
 
 

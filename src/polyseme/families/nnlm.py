@@ -13,7 +13,9 @@ from polyseme.families.family import (
     same_names,
     weight_and_bias,
 )
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.model import ModelConfig
@@ -41,12 +43,12 @@ def trunk_config(
     )
 
 
-def pretraining_heads(config: FeedForwardLMConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: FeedForwardLMConfig) -> dict[str, HeadConfig]:
     """b + U tanh(d + Hx) and, with direct connections, + Wx: one matrix on the state (eq. 1)."""
     return {"next": LMHeadConfig(config.embeddings.vocab_size, bias=True, tie_word_embeddings=False)}
 
 
-def task_head(name: str, labels: tuple[str, ...], config: FeedForwardLMConfig) -> AnyHeadConfig:
+def task_head(name: str, labels: tuple[str, ...], config: FeedForwardLMConfig) -> HeadConfig:
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.dropout)
 
 

@@ -13,12 +13,14 @@ from polyseme.families.family import (
     same_names,
     weight_and_bias,
 )
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
-from polyseme.nn.trunks.transformer import PoolerConfig
 
 UNLIMITED_LEN = 1 << 20  # nothing in it depends on a place: what one reading may hold
 POOLING: dict[str, Literal["last", "first", "final_states"]] = {
@@ -71,7 +73,7 @@ def trunk_config(
     )
 
 
-def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:
     """One for each direction, from its own states; both are tied to the token vectors."""
     head = LMHeadConfig(config.embeddings.vocab_size, bias=True)
     if config.direction == "both":
@@ -79,7 +81,7 @@ def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, AnyHeadConfig]:
     return {"previous" if config.direction == "backward" else "next": head}
 
 
-def task_head(name: str, labels: tuple[str, ...], config: RecurrentTrunkConfig) -> AnyHeadConfig:
+def task_head(name: str, labels: tuple[str, ...], config: RecurrentTrunkConfig) -> HeadConfig:
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.output_dropout)
 
 

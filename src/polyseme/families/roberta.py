@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.errors import UserError
+from polyseme.errors import ModelError
 from polyseme.families import bert
 from polyseme.families.family import HEAD_POOLING, Family, WeightMap, weight_and_bias
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.feedforward import ActivationName
@@ -51,11 +53,11 @@ def trunk_config(
     )
 
 
-def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
     return {"masked": LMHeadConfig(config.embeddings.vocab_size, True, "gelu", config.block.post_norm, bias=True)}
 
 
-def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> AnyHeadConfig:
+def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
     """Classification has a dense layer of its own on the first token, and leaves the pooler alone."""
     dropout = config.block.dropout
     if name == "classify":
@@ -76,7 +78,7 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
 def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
     trunk_args, pad_id = bert.read_trunk_args(hf_config), hf_config.get("pad_token_id", POSITION_OFFSET - 1)
     if not isinstance(pad_id, int) or not isinstance(trunk_args["max_len"], int):
-        raise UserError(
+        raise ModelError(
             f"config.json: pad_token_id is {pad_id!r} and max_position_embeddings {trunk_args['max_len']!r}"
         )
     return trunk_config(**trunk_args | {"max_len": trunk_args["max_len"] - pad_id - 1, "position_offset": pad_id + 1})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.families.family import (
     HEAD_POOLING,
     NATIVE_LABEL_HEADS,
@@ -16,14 +16,17 @@ from polyseme.families.family import (
 )
 from polyseme.families.rnn_lm import DEPARTURES
 from polyseme.nn.attention.rnn_attention import RNNAttentionConfig
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.layers.rnn import Cell
 from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
-from polyseme.nn.trunks.recurrent import Cell, RecurrentTrunkConfig
+from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 from polyseme.nn.trunks.recurrent_decoder import RecurrentDecoderConfig
-from polyseme.nn.trunks.transformer import PoolerConfig
 
 AttentionScoreName = Literal["none", "dot", "cosine", "multiplicative", "additive"]
 ATTENTION_SCORES: tuple[AttentionScoreName, ...] = ("none", "dot", "cosine", "multiplicative", "additive")
@@ -56,7 +59,7 @@ def trunk_config(
     `embedding_dim` they are of that size, and a linear layer on each side goes from there to `dim`.
     """
     if dim % 2:
-        raise UserError(f"dim is {dim}, but each of two directions has half of it: {dim - 1} or {dim + 1}")
+        raise ConfigError(f"dim is {dim}, but each of two directions has half of it: {dim - 1} or {dim + 1}")
     init = InitConfig(1.0, scale_by_fan_in=True, token_std=init_std or 4 * dim**-0.5)
     attention_config = (
         None if attention == "none" else RNNAttentionConfig(attention, attention_dim if attention == "additive" else 0)
@@ -93,7 +96,7 @@ def trunk_config(
     )
 
 
-def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, HeadConfig]:
     """What meets token vectors of another size goes there through a dense layer and tanh."""
     target_embeddings = (config.decoder or config).embeddings
     embedding_dim = getattr(target_embeddings, "embedding_dim", 0) if config.tie_word_embeddings else 0
@@ -101,7 +104,7 @@ def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, AnyHeadConfig]:
     return {"next": head.replace(dense=True, embedding_dim=embedding_dim, activation="tanh") if embedding_dim else head}
 
 
-def task_head(name: str, labels: tuple[str, ...], config: EncoderDecoderConfig) -> AnyHeadConfig:
+def task_head(name: str, labels: tuple[str, ...], config: EncoderDecoderConfig) -> HeadConfig:
     """On the encoder's states; of the whole sequence, where each direction has read all of it."""
     assert isinstance(config.encoder, RecurrentTrunkConfig)
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.encoder.output_dropout)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyseme.families import bert
-from polyseme.nn.heads.standard import AnyHeadConfig, SpanBoundaryHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.span_boundary import SpanBoundaryHeadConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
 CASED_VOCAB_SIZE = 28996  # BERT's cased vocabulary, which the published models have
 
 
-def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
     masked = bert.pretraining_heads(config)["masked"]
     boundary = SpanBoundaryHeadConfig(config.embeddings.vocab_size, config.block.ffn.activation, config.block.post_norm)
     return {"masked": masked, "boundary": boundary}

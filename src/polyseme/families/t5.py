@@ -7,15 +7,18 @@ from typing import Any
 from polyseme.families.family import HEAD_POOLING, Family, WeightMap, read_hf_config
 from polyseme.nn.attention.multihead import AttentionConfig
 from polyseme.nn.attention.score_bias import BucketedRelativeBiasConfig
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.block import TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
 from polyseme.nn.layers.norms import RMSNormConfig
 from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
-from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig
+from polyseme.nn.trunks.transformer import TransformerConfig
 
 
 def trunk_config(
@@ -80,7 +83,7 @@ def trunk_config(
     )
 
 
-def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, HeadConfig]:
     if config.decoder is None:
         return {}
     return {
@@ -90,7 +93,7 @@ def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, AnyHeadConfig]:
     }
 
 
-def task_head(name: str, labels: tuple[str, ...], config: EncoderDecoderConfig) -> AnyHeadConfig:
+def task_head(name: str, labels: tuple[str, ...], config: EncoderDecoderConfig) -> HeadConfig:
     """On the encoder's states; of the whole sequence, that of its end mark."""
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.block.dropout)
 

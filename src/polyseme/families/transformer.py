@@ -6,15 +6,18 @@ from typing import Any
 
 from polyseme.families.family import HEAD_POOLING, Family, WeightMap, read_hf_config, same_names, weight_and_bias
 from polyseme.nn.attention.multihead import AttentionConfig
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.block import TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
 from polyseme.nn.layers.norms import LayerNormConfig
 from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
-from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig
+from polyseme.nn.trunks.transformer import TransformerConfig
 
 
 def trunk_config(
@@ -65,11 +68,11 @@ def trunk_config(
     return EncoderDecoderConfig(stack(num_layers, False), stack(num_decoder_layers or num_layers, True), init=init)
 
 
-def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, HeadConfig]:
     return {"next": LMHeadConfig((config.decoder or config).embeddings.vocab_size)}
 
 
-def task_head(name: str, labels: tuple[str, ...], config: EncoderDecoderConfig) -> AnyHeadConfig:
+def task_head(name: str, labels: tuple[str, ...], config: EncoderDecoderConfig) -> HeadConfig:
     """On the encoder's states; of the whole sequence, that of its last token."""
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.block.dropout)
 

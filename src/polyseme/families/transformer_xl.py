@@ -14,14 +14,16 @@ from polyseme.families.family import (
     weight_and_bias,
 )
 from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePositionConfig
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig, AdaptiveSoftmaxHeadConfig
 from polyseme.nn.layers.block import TransformerBlockConfig
 from polyseme.nn.layers.feedforward import FeedForwardConfig
 from polyseme.nn.layers.norms import LayerNormConfig
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig
+from polyseme.nn.trunks.base import PoolerConfig
+from polyseme.nn.trunks.transformer import TransformerConfig
 
 VOCAB_SIZE = 267_735  # the words of WikiText-103
 CUTOFFS = (20_000, 40_000, 200_000)
@@ -74,7 +76,7 @@ def scale_cutoffs(vocab_size: int) -> tuple[int, ...]:
     return tuple(sorted({cutoff for cutoff in scaled if 0 < cutoff < vocab_size}))
 
 
-def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
     embeddings = config.embeddings
     assert isinstance(embeddings, AdaptiveEmbeddingsConfig)
     return {
@@ -84,7 +86,7 @@ def pretraining_heads(config: TransformerConfig) -> dict[str, AnyHeadConfig]:
     }
 
 
-def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> AnyHeadConfig:
+def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.block.dropout)
 
 

@@ -6,13 +6,15 @@ from typing import Any, Literal
 
 from polyseme.families.family import HEAD_POOLING, Family, read_hf_config, same_names
 from polyseme.families.rnn_lm import HEAD_WEIGHT_MAPS, UNLIMITED_LEN, WEIGHT_MAPS, architectures
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig, LMHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.norms import BatchNormConfig
 from polyseme.nn.model import ModelConfig
+from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
-from polyseme.nn.trunks.transformer import PoolerConfig
 
 VOCAB_SIZE = 33_278  # the words of WikiText-2
 DROPOUTS = ("embedding_row_dropout", "input_dropout", "weight_dropout", "hidden_dropout", "output_dropout")
@@ -56,12 +58,12 @@ def trunk_config(
     )
 
 
-def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:
     name = "next" if config.direction == "forward" else "previous"
     return {name: LMHeadConfig(config.embeddings.vocab_size, bias=True)}
 
 
-def task_head(name: str, labels: tuple[str, ...], config: RecurrentTrunkConfig) -> AnyHeadConfig:
+def task_head(name: str, labels: tuple[str, ...], config: RecurrentTrunkConfig) -> HeadConfig:
     """For texts, two blocks of batch norm, dropout and a linear layer over what was pooled (§3.3)."""
     if HEAD_POOLING[name] == "tokens":
         return ClassificationHeadConfig(labels, "tokens", 0.1)

@@ -12,8 +12,9 @@ from polyseme.families.family import (
     read_hf_config,
     same_names,
 )
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.glove import GloVeHeadConfig
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
 from polyseme.nn.heads.word2vec import HierarchicalSoftmaxHeadConfig, NegativeSamplingHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
@@ -49,7 +50,7 @@ def subword_trunk_config(
     )  # uniform within ±1 / dim there
 
 
-def pretraining_heads(config: StaticEmbeddingTrunkConfig) -> dict[str, AnyHeadConfig]:
+def pretraining_heads(config: StaticEmbeddingTrunkConfig) -> dict[str, HeadConfig]:
     vocab_size = config.embeddings.vocab_size
     return {
         "negative_sampling": NegativeSamplingHeadConfig(vocab_size),
@@ -57,11 +58,11 @@ def pretraining_heads(config: StaticEmbeddingTrunkConfig) -> dict[str, AnyHeadCo
     }
 
 
-def glove_heads(config: StaticEmbeddingTrunkConfig) -> dict[str, AnyHeadConfig]:
+def glove_heads(config: StaticEmbeddingTrunkConfig) -> dict[str, HeadConfig]:
     return {"count": GloVeHeadConfig(config.embeddings.vocab_size)}
 
 
-def task_head(name: str, labels: tuple[str, ...], config: StaticEmbeddingTrunkConfig) -> AnyHeadConfig:
+def task_head(name: str, labels: tuple[str, ...], config: StaticEmbeddingTrunkConfig) -> HeadConfig:
     return ClassificationHeadConfig(labels, HEAD_POOLING[name])
 
 

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from polyseme.config import Config
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.io.atomic import atomic_write, sha256
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN, words_to_char_ids
 from polyseme.nn.layers.frozen_features import JoinPosition
 from polyseme.nn.model import Model
@@ -132,7 +133,9 @@ class FeatureEncoder:
         device = next(self.model.parameters()).device
         token, layers = torch.zeros(1, dtype=torch.long, device=device), range(self.num_layers)
         with torch.inference_mode():
-            layer_states = self.model.trunk(token, PackedLayout.from_lengths([1], device=device), layers=layers).layers
+            layer_states = self.model.trunk(
+                Inputs(token, PackedLayout.from_lengths([1], device=device)), layers=layers
+            ).layers
         return [layer_states[i].shape[-1] for i in layers]
 
     @cached_property
@@ -142,16 +145,18 @@ class FeatureEncoder:
     def resolve_layers(self, selection: str) -> list[int]:
         """The numbers of the layers that a choice names."""
         if selection not in LAYER_SELECTIONS:
-            raise UserError(f"there is no choice of layers {selection!r}; {suggest(selection, LAYER_SELECTIONS)}")
+            raise ConfigError(f"there is no choice of layers {selection!r}; {suggest(selection, LAYER_SELECTIONS)}")
         offsets, available = LAYER_SELECTIONS[selection][0], list(range(self.is_character_level, self.num_layers))
         if self.is_character_level and selection == "embeddings":
-            raise UserError(f"{self.path} reads characters: it has no vectors of words by themselves, as `last` are")
+            raise UnsupportedError(
+                f"{self.path} reads characters: it has no vectors of words by themselves, as `last` are"
+            )
         if offsets is not None and -min(offsets) > len(available):
-            raise UserError(f"{selection} needs {-min(offsets)} layers, but {self.path} has {len(available)}")
+            raise ConfigError(f"{selection} needs {-min(offsets)} layers, but {self.path} has {len(available)}")
         selected = available if offsets is None else [available[i] for i in offsets]
         if len({self.layer_dims[i] for i in selected}) > 1:
             dims_text = ", ".join(str(self.layer_dims[i]) for i in selected)
-            raise UserError(
+            raise ConfigError(
                 f"{selection} needs layers of one size, but those of {self.path} have {dims_text}: last, embeddings"
             )
         return selected
@@ -173,7 +178,7 @@ class FeatureEncoder:
                 items = [chunks[i] for i in index]
                 tokens = torch.from_numpy(np.concatenate([ids for *_, ids, _ in items])).to(device)
                 layout = PackedLayout.from_lengths([len(ids) for *_, ids, _ in items], device=device)
-                layer_states = self.model.trunk(tokens, layout, layers=layers).layers
+                layer_states = self.model.trunk(Inputs(tokens, layout), layers=layers).layers
                 states = torch.stack([layer_states[i] for i in layers], dim=1).chunk(len(self.stacks), dim=-1)
                 starts = np.cumsum([0, *layout.lengths])
                 positions = np.concatenate([rows + begin for (*_, rows), begin in zip(items, starts)])
@@ -232,7 +237,7 @@ def extract_features(
     sizes = np.array([len(words) for words in sentences], dtype=np.int64)
     for i, size in enumerate(sizes.tolist()):
         if not size:
-            raise UserError(f"sentence {i + 1} has no words")
+            raise DataError(f"sentence {i + 1} has no words")
     sentence_starts, shape = np.cumsum(sizes) - sizes, (int(sizes.sum()), num_layers, dim)
 
     def fill(array: np.ndarray) -> None:

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError, ModelError
 from polyseme.evaluation.predict import MetricsFn
 from polyseme.families import FAMILIES
 from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
 from polyseme.finetuning.runner import Experiment, OnSeedPredictions, Split, run_seeds
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.coreference import CoreferenceHeadConfig
 from polyseme.nn.heads.crf import CRFConfig
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
 from polyseme.nn.heads.tag_schemes import first_invalid
 from polyseme.nn.model import Model
 from polyseme.tasks.encoded import EncodedExample
@@ -85,13 +86,13 @@ class FinetuneConfig(Config):
     def validate(self) -> FinetuneConfig:
         self.check_range(1, math.inf, "batch_size", "micro_batch_tokens")
         if self.steps < 0 or (not self.steps and self.epochs <= 0):
-            raise UserError(f"there is nothing to do in {self.steps} steps or {self.epochs:g} epochs")
+            raise ConfigError(f"there is nothing to do in {self.steps} steps or {self.epochs:g} epochs")
         self.check_range(
             0, math.inf, "num_frozen_groups", "max_len", "lm_loss_weight", "unfreeze_every", "chunk_size", "grad_tokens"
         )
         self.check_range(0, math.inf, "patience", "min_steps", "sampling_alpha")
         if self.optimizer.name not in ("adamw", "muon"):
-            raise UserError(f"optimizer.name is {self.optimizer.name!r}: tasks are learnt by adamw or muon")
+            raise ConfigError(f"optimizer.name is {self.optimizer.name!r}: tasks are learnt by adamw or muon")
         return self
 
     def total_steps(self, num_examples: int) -> int:
@@ -108,7 +109,7 @@ class FinetuneConfig(Config):
             return [(0, total, self.num_frozen_groups)]
         boundaries = [round(i * steps_per_phase) for i in range(num_groups - self.num_frozen_groups + 1)]
         if boundaries[-1] >= total:
-            raise UserError(
+            raise ConfigError(
                 f"{total} steps end before all {num_groups} groups are unfrozen, at step {boundaries[-1]}: "
                 "more epochs, a smaller unfreeze_every, or freeze some for good"
             )
@@ -200,7 +201,7 @@ def finetune(
 def find_template(path: Path, task_type: TaskType, examples: Sequence[Example], name: str) -> TextToTextTemplate | None:
     """How the model of a folder writes a task, if its family answers in text."""
     if not path.is_dir():
-        raise UserError(f"there is no model folder at {path}")
+        raise ModelError(f"there is no model folder at {path}")
     config = read_model_config(path)[0]
     return template_for(FAMILIES[config.family], config.trunk, task_type, examples, name)
 
@@ -225,12 +226,12 @@ def build_crf_config(settings: FinetuneConfig, examples: Sequence[Example]) -> C
 def validate_run(task_type: TaskType, out: Path | None, settings: FinetuneConfig, seeds: int) -> None:
     """What can be wrong before anything is opened."""
     if seeds < 1:
-        raise UserError(f"{seeds} seeds is no run: at least 1 is needed")
+        raise ConfigError(f"{seeds} seeds is no run: at least 1 is needed")
     if out is not None:
         _require_empty_directory(out)
     require_dependencies(task_type)
     if settings.tag_decoder == "crf" and task_type != "tagging":
-        raise UserError(f"the tag_decoder crf is for tagging, not for {task_type}")
+        raise ConfigError(f"the tag_decoder crf is for tagging, not for {task_type}")
 
 
 def _encode_examples(
@@ -240,11 +241,11 @@ def _encode_examples(
     folder.tokenizer.validate()
     limit = folder.model.config.trunk.embeddings.max_len
     if settings.max_len > limit:
-        raise UserError(f"max_len {settings.max_len} is longer than the model reads ({limit})")
+        raise ConfigError(f"max_len {settings.max_len} is longer than the model reads ({limit})")
     encoded = task.encode(examples, folder.tokenizer, settings.max_len or limit, settings.truncate)
     for example in examples:
         if example.gold is None:
-            raise UserError(f"{example.location}: there is no label")
+            raise DataError(f"{example.location}: there is no label")
     return encoded
 
 
@@ -263,13 +264,13 @@ def load_for_tasks(
     that the family puts around texts get ids behind the vocabulary.
     """
     if not path.is_dir():
-        raise UserError(f"there is no model folder at {path}")
+        raise ModelError(f"there is no model folder at {path}")
     config = read_model_config(path)[0]
     family = FAMILIES[config.family]
     family_heads = family.pretraining_heads(config.trunk)
     if settings.lm_loss_weight and ("next" not in family_heads or any(task.text_template for task, _ in tasks)):
-        raise UserError(f"lm_loss_weight weighs the loss of a causal language model, which {family.name} is not")
-    heads: dict[str, AnyHeadConfig] = {}
+        raise ConfigError(f"lm_loss_weight weighs the loss of a causal language model, which {family.name} is not")
+    heads: dict[str, HeadConfig] = {}
     for task, crf in tasks:
         name, head = task.head_name, task.head(family, config.trunk)
         head = head.replace(crf=crf) if isinstance(head, ClassificationHeadConfig) else head
@@ -295,6 +296,6 @@ def _reinitialize(model: Model, seed: int) -> Model:
 
 def _require_empty_directory(out: Path) -> None:
     if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file: give a folder for the run")
+        raise ConfigError(f"{out} is a file: give a folder for the run")
     if out.is_dir() and (names := sorted(p.name for p in out.iterdir())):
-        raise UserError(f"{out} already holds {names[0]}: give another folder for the run")
+        raise ConfigError(f"{out} already holds {names[0]}: give another folder for the run")

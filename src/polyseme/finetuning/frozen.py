@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError, ModelError, UnsupportedError
 from polyseme.evaluation.predict import MetricsFn, evaluate_predictions, predict_encoded, to_examples
 from polyseme.finetuning.feature_extraction import (
     LAYER_SELECTIONS,
@@ -29,9 +29,10 @@ from polyseme.finetuning.runner import Experiment, Split, run_seeds
 from polyseme.finetuning.word_embeddings import PretrainedVectors, build_vocabulary, init_embeddings, resolve_words
 from polyseme.io.atomic import atomic_directory, write_tensors
 from polyseme.io.json import read_json, write_json
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.coreference import SENTENCE_END
 from polyseme.nn.heads.crf import CRFConfig
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
 from polyseme.nn.layers.char_cnn import CharCNNConfig, words_to_char_ids
 from polyseme.nn.layers.frozen_features import FeatureSourceConfig, FeatureStore, FrozenFeaturesConfig
 from polyseme.nn.model import Model, ModelConfig
@@ -126,7 +127,7 @@ def split_sequences(task: Task, example: Example) -> list[tuple[Sentence, ...]]:
     """The texts of each sequence of an example, as words."""
     if task.task_type == "tagging":
         if not example.words:
-            raise UserError(f"{example.location}: a sentence has no words")
+            raise DataError(f"{example.location}: a sentence has no words")
         return [(example.words,)]
     if task.task_type == "coreference":
         ends = np.unique(word_rows(example, task.coreference)[:, SENTENCE_END]) + 1
@@ -135,7 +136,7 @@ def split_sequences(task: Task, example: Example) -> list[tuple[Sentence, ...]]:
     for first, second in task._sequences(example):
         texts = tuple(split_words(text) for text in (first, second) if text is not None)
         if not all(texts):
-            raise UserError(f"{example.location}: a text has no words")
+            raise DataError(f"{example.location}: a text has no words")
         sequences.append(texts)
     return sequences
 
@@ -157,7 +158,7 @@ def _encode_example(
         positions = word_rows(example, task.coreference)
     target = task._encode_target(example, {label: i for i, label in enumerate(task.labels)}) if use_labels else None
     if use_labels and target is None:
-        raise UserError(f"{example.location}: there is no label")
+        raise DataError(f"{example.location}: there is no label")
     return EncodedExample(ids, segments, positions, target, tuple(map(sum, sizes)) if len(sizes) > 1 else ())
 
 
@@ -175,9 +176,9 @@ def build_model_config(
     name: Any = default_networks.get(task.task_type, "biattentive") if network.name == "auto" else network.name
     _check_network(name, task.task_type)
     if name == "linear" and not reader.encoders and reader.pretrained is None:
-        raise UserError("a linear model needs features to stand on: name a model, or word vectors")
+        raise ConfigError("a linear model needs features to stand on: name a model, or word vectors")
     if network.join_at == "between" and not reader.encoders:
-        raise UserError("there are no features to join between the layers: name a model")
+        raise ConfigError("there are no features to join between the layers: name a model")
     features_config = FrozenFeaturesConfig(
         reader.sources,
         network.join_at,
@@ -189,7 +190,7 @@ def build_model_config(
     )
     trunk = FeatureNetworkConfig(features_config, name, network.lstm_dim, network.num_layers, network.dropout)
     by_token = task.task_type in ("tagging", "span")
-    head: AnyHeadConfig = ClassificationHeadConfig(task.labels, "tokens" if by_token else "pooled", crf=crf)
+    head: HeadConfig = ClassificationHeadConfig(task.labels, "tokens" if by_token else "pooled", crf=crf)
     head = task.coreference if task.task_type == "coreference" else head
     return ModelConfig(FEATURE_FAMILY, trunk, {task.head_name: head})
 
@@ -197,13 +198,13 @@ def build_model_config(
 def _check_network(name: str, task_type: TaskType) -> None:
     """Whether a network can say what is asked of a text."""
     if name == "esim" and task_type not in ("pair", "choice"):
-        raise UserError(f"esim compares two texts, which {task_type} has not: linear, bilstm or biattentive")
+        raise ConfigError(f"esim compares two texts, which {task_type} has not: linear, bilstm or biattentive")
     if task_type in ("tagging", "coreference") and name not in ("linear", "bilstm"):
-        raise UserError(f"{name} says one thing of a text, and {task_type} one of each word: linear or bilstm")
+        raise ConfigError(f"{name} says one thing of a text, and {task_type} one of each word: linear or bilstm")
     if task_type == "span" and name not in ("bidaf", "bilstm"):
-        raise UserError(f"{name} cannot look for an answer in a text: bidaf or bilstm")
+        raise ConfigError(f"{name} cannot look for an answer in a text: bidaf or bilstm")
     if task_type != "span" and name == "bidaf":
-        raise UserError(f"bidaf finds an answer in a text, which {task_type} does not ask for")
+        raise ConfigError(f"bidaf finds an answer in a text, which {task_type} does not ask for")
 
 
 def train_on_features(
@@ -304,7 +305,7 @@ def train_on_features(
 def resolve_word_dim(network: FeatureNetworkSettings, pretrained: PretrainedVectors | None) -> int:
     """How long a network's own vectors of words are."""
     if pretrained is not None and network.word_dim not in (None, pretrained.dim):
-        raise UserError(
+        raise ConfigError(
             f"network.word_dim is {network.word_dim}, "
             f"but the vectors of {pretrained.path} have {pretrained.dim} numbers"
         )
@@ -315,7 +316,7 @@ def resolve_layer_selections(network: FeatureNetworkSettings, num_encoders: int)
     """The choice of layers for each of so many sources of features."""
     choices = [choice.strip() for choice in network.layers.split(",")]
     if len(choices) not in (1, num_encoders):
-        raise UserError(
+        raise ConfigError(
             f"{len(choices)} choices of layers ({network.layers}) for {num_encoders} models: "
             "one for each, or one for all"
         )
@@ -390,12 +391,14 @@ def load_feature_model(path: Path, cache_dir: Path | None = None) -> FeatureMode
     pretrained = PretrainedVectors.load(feature_info["words"]["vectors"]) if "words" in feature_info else None
     for each, recorded in zip((*encoders, pretrained), (*feature_info.get("sources", ()), feature_info.get("words"))):
         if each is not None and each.hash != recorded.get("hash"):
-            raise UserError(f"{each.path} is not the model that {path} was trained over: its hash differs")
+            raise ModelError(f"{each.path} is not the model that {path} was trained over: its hash differs")
     model = config.build(0)
     try:
         model.load_state_dict(load_file(path / "model.safetensors"))
     except Exception as error:
-        raise UserError(f"{path}/model.safetensors does not fit its spec ({str(error).splitlines()[0][:80]})") from None
+        raise ModelError(
+            f"{path}/model.safetensors does not fit its spec ({str(error).splitlines()[0][:80]})"
+        ) from None
     vocabulary = {word: i for i, word in enumerate(read_json(path / "words.json"), 1)}
     task = Task.from_model(model, metadata)
     max_context_words = metadata.get("settings", {}).get("max_len") or MAX_CONTEXT_WORDS
@@ -412,7 +415,7 @@ def answer_over(path: Path, context: str, question: str) -> SpanAnswer:
     """The stretch of the context that answers the question, as `LanguageModel.answer` finds it."""
     folder = load_feature_model(path)
     if folder.task.task_type != "span":
-        raise UserError(f"{path} cannot find answers in a text: it was trained for {folder.task.task_type}")
+        raise UnsupportedError(f"{path} cannot find answers in a text: it was trained for {folder.task.task_type}")
     (prediction,) = folder.predict(to_examples([(context, question)], folder.model))
     assert prediction.span is not None
     return prediction.span

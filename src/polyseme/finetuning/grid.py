@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.finetuning.finetune import FinetuneConfig
 from polyseme.io.json import read_json, write_json
 from polyseme.report.html import write_report
@@ -24,7 +24,7 @@ def expand_grid(settings: FinetuneConfig, axes: Sequence[str]) -> list[tuple[str
         name, equals, values = axis.partition("=")
         choices = [value for value in values.split(",") if value]
         if not equals or not choices:
-            raise UserError(f"the grid axis {axis!r} is not name=value,value…")
+            raise ConfigError(f"the grid axis {axis!r} is not name=value,value…")
         axis_choices.append([(name, value) for value in choices])
     grid_points = []
     for assignment in itertools.product(*axis_choices):
@@ -45,7 +45,7 @@ def grid_search(
     Of the others the models go, so that there are never more than two. The results say that the best was chosen.
     """
     if (out / "results.json").exists():
-        raise UserError(f"{out} already holds results.json: give another folder for the run")
+        raise ConfigError(f"{out} already holds results.json: give another folder for the run")
     point_results: list[tuple[str, dict[str, Any]]] = []
     best_name = ""
     for name, config in grid_points:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, suggest
 from polyseme.evaluation.predict import MetricsFn
 from polyseme.finetuning.finetune import (
     FinetuneConfig,
@@ -259,7 +259,7 @@ def select_task(folder: ModelFolder, name: str = "") -> ModelFolder:
         problem = (
             f"no task {name!r}; {suggest(name, tasks)}" if name else f"several tasks, {', '.join(tasks)}: say which"
         )
-        raise UserError(f"{folder.path} answers {problem}")
+        raise ConfigError(f"{folder.path} answers {problem}")
     if "text_template" in tasks[name]:  # one head writes them all
         return replace(folder, model=folder.model.with_single_head("next", "next"), metadata=tasks[name])
     head = HEAD_BY_TASK[tasks[name]["task"]]
@@ -330,11 +330,11 @@ def _settings_for(task_type: TaskType, task_settings: tuple[bool, Any, Any]) -> 
 def _validate(task_data: Sequence[TaskData], settings: FinetuneConfig) -> None:
     names = [entry.name for entry in task_data]
     if not task_data:
-        raise UserError("there is no task to fine-tune for")
+        raise ConfigError("there is no task to fine-tune for")
     for name in names:
         if re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", name) is None:
-            raise UserError(f"{name!r} is no name for a task: letters, digits, _ and - are")
+            raise ConfigError(f"{name!r} is no name for a task: letters, digits, _ and - are")
         if names.count(name) > 1:
-            raise UserError(f"two tasks are called {name!r}: give them names, NAME=KIND")
+            raise ConfigError(f"two tasks are called {name!r}: give them names, NAME=KIND")
     if settings.tag_decoder == "crf" and all(entry.task_type != "tagging" for entry in task_data):
-        raise UserError("the tag_decoder crf is for tagging, and none of the tasks is")
+        raise ConfigError("the tag_decoder crf is for tagging, and none of the tasks is")

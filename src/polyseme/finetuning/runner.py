@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, suggest
 from polyseme.evaluation.latency import model_latency_ms
 from polyseme.evaluation.predict import MetricsFn, evaluate_predictions, predict_encoded
 from polyseme.io.atomic import write_text
@@ -25,7 +25,7 @@ from polyseme.io.json import write_json
 from polyseme.nn.model import Model
 from polyseme.nn.packing import token_budget_batches
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoder
-from polyseme.objectives.batch import Batch, Targets
+from polyseme.objectives.batch import Batch, ChunkedExtra, Targets
 from polyseme.objectives.packing import pad_to_bucket
 from polyseme.progress import progress
 from polyseme.report.html import write_report
@@ -36,6 +36,7 @@ from polyseme.tasks.examples import Example
 from polyseme.tasks.metrics.standard import DEFAULT_METRIC, compute_metrics
 from polyseme.tasks.spans import apply_threshold, find_best_threshold
 from polyseme.tasks.task import Prediction, Task
+from polyseme.train.cuda_graph import can_capture
 from polyseme.train.flops import count_parameters
 from polyseme.train.loop import SYNC_EVERY, StepReport, TrainState, setup_device, train
 
@@ -94,7 +95,7 @@ class Experiment:
         metrics |= self.extra_metrics(self.dev.examples, perfect_predictions) if self.extra_metrics else {}
         primary_metric = self.primary_metric or DEFAULT_METRIC[task_type]
         if primary_metric not in metrics:
-            raise UserError(f"there is no metric {primary_metric!r} here; {suggest(primary_metric, metrics)}")
+            raise ConfigError(f"there is no metric {primary_metric!r} here; {suggest(primary_metric, metrics)}")
         return primary_metric
 
     def evaluate(self, model: Model) -> tuple[Task, list[Prediction], dict[str, float]]:
@@ -336,13 +337,15 @@ def build_train_state(model: Model, settings: FinetuneConfig, num_examples: int,
     model = model.to(device)
     param_groups = layer_groups(model)
     if settings.num_frozen_groups > len(param_groups):
-        raise UserError(f"cannot freeze {settings.num_frozen_groups} groups: the model has {len(param_groups)}")
+        raise ConfigError(f"cannot freeze {settings.num_frozen_groups} groups: the model has {len(param_groups)}")
     for group in param_groups[: settings.num_frozen_groups]:
         for parameter in group:
             parameter.requires_grad_(False)
     trunk = model.config.trunk
     if settings.chunk_size and not (trunk.has_bounded_memory or (trunk.causal and trunk.num_layers)):
-        raise UserError(f"chunk_size is {settings.chunk_size}, but {model.config.family} has no memory to read on with")
+        raise ConfigError(
+            f"chunk_size is {settings.chunk_size}, but {model.config.family} has no memory to read on with"
+        )
     precision = settings.precision
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" else "float32"
@@ -358,8 +361,8 @@ def build_train_state(model: Model, settings: FinetuneConfig, num_examples: int,
         use_cuda_graphs=device.type == "cuda"
         and precision == "bf16"
         and not is_text_to_text(model)
-        and not model.config.trunk.depends_on_lengths
-        and not any(head.crf or head.asks for head in model.heads.values()),
+        and not any(head.crf for head in model.heads.values())
+        and can_capture(model, has_static_shapes=False, is_padded=True),
     )
 
 
@@ -431,10 +434,11 @@ def epoch_batches(
             step_examples = [encoded[i] for i in order[start : start + batch_size]]
             micro_batches = token_budget_batches([len(e.ids) for e in step_examples], settings.micro_batch_tokens)
             batches = [task.collate([step_examples[i] for i in members])[0] for members in micro_batches]
-            batches = [
-                dataclasses.replace(b, chunk_size=settings.chunk_size, grad_tokens=settings.grad_tokens)
-                for b in batches
-            ]
+            if run is not None:
+                batches = [b.for_trunk(run.model.config.trunk) for b in batches]
+            if settings.chunk_size:
+                extra = ChunkedExtra(settings.chunk_size, settings.grad_tokens)
+                batches = [dataclasses.replace(b, extra=extra) for b in batches]
             if extra_targets:
                 batches = [dataclasses.replace(b, targets={**b.targets, **extra_targets}) for b in batches]
             if settings.lm_loss_weight:
@@ -448,11 +452,11 @@ def epoch_batches(
 def _with_lm_targets(batch: Batch, weight: float) -> Batch:
     """The batch with one more term: each token but a sequence's first, from those before it."""
     rows = (
-        torch.ones(batch.layout.num_tokens, dtype=torch.bool)
-        .index_fill(0, batch.layout.last_indices, False)
+        torch.ones(batch.inputs.layout.num_tokens, dtype=torch.bool)
+        .index_fill(0, batch.inputs.layout.last_indices, False)
         .nonzero()[:, 0]
     )
-    targets = Targets(rows, batch.tokens.index_select(0, rows + 1), len(rows), weight)
+    targets = Targets(rows, batch.inputs.tokens.index_select(0, rows + 1), len(rows), weight)
     return dataclasses.replace(batch, targets={**batch.targets, "next": targets})
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.finetuning.feature_extraction import hash_model_files
 from polyseme.word_vectors.files import WordVectorTable, open_vectors
 
@@ -59,7 +59,7 @@ def build_vocabulary(
         counts[match[0] if match else word.lower()] += count
         pretrained_words |= {match[0]} if match else set()
     if pretrained is not None and not pretrained_words:
-        raise UserError(
+        raise DataError(
             f"{pretrained.path} has a vector for none of the {len(counts):,} words of the training examples"
         )
     learned_words = (

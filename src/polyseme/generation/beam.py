@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from polyseme.config import check_in_range
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.generation.sample import Hypothesis, per_prompt_limits
 from polyseme.generation.session import AutoregressiveModel, DecodingSession, TokenIds, start_session
 from polyseme.generation.topk import fast_topk
@@ -89,13 +89,13 @@ def beam_search(
     §2): many tools stop so, with 1; it takes fewer steps and may miss a better text.
     """
     if num_beams < 1 or not 1 <= num_return_sequences <= num_beams:
-        raise UserError(
+        raise ConfigError(
             f"num_beams is {num_beams} and num_return_sequences is {num_return_sequences}: "
             "a beam has 1 text or more, and gives at most all of them"
         )
     token_limits = per_prompt_limits(max_new_tokens, len(prompts))
     if not math.isfinite(length_penalty):
-        raise UserError(f"the length penalty is {length_penalty}, expected a number")
+        raise ConfigError(f"the length penalty is {length_penalty}, expected a number")
     check_in_range("patience", patience, 0, math.inf)
     if not prompts:
         return []

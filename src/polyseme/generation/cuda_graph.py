@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from polyseme.nn.cuda_graph import CudaGraphs
 from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
@@ -30,8 +30,7 @@ class GraphedDecoder:
 
     memory: StaticKVCache
     weight_pointers: tuple[int, ...]  # where the model's are: a model that was moved or cast is recorded anew
-    graphs: dict[tuple[int, int], Any] = field(default_factory=dict)
-    warmed_up: set[tuple[int, int]] = field(default_factory=set)
+    graphs: CudaGraphs = field(default_factory=lambda: CudaGraphs(1, MAX_GRAPHS, clone_outputs=False, share_pool=False))
     layouts: dict[int, PackedLayout] = field(default_factory=dict)
     current_user: Callable[[], object | None] = lambda: None  # who is on it
 
@@ -41,22 +40,10 @@ class GraphedDecoder:
             self.layouts[rows] = PackedLayout.from_lengths([1] * rows, device=self.memory.lengths.device)
         return self.layouts[rows]
 
-    def step(self, shape_key: tuple[int, int], function: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
-        """The scores behind these tokens: the first call of a kind is plain, the second records, all others replay."""
-        if shape_key not in self.warmed_up or (shape_key not in self.graphs and len(self.graphs) == MAX_GRAPHS):
-            self.warmed_up.add(shape_key)
-            return function(tokens)
-        if shape_key not in self.graphs:
-            static_tokens = tokens.clone()
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                scores = function(static_tokens)
-            self.graphs[shape_key] = graph, static_tokens, scores
-        graph, static_tokens, scores = self.graphs[shape_key]
-        static_tokens.copy_(tokens)
-        graph.replay()
-        return scores  # the next replay writes over it
+    def step(self, shape_key: tuple[int, int], fn: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
+        """Return the logits after these tokens; the next call may overwrite them."""
+        logits: Tensor = self.graphs(shape_key, fn, tokens)
+        return logits
 
 
 def uses_cuda_graphs(device: torch.device) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.generation.session import AutoregressiveModel, TokenIds, start_session
 from polyseme.nn.model import Model
 from polyseme.rng import RandomStream, random_bits, uniform
@@ -37,9 +37,9 @@ class SamplingConfig(Config):
     def __post_init__(self) -> None:
         self.check_range(0, math.inf, "temperature", "top_k")
         if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}, expected a share above 0 and up to 1")
+            raise ConfigError(f"top_p is {self.top_p}, expected a share above 0 and up to 1")
         if not 0 < self.repetition_penalty < math.inf:
-            raise UserError(f"repetition_penalty is {self.repetition_penalty}, expected a number above 0")
+            raise ConfigError(f"repetition_penalty is {self.repetition_penalty}, expected a number above 0")
 
 
 GREEDY = SamplingConfig(temperature=0.0)
@@ -70,7 +70,7 @@ def per_prompt_limits(max_new_tokens: int | Sequence[int], num_prompts: int) -> 
     """How many tokens each of a number of sequences may get."""
     token_limits = [max_new_tokens] * max(num_prompts, 1) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     if min(token_limits, default=1) < 1:
-        raise UserError(f"the number of tokens to write is {min(token_limits)}, which is less than 1")
+        raise ConfigError(f"the number of tokens to write is {min(token_limits)}, which is less than 1")
     return token_limits
 
 

@@ -12,9 +12,10 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.generation.cuda_graph import GraphedDecoder, get_graphed_decoder, uses_cuda_graphs
 from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, PackedLayout
@@ -60,7 +61,7 @@ def start_session(
     """
     if not isinstance(model, Model):
         if sources is not None:
-            raise UserError("the model goes on with a beginning, and has no source")
+            raise UnsupportedError("the model goes on with a beginning, and has no source")
         return model.start_session(prompts)
     trunk = model.config.trunk
     validate_request(model, prompts, sources, max_len)
@@ -105,19 +106,19 @@ def validate_request(
     """Refuse what the model cannot do, before anything is read."""
     trunk = model.config.trunk
     if not generation_head(model):
-        raise UserError(f"a model of the family {model.config.family} with {', '.join(model.heads) or 'no head'} "
+        raise UnsupportedError(f"a model of the family {model.config.family} with {', '.join(model.heads) or 'no head'} "
                         "cannot write")  # fmt: skip
     if is_seq2seq(model) != (sources is not None) or (sources is not None and len(sources) != len(prompts)):
         requirement = "writes a target for a source: each prompt needs one" if is_seq2seq(model) else "has no source"
-        raise UserError(f"{model.config.family} {requirement}")
+        raise UnsupportedError(f"{model.config.family} {requirement}")
     if any(not len(ids) for ids in (*prompts, *(sources or ()))):
-        raise UserError("a prompt has no token, and there is nothing to go on with")
+        raise DataError("a prompt has no token, and there is nothing to go on with")
     if (source_len := max(map(len, sources or ()), default=0)) > trunk.embeddings.max_len:
-        raise UserError(f"a source of {source_len} tokens is longer than the model reads ({trunk.embeddings.max_len})")
+        raise DataError(f"a source of {source_len} tokens is longer than the model reads ({trunk.embeddings.max_len})")
     position_limit = max_positions(model)
     if max_len > position_limit and not is_unbounded(model):
         prompt_len = max(map(len, prompts))
-        raise UserError(f"a beginning of {prompt_len} tokens and {max_len - prompt_len} more are {max_len}, "
+        raise ConfigError(f"a beginning of {prompt_len} tokens and {max_len - prompt_len} more are {max_len}, "
                         f"and the model has places for {position_limit}")  # fmt: skip
 
 
@@ -159,7 +160,7 @@ class _StaticCacheSession(_NeuralSession):
         super().__init__(model)
         tokens, layout = _pack(prompts, model)
         trunk: Any = model.trunk
-        trunk_output = trunk(tokens, layout, source=_pack_sources(sources, model), return_memory=True)
+        trunk_output = trunk(Inputs(tokens, layout, source=_pack_sources(sources, model)), return_memory=True)
         memory, cross_kv = trunk_output.memory, trunk.source_kv(trunk_output.memory)
         max_source_len = max(map(len, sources or ()), default=0)
         self.graphed_decoder: GraphedDecoder | None = None
@@ -188,7 +189,7 @@ class _StaticCacheSession(_NeuralSession):
         self.memory.max_seqlen += 1
 
     def _step(self, tokens: Tensor) -> Tensor:
-        trunk_output = self.model.trunk(tokens, self.layout, memory=self.memory, return_memory=True)
+        trunk_output = self.model.trunk(Inputs(tokens, self.layout), memory=self.memory, return_memory=True)
         return self._predict(trunk_output.hidden, self.layout, None)
 
     def should_compact(self, num_rows: int, num_alive: int) -> bool:
@@ -222,8 +223,7 @@ class _MemorySession(_NeuralSession):
     def _forward(
         self, tokens: Tensor, layout: PackedLayout, memory: Memory | None, source: EncoderInput | None = None
     ) -> None:
-        source_kwargs = {"source": source} if source is not None else {}
-        trunk_output = self.model.trunk(tokens, layout, memory=memory, return_memory=True, **source_kwargs)
+        trunk_output = self.model.trunk(Inputs(tokens, layout, source=source), memory=memory, return_memory=True)
         self.memory = trunk_output.memory
         trunk = self.model.config.trunk
         if is_unbounded(self.model) and not trunk.has_bounded_memory:
@@ -249,7 +249,7 @@ class _QueryStreamSession(_NeuralSession):
         tokens, layout = _pack([[*chunk, 0] for chunk in chunks], self.model)  # 0 stands where it asks, unseen
         query_layout = PackedLayout.from_lengths([1] * len(chunks), device=tokens.device)
         queries = QueryStream(layout.positions, layout.last_indices, query_layout)
-        trunk_output = self.model.trunk(tokens, layout, memory=memory, return_memory=True, query_stream=queries)
+        trunk_output = self.model.trunk(Inputs(tokens, layout, query_stream=queries), memory=memory, return_memory=True)
         self.memory = trunk_output.memory.drop_last()
         rows = layout.num_tokens + torch.arange(len(chunks), device=tokens.device)
         self.scores = self._predict(trunk_output.hidden, layout, rows)
@@ -273,7 +273,7 @@ class _UncachedSession(_NeuralSession):
             return
         tokens, layout = _pack(self.token_ids, self.model)
         source = _pack_sources(self.sources, self.model)
-        hidden = self.model.trunk(tokens, layout, **({"source": source} if source is not None else {})).hidden
+        hidden = self.model.trunk(Inputs(tokens, layout, source=source)).hidden
         self.scores = self._predict(hidden, layout, layout.last_indices)
 
     def advance(self, tokens: Tensor, row_indices: Sequence[int] | None = None) -> None:

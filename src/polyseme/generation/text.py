@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.families import FAMILIES
 from polyseme.generation.beam import BeamResult, beam_search
 from polyseme.generation.sample import GREEDY, Hypothesis, SamplingConfig, generate_tokens, stream_tokens
@@ -58,7 +58,7 @@ class GenerationConfig(Config):
         self.check_range(1, math.inf, "num_samples", "num_return_sequences")
         self.check_range(0, math.inf, "max_new_tokens", "num_beams")
         if self.num_beams and (self.sampling != GREEDY or self.num_samples > 1):
-            raise UserError("a beam search draws nothing: give a width, or how to sample")
+            raise ConfigError("a beam search draws nothing: give a width, or how to sample")
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class TextGenerator:
         model, tokenizer = folder.model, folder.tokenizer
         if not generation_head(model):
             head_names = ", ".join(model.heads) or "no head"
-            raise UserError(
+            raise UnsupportedError(
                 f"{folder.path} cannot write: {model.config.family} with {head_names} predicts no next token"
             )
         seq2seq, target_tokenizer = is_seq2seq(model), folder.target_tokenizer or tokenizer
@@ -138,7 +138,7 @@ class TextGenerator:
             return [[*self.start_ids, *prefix_ids] for _ in prompts], [self.encode_source(prompt) for prompt in prompts]
         prompt_ids = [self.encode_prompt(prompt + prefix) for prompt in prompts]
         if any(not ids for ids in prompt_ids):
-            raise UserError("an empty prompt: this model has no mark that opens texts, so it needs a beginning")
+            raise DataError("an empty prompt: this model has no mark that opens texts, so it needs a beginning")
         return prompt_ids, None
 
     def search(
@@ -221,7 +221,7 @@ def generate_texts(
 ) -> list[list[GeneratedText]]:
     """What the model writes for each prompt: behind it, or for it as a source. A `prefix` is how each text begins."""
     if not config.max_new_tokens and not generator.is_seq2seq:
-        raise UserError("max_new_tokens is 0, and without a source nothing says how long a text may get")
+        raise ConfigError("max_new_tokens is 0, and without a source nothing says how long a text may get")
     prompt_ids, sources = generator.encode_inputs(prompts, prefix)
     results = generator.search(prompt_ids, sources, config)
     return [
@@ -241,7 +241,9 @@ def translate_texts(
     `split` cuts a text into parts, whose translations are joined with spaces.
     """
     if not generator.is_seq2seq:
-        raise UserError(f"{generator.path} cannot translate: it goes on with a text, and does not write one for it")
+        raise UnsupportedError(
+            f"{generator.path} cannot translate: it goes on with a text, and does not write one for it"
+        )
     limit = generator.max_lengths[0]
     text_parts: list[list[str]] = []
     for text_number, text in enumerate(texts, 1):
@@ -253,7 +255,7 @@ def translate_texts(
             if split is None or attempt:
                 location, remedy = ("", "split it into sentences") if not attempt else (" in a sentence", "shorten it")
                 length_text = f"{max(segment_lengths):,} tokens with its end mark{location}"
-                raise UserError(f"text {text_number} has {length_text}, and the model reads {limit}: {remedy}")
+                raise DataError(f"text {text_number} has {length_text}, and the model reads {limit}: {remedy}")
             segments = [segment.strip() for segment in split(text) if segment.strip()]
         text_parts.append(segments)
     flat_segments = [segment for segments in text_parts for segment in segments]
@@ -276,7 +278,7 @@ def translate_texts(
 def stream_text(generator: TextGenerator, prompt: str, config: GenerationConfig, prefix: str = "") -> Iterator[str]:
     """The text behind one prompt, piece by piece; a character that is not whole yet is held back."""
     if config.num_beams or config.num_samples > 1:
-        raise UserError("a beam, or several copies, cannot be shown while it is written")
+        raise ConfigError("a beam, or several copies, cannot be shown while it is written")
     prompt_ids, sources = generator.encode_inputs([prompt], prefix)
     steps = stream_tokens(
         generator.model,

@@ -13,7 +13,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout, token_budget_batches
@@ -42,7 +43,7 @@ def format_prompt(text: str, template: str, shots: Sequence[tuple[str, str]], se
     """A prompt: examples as the template has them, then its part before the answer, with the text in its place."""
     head, answer, tail = template.partition(ANSWER_FIELD)
     if not answer or tail.strip() or TEXT_FIELD not in head:
-        raise UserError(f"the template {template!r} has to hold {TEXT_FIELD} and end in {ANSWER_FIELD}")
+        raise ConfigError(f"the template {template!r} has to hold {TEXT_FIELD} and end in {ANSWER_FIELD}")
     formatted_shots = (join_prompt_answer(head.replace(TEXT_FIELD, shot), shot_answer) for shot, shot_answer in shots)
     return separator.join([*formatted_shots, head.replace(TEXT_FIELD, text)])
 
@@ -104,7 +105,7 @@ def _forward(
     device = next(model.parameters()).device
     tokens = torch.from_numpy(np.concatenate(sequences).astype(np.int64)).to(device)
     layout = PackedLayout.from_lengths([len(s) for s in sequences], device=device)
-    trunk_output = model.trunk(tokens, layout, memory=memory, return_memory=True)
+    trunk_output = model.trunk(Inputs(tokens, layout), memory=memory, return_memory=True)
     return trunk_output.hidden, trunk_output.memory, layout
 
 

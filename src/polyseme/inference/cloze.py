@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError, UnsupportedError
 from polyseme.inference.batching import PackedBatch
 from polyseme.inference.results import TextScore
 
@@ -36,15 +36,15 @@ class MaskedSpan:
 def candidate_spans(tokenizer: Tokenizer, prompt: str, choices: Sequence[str], max_len: int) -> list[MaskedSpan]:
     """Each choice in the prompt's gap, or at its end if it has none. Of several it cannot be said which is meant."""
     if isinstance(choices, str) or not choices:
-        raise UserError(f"choices is {choices!r}: a list of answers is needed")
+        raise DataError(f"choices is {choices!r}: a list of answers is needed")
     gap = f"{re.escape(tokenizer.mask_token)}|{GAP_PATTERN}" if tokenizer.mask_token else GAP_PATTERN
     before, *after_gaps = re.split(gap, prompt)
     if len(after_gaps) > 1:
-        raise UserError(f"there are {len(after_gaps)} gaps in {prompt[:40]!r}, and one answer")
+        raise DataError(f"there are {len(after_gaps)} gaps in {prompt[:40]!r}, and one answer")
     before, after = (before, after_gaps[0].rstrip(" ")) if after_gaps else (before.rstrip(" ") + " ", "")
     spans = [mask_span(tokenizer, before, choice, after, max_len) for choice in choices]
     if any(gap.num_truncated for gap in spans):
-        raise UserError(f"a text of more than {max_len} tokens is longer than the model reads: {prompt[:40]!r}…")
+        raise DataError(f"a text of more than {max_len} tokens is longer than the model reads: {prompt[:40]!r}…")
     return spans
 
 
@@ -54,11 +54,11 @@ def mask_span(tokenizer: Tokenizer, before: str, word: str, after: str, max_len:
     ids, offsets = tokenizer.encode_with_offsets(before + word + after)
     span_tokens = [i for i, (a, b) in enumerate(offsets) if b > word_start and a < word_start + len(word)]
     if not span_tokens or not word.strip():
-        raise UserError(f"there is nothing to read in the answer {word!r}")
+        raise DataError(f"there is nothing to read in the answer {word!r}")
     first, last = span_tokens[0], span_tokens[-1] + 1
     max_text_tokens = max_len - tokenizer.num_special_tokens_to_add()
     if last - first > max_text_tokens:
-        raise UserError(f"{word[:40]!r} alone is longer than the model reads")
+        raise DataError(f"{word[:40]!r} alone is longer than the model reads")
     start = min(max(len(ids) - max_text_tokens, 0), first)
     kept_ids = ids[start : start + max_text_tokens]
     if last - start > max_text_tokens:  # the gap is long and stands late
@@ -83,7 +83,7 @@ def score_masked_spans(
     [rows, vocabulary].
     """
     if mask_id is None:
-        raise UserError("the tokenizer has no mask: gaps cannot be shown to the model")
+        raise UnsupportedError("the tokenizer has no mask: gaps cannot be shown to the model")
     masked_ids = []
     for span in spans:
         span_ids = span.ids.copy()

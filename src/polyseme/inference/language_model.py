@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.generation.text import (
     GenerationConfig,
     TextGenerator,
@@ -34,6 +34,7 @@ from polyseme.inference.layers import mean_per_word, select_layers
 from polyseme.inference.results import ChoiceResult, LastWordScore, MaskPrediction, TextScore
 from polyseme.ngram.model import NgramLM, is_ngram
 from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
@@ -55,7 +56,7 @@ def load(folder: str | Path, device: str | None = None, precision: str = "float3
     `LanguageModel` it says in one line that it cannot. So whoever asks need not know which of the two it is.
     """
     if precision not in ("float32", "bf16"):
-        raise UserError(f"precision is {precision!r}: {suggest(precision, ['float32', 'bf16'])}")
+        raise ConfigError(f"precision is {precision!r}: {suggest(precision, ['float32', 'bf16'])}")
     if is_ngram(Path(folder)):
         return cast(LanguageModel, NgramLM.open(folder))
     model_folder = load_model(folder)
@@ -66,7 +67,7 @@ def load(folder: str | Path, device: str | None = None, precision: str = "float3
     model = LanguageModel(model_folder, device)
     if precision == "bf16":
         if model.device.type != "cuda":
-            raise UserError("bf16 needs a GPU: leave the precision at float32")
+            raise ConfigError("bf16 needs a GPU: leave the precision at float32")
         model.model.to(torch.bfloat16)
     return model
 
@@ -109,7 +110,7 @@ class LanguageModel:
         ids, segments = self._encode_sequence(text)
         rows = [i for i, token in enumerate(ids) if token == mask_id]
         if not rows:
-            raise UserError(f"there is no {self.tokenizer.mask_token} in {text!r}")
+            raise DataError(f"there is no {self.tokenizer.mask_token} in {text!r}")
         batch = next(self._batches([np.array(ids)], [np.array(segments)]))
         probs = self._masked_log_probs(batch, torch.tensor(rows)).exp()
         best = probs.topk(min(top_k, probs.shape[-1]))
@@ -162,13 +163,13 @@ class LanguageModel:
         for i, row in enumerate(ids):
             self._check_length(len(row) - 1, texts[i])
             if len(row) < 2:
-                raise UserError(f"{texts[i]!r} is one token, and nothing stands before it to predict it from")
+                raise DataError(f"{texts[i]!r} is one token, and nothing stands before it to predict it from")
         # the last token has nothing left to predict, so it is not read; backwards, the first
         input_rows, target_rows = [row[:-1] for row in ids], [row[1:] for row in ids]
         if head == "previous":
             input_rows, target_rows = target_rows, input_rows
         for batch in self._batches(input_rows):
-            hidden = self.model.trunk(batch.tokens, batch.layout).hidden
+            hidden = self.model.trunk(Inputs(batch.tokens, batch.layout)).hidden
             targets = torch.from_numpy(np.concatenate([target_rows[i] for i in batch.index])).to(self.device)
             log_probs = torch.cat(
                 [
@@ -217,14 +218,14 @@ class LanguageModel:
             row, answer_start = candidates.sequences[0], candidates.answer_starts[0]
             excess = max(len(row) - 1 - self.max_len, 0)
             if answer_start - excess < 1 + len(self.bos_ids):
-                raise UserError(f"{word!r} alone is longer than the model reads")
+                raise DataError(f"{word!r} alone is longer than the model reads")
             prefix = row[: len(self.bos_ids)]
             ids.append(np.concatenate([prefix, row[len(prefix) + excess :]]) if excess else row)
             answer_starts.append(answer_start - excess)
             num_truncated.append(excess)
         word_scores: list[LastWordScore | None] = [None] * len(texts)
         for batch in self._batches([row[:-1] for row in ids]):
-            hidden = self.model.trunk(batch.tokens, batch.layout).hidden
+            hidden = self.model.trunk(Inputs(batch.tokens, batch.layout)).hidden
             starts = batch.layout.cu_seqlens.tolist()
             rows = [
                 torch.arange(starts[k] + answer_starts[i] - 1, starts[k] + len(ids[i]) - 1)
@@ -273,7 +274,7 @@ class LanguageModel:
         """
         supported = NORMALIZATIONS[: 2 if self.is_masked_lm else 3]
         if normalization not in supported:
-            raise UserError(f"normalization is {normalization!r}; {suggest(normalization, supported)}")
+            raise ConfigError(f"normalization is {normalization!r}; {suggest(normalization, supported)}")
         prompts = [(format_prompt(text, template, shots), choices) for text, choices in questions]
         if self.is_masked_lm:
             spans = [candidate_spans(self.tokenizer, *prompt, self.max_len) for prompt in prompts]
@@ -303,16 +304,16 @@ class LanguageModel:
         """Each choice behind the prompt. A space between them is the answer's: in most vocabularies it is part of the
         answer's first token."""
         if isinstance(choices, str) or not choices:
-            raise UserError(f"choices is {choices!r}: a list of answers is needed")
+            raise DataError(f"choices is {choices!r}: a list of answers is needed")
         sequences, answer_starts = [], []
         for choice in choices:
             text = join_prompt_answer(prompt, choice)
             ids, offsets = self.tokenizer.encode_with_offsets(text)
             answer_start = next((i for i, (_, end) in enumerate(offsets) if end > len(prompt.rstrip(" "))), len(ids))
             if answer_start == len(ids) or not choice.strip():
-                raise UserError(f"there is nothing to read in the choice {choice!r}")
+                raise DataError(f"there is nothing to read in the choice {choice!r}")
             if not answer_start and not self.bos_ids:
-                raise UserError(f"{choice!r} follows nothing: without a mark that opens texts a prompt is needed")
+                raise DataError(f"{choice!r} follows nothing: without a mark that opens texts a prompt is needed")
             if check_length:
                 self._check_length(len(self.bos_ids) + len(ids) - 1, text)
             sequences.append(np.array([*self.bos_ids, *ids]))
@@ -377,7 +378,7 @@ class LanguageModel:
         per token.
         """
         if granularity not in ("token", "word", "text"):
-            raise UserError(f"granularity is {granularity!r}; {suggest(str(granularity), ('token', 'word', 'text'))}")
+            raise ConfigError(f"granularity is {granularity!r}; {suggest(str(granularity), ('token', 'word', 'text'))}")
         layer_indices, combine_layers = select_layers(layers, self.model.config.trunk.num_layers)
         encoded = self.tokenizer.encode_corpus(list(texts))
         ends = np.cumsum(encoded.lengths)
@@ -385,7 +386,7 @@ class LanguageModel:
         ids, segments, word_starts = [], [], []
         for text, start, end in zip(texts, ends - encoded.lengths, ends):
             if start == end:
-                raise UserError(f"there is nothing to read in {text!r}")
+                raise DataError(f"there is nothing to read in {text!r}")
             if truncate:
                 end = min(end, start + self.max_len - num_special)
             self._check_length(end - start + num_special, text)
@@ -397,7 +398,10 @@ class LanguageModel:
 
         def layer_states() -> Iterator[tuple[PackedBatch, Tensor]]:
             for batch in self._batches(ids, segments):
-                trunk_output = self.model.trunk(batch.tokens, batch.layout, batch.segments, layers=layer_indices)
+                trunk_output = self.model.trunk(
+                    self.model.config.trunk.omit_unsupported(Inputs(batch.tokens, batch.layout, batch.segments)),
+                    layers=layer_indices,
+                )
                 yield batch, combine_layers([trunk_output.layers[k] for k in layer_indices])
 
         if granularity == "text":
@@ -439,20 +443,22 @@ class LanguageModel:
     def _require_head(self, head: str, operation: str) -> None:
         if head not in self.model.heads:
             head_names = ", ".join(self.model.heads) or "no head"
-            raise UserError(f"{self.path} cannot {operation}: it has {head_names}, and that needs the head {head!r}")
+            raise UnsupportedError(
+                f"{self.path} cannot {operation}: it has {head_names}, and that needs the head {head!r}"
+            )
         if head == "next" and isinstance(self.model.config.trunk, EncoderDecoderConfig):
-            raise UserError(f"{self.path} cannot {operation}: it writes a target for a source")
+            raise UnsupportedError(f"{self.path} cannot {operation}: it writes a target for a source")
 
     def _check_length(self, length: int, text: str) -> None:
         if length > self.max_len:
             excerpt = re.sub(r"\s+", " ", text[:40])
-            raise UserError(f"a text of {length} tokens is longer than the model reads ({self.max_len}): {excerpt!r}…")
+            raise DataError(f"a text of {length} tokens is longer than the model reads ({self.max_len}): {excerpt!r}…")
 
     def _encode_sequence(self, text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
         first = self.tokenizer.encode(text)
         second = None if pair is None else self.tokenizer.encode(pair)
         if not first or second == []:
-            raise UserError(f"there is nothing to read in {(text if not first else pair)!r}")
+            raise DataError(f"there is nothing to read in {(text if not first else pair)!r}")
         ids, segments = self.tokenizer.build_inputs_with_special_tokens(first, second)
         self._check_length(len(ids), text)
         return ids, segments
@@ -466,7 +472,8 @@ class LanguageModel:
 
     def _encode_hidden(self, ids: list[int], segments: list[int]) -> tuple[PackedBatch, Tensor]:
         batch = next(self._batches([np.array(ids)], [np.array(segments)]))
-        return batch, self.model.trunk(batch.tokens, batch.layout, batch.segments).hidden
+        inputs = self.model.config.trunk.omit_unsupported(Inputs(batch.tokens, batch.layout, batch.segments))
+        return batch, self.model.trunk(inputs).hidden
 
     def _masked_log_probs(self, batch: PackedBatch, rows: Tensor) -> Tensor:
         """What masked tokens may be, [rows, vocabulary]; a query stream, where there is one, sees all but them."""
@@ -477,7 +484,8 @@ class LanguageModel:
             counts = np.histogram(rows.cpu().numpy(), batch.layout.cu_seqlens.cpu().numpy())[0]
             queries = QueryStream(order, rows, PackedLayout.from_lengths(counts, device=self.device))
             predicted_rows = batch.layout.num_tokens + torch.arange(len(rows), device=self.device)
-        hidden = trunk(batch.tokens, batch.layout, batch.segments, query_stream=queries).hidden
+        inputs = Inputs(batch.tokens, batch.layout, batch.segments, query_stream=queries)
+        hidden = trunk(self.model.config.trunk.omit_unsupported(inputs)).hidden
         return self._log_probs("masked", (batch, hidden), predicted_rows)
 
     def _log_probs(self, head: str, batch_and_hidden: tuple[PackedBatch, Tensor], rows: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 
 LAYER_SELECTIONS = ("embeddings", "last", "second_to_last", "sum_last_4", "concat_last_4", "sum_all", "all")
 
@@ -22,7 +22,7 @@ def select_layers(layers: str | int, depth: int) -> tuple[list[int], Any]:
     def check_same_size(states: list[Tensor]) -> list[Tensor]:
         sizes = [state.shape[-1] for state in states]
         if len(set(sizes)) > 1:
-            raise UserError(f"layers is {selection!r}, but their sizes are {sizes}: choose one, or concat_last_4")
+            raise ConfigError(f"layers is {selection!r}, but their sizes are {sizes}: choose one, or concat_last_4")
         return states
 
     def sum_layers(states: list[Tensor]) -> Tensor:
@@ -44,7 +44,7 @@ def select_layers(layers: str | int, depth: int) -> tuple[list[int], Any]:
         return selections[selection]
     if selection.isdigit() and int(selection) <= depth:
         return [int(selection)], sum_layers
-    raise UserError(f"layers is {selection!r}; expected {', '.join(LAYER_SELECTIONS)} or a number from 0 to {depth}")
+    raise ConfigError(f"layers is {selection!r}; expected {', '.join(LAYER_SELECTIONS)} or a number from 0 to {depth}")
 
 
 def mean_per_word(vectors: np.ndarray, word_starts: np.ndarray) -> np.ndarray:

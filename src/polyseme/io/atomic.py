@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +37,7 @@ def as_user_error(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+        raise DataError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def atomic_write(path: Path, write_to: Callable[[Path], object]) -> None:
@@ -132,10 +132,10 @@ def is_occupied(path: Path) -> bool:
 def ensure_new_directory(out: Path) -> None:
     """Refuse to write a folder over what is there."""
     if is_occupied(out):
-        raise UserError(f"{out} is already there: choose another folder, or remove it first")
+        raise ConfigError(f"{out} is already there: choose another folder, or remove it first")
 
 
 def ensure_new_file(out: Path) -> None:
     """Refuse to write a file over what is there, whatever that is."""
     if out.exists():
-        raise UserError(f"{out} is already there: choose another folder, or remove it first")
+        raise ConfigError(f"{out} is already there: choose another folder, or remove it first")

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError, UnsupportedError
 
 COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst", ".bz2")
 _BLOCK_SIZE = 1 << 20
@@ -27,11 +27,13 @@ def require_pyarrow(file_type: str) -> Any:
     try:
         import pyarrow
     except ImportError:
-        raise UserError(f"{file_type} are read with pyarrow, which is not installed: pip install pyarrow") from None
+        raise UnsupportedError(
+            f"{file_type} are read with pyarrow, which is not installed: pip install pyarrow"
+        ) from None
     return pyarrow
 
 
-class CorruptFileError(UserError):
+class CorruptFileError(DataError):
     """A packed file that cannot be unpacked to its end."""
 
 
@@ -50,12 +52,12 @@ def read_decompressed(path: Path) -> Iterator[bytes]:
             while block := stream.read1(_BLOCK_SIZE):
                 yield block
     except FileNotFoundError:
-        raise UserError(f"{path} is missing") from None
+        raise DataError(f"{path} is missing") from None
     except EOFError:
         raise CorruptFileError(f"{path} is truncated: its compressed data stops before its end") from None
     except (OSError, zlib.error, lzma.LZMAError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what unpacks
-            raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+            raise DataError(f"cannot read {path}: {error.strerror or error}") from None
         raise CorruptFileError(f"{path} is not a whole {suffix} file: {error}") from None
 
 

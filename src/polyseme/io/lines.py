@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.io.compression import CorruptFileError, read_decompressed
 
 MAX_ROW_BYTES = 64 << 20  # a longer row of a table or of JSON lines is an error
@@ -20,12 +20,12 @@ def make_printable(text: str) -> str:
     return _UNPRINTABLE.sub("\ufffd", text)
 
 
-def bad_input(message: str) -> UserError:
+def bad_input(message: str) -> DataError:
     """Return an error whose message may quote a file."""
-    return UserError(make_printable(message))
+    return DataError(make_printable(message))
 
 
-def read_line_chunks(path: Path, name: str, split_long_lines: bool = False) -> Iterator[tuple[int, str] | UserError]:
+def read_line_chunks(path: Path, name: str, split_long_lines: bool = False) -> Iterator[tuple[int, str] | DataError]:
     """Yield chunks of whole lines of a UTF-8 file, each with the number of its first line. Lines end in `\\n`.
 
     Yields an error for a line that is too long or not UTF-8, and at the end of a truncated compressed file; the lines
@@ -57,17 +57,17 @@ def read_line_chunks(path: Path, name: str, split_long_lines: bool = False) -> I
                 line_number, offset, is_empty = line_number + raw.count(b"\n"), offset + len(raw), False
     except CorruptFileError:
         yield bad_input(f"{name} is truncated or damaged: cannot decompress it beyond line {line_number - 1}")
-    except UserError as error:
+    except DataError as error:
         yield error
     else:
         if is_empty:
             yield bad_input(f"{name} is empty")
 
 
-def read_lines(path: Path, name: str) -> Iterator[tuple[int, str] | UserError]:
+def read_lines(path: Path, name: str) -> Iterator[tuple[int, str] | DataError]:
     """Yield numbered lines without line ends, and an error for each line that cannot be read."""
     for chunk in read_line_chunks(path, name):
-        if isinstance(chunk, UserError):
+        if isinstance(chunk, DataError):
             yield chunk
         else:
             yield from enumerate(chunk[1].removesuffix("\n").split("\n"), chunk[0])
@@ -79,7 +79,7 @@ def read_first_byte(path: Path) -> bytes:
         for block in read_decompressed(path):
             if block := block.removeprefix(b"\xef\xbb\xbf").lstrip():
                 return block[:1]
-    except UserError:
+    except DataError:
         pass
     return b""
 
@@ -109,7 +109,7 @@ def _read_byte_chunks(path: Path, max_line_bytes: int, split_long_lines: bool) -
                     yield raw, False
                     raw = block[end:]
                 buffers, size = [raw], len(raw)
-    except UserError:
+    except DataError:
         if size and split_long_lines:
             yield b"".join(buffers), False
         raise
@@ -125,7 +125,7 @@ def _find_boundary(raw: bytes, end: int) -> int:
     return end
 
 
-def _decode_lines(name: str, raw: bytes, line_number: int, offset: int) -> Iterator[tuple[int, str] | UserError]:
+def _decode_lines(name: str, raw: bytes, line_number: int, offset: int) -> Iterator[tuple[int, str] | DataError]:
     """Decode lines, in one chunk if all are valid. `line_number` and `offset` are the position of the first."""
     try:
         text = raw.decode()

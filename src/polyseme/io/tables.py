@@ -10,7 +10,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.io.lines import MAX_ROW_BYTES, bad_input
 
 NumberedLine = tuple[int, str]
@@ -18,13 +18,13 @@ NumberedRow = tuple[int, list[str]]  # number of the row's first line, fields
 _CLOSING_QUOTE = re.compile(r'[^"]*+(?:""[^"]*+)*+"')  # the rest of a quoted field, with its closing quote
 
 
-def read_tsv_rows(lines: Iterable[NumberedLine | UserError]) -> Iterator[NumberedRow | UserError]:
+def read_tsv_rows(lines: Iterable[NumberedLine | DataError]) -> Iterator[NumberedRow | DataError]:
     """Split numbered lines at tabs. Quotes have no special meaning. Errors are passed through."""
     for line in lines:
-        yield line if isinstance(line, UserError) else (line[0], line[1].split("\t"))
+        yield line if isinstance(line, DataError) else (line[0], line[1].split("\t"))
 
 
-def read_csv_rows(lines: Iterable[NumberedLine | UserError], name: str) -> Iterator[NumberedRow | UserError]:
+def read_csv_rows(lines: Iterable[NumberedLine | DataError], name: str) -> Iterator[NumberedRow | DataError]:
     """Parse numbered lines as CSV (RFC 4180): quoted fields may contain commas, line breaks and doubled quotes.
 
     Yields an error for a row with invalid quotes, in which `name` is the file, and goes on with the next line. Errors
@@ -40,15 +40,15 @@ class _CsvParser:
     are parsed again, so that the time is linear for every file.
     """
 
-    def __init__(self, lines: Iterator[NumberedLine | UserError], name: str):
+    def __init__(self, lines: Iterator[NumberedLine | DataError], name: str):
         self.lines, self.name = lines, name
-        self.pushed_back: deque[NumberedLine | UserError] = deque()
-        self.continuation_lines: list[NumberedLine | UserError] = []  # lines of the current row after its first
+        self.pushed_back: deque[NumberedLine | DataError] = deque()
+        self.continuation_lines: list[NumberedLine | DataError] = []  # lines of the current row after its first
         self.num_characters = self.reread_budget = 0
 
-    def __iter__(self) -> Iterator[NumberedRow | UserError]:
+    def __iter__(self) -> Iterator[NumberedRow | DataError]:
         while (numbered_line := self._next()) is not None:
-            if isinstance(numbered_line, UserError):
+            if isinstance(numbered_line, DataError):
                 yield numbered_line
                 continue
             number, line = numbered_line
@@ -63,13 +63,13 @@ class _CsvParser:
             num_skipped = 0
             if len(self.continuation_lines) > self.reread_budget:
                 num_skipped = len(self.continuation_lines)
-                self.continuation_lines = [line for line in self.continuation_lines if isinstance(line, UserError)]
+                self.continuation_lines = [line for line in self.continuation_lines if isinstance(line, DataError)]
             self.reread_budget -= len(self.continuation_lines)
             self.pushed_back.extendleft(reversed(self.continuation_lines))
             note = f"; skipped the {num_skipped} lines after it" if num_skipped else ""
             yield bad_input(f"{self.name} line {number}: {fields}{note}")
 
-    def _next(self) -> NumberedLine | UserError | None:
+    def _next(self) -> NumberedLine | DataError | None:
         if self.pushed_back:
             return self.pushed_back.popleft()
         self.reread_budget += 4
@@ -81,7 +81,7 @@ class _CsvParser:
         if numbered_line is None:
             return None
         self.continuation_lines.append(numbered_line)
-        if isinstance(numbered_line, UserError):
+        if isinstance(numbered_line, DataError):
             return None
         self.num_characters += len(numbered_line[1]) + 1
         return numbered_line[1] if self.num_characters <= MAX_ROW_BYTES else None

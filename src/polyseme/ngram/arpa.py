@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from polyseme.corpus.store import token_dtype
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError, ModelError
 from polyseme.io.atomic import atomic_write
 from polyseme.io.compression import read_decompressed
 from polyseme.ngram.trie import LOG10_ZERO, MAX_ORDER, NgramTrie, NgramVocab, TrieLevel, find_ngrams
@@ -39,14 +39,14 @@ def arpa_names(tokenizer: Tokenizer, vocab: NgramVocab) -> list[str]:
     names[vocab.bos_id], names[vocab.eos_id] = BOS, EOS
     if len(set(names)) < len(names):
         duplicate = next(name for i, name in enumerate(names) if name in names[:i])
-        raise UserError(f"two pieces of the vocabulary would both be {duplicate!r} in an ARPA file")
+        raise ModelError(f"two pieces of the vocabulary would both be {duplicate!r} in an ARPA file")
     return names
 
 
 def write_arpa(path: Path, ngrams: NgramTrie, tokenizer: Tokenizer) -> None:
     """Write a model; numbers are as short as gives back the same ones."""
     if path.suffix not in (".arpa", ".gz"):
-        raise UserError(f"{path} does not end in .arpa or .arpa.gz")
+        raise ConfigError(f"{path} does not end in .arpa or .arpa.gz")
     names = np.array(arpa_names(tokenizer, ngrams.vocab), dtype=object)
 
     def write(temporary: Path) -> None:
@@ -142,14 +142,14 @@ class _ArpaReader:
         except UnicodeDecodeError:
             raise self.error("is not text in UTF-8") from None
 
-    def error(self, problem: str, line: int | None = None) -> UserError:
-        return UserError(f"{self.path}, line {self.line_number if line is None else line} {problem}")
+    def error(self, problem: str, line: int | None = None) -> DataError:
+        return DataError(f"{self.path}, line {self.line_number if line is None else line} {problem}")
 
     def next(self) -> str:
         try:
             return next(self._lines)
         except StopIteration:
-            raise UserError(f"{self.path} is truncated: it ends at line {self.line_number}, before \\end\\") from None
+            raise DataError(f"{self.path} is truncated: it ends at line {self.line_number}, before \\end\\") from None
 
     def expect(self, expected: str) -> None:
         line = self.next()

@@ -17,7 +17,7 @@ import numpy as np
 
 from polyseme.corpus.dedup.external_sort import ExternalSorter
 from polyseme.corpus.store import Corpus, token_dtype
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.io.atomic import as_user_error
 from polyseme.ngram.trie import NgramVocab, TrieLevel, find_ngrams
 
@@ -103,7 +103,7 @@ def count_ngrams(
         stream_file.append(stream)
     stream = stream_file.to_memmap()
     if not len(stream):
-        raise UserError("there is no sentence to count n-grams in")
+        raise DataError("there is no sentence to count n-grams in")
     index_dtype = np.int32 if len(stream) < 1 << 31 else np.int64
     adjusted_counts = raw_counts.copy()
     adjusted_counts[vocab.bos_id] = 0

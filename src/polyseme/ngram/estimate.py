@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.ngram.count import BLOCK_SIZE, FileArray, NgramCounts, context_blocks
 from polyseme.ngram.trie import LOG10_ZERO, NgramTrie, NgramVocab, TrieLevel
 
@@ -53,7 +53,7 @@ def estimate_kneser_ney(
     """
     order_cutoffs = [*cutoffs, *[cutoffs[-1] if cutoffs else 0] * len(counts)][: len(counts)]
     if order_cutoffs[0] or any(a > b for a, b in itertools.pairwise(order_cutoffs)) or min(order_cutoffs) < 0:
-        raise UserError(f"cutoffs are {list(cutoffs)}: they begin with 0, since all words stay, and do not fall")
+        raise ConfigError(f"cutoffs are {list(cutoffs)}: they begin with 0, since all words stay, and do not fall")
     level_discounts = (
         list(fixed_discounts) if fixed_discounts is not None else [discounts_for_level(level) for level in counts]
     )

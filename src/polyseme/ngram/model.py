@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from polyseme.corpus.clean.sentences import split_sentences
-from polyseme.errors import UserError
+from polyseme.errors import DataError, ModelError, UnsupportedError
 from polyseme.generation.text import GenerationConfig, TextGenerator, generate_texts, stream_text
 from polyseme.inference.results import TextScore
 from polyseme.io.atomic import atomic_directory, sha256
@@ -53,9 +53,9 @@ class NgramLM:
         config = read_json(folder / "config.json")
         order, language = config.get("order"), config.get("language", "en")
         if type(order) is not int or not 1 <= order <= MAX_ORDER:
-            raise UserError(f"{folder}/config.json: order is {order!r}, expected a number from 1 to {MAX_ORDER}")
+            raise ModelError(f"{folder}/config.json: order is {order!r}, expected a number from 1 to {MAX_ORDER}")
         if not isinstance(language, str):
-            raise UserError(f"{folder}/config.json: language is {language!r}, expected a name such as 'en'")
+            raise ModelError(f"{folder}/config.json: language is {language!r}, expected a name such as 'en'")
         tokenizer = Tokenizer.load(folder)
         vocab = NgramVocab.from_tokenizer(tokenizer)
         for name, expected in (
@@ -64,7 +64,7 @@ class NgramLM:
             ("eos_token_id", vocab.eos_id),
         ):
             if config.get(name) != expected:
-                raise UserError(
+                raise ModelError(
                     f"{folder}: config.json has {name} {config.get(name)!r}, but the tokenizer's is {expected}"
                 )
         return cls(folder, NgramTrie.open(folder, vocab, order), tokenizer, language)
@@ -152,8 +152,8 @@ class NgramLM:
         stream, _ = self._encode_streams([text], allow_empty=True)
         return stream[:-1].tolist() or [self.ngrams.vocab.bos_id]
 
-    def _unsupported(self, operation: str) -> UserError:
-        return UserError(f"{self.path} cannot {operation}: it counts n-grams, which can be scored and can write")
+    def _unsupported(self, operation: str) -> UnsupportedError:
+        return UnsupportedError(f"{self.path} cannot {operation}: it counts n-grams, which can be scored and can write")
 
     def __getattr__(self, name: str) -> Any:
         """What only a neural model has is a mistake to ask for, told in one line."""
@@ -178,7 +178,7 @@ class NgramLM:
         ]
         lengths = np.bincount(text_index, encoded.lengths[is_nonempty] + 2, len(texts)).astype(np.int64)
         if not allow_empty and not lengths.all():
-            raise UserError(f"there is nothing to read in {texts[int(np.argmin(lengths))]!r}")
+            raise DataError(f"there is nothing to read in {texts[int(np.argmin(lengths))]!r}")
         vocab, unk_id = self.ngrams.vocab, self.tokenizer.special_token_ids.unk
         is_marker = ~vocab.is_predicted[encoded.ids] | (
             encoded.ids == vocab.eos_id
@@ -202,4 +202,4 @@ def verify_ngrams(folder: Path) -> None:
     saved_metadata = read_json(folder / "polyseme.json")
     for name, expected in saved_metadata.get("sha256", {}).items():
         if not (folder / name).is_file() or sha256(folder / name) != expected:
-            raise UserError(f"{folder / name} is not what was saved: its hash differs from the one in polyseme.json")
+            raise ModelError(f"{folder / name} is not what was saved: its hash differs from the one in polyseme.json")

@@ -15,7 +15,7 @@ import numpy as np
 
 from polyseme.config import Config
 from polyseme.corpus.store import Corpus, verify_corpus
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.io.atomic import atomic_directory, ensure_new_directory
 from polyseme.io.json import write_json
 from polyseme.ngram.count import count_ngrams, sentence_streams
@@ -44,7 +44,7 @@ class NgramRecipe(Config):
     def check(self) -> NgramRecipe:
         """Itself, if its numbers can be used."""
         if not 1 <= self.order <= MAX_ORDER:
-            raise UserError(f"order is {self.order}, expected a number from 1 to {MAX_ORDER}")
+            raise ConfigError(f"order is {self.order}, expected a number from 1 to {MAX_ORDER}")
         self.check_range(0, 1, "valid_fraction")
         self.check_range(1, math.inf, "memory_mb")
         return self

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from polyseme.corpus.store import memmap_array
-from polyseme.errors import UserError
+from polyseme.errors import DataError, ModelError
 from polyseme.io.atomic import write_array
 from polyseme.text.cached_encoder import concat_ranges
 from polyseme.text.tokenizer import Tokenizer
@@ -167,7 +167,7 @@ class NgramTrie:
                 _check_array(folder / array_filename(n, "child_offsets"), level.child_offsets, num_contexts + 1, "u")
                 _check_array(folder / array_filename(n, "words"), level.words, length, "u")
                 if level.child_offsets[0] != 0 or level.child_offsets[-1] != length:
-                    raise UserError(
+                    raise ModelError(
                         f"{folder / array_filename(n, 'child_offsets')} is damaged: it does not fit the words"
                     )
             for array_name in {"logp", "backoff"} & set(level_array_names(n, order)):
@@ -185,7 +185,7 @@ class NgramSession:
         histories = np.full((len(prompts), ngrams.order - 1), -1, np.int64)
         for row, ids in zip(histories, prompts):
             if invalid_ids := [token for token in ids if not 0 <= token < ngrams.vocab.size]:
-                raise UserError(
+                raise DataError(
                     f"a prompt has the token {invalid_ids[0]}, expected one from 0 to {ngrams.vocab.size - 1}"
                 )
             recent_ids = ids[max(len(ids) - len(row), 0) :]
@@ -214,7 +214,7 @@ def level_array_names(order: int, max_order: int) -> tuple[str, ...]:
 
 def _check_array(path: Path, array: np.ndarray, length: int, kind: str) -> None:
     if array.shape != (length,) or array.dtype.kind != kind:
-        raise UserError(f"{path} is damaged: it has {array.dtype} of shape {array.shape} where {length} were written")
+        raise ModelError(f"{path} is damaged: it has {array.dtype} of shape {array.shape} where {length} were written")
 
 
 def find_ngrams(level: TrieLevel, contexts: np.ndarray, words: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Reading long texts piece by piece: each piece with the memory of those before it, which has no gradient."""
+"""Processing of long sequences in chunks, each with the memory of those before it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 
 
-def forward_chunked(
-    trunk: Any, tokens: Tensor, layout: PackedLayout, segments: Tensor | None, chunk_size: int, grad_tokens: int = 0
-) -> Tensor:
-    """The last states of every token, [T, dim], read `chunk_size` tokens of each sequence at a time.
+def forward_chunked(trunk: Any, inputs: Inputs, chunk_size: int, grad_tokens: int = 0) -> Tensor:
+    """Compute the hidden states [T, dim] by processing `chunk_size` tokens of each sequence at a time.
 
-    A trunk that reads backwards begins at the end. Gradients stop at the borders of chunks, and only chunks with one of
-    a sequence's last `grad_tokens` tokens, in the order of reading, have any (0 is all): a text of any length is learnt
-    from in bounded memory, while a head may pool over all of it (Howard and Ruder 2018, §3.3, BPT3C). Without gradients
-    this is the same as reading at once, as the law of memory says.
+    A backward trunk starts at the end. Gradients stop at chunk borders, and only chunks that contain one of the last
+    `grad_tokens` tokens of a sequence, in the order of processing, have gradients (0: all chunks). So texts of any
+    length are trained on in bounded memory, while a head may pool over all of them (Howard and Ruder 2018, §3.3,
+    BPT3C). Without gradients the result equals that of one forward pass.
     """
+    tokens, layout, segments = inputs.tokens, inputs.layout, inputs.segments
     is_backward = getattr(trunk.config, "direction", "") == "backward"
     lengths = np.array(layout.lengths)
     starts, order = np.cumsum(lengths) - lengths, []
     hidden_chunks, memory = [], None
-    previous_alive = np.arange(len(lengths))  # the sequences that memory is of
+    previous_alive = np.arange(len(lengths))  # the sequences in memory
     for offset in range(0, int(lengths.max(initial=0)), chunk_size):
         alive = np.flatnonzero(lengths > offset)
         if memory is not None and len(alive) < len(previous_alive):
@@ -42,9 +42,8 @@ def forward_chunked(
         needs_grad = ends > lengths[alive] - grad_tokens if grad_tokens else np.ones(len(alive), dtype=bool)
         with nullcontext() if needs_grad.any() else torch.no_grad():
             chunk_segments = None if segments is None else segments.index_select(0, index)
-            output = trunk(
-                tokens.index_select(0, index), chunk_layout, chunk_segments, memory=memory, return_memory=True
-            )
+            chunk = Inputs(tokens.index_select(0, index), chunk_layout, chunk_segments)
+            output = trunk(chunk, memory=memory, return_memory=True)
         memory, hidden = output.memory.detach(), output.hidden
         if not needs_grad.all():
             mask = torch.from_numpy(np.repeat(needs_grad, chunk_lengths)).to(hidden.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,13 +12,24 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import UnsupportedError
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.coreference import CoreferenceHeadConfig
 from polyseme.nn.heads.crf import CRF, ChainLayout
-from polyseme.nn.heads.glove import CooccurrenceBatch
-from polyseme.nn.heads.standard import AnyHeadConfig
-from polyseme.nn.heads.word2vec import SparseLossOutput, WindowBatch
+from polyseme.nn.heads.glove import CooccurrenceBatch, GloVeHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig
+from polyseme.nn.heads.span_boundary import SpanBoundaryHeadConfig
+from polyseme.nn.heads.word2vec import (
+    HierarchicalSoftmaxHeadConfig,
+    NegativeSamplingHeadConfig,
+    SparseLossOutput,
+    WindowBatch,
+)
+from polyseme.nn.layers.adaptive import AdaptiveSoftmaxHeadConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.sparse import SparseRowGrad
+from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.feature_network import FeatureNetworkConfig
 from polyseme.nn.trunks.lookup import StaticEmbeddingTrunkConfig
@@ -26,30 +37,30 @@ from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 from polyseme.nn.trunks.window import FeedForwardLMConfig
 
-AnyTrunkConfig = (
-    TransformerConfig
-    | EncoderDecoderConfig
-    | RecurrentTrunkConfig
-    | FeedForwardLMConfig
-    | StaticEmbeddingTrunkConfig
-    | FeatureNetworkConfig
-)
-
 SparseBatch = WindowBatch | CooccurrenceBatch  # what is learnt from by rows: words near each other, or counts of them
 
 
 @dataclass(frozen=True)
 class ModelConfig(Config):
+    """A family's trunk and named heads."""
+
     family: str
-    trunk: AnyTrunkConfig
-    heads: dict[str, AnyHeadConfig] = field(default_factory=dict)
+    trunk: TrunkConfig
+    heads: dict[str, HeadConfig] = field(default_factory=dict)
+
+    config_types: ClassVar[tuple[type[Config], ...]] = (
+        *(TransformerConfig, EncoderDecoderConfig, RecurrentTrunkConfig, FeedForwardLMConfig),
+        *(StaticEmbeddingTrunkConfig, FeatureNetworkConfig),
+        *(LMHeadConfig, ClassificationHeadConfig, SpanBoundaryHeadConfig, AdaptiveSoftmaxHeadConfig),
+        *(NegativeSamplingHeadConfig, HierarchicalSoftmaxHeadConfig, GloVeHeadConfig, CoreferenceHeadConfig),
+    )
 
     @property
     def transformer(self) -> TransformerConfig:
         """The trunk of a model whose trunk is a Transformer; of two stacks, the first."""
         trunk = self.trunk.encoder if isinstance(self.trunk, EncoderDecoderConfig) else self.trunk
         if not isinstance(trunk, TransformerConfig):
-            raise UserError(f"{self.family} is no Transformer: it has no blocks and no attention")
+            raise UnsupportedError(f"{self.family} is no Transformer: it has no blocks and no attention")
         return trunk
 
     def build(self, seed: int | None = None) -> Model:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from polyseme.nn.index_cache import cached_index
+from polyseme.nn.tree import tree_map
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +102,8 @@ class PackedLayout:
         return [run for run in runs if run[1]]
 
     def to(self, device: str | torch.device) -> PackedLayout:
-        cu_seqlens = self.cu_seqlens.to(device, non_blocking=True)
-        return PackedLayout(self.lengths, self.max_seqlen, cu_seqlens, self.positions.to(device, non_blocking=True))
+        """Copy the layout to a device."""
+        return tree_map(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def pad(self, packed: Tensor, value: float = 0) -> Tensor:
         """[T, …] to the padded view other tools use, [B, longest present, …]."""
@@ -169,13 +170,10 @@ class CacheLayout:
 
 @dataclass(frozen=True, eq=False)
 class EncoderInput:
-    """What each sequence of a batch looks at besides itself: token ids [S], or states [S, dim] once they are read."""
+    """The sources of a batch, one per sequence: token ids [S] or, once encoded, states [S, dim]."""
 
     values: Tensor
     layout: PackedLayout
-
-    def to(self, device: str | torch.device) -> EncoderInput:
-        return EncoderInput(self.values.to(device, non_blocking=True), self.layout.to(device))
 
 
 def token_budget_batches(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:

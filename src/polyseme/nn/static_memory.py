@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.memory import LayerCache, Memory
 from polyseme.nn.packing import CacheLayout, PackedLayout
 
@@ -80,7 +80,7 @@ class StaticKVCache:
         self.max_seqlen, self.uniform = max(lengths, default=0), len(set(lengths)) < 2
         if self.max_seqlen > self.capacity or len(lengths) > len(self.lengths):
             size = f"{len(self.lengths)} × {self.capacity}"
-            raise UserError(f"{len(lengths)} sequences of up to {self.max_seqlen} tokens do not fit {size} places")
+            raise ConfigError(f"{len(lengths)} sequences of up to {self.max_seqlen} tokens do not fit {size} places")
         _scatter_packed(self.states, memory.states, memory.layout, self.lengths)  # type: ignore[arg-type]
         if memory.source is not None and self.source_lengths is not None:
             layout = memory.source.layout

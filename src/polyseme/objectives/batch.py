@@ -1,112 +1,183 @@
-"""What an objective hands to the trunk: a packed batch, and what is to be predicted where."""
+"""Batches: the inputs of a trunk and the targets of each loss term."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.chunking import forward_chunked
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.memory import Memory
-from polyseme.nn.model import SparseBatch
-from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.model import Model, SparseBatch
+from polyseme.nn.tree import tree_map
+from polyseme.nn.trunks.base import TrunkConfig, TrunkOutput
 
-IGNORE_INDEX = -100  # a target value that fills a fixed shape and never counts
+IGNORE_INDEX = -100  # label of rows that only fill up a fixed shape
 
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """The rows a term predicts and their true values.
+    """The rows that a loss term predicts, and their labels.
 
-    `rows` index tokens (or sequences, for a term about whole sequences); what several columns mean, the head that
-    reads them knows. `count` is the number of values that count, known before the forward pass: the law of sums needs
-    it. `weight` is the term's factor in the loss; `label_smoothing` the share of each truth that goes to all values evenly,
-    in training.
+    `rows` index tokens, or sequences for a term about whole sequences; the head defines what several columns mean.
+    `count` is the number of labels that count, known before the forward pass. `weight` is the factor of the term in
+    the loss.
     """
 
     rows: Tensor  # int64 [n] or [n, columns]
-    labels: Tensor  # int64 [n] or [n, 2], IGNORED where it fills; float32 for numbers, there NaN fills
+    labels: Tensor  # int64 [n] or [n, 2], IGNORE_INDEX in filler; float32 for regression, NaN in filler
     count: int
     weight: float = 1.0
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.0  # in training
+
+
+class _Movable:
+    """Copies of a batch on a device or in pinned memory."""
+
+    def to(self, device: str | torch.device) -> Self:
+        """Copy the batch to a device."""
+        return tree_map(self, lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Self:
+        """Copy the batch to pinned memory, from which a GPU copies asynchronously."""
+        return tree_map(self, lambda tensor: tensor.pin_memory())
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(_Movable):
+    """One micro-batch: the inputs of the trunk, the targets of each term, and what the objective adds.
+
+    `num_tokens` does not count filler and counts the tokens of sources. `lr_scale` is a factor on the learning rate of
+    the step.
+    """
+
+    inputs: Inputs
+    targets: dict[str, Targets] = field(default_factory=dict)
+    num_tokens: int = 0
+    lr_scale: float = field(default=1.0, metadata={"host_only": True})
+    extra: BatchExtra | None = None
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of labels of each term."""
+        return {name: targets.count for name, targets in self.targets.items()}
+
+    def for_trunk(self, trunk: TrunkConfig) -> Batch:
+        """Return the batch without the inputs that a trunk does not take."""
+        inputs = trunk.omit_unsupported(self.inputs)
+        return self if inputs is self.inputs else replace(self, inputs=inputs)
+
+    def forward(self, model: Model, layers: tuple[int, ...] = ()) -> TrunkOutput:
+        """Run the trunk of a model on the batch."""
+        if self.extra is not None:
+            return self.extra.forward(model, self.inputs, layers)
+        output: TrunkOutput = model.trunk(self.inputs, layers=layers)
+        return output
+
+
+@dataclass(frozen=True, eq=False)
+class SparseUpdateBatch(_Movable):
+    """One micro-batch of word2vec or GloVe, whose heads compute the gradients of table rows without running a trunk."""
+
+    term: str
+    examples: SparseBatch
+    count: int  # of predicted words
+    num_tokens: int
+    lr_scale: ClassVar[float] = 1.0
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of predictions of its term."""
+        return {self.term: self.count}
+
+
+class BatchExtra:
+    """How an objective runs the trunk on its batches, where that is more than one call. Abstract."""
+
+    supports_cuda_graphs: ClassVar[bool] = True
+    num_extra_forwards: ClassVar[int] = 0  # forward passes in a training step beyond the first
+
+    def forward(self, model: Model, inputs: Inputs, layers: tuple[int, ...] = ()) -> TrunkOutput:
+        """Run the trunk."""
+        output: TrunkOutput = model.trunk(inputs, layers=layers)
+        return output
+
+    def prepare(self, model: Model, batch: Batch) -> Batch:
+        """Change a batch before a training step."""
+        return batch
+
+    @property
+    def memory(self) -> Memory | None:
+        """The memory that the trunk continues from."""
+        return None
+
+    def with_memory(self, memory: Memory | None) -> BatchExtra:
+        """Return a copy that continues from this memory, for a forward pass that is captured or recomputed."""
+        return self
+
+    def store_memory(self, memory: Memory) -> None:
+        """Keep the memory for the next batch."""
 
 
 class SegmentState:
-    """What a row of batches hands on, each of which goes on where the one before it ended."""
+    """The memory that consecutive batches pass on."""
 
     def __init__(self, memory: Memory | None = None) -> None:
         self.memory = memory
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
-    """One micro-batch. `num_tokens` leaves filler out, and counts the tokens of a source too.
+class SegmentExtra(BatchExtra):
+    """The batch continues the one before it, from the memory in `state`, unless it `starts_fresh`."""
 
-    With `query_stream`, the states of the query stream stand behind those of the tokens, and targets may name their rows.
-    With a `segment_state`, the batch is read with the memory in it, unless it `starts_fresh` the row, and leaves its own there.
-    With `chunk_size`, sequences are read so many tokens at a time, and `grad_tokens` of their last tokens have a gradient (0 is
-    all). `lr_scale` is a factor on the rate of the step. Tokens that are the model's `sample_mask` are, in training, what it would
-    have written there (scheduled sampling).
+    state: SegmentState
+    starts_fresh: bool = False
+
+    def forward(self, model: Model, inputs: Inputs, layers: tuple[int, ...] = ()) -> TrunkOutput:
+        output: TrunkOutput = model.trunk(inputs, memory=self.memory, layers=layers, return_memory=True)
+        assert output.memory is not None
+        self.state.memory = output.memory.detach()
+        return output
+
+    @property
+    def memory(self) -> Memory | None:
+        return None if self.starts_fresh else self.state.memory
+
+    def with_memory(self, memory: Memory | None) -> SegmentExtra:
+        return SegmentExtra(SegmentState(memory))
+
+    def store_memory(self, memory: Memory) -> None:
+        self.state.memory = memory
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkedExtra(BatchExtra):
+    """Sequences are processed `chunk_size` tokens at a time; the last `grad_tokens` have gradients (0: all)."""
+
+    chunk_size: int
+    grad_tokens: int = 0
+    supports_cuda_graphs: ClassVar[bool] = False
+
+    def forward(self, model: Model, inputs: Inputs, layers: tuple[int, ...] = ()) -> TrunkOutput:
+        assert not layers, "chunked processing returns the last layer only"
+        return TrunkOutput(forward_chunked(model.trunk, inputs, self.chunk_size, self.grad_tokens), {})
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduledSamplingExtra(BatchExtra):
+    """In training, masked tokens are replaced by what the model predicts there (Bengio et al. 2015).
+
+    The predictions are those of one forward pass over the true target (Mihaylova and Martins 2019, §3).
     """
 
-    tokens: Tensor  # int64 [T]
-    layout: PackedLayout
-    segments: Tensor | None = None  # int64 [T]
-    targets: dict[str, Targets] = field(default_factory=dict)
-    num_tokens: int = 0
-    query_stream: QueryStream | None = None
-    segment_state: SegmentState | None = None
-    starts_fresh: bool = False
-    sparse: SparseBatch | None = None  # for heads that learn by rows: what they learn from, instead of rows and values
-    source: EncoderInput | None = None  # what the tokens are a target of: ids, one sequence for each
-    sample_mask: Tensor | None = None  # bool [T]
-    lr_scale: float = 1.0
-    chunk_size: int = 0
-    grad_tokens: int = 0
+    mask: Tensor  # bool [T]
+    num_extra_forwards: ClassVar[int] = 1
 
-    def to(self, device: str | torch.device) -> Batch:
-        return tree_map(self, lambda t: t.to(device, non_blocking=True))
-
-    def pin_memory(self) -> Batch:
-        """In memory that a GPU can fetch from without the host waiting."""
-        return tree_map(self, lambda t: t.pin_memory())
-
-
-Value = TypeVar("Value")
-
-
-def tree_map(value: Value, fn: Callable[[Tensor], Tensor]) -> Value:
-    """The same value, each tensor in it changed: those of dataclasses, dictionaries and tuples of such."""
-    if isinstance(value, Tensor):
-        return fn(value)  # type: ignore[return-value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: tree_map(getattr(value, f.name), fn) for f in fields(value)})
-    if isinstance(value, dict):
-        return {key: tree_map(item, fn) for key, item in value.items()}  # type: ignore[return-value]
-    if isinstance(value, tuple) and not all(isinstance(item, int) for item in value):
-        return tuple(tree_map(item, fn) for item in value)  # type: ignore[return-value]
-    return value
-
-
-def tree_leaves(value: object) -> list[Tensor]:
-    """The tensors in it, in order."""
-    leaves: list[Tensor] = []
-    tree_map(value, lambda t: leaves.append(t) or t)  # type: ignore[func-returns-value]
-    return leaves
-
-
-def shape_signature(value: object) -> tuple[object, ...]:
-    """All that a recording of its kernels depends on: the shapes of its tensors, the bounds of its layouts, factors."""
-    if isinstance(value, PackedLayout):
-        return (value.max_seqlen, value.cu_seqlens.shape, value.positions.shape)
-    if isinstance(value, Tensor):
-        return (value.shape,)
-    if isinstance(value, float):
-        return (value,)
-    if is_dataclass(value) and not isinstance(value, type):
-        return tuple(part for f in fields(value) for part in shape_signature(getattr(value, f.name)))
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
-    return tuple(part for item in items for part in shape_signature(item))
+    @torch.no_grad()
+    def prepare(self, model: Model, batch: Batch) -> Batch:
+        (term,) = batch.targets
+        inputs = batch.inputs
+        predicted_ids = model.predict(term, batch.forward(model).hidden, inputs.layout).argmax(-1)
+        tokens = torch.where(self.mask, predicted_ids.roll(1), inputs.tokens)
+        return replace(batch, inputs=replace(inputs, tokens=tokens))

@@ -7,17 +7,18 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
-from polyseme.config import Config
 from polyseme.corpus.sampling import SampleTable, build_samples
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.nn.heads.glove import CooccurrenceBatch
-from polyseme.nn.packing import PackedLayout
-from polyseme.objectives.batch import Batch, Targets
+from polyseme.nn.model import Model
+from polyseme.objectives.base import Objective
+from polyseme.objectives.batch import SparseUpdateBatch
+from polyseme.objectives.losses import evaluate_sparse_batch
 from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ TOKENS_PER_CHUNK = 1 << 18  # tokens whose pairs are made together
 
 
 @dataclass(frozen=True)
-class GloVe(Config):
+class GloVe(Objective):
     """The logarithm of how often two words meet within `window` words, one at distance d counting for 1/d (§4.2).
 
     A cell that was counted x times weighs (x / `x_max`)^`alpha`, at most 1 (eq. 9). While counting, about `memory_mb`
@@ -35,6 +36,8 @@ class GloVe(Config):
     """
 
     terms: ClassVar[tuple[str, ...]] = ("count",)
+    is_sparse: ClassVar[bool] = True
+    has_static_shapes: ClassVar[bool] = True
     window: int = 10
     x_max: float = 100.0
     alpha: float = 0.75
@@ -46,6 +49,9 @@ class GloVe(Config):
 
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> _GloVeBatchBuilder:
         return _GloVeBatchBuilder(self, corpus, special_ids, max_len)
+
+    def evaluate(self, model: Model, batch: Any) -> dict[str, tuple[float, int, int]]:
+        return evaluate_sparse_batch(model, batch)
 
 
 def iter_cooccurrences(
@@ -153,7 +159,7 @@ class _GloVeBatchBuilder(BatchBuilder):
                 cells.write(keys.data)
                 counts.write(values.astype(np.float32).data)
         if not (folder / "keys").stat().st_size:
-            raise UserError("no two known words meet in the corpus")
+            raise DataError("no two known words meet in the corpus")
         self.keys = np.memmap(folder / "keys", np.uint64, "r")
         self.values = np.memmap(folder / "values", np.float32, "r")
         for run in folder.glob("*.npy"):
@@ -170,7 +176,7 @@ class _GloVeBatchBuilder(BatchBuilder):
     def max_predictions(self, num_tokens: int) -> int:
         return num_tokens
 
-    def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> Batch:
+    def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> SparseUpdateBatch:
         is_swapped, cell = np.divmod(ids, len(self.keys))
         word_pairs = np.stack(np.divmod(self.keys[cell], np.uint64(self.vocab_size))).astype(np.int64)
         is_same = word_pairs[0] == word_pairs[1]
@@ -181,12 +187,4 @@ class _GloVeBatchBuilder(BatchBuilder):
         cooccurrences = CooccurrenceBatch(
             *map(torch.from_numpy, (word_pairs[0].copy(), word_pairs[1].copy(), log_counts, weights))
         )
-        empty = torch.zeros(0, dtype=torch.int64)
-        return Batch(
-            empty,
-            PackedLayout.from_lengths([]),
-            None,
-            {"count": Targets(empty, empty, len(ids))},
-            len(ids),
-            sparse=cooccurrences,
-        )
+        return SparseUpdateBatch("count", cooccurrences, len(ids), len(ids))

@@ -77,11 +77,11 @@ def sample_spans(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Stretches of whole words: the first token of each and the one behind its last.
 
-    Between special tokens lies a run of words, of which a share `mask_prob` is the budget. Lengths are drawn until it is
-    spent; as if a stretch had begun before the run, some of it is gone already (the law of what is left of a stretch
-    at a random place), so that the lengths follow the law and the share holds on average, whatever a run's length.
-    Then each goes to a place drawn among the words that are left free, with a word or more between two. What does not
-    fit into a run is left out.
+    Between special tokens lies a run of words, of which a share `mask_prob` is the budget. Lengths are drawn until it
+    is spent; as if a stretch had begun before the run, some of it is gone already (the law of what is left of a stretch
+    at a random place), so that the lengths follow the law and the share holds on average, whatever a run's length. Then
+    each goes to a place drawn among the words that are left free, with a word or more between two. What does not fit
+    into a run is left out.
     """
     word_heads = np.flatnonzero(word_starts)
     word_ends = np.append(word_heads[1:], len(word_starts))

@@ -1,4 +1,4 @@
-"""From token ranges of a corpus to a packed batch, of exact size or of one fixed shape."""
+"""Packing of token ranges of a corpus into batches, of exact size or of one fixed shape."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from polyseme.corpus.sampling import SampleTable
-from polyseme.errors import UserError
+from polyseme.errors import DataError, ModelError
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import EncoderInput, PackedLayout
-from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
+from polyseme.objectives.batch import IGNORE_INDEX, Batch, ScheduledSamplingExtra, SparseUpdateBatch, Targets
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
@@ -25,7 +26,7 @@ Labels = tuple[np.ndarray, np.ndarray]  # the rows to predict, and their true va
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """What an objective has to know of a tokenizer."""
+    """The ids of special tokens that objectives use."""
 
     vocab_size: int
     all_ids: frozenset[int]
@@ -48,7 +49,7 @@ class SpecialIds:
     def require(self, name: str, objective: str) -> int:
         token = getattr(self, name)
         if token is None:
-            raise UserError(f"{objective} needs a {name} token, which this tokenizer lacks")
+            raise ModelError(f"{objective} needs a {name} token, which this tokenizer lacks")
         return int(token)
 
     def require_bos_eos(self, objective: str) -> tuple[int, int]:
@@ -79,15 +80,15 @@ class StaticShape:
 class BatchBuilder(ABC):
     """An objective tied to a corpus and a vocabulary: numbered samples in, packed batches out.
 
-    `max_len` is the most tokens a sample can come out with; `num_special_tokens` the special tokens a sample is given, the same
-    for all or one number each.
+    `max_len` is the most tokens a sample can come out with; `num_special_tokens` the special tokens a sample is given,
+    the same for all or one number each.
     """
 
     token_counts: np.ndarray | None = None  # how often each token occurs, where the model has to be told
 
     def __init__(self, samples: SampleTable, max_len: int, num_special_tokens: int | np.ndarray):
         if not len(samples):
-            raise UserError("the corpus has no text to read")
+            raise DataError("the corpus has no text to read")
         self.samples, self.max_len, self.num_special_tokens = samples, max_len, num_special_tokens
 
     def __len__(self) -> int:
@@ -98,8 +99,8 @@ class BatchBuilder(ABC):
         """How long samples come out in an epoch, special tokens counted."""
 
     @abstractmethod
-    def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> Batch:
-        """The batch of these samples in this epoch: a function of nothing else."""
+    def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> Batch | SparseUpdateBatch:
+        """Return the batch of these samples in an epoch, which depends on nothing else."""
 
     @abstractmethod
     def max_predictions(self, num_tokens: int) -> int:
@@ -198,16 +199,8 @@ class Seq2SeqBatchBuilder(BatchBuilder):
         targets = {"next": Targets(rows, torch.from_numpy(labels), count, label_smoothing=self.label_smoothing)}
         encoder_input = EncoderInput(torch.from_numpy(source_ids), source_layout)
         layout = PackedLayout.from_lengths(target_lengths, num_slots, max_seqlen)
-        sample_mask_tensor = None if sample_mask is None else torch.from_numpy(sample_mask)
-        return Batch(
-            torch.from_numpy(tokens),
-            layout,
-            None,
-            targets,
-            num_tokens,
-            source=encoder_input,
-            sample_mask=sample_mask_tensor,
-        )
+        extra = None if sample_mask is None else ScheduledSamplingExtra(torch.from_numpy(sample_mask))
+        return Batch(Inputs(torch.from_numpy(tokens), layout, source=encoder_input), targets, num_tokens, extra=extra)
 
     def static_shape(self, micro_batch_tokens: int) -> StaticShape:
         max_samples, target_tokens = (
@@ -296,25 +289,20 @@ def pack(
         num_slots, max_seqlen, max_predictions = shape.num_sequences, shape.max_seqlen, shape.num_predictions
     targets = {name: _build_targets(labels, max_predictions) for name, labels in token_labels.items()}
     targets |= {name: _build_targets(labels, num_slots) for name, labels in (sequence_labels or {}).items()}
-    return Batch(
-        torch.from_numpy(tokens),
-        PackedLayout.from_lengths(lengths, num_slots, max_seqlen),
-        None if segments is None else torch.from_numpy(segments),
-        targets,
-        num_tokens,
-    )
+    layout = PackedLayout.from_lengths(lengths, num_slots, max_seqlen)
+    segment_ids = None if segments is None else torch.from_numpy(segments)
+    return Batch(Inputs(torch.from_numpy(tokens), layout, segment_ids), targets, num_tokens)
 
 
 def pad_to_bucket(batch: Batch, max_len: int) -> Batch:
-    """The batch filled up to one of few shapes, eight an octave, so that a recording of a step's kernels serves many.
+    """Fill a batch up to one of few shapes, eight per octave, so that a CUDA graph serves many batches.
 
-    Targets that are one a sequence, or one of several, stay as they are; those of tokens are filled with what never
-    counts.
+    Targets of tokens are filled up with ignored labels; those of sequences or of several columns stay as they are.
     """
-    lengths = list(batch.layout.lengths)
-    bucket = max(1 << batch.layout.num_tokens.bit_length() >> 4, 64)
-    max_seqlen = min(max(1 << (batch.layout.max_seqlen - 1).bit_length(), 32), max_len)
-    num_filler_tokens = -batch.layout.num_tokens % bucket
+    inputs, lengths = batch.inputs, list(batch.inputs.layout.lengths)
+    bucket = max(1 << inputs.layout.num_tokens.bit_length() >> 4, 64)
+    max_seqlen = min(max(1 << (inputs.layout.max_seqlen - 1).bit_length(), 32), max_len)
+    num_filler_tokens = -inputs.layout.num_tokens % bucket
     num_full, remainder = divmod(num_filler_tokens, max_seqlen)
     layout = PackedLayout.from_lengths(
         [*lengths, *[max_seqlen] * num_full, *[remainder] * (remainder > 0)],
@@ -327,10 +315,9 @@ def pad_to_bucket(batch: Batch, max_len: int) -> Batch:
         else _pad_targets(target, -len(target.rows) % bucket)
         for name, target in batch.targets.items()
     }
-    segments = None if batch.segments is None else F.pad(batch.segments, (0, num_filler_tokens))
-    return replace(
-        batch, tokens=F.pad(batch.tokens, (0, num_filler_tokens)), layout=layout, segments=segments, targets=targets
-    )
+    segments = None if inputs.segments is None else F.pad(inputs.segments, (0, num_filler_tokens))
+    tokens = F.pad(inputs.tokens, (0, num_filler_tokens))
+    return replace(batch, inputs=replace(inputs, tokens=tokens, layout=layout, segments=segments), targets=targets)
 
 
 def _pad_targets(targets: Targets, num_added: int) -> Targets:

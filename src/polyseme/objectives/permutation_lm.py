@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 
-from polyseme.config import Config
 from polyseme.corpus.sampling import build_samples
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.packing import PackedLayout
+from polyseme.objectives.base import Objective
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape, pack
 from polyseme.rng import RandomStream, derive_sample_keys, integers, random_bits
@@ -23,16 +23,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PermutationLM(Config):
+class PermutationLM(Objective):
     """Runs of sentences, `run <sep> <cls>`, of which one token in `predict_one_in` is predicted.
 
-    Spans as in §3.1: a sequence is cut into windows of `predict_one_in` · L tokens, L drawn evenly from 1 to `max_span_length`, and of
-    each window L tokens in a row are predicted; of n tokens ⌊n / one_in⌋, always. These and the two marks stand in a
-    random order; all other tokens come before them and see each other, as in the paper's code (§2.3 needs no order
-    among what is not predicted). Departures: the code draws L by 1 / L and lets spans end where words do.
+    Spans as in §3.1: a sequence is cut into windows of `predict_one_in` · L tokens, L drawn evenly from 1 to
+    `max_span_length`, and of each window L tokens in a row are predicted; of n tokens ⌊n / one_in⌋, always. These and
+    the two marks stand in a random order; all other tokens come before them and see each other, as in the paper's code
+    (§2.3 needs no order among what is not predicted). Departures: the code draws L by 1 / L and lets spans end where
+    words do.
     """
 
     terms: ClassVar[tuple[str, ...]] = ("masked",)
+    needs_query_stream: ClassVar[bool] = True
+    has_static_shapes: ClassVar[bool] = True  # where all sequences have one length
     predict_one_in: int = 6
     max_span_length: int = 5
 
@@ -47,7 +50,7 @@ class PermutationLM(Config):
 class _PermutationLMBatchBuilder(BatchBuilder):
     def __init__(self, config: PermutationLM, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int):
         if max_len < config.predict_one_in + 2:
-            raise UserError(
+            raise ConfigError(
                 f"max_len is {max_len}, expected {config.predict_one_in + 2} or more: else nothing is predicted"
             )
         super().__init__(build_samples(corpus, max_len - 2), max_len, 2)
@@ -80,7 +83,7 @@ class _PermutationLMBatchBuilder(BatchBuilder):
         ), lengths
 
     def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> Batch:
-        """Of exact size whatever the shape: a query stream has as many rows as there are places to predict."""
+        """Return a batch of exact size, whatever the shape: a query stream has one row per predicted position."""
         sizes, sample_keys = self.samples.lengths[ids], derive_sample_keys(self.seed, epoch, ids)
         ends = np.cumsum(sizes + 2)
         firsts = ends - sizes - 2
@@ -110,4 +113,4 @@ class _PermutationLMBatchBuilder(BatchBuilder):
         query_stream = QueryStream(
             torch.from_numpy(ranks), torch.from_numpy(predicted), PackedLayout.from_lengths(lengths.sum(axis=1))
         )
-        return Batch(batch.tokens, batch.layout, None, batch.targets, batch.num_tokens, query_stream=query_stream)
+        return replace(batch, inputs=replace(batch.inputs, query_stream=query_stream))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from polyseme.config import Config
 from polyseme.corpus.sampling import build_samples
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
+from polyseme.objectives.base import Objective
 from polyseme.objectives.packing import BatchBuilder, Seq2SeqBatchBuilder, SpecialIds
 from polyseme.rng import RandomStream, derive_sample_keys, random_bits
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SpanCorruption(Config):
+class SpanCorruption(Objective):
     """A share `noise_density` of the tokens goes, in spans of `mean_span_length` tokens on average.
 
     The source has a sentinel for each span, the target each sentinel and its span, and one sentinel more: `a b c d e f`
@@ -32,6 +32,7 @@ class SpanCorruption(Config):
     """
 
     terms: ClassVar[tuple[str, ...]] = ("next",)
+    needs_source: ClassVar[bool] = True
     noise_density: float = 0.15
     mean_span_length: float = 3.0
 
@@ -65,11 +66,11 @@ class _SpanCorruptionBatchBuilder(Seq2SeqBatchBuilder):
         source, target = config.output_lengths(longest)
         fitting_lengths = longest[(source <= max_len) & (target <= max_len)]
         if not len(fitting_lengths):
-            raise UserError(f"max_len is {max_len}, expected 4 or more: 2 go to a sentinel and the end mark")
+            raise ConfigError(f"max_len is {max_len}, expected 4 or more: 2 go to a sentinel and the end mark")
         num_sentinels = int(config.count_noise(fitting_lengths[-1:])[1][0]) + 1
         if num_sentinels > len(self.sentinels):
             available = f"has {len(self.sentinels)}" if len(self.sentinels) else "has none"
-            raise UserError(
+            raise ConfigError(
                 f"{name} with max_len {max_len} needs {num_sentinels} sentinels, and the tokenizer {available}: "
                 "train it with more sentinels, or set a smaller max_len"
             )

@@ -1,15 +1,17 @@
-"""Next-token prediction over segments that go on, for models with a memory (Dai et al. 2019, §3.2)."""
+"""Next-token prediction over consecutive segments, for models with memory (Dai et al. 2019, §3.2)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from polyseme.config import Config
 from polyseme.corpus.sampling import SampleTable
+from polyseme.errors import DataError
+from polyseme.nn.model import ModelConfig
+from polyseme.objectives.base import Objective
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.packing import SpecialIds, StaticShape, StreamingBatchBuilder, pack
 from polyseme.rng import RandomStream, bernoulli, derive_sample_keys, normal, random_bits
@@ -17,23 +19,27 @@ from polyseme.rng import RandomStream, bernoulli, derive_sample_keys, normal, ra
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
 
-HALF_LENGTH_PROB, MIN_SEGMENT_LEN = 0.05, 5  # the share of steps that read half as much; the fewest tokens of a segment
+HALF_LENGTH_PROB = 0.05  # of steps whose segments have half the length
+MIN_SEGMENT_LEN = 5
 
 
 @dataclass(frozen=True)
-class StreamingCausalLM(Config):
-    """The corpus as one stream, `<eos>` before and behind each document, in segments of `max_len` tokens.
+class StreamingCausalLM(Objective):
+    """The corpus as one stream, with `<eos>` before and after each document, in segments of `max_len` tokens.
 
-    A step reads the next segment of many lanes, and what the model remembers of each lane is handed on: truncated
-    back-propagation through time, over document borders too, as in the paper's code. An epoch begins without memory.
+    A step processes the next segment of many parallel lanes with the memory of each lane: truncated back-propagation
+    through time, across document borders too, as in the paper's code. An epoch starts without memory.
 
-    With a `bptt_std`, the length of a step's segments is drawn around `max_len` (in one step of twenty, around half of
-    it) with that deviation, and the step's rate goes with it, so that it is not always the same tokens whose gradient
-    is cut off (Merity et al. 2018, §4.1). Backward, the stream is read from its end, and a token predicts the one
-    before it. `activation_reg` is the weight of the mean square of the last states, `temporal_activation_reg` that of their change from
-    token to token before dropout (§4.6, AR and TAR; their α is 2, their β 1).
+    With `bptt_std`, the length of a step's segments is drawn from a normal distribution around `max_len` (in one step
+    of twenty, around half of it), and the learning rate of the step is proportional to it, so that gradients are not
+    always cut at the same tokens (Merity et al. 2018, §4.1). With `direction` "backward", the stream is processed from
+    its end, and a token predicts the one before it. `activation_reg` is the weight of the mean square of the states,
+    `temporal_activation_reg` that of their change from token to token before dropout (§4.6, AR and TAR, with α = 2 and
+    β = 1).
     """
 
+    has_static_shapes: ClassVar[bool] = True
+    needs_bounded_memory: ClassVar[bool] = True
     bptt_std: float = 0.0
     direction: Literal["forward", "backward"] = "forward"
     activation_reg: float = 0.0
@@ -42,9 +48,14 @@ class StreamingCausalLM(Config):
     def __post_init__(self) -> None:
         self.check_range(0, 1e6, "bptt_std", "activation_reg", "temporal_activation_reg")
 
-    def max_segment_len(self, max_len: int) -> int:
-        """How many tokens a segment has at most: a draw beyond six deviations is held there."""
+    def max_input_len(self, max_len: int) -> int:
+        """Return the maximum length of a segment: draws are clipped at six standard deviations."""
         return int(max_len + 6 * self.bptt_std)
+
+    def check(self, model: ModelConfig, max_len: int) -> None:
+        super().check(model, max_len)
+        if self.direction == "forward" and not model.trunk.causal:
+            raise DataError(f"{type(self).__name__} needs a causal trunk, and that of {model.family} is not")
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -59,8 +70,8 @@ class _StreamingCausalLMBatchBuilder(StreamingBatchBuilder):
         self.config, self.corpus, self.seed = config, corpus, seed
         self.eos = special_ids.require_bos_eos("StreamingCausalLM")[1]
         borders = np.unique(np.asarray(corpus.sentence_offsets)[np.asarray(corpus.document_offsets)])
-        self.eos_positions = borders + np.arange(len(borders))  # the places of <eos> in the stream
-        self.stream_end = int(self.eos_positions[-1]) // max_len * max_len  # what is read of it
+        self.eos_positions = borders + np.arange(len(borders))  # in the stream
+        self.stream_end = int(self.eos_positions[-1]) // max_len * max_len  # a whole number of segments
         starts = np.arange(0, self.stream_end, max_len)
         numbers, sizes = np.arange(len(starts)), np.full(len(starts), max_len)
         super().__init__(SampleTable(starts, sizes, numbers, np.append(starts, 0), numbers, sizes), max_len, 0)
@@ -77,7 +88,7 @@ class _StreamingCausalLMBatchBuilder(StreamingBatchBuilder):
     def cuts(self, length: int, epoch: int) -> np.ndarray:
         if not self.config.bptt_std:
             return super().cuts(length, epoch)
-        steps = np.arange(-(-length // MIN_SEGMENT_LEN))  # there are no more, and a draw is cheap
+        steps = np.arange(-(-length // MIN_SEGMENT_LEN))  # an upper bound
         step_keys = derive_sample_keys(self.seed, epoch, steps)
         mean_lengths = np.where(
             bernoulli(random_bits(step_keys, 0, RandomStream.BPTT_IS_SHORT), HALF_LENGTH_PROB),
@@ -88,14 +99,14 @@ class _StreamingCausalLMBatchBuilder(StreamingBatchBuilder):
             random_bits(step_keys, 0, RandomStream.BPTT_LENGTH), random_bits(step_keys, 1, RandomStream.BPTT_LENGTH)
         )
         ends = np.cumsum(
-            np.clip(segment_lengths.astype(np.int64), MIN_SEGMENT_LEN, self.config.max_segment_len(self.max_len))
+            np.clip(segment_lengths.astype(np.int64), MIN_SEGMENT_LEN, self.config.max_input_len(self.max_len))
         )
         return np.concatenate([[0], ends[ends < length], [length]])
 
     def segment_batch(self, offsets: np.ndarray, length: int) -> Batch:
         is_backward = self.config.direction == "backward"
         starts = self.stream_end - offsets - length if is_backward else offsets
-        # one token longer than the segment: forward, inputs are all but its last, predictions all but its first
+        # one token longer than the segment: forward, the input is all but its last token, the labels all but its first
         positions = (starts[:, None] + np.arange(length + 1)).ravel()
         num_eos_before = np.searchsorted(self.eos_positions, positions, side="right")
         is_text = self.eos_positions[num_eos_before - 1] != positions
@@ -117,7 +128,7 @@ class _StreamingCausalLMBatchBuilder(StreamingBatchBuilder):
         return replace(batch, targets=targets, lr_scale=length / self.max_len if self.config.bptt_std else 1.0)
 
     def _regularizer_targets(self, num_tokens: int, num_lanes: int) -> dict[str, Targets]:
-        """Terms about the states themselves, which predict nothing: they are counted as all terms are."""
+        """Return targets of the terms about the states, which have no labels, for their counts."""
         empty = torch.zeros(0, dtype=torch.int64)
         counts = {"activation_reg": num_tokens, "temporal_activation_reg": num_tokens - num_lanes}
         weights = {name: getattr(self.config, name) for name in counts}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from polyseme.config import Config
 from polyseme.corpus.sampling import SampleTable
-from polyseme.errors import UserError
+from polyseme.errors import DataError
+from polyseme.objectives.base import Objective
 from polyseme.objectives.packing import BatchBuilder, Seq2SeqBatchBuilder, SpecialIds
 from polyseme.rng import RandomStream, bernoulli, derive_sample_keys, random_bits
 
@@ -32,7 +32,7 @@ class ParallelText:
     def from_ids(cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> ParallelText:
         """From texts as ids, the n-th of one side with the n-th of the other."""
         if len(sources) != len(targets):
-            raise UserError(f"{len(sources)} sources and {len(targets)} targets are no pairs")
+            raise DataError(f"{len(sources)} sources and {len(targets)} targets are no pairs")
         sides = []
         for texts in (sources, targets):
             sides.append(np.array([token for text in texts for token in text], dtype=np.int64))
@@ -44,16 +44,18 @@ class ParallelText:
 
 
 @dataclass(frozen=True)
-class Translation(Config):
+class Translation(Objective):
     """The source is closed by eos, and so is the target; the decoder starts with bos, or eos where there is none.
 
-    `label_smoothing` is the share of each truth that goes to all tokens evenly (§5.4). With `scheduled_sampling`, tokens are read as the
-    model itself would have written them, with that probability, to which it rises evenly over the first `scheduled_sampling_epochs`
-    (scheduled sampling, Bengio et al. 2015, §2.4). What it would have written is found in one reading of the true
-    target, so that a decoder still reads all steps at once (Mihaylova and Martins 2019, §3).
+    `label_smoothing` is the share of each truth that goes to all tokens evenly (§5.4). With `scheduled_sampling`,
+    tokens are read as the model itself would have written them, with that probability, to which it rises evenly over
+    the first `scheduled_sampling_epochs` (scheduled sampling, Bengio et al. 2015, §2.4). What it would have written is
+    found in one reading of the true target, so that a decoder still reads all steps at once (Mihaylova and Martins
+    2019, §3).
     """
 
     terms: ClassVar[tuple[str, ...]] = ("next",)
+    needs_source: ClassVar[bool] = True
     label_smoothing: float = 0.1
     scheduled_sampling: float = 0.0
     scheduled_sampling_epochs: int = 0
@@ -84,7 +86,7 @@ class _TranslationBatchBuilder(Seq2SeqBatchBuilder):
         )
         longest = np.maximum(pairs.source_lengths, pairs.target_lengths) + 1
         if len(too_long := np.flatnonzero(longest > max_len)):
-            raise UserError(
+            raise DataError(
                 f"pair {too_long[0] + 1} has {longest[too_long[0]]} tokens with its end mark, more than {max_len}: "
                 "prepare shorter ones, or set a larger max_len"
             )
@@ -118,7 +120,7 @@ class _TranslationBatchBuilder(Seq2SeqBatchBuilder):
 def _load_parallel_text(corpus: Corpus) -> ParallelText:
     """The pairs of a corpus, each a document of two sentences."""
     if "pairs" not in corpus.manifest:
-        raise UserError(f"{corpus.path} is no corpus of pairs: make one with `polyseme pairs`")
+        raise DataError(f"{corpus.path} is no corpus of pairs: make one with `polyseme pairs`")
     lengths = np.diff(corpus.sentence_offsets).reshape(-1, 2)
     starts = corpus.sentence_offsets[:-1].reshape(-1, 2)
     sides = [(corpus.gather_tokens(starts[:, i], lengths[:, i]), lengths[:, i].astype(np.int64)) for i in (0, 1)]

@@ -9,36 +9,40 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from polyseme.config import Config, check_in_range
 from polyseme.corpus.sampling import build_samples
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.nn.heads.word2vec import WindowBatch
-from polyseme.nn.packing import PackedLayout
-from polyseme.objectives.batch import Batch, Targets
+from polyseme.nn.model import Model
+from polyseme.objectives.base import Objective
+from polyseme.objectives.batch import SparseUpdateBatch
+from polyseme.objectives.losses import evaluate_sparse_batch
 from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape
 from polyseme.rng import RandomStream, derive_sample_keys, integers, random_bits, uniform
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
 
-TOKENS_PER_CHUNK = 1 << 22  # tokens that are counted together
+TOKENS_PER_CHUNK = 1 << 22  # counted at once
 
 
 @dataclass(frozen=True)
-class Word2Vec(Config):
-    """`architecture` the contexts of a word (skip-gram) or the word from their mean (CBOW).
+class Word2Vec(Objective):
+    """Prediction of the contexts of a word ("skipgram") or of a word from the mean of its contexts ("cbow").
 
-    `loss` is how: against `num_negatives` other words, drawn in proportion to count^`ns_exponent`, or down a tree. For a block
-    of `block_size` words `negatives_per_block` negatives are drawn once, each of which then counts for negatives / drawn. `subsample_threshold` is
-    the frequency above which words are left out: one of frequency f stays with probability √(t/f) + t/f, as in the
-    authors' code (the paper has the first term alone); 0 keeps all.
+    The `loss` is negative sampling, against `num_negatives` words drawn in proportion to count^`ns_exponent`, or
+    hierarchical softmax. For a block of `block_size` words, `negatives_per_block` negatives are drawn once, and each of
+    them counts num_negatives / negatives_per_block times. Words more frequent than `subsample_threshold` t are left out
+    at random: one of frequency f is kept with probability √(t/f) + t/f, as in the published program (the paper has the
+    first term only); 0 keeps all.
     """
 
+    is_sparse: ClassVar[bool] = True
+    has_static_shapes: ClassVar[bool] = True
     architecture: Literal["skipgram", "cbow"] = "skipgram"
     loss: Literal["negative_sampling", "hierarchical_softmax"] = "negative_sampling"
     window: int = 5
@@ -50,12 +54,10 @@ class Word2Vec(Config):
     negatives_per_block: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("window", "block_size", "negatives_per_block", "num_negatives"):
-            check_in_range(name, getattr(self, name), 1, math.inf)
-        for name in ("subsample_threshold", "ns_exponent"):
-            check_in_range(name, getattr(self, name), 0, math.inf)
+        self.check_range(1, math.inf, "window", "block_size", "negatives_per_block", "num_negatives")
+        self.check_range(0, math.inf, "subsample_threshold", "ns_exponent")
         if self.window > self.block_size:
-            raise UserError(f"window is {self.window}, wider than a block of {self.block_size} words")
+            raise ConfigError(f"window is {self.window}, wider than a block of {self.block_size} words")
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -64,9 +66,12 @@ class Word2Vec(Config):
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> _Word2VecBatchBuilder:
         return _Word2VecBatchBuilder(self, corpus, special_ids, max_len, seed)
 
+    def evaluate(self, model: Model, batch: Any) -> dict[str, tuple[float, int, int]]:
+        return evaluate_sparse_batch(model, batch)
+
 
 def count_tokens(corpus: Corpus, vocab_size: int) -> np.ndarray:
-    """How often each id occurs, int64 [size]."""
+    """Return the number of occurrences of each id, int64 [vocab_size]."""
     counts = np.zeros(vocab_size, np.int64)
     borders = np.asarray(corpus.sentence_offsets)[np.asarray(corpus.document_offsets)]
     groups = np.unique(np.searchsorted(borders, np.arange(0, borders[-1] + TOKENS_PER_CHUNK, TOKENS_PER_CHUNK)))
@@ -85,7 +90,7 @@ class _Word2VecBatchBuilder(BatchBuilder):
         self.token_counts = count_tokens(corpus, special_ids.vocab_size)
         known_counts = np.where(special_ids.non_special_mask, self.token_counts, 0).astype(np.float64)
         if not known_counts.any():
-            raise UserError("the corpus has no known word: all of its tokens are special ones")
+            raise DataError("the corpus has no known word: all of its tokens are special ones")
         frequency = np.maximum(known_counts / known_counts.sum(), 1e-300)
         with np.errstate(over="ignore"):
             keep_prob = (
@@ -104,8 +109,8 @@ class _Word2VecBatchBuilder(BatchBuilder):
     def max_predictions(self, num_tokens: int) -> int:
         return num_tokens
 
-    def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> Batch:
-        """Unknown words leave no gap, as in the authors' code: those on their two sides are neighbours."""
+    def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> SparseUpdateBatch:
+        """Return the batch; unknown words are removed, so that the words around them are neighbors, as in word2vec."""
         config, starts, sizes = self.config, self.samples.starts[ids], self.samples.lengths[ids]
         tokens = self.corpus.gather_tokens(starts, sizes)
         ends = np.cumsum(sizes)
@@ -148,12 +153,10 @@ class _Word2VecBatchBuilder(BatchBuilder):
             config.num_negatives / config.negatives_per_block,
             config.architecture == "cbow",
         )
-        empty = torch.zeros(0, dtype=torch.int64)
-        targets: dict[str, Targets] = {config.loss: Targets(empty, empty, count)}
-        return Batch(empty, PackedLayout.from_lengths([]), None, targets, len(tokens), sparse=window_batch)
+        return SparseUpdateBatch(config.loss, window_batch, count, len(tokens))
 
     def _draw_negatives(self, block_keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Those of each block, [blocks, drawn]; a tree needs none."""
+        """Draw the negatives of each block, [blocks, drawn]; hierarchical softmax does not use them."""
         num_drawn = 1 if self.config.loss == "hierarchical_softmax" else self.config.negatives_per_block
         draw_positions = positions[:, None] * num_drawn + np.arange(num_drawn)
         bits = random_bits(np.repeat(block_keys, num_drawn), draw_positions.ravel(), RandomStream.NEGATIVE_SAMPLES)

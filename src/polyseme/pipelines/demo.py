@@ -20,7 +20,7 @@ import polyseme
 from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.sources.python_docs import read_documents
 from polyseme.corpus.store import Corpus
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.explain.attention import attention_maps
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
 from polyseme.inference.language_model import LanguageModel
@@ -131,7 +131,7 @@ def compare_f1(
 
 def _sample(examples: list[Example], num_examples: int, seed: int) -> list[Example]:
     if len(examples) < num_examples:
-        raise UserError(f"only {len(examples)} sentences with code words were found here; {num_examples} are needed")
+        raise DataError(f"only {len(examples)} sentences with code words were found here; {num_examples} are needed")
     return random.Random(seed).sample(examples, num_examples)
 
 

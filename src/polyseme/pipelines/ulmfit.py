@@ -20,7 +20,7 @@ from polyseme.config import Config
 from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.sources.sources import open_sources
 from polyseme.corpus.store import Corpus
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError, ModelError
 from polyseme.evaluation.ensemble import average_probabilities
 from polyseme.families.ulmfit import to_hf_config
 from polyseme.finetuning.finetune import FinetuneConfig, finetune
@@ -106,7 +106,7 @@ def validate_sources(
 ) -> None:
     """A mistake in where the first stage begins is told before anything is written."""
     if bool(text) + bool(corpus) + bool(general_models) != 1:
-        raise UserError("give one of text (files), corpus (a corpus folder) and general_models (model folders)")
+        raise ConfigError("give one of text (files), corpus (a corpus folder) and general_models (model folders)")
     if general_models:
         _load_pretrained(config, general_models)
     elif corpus:
@@ -118,7 +118,7 @@ def validate_sources(
 def check_train_sizes(sizes: Sequence[int], train: Sequence[Example]) -> None:
     for size in sizes:
         if not 2 <= size <= len(train):
-            raise UserError(f"train sizes are from 2 to the {len(train)} examples there are, not {size}")
+            raise ConfigError(f"train sizes are from 2 to the {len(train)} examples there are, not {size}")
         stratified_sample(train, size, seed=0)
 
 
@@ -148,7 +148,7 @@ def _load_pretrained(config: UlmfitConfig, folders: Sequence[Path]) -> Pretraine
     for path in folders:
         spec = read_model_config(path)[0]
         if spec.family != "ulmfit" or not {"next", "previous"} & spec.heads.keys():
-            raise UserError(
+            raise ModelError(
                 f"{path} is no language model of ulmfit: {spec.family} with {', '.join(spec.heads) or 'no head'}"
             )
         model_settings = {n: value for n, value in to_hf_config(spec).items() if n not in ("model_type", "vocab_size")}
@@ -158,7 +158,7 @@ def _load_pretrained(config: UlmfitConfig, folders: Sequence[Path]) -> Pretraine
             config.general_recipe(direction).replace(model=model_settings, size=""),
         )
     if missing := [d for d in config.directions if d not in folder_by_direction]:
-        raise UserError(f"none of general_models reads {missing[0]}: give one more, or another direction")
+        raise ConfigError(f"none of general_models reads {missing[0]}: give one more, or another direction")
     return PretrainedLMs(
         {d: folder_by_direction[d] for d in config.directions}, {d: recipe_by_direction[d] for d in config.directions}
     )
@@ -312,7 +312,7 @@ def stratified_sample(examples: Sequence[Example], size: int, seed: int) -> list
     for example in shuffled:
         first_by_label.setdefault(example.label, example)
     if len(first_by_label) > size:
-        raise UserError(f"{size} examples cannot have all of the {len(first_by_label)} labels: draw more")
+        raise DataError(f"{size} examples cannot have all of the {len(first_by_label)} labels: draw more")
     used_ids = set(map(id, first_by_label.values()))
     return [*first_by_label.values(), *(e for e in shuffled if id(e) not in used_ids)][:size]
 

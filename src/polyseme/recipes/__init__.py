@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, suggest
 from polyseme.io.json import read_json
 from polyseme.ngram.train import NgramRecipe
 from polyseme.recipes import (
@@ -69,7 +69,7 @@ def get_training_recipe(name: str) -> Recipe:
     """A recipe of training by its name, or from a `recipe.json` (a run's too)."""
     recipe = get_recipe(name)
     if isinstance(recipe, NgramRecipe):
-        raise UserError(f"the recipe {name!r} counts n-grams: there is nothing to train")
+        raise ConfigError(f"the recipe {name!r} counts n-grams: there is nothing to train")
     return recipe
 
 
@@ -83,4 +83,4 @@ def get_recipe(name: str) -> Recipe | NgramRecipe:
         contents = contents["recipe"] if isinstance(contents, dict) and "recipe" in contents else contents
         is_ngram = isinstance(contents, dict) and contents.get("kind") == NgramRecipe.__name__
         return NgramRecipe.from_json(contents) if is_ngram else Recipe.from_json(contents)
-    raise UserError(f"there is no recipe {name!r}; {suggest(name, [*RECIPES, *NGRAM_RECIPES])}")
+    raise ConfigError(f"there is no recipe {name!r}; {suggest(name, [*RECIPES, *NGRAM_RECIPES])}")

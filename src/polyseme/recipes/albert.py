@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyseme.objectives.specs import MaskedLMWithSentencePairs
+from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.schedule import ScheduleConfig

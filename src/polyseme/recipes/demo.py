@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyseme.objectives.specs import MaskedLM
+from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.schedule import ScheduleConfig

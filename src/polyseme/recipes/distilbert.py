@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyseme.objectives.distillation import Distillation
-from polyseme.objectives.specs import MaskedLM
+from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.recipes import roberta
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.recipe import BudgetConfig, Recipe

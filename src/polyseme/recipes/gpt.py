@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyseme.objectives.specs import CausalLM
+from polyseme.objectives.causal_lm import CausalLM
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.schedule import ScheduleConfig

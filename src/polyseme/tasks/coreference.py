@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.nn.heads.coreference import (
     DOCUMENT,
     FIRST_TOKEN,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def head_config_from_examples(config: CoreferenceHeadConfig, examples: Sequence[Example]) -> CoreferenceHeadConfig:
     """The head of a training set: with the kinds of text that it has, if it says them."""
     if not any(e.clusters for e in examples):
-        raise UserError(f"the training data has no mentions ({examples[0].location} …): there is nothing to learn")
+        raise DataError(f"the training data has no mentions ({examples[0].location} …): there is nothing to learn")
     genres = {e.document.genre for e in examples if e.document and e.document.genre}
     return config.replace(genres=tuple(sorted(genres)))
 
@@ -54,7 +54,7 @@ def encode_documents(
     """Documents as segments, end to end. A word that is longer than a segment is an error, or is cut if `truncate`."""
     room = max_len - tokenizer.num_special_tokens_to_add()
     if room < 2:
-        raise UserError(f"max_len {max_len} leaves no room for text beside the special tokens")
+        raise ConfigError(f"max_len {max_len} leaves no room for text beside the special tokens")
     before = tokenizer.build_inputs_with_special_tokens([-1])[0].index(-1)
     encoded = []
     for example in examples:
@@ -64,7 +64,7 @@ def encode_documents(
         sizes = np.diff(starts)
         if sizes.max() > room and not truncate:
             word = (example.words or ())[int(sizes.argmax())]
-            raise UserError(f"{example.location}: the word {word[:40]!r} has {sizes.max()} tokens, and {room} are read")
+            raise DataError(f"{example.location}: the word {word[:40]!r} has {sizes.max()} tokens, and {room} are read")
         piece_counts = np.minimum(sizes, room)
         ids: list[int] = []
         segments: list[int] = []
@@ -87,7 +87,7 @@ def word_rows(example: Example, config: CoreferenceHeadConfig) -> np.ndarray:
     """What is known of each word but its tokens, which are those of its number, [n, 6]."""
     document, words = example.document, example.words
     if document is None or not words:
-        raise UserError(f"{example.location}: there is no document, which this task reads")
+        raise DataError(f"{example.location}: there is no document, which this task reads")
     rows = np.zeros((len(words), 6), dtype=np.int64)
     rows[:, FIRST_TOKEN] = rows[:, LAST_TOKEN] = np.arange(len(words))
     rows[:, SENTENCE_END] = np.repeat(np.cumsum(document.sentence_lengths) - 1, document.sentence_lengths)
@@ -172,9 +172,9 @@ def predict_clusters(
     with progress("predict", len(encoded), "documents") as bar:
         for members in token_budget_batches([len(e.ids) for e in encoded], max_batch_tokens):
             batch, order = task.collate([encoded[i] for i in members])
-            batch = batch.to(device)
-            last = model.trunk(batch.tokens, batch.layout, batch.segments).hidden
-            states = head.select_states(last, batch.layout, batch.targets[task.head_name].rows, model.trunk.pool)
+            batch = batch.for_trunk(model.config.trunk).to(device)
+            last = model.trunk(batch.inputs).hidden
+            states = head.select_states(last, batch.inputs.layout, batch.targets[task.head_name].rows, model.trunk.pool)
             for place, clusters in zip(order, head.decode_clusters(states)):
                 clusters_by_document[members[place]] = tuple(sorted(tuple(sorted(cluster)) for cluster in clusters))
             bar.advance(len(members))

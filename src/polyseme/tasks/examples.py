@@ -1,6 +1,6 @@
 """Labelled examples from files: tables, JSON lines, CoNLL columns; each plain or packed (`files.PACKED`).
 
-A row that cannot be read is a `UserError` with file and line; `skip_bad` counts and skips such rows.
+A row that cannot be read is a `DataError` with file and line; `skip_bad` counts and skips such rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.compression import COMPRESSED_SUFFIXES, read_decompressed
 from polyseme.io.json import parse_json_object
 from polyseme.nn.heads.tag_schemes import first_invalid, repair_tags
@@ -101,7 +101,7 @@ class TableReader:
         if label is not None and not isinstance(label, str):
             label = _label_text(label, location, self.columns["label"])
         if self.needs_labels and not label:
-            raise UserError(f"{location}: the label ({self.columns['label']}) is missing")
+            raise DataError(f"{location}: the label ({self.columns['label']}) is missing")
         if self.has_numeric_labels and label:
             parse_float(label, location)
         return Example(location, text, pair, label=label or None)
@@ -114,7 +114,7 @@ def parse_float(label: Any, location: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise UserError(f"{location}: the label {str(label)[:40]!r} is not a number")
+        raise DataError(f"{location}: the label {str(label)[:40]!r} is not a number")
     return number
 
 
@@ -158,7 +158,7 @@ def iter_rows(
 ) -> Iterator[RowReader]:
     """Each row or sentence of a file, not yet read."""
     if task_type not in TASK_TYPES:
-        raise UserError(f"no task kind {task_type!r}; {suggest(task_type, TASK_TYPES)}")
+        raise ConfigError(f"no task kind {task_type!r}; {suggest(task_type, TASK_TYPES)}")
     if task_type == "span":
         from polyseme.tasks.readers.squad import iter_questions
 
@@ -187,7 +187,7 @@ def iter_rows(
         supported_suffixes = ", ".join(
             JSON_LINES_SUFFIXES if task_type == "choice" else TABLE_SUFFIXES + JSON_LINES_SUFFIXES
         )
-        raise UserError(
+        raise DataError(
             f"{path}: {task_type} reads {supported_suffixes} (or these with {' '.join(COMPRESSED_SUFFIXES)}), "
             f"not {suffix!r}"
         )
@@ -203,7 +203,7 @@ def read_rows(path: Path, row_readers: Iterable[RowReader], skip_bad: bool, stri
     for read_row in row_readers:
         try:
             examples.append(read_row())
-        except UserError as error:
+        except DataError as error:
             if not skip_bad:
                 raise
             errors.append(error)
@@ -211,7 +211,7 @@ def read_rows(path: Path, row_readers: Iterable[RowReader], skip_bad: bool, stri
         total = len(errors) + len(examples)
         print(f"{path}: skipped {len(errors)} bad of {total} rows, the first: {errors[0]}", file=sys.stderr)
     if not examples:
-        raise UserError(f"{path} holds no examples" + (f" but {len(errors)} bad rows" if errors else ""))
+        raise DataError(f"{path} holds no examples" + (f" but {len(errors)} bad rows" if errors else ""))
     return _repair_examples(path, examples, strict)
 
 
@@ -226,7 +226,7 @@ def _repair_examples(path: Path, examples: list[Example], strict: bool) -> list[
     position = first_invalid(tags) or 0
     problem = f"{first.location}: {tags[min(position, len(tags) - 1)]!r} at word {min(position, len(tags) - 1) + 1}"
     if strict:
-        raise UserError(
+        raise DataError(
             f"{problem} cannot stand there; {len(changed_indices)} of {len(examples)} sentences have such tags"
         )
     num_changed = sum(a != b for i in changed_indices for a, b in zip(repaired_tags[i], examples[i].tags or ()))
@@ -241,12 +241,12 @@ def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
     try:
         text = raw_bytes.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
     except LookupError:
-        raise UserError(f"there is no encoding {encoding!r}") from None
+        raise ConfigError(f"there is no encoding {encoding!r}") from None
     except UnicodeDecodeError as error:
         line = raw_bytes.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}:{line}: not {encoding} text (byte {error.start} of the file)") from None
+        raise DataError(f"{path}:{line}: not {encoding} text (byte {error.start} of the file)") from None
     if not text.strip():
-        raise UserError(f"{path} is empty")
+        raise DataError(f"{path} is empty")
     return [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
 
 
@@ -263,11 +263,11 @@ def _iter_table(table: TableReader, header: bool, is_csv: bool) -> Iterator[RowR
         elif role in table.optional_columns:
             continue
         elif header:
-            raise UserError(
+            raise DataError(
                 f"{table.location(header_line)}: there is no column {name!r}; {suggest(name, header_cells)}"
             )
         else:
-            raise UserError(
+            raise DataError(
                 f"{table.path}: without a header, {role} is a column number from 1 to {len(header_cells)}, not {name!r}"
             )
     if not header:
@@ -278,7 +278,7 @@ def _iter_table(table: TableReader, header: bool, is_csv: bool) -> Iterator[RowR
 
 def _from_cells(table: TableReader, line: int, cells: list[str], column_indices: dict[str, int], width: int) -> Example:
     if len(cells) != width:
-        raise UserError(f"{table.location(line)}: {len(cells)} columns, but the first line has {width}")
+        raise DataError(f"{table.location(line)}: {len(cells)} columns, but the first line has {width}")
     return table.build_example(line, {role: cells[index] for role, index in column_indices.items()})
 
 
@@ -290,7 +290,7 @@ def _read_csv(table: TableReader) -> Iterator[tuple[int, list[str]]]:
             yield line, row
             line = reader.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{table.location(line)}: not valid CSV: {error}") from None
+        raise DataError(f"{table.location(line)}: not valid CSV: {error}") from None
 
 
 def _iter_json(table: TableReader, task_type: TaskType) -> Iterator[RowReader]:
@@ -311,7 +311,7 @@ def _from_json(table: TableReader, line: int, content: str, task_type: TaskType)
         if name in record:
             values[role] = record[name]
         elif role not in table.optional_columns:
-            raise UserError(f"{location}: there is no key {name!r}; {suggest(name, record)}")
+            raise DataError(f"{location}: there is no key {name!r}; {suggest(name, record)}")
     if task_type == "choice":
         return _from_choices(table, location, values)
     if task_type != "tagging":
@@ -319,9 +319,9 @@ def _from_json(table: TableReader, line: int, content: str, task_type: TaskType)
     words = _words(values["words"], location, "words")
     tags = None if values.get("tags") is None else _words(values["tags"], location, "tags")
     if table.needs_labels and tags is None:
-        raise UserError(f"{location}: the tags are missing")
+        raise DataError(f"{location}: the tags are missing")
     if tags is not None and len(tags) != len(words):
-        raise UserError(f"{location}: {len(words)} words but {len(tags)} tags")
+        raise DataError(f"{location}: {len(words)} words but {len(tags)} tags")
     return Example(location, words=words, tags=tags, predicate=_predicate(record, words, location))
 
 
@@ -331,7 +331,7 @@ def _predicate(record: dict[str, Any], words: tuple[str, ...], location: str) ->
     if position is None:
         return None
     if type(position) is not int or not 0 <= position < len(words):
-        raise UserError(
+        raise DataError(
             f"{location}: predicate is {str(position)[:40]!r}, not the number of a word, 0 to {len(words) - 1}"
         )
     return position, words[position]
@@ -340,7 +340,7 @@ def _predicate(record: dict[str, Any], words: tuple[str, ...], location: str) ->
 def _from_choices(table: TableReader, location: str, values: dict[str, Any]) -> Example:
     choices = _words(values["choices"], location, "choices")
     if len(choices) < 2:
-        raise UserError(f"{location}: there is one choice, which leaves nothing to choose")
+        raise DataError(f"{location}: there is one choice, which leaves nothing to choose")
     label, number = values.get("label"), None
     if isinstance(label, str) and choices.count(label) == 1:
         number = choices.index(label)
@@ -349,9 +349,9 @@ def _from_choices(table: TableReader, location: str, values: dict[str, Any]) -> 
     elif isinstance(label, str) and label.isdecimal():
         number = int(label)
     if label in (None, "") and table.needs_labels:
-        raise UserError(f"{location}: the label ({table.columns['label']}) is missing")
+        raise DataError(f"{location}: the label ({table.columns['label']}) is missing")
     if label not in (None, "") and (number is None or not 0 <= number < len(choices)):
-        raise UserError(
+        raise DataError(
             f"{location}: the label is {str(label)[:40]!r}: one of the choices is needed, or 0 to {len(choices) - 1}"
         )
     text = _text(values["text"], location, table.columns["text"])
@@ -379,11 +379,11 @@ def _iter_conll(table: TableReader) -> Iterator[RowReader]:
 def _from_columns(table: TableReader, sentence: list[tuple[int, list[str]]], width: int) -> Example:
     for line, columns in sentence:
         if table.needs_labels and len(columns) < 2:
-            raise UserError(f"{table.location(line)}: there is no tag beside {columns[0]!r}")
+            raise DataError(f"{table.location(line)}: there is no tag beside {columns[0]!r}")
         if len(columns) != width:
-            raise UserError(f"{table.location(line)}: {len(columns)} columns, but the first row has {width}")
+            raise DataError(f"{table.location(line)}: {len(columns)} columns, but the first row has {width}")
         if not columns[0] or not columns[-1]:
-            raise UserError(f"{table.location(line)}: the {'tag' if columns[0] else 'word'} is empty")
+            raise DataError(f"{table.location(line)}: the {'tag' if columns[0] else 'word'} is empty")
     words = tuple(columns[0] for _, columns in sentence)
     tags = tuple(columns[-1] for _, columns in sentence) if width > 1 else None
     return Example(table.location(sentence[0][0]), words=words, tags=tags)
@@ -395,24 +395,24 @@ def _columns(line: str) -> list[str]:
 
 def _text(value: Any, location: str, name: str) -> str:
     if not isinstance(value, str):
-        raise UserError(f"{location}: {name} is {str(value)[:40]!r}, not a text")
+        raise DataError(f"{location}: {name} is {str(value)[:40]!r}, not a text")
     if not value.strip():
-        raise UserError(f"{location}: {name} is an empty text")
+        raise DataError(f"{location}: {name} is an empty text")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise UserError(f"{location}: {name} holds half a surrogate pair, which is no character") from None
+        raise DataError(f"{location}: {name} holds half a surrogate pair, which is no character") from None
     return value
 
 
 def _words(value: Any, location: str, name: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not value:
-        raise UserError(f"{location}: {name} is {str(value)[:40]!r}, not a list of texts")
+        raise DataError(f"{location}: {name} is {str(value)[:40]!r}, not a list of texts")
     return tuple(_text(element, location, f"{name}[{i}]") for i, element in enumerate(value))
 
 
 def _label_text(value: Any, location: str, name: str) -> str:
     """JSON labels may be numbers or true and false: they are kept as they are written."""
     if not isinstance(value, int | float):
-        raise UserError(f"{location}: {name} is {str(value)[:40]!r}, not a label")
+        raise DataError(f"{location}: {name} is {str(value)[:40]!r}, not a label")
     return json.dumps(value)

@@ -17,7 +17,7 @@ from itertools import groupby
 import numpy as np
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.tasks.encoded import EncodedExample, Target, TextTargets, separator_id
 from polyseme.tasks.examples import Example
 from polyseme.tasks.metrics.standard import squad_scores
@@ -85,16 +85,16 @@ def sliding_windows(
     join = join or partial(_wrap, tokenizer)
     frame, specials = join([-1], [-2])[0], tokenizer.special_token_ids
     if max_len // 2 - len(frame) < 0:
-        raise UserError(f"max_len {max_len} leaves no room for text beside the special tokens")
+        raise ConfigError(f"max_len {max_len} leaves no room for text beside the special tokens")
     first = frame[0] == specials.cls and specials.cls is not None
     cached_context: tuple[str, list[tuple[np.ndarray, np.ndarray]]] = ("", [])
     for example_index, example in enumerate(examples):
         if example.pair is None or example.text is None:
-            raise UserError(f"{example.location}: there is no question, which this task reads")
+            raise DataError(f"{example.location}: there is no question, which this task reads")
         question = tokenizer.encode(example.pair)
         room = max_len // 2 - len(frame) + 2
         if len(question) > room and not truncate:
-            raise UserError(
+            raise DataError(
                 f"{example.location}: the question has {len(question)} tokens, and {room} are read: truncate"
             )
         is_truncated = len(question) > room

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.families.family import FIXED_LABELS, Family
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.coreference import CoreferenceHeadConfig
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
-from polyseme.nn.model import AnyTrunkConfig, Model
+from polyseme.nn.inputs import Inputs
+from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
+from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.tasks.coreference import batch_word_rows, encode_documents, gold_mentions, head_config_from_examples
 from polyseme.tasks.encoded import EncodedExample, Target, add_special_tokens, encode_words, separator_id
@@ -90,13 +93,13 @@ class Task:
         Where some questions have no answer, "no answer" can be said.
         """
         if symmetric_pairs and task_type not in ("pair", "regression"):
-            raise UserError(f"symmetric_pairs is for pairs of texts, not for {task_type}")
+            raise ConfigError(f"symmetric_pairs is for pairs of texts, not for {task_type}")
         if symmetric_pairs and text_template:
-            raise UserError("symmetric_pairs adds two states, and this family answers in text: it has none to add")
+            raise ConfigError("symmetric_pairs adds two states, and this family answers in text: it has none to add")
         if task_type == "span":
             span = span or ExtractiveQAConfig()
             if not any(e.answers for e in examples):
-                raise UserError(
+                raise DataError(
                     f"the training data has no answers ({examples[0].location} …): there is nothing to learn"
                 )
             if span.null_score_diff_threshold is None and any(e.answers == () for e in examples):
@@ -113,7 +116,7 @@ class Task:
             labels = sorted({e.label for e in examples if e.label is not None})
         if len(labels) < (1 if task_type == "choice" else 2):
             problem = f"only the label {labels[0]!r}" if labels else "no labels"
-            raise UserError(f"the training data has {problem} ({examples[0].location} …): there is nothing to learn")
+            raise DataError(f"the training data has {problem} ({examples[0].location} …): there is nothing to learn")
         fixed_labels = {"regression": (), "choice": FIXED_LABELS["choice"]}
         return cls(task_type, fixed_labels.get(task_type, tuple(labels)), symmetric_pairs, text_template=text_template)
 
@@ -137,9 +140,9 @@ class Task:
                 span = ExtractiveQAConfig.from_json(settings.get("span", {}), "settings.span")
                 return cls(task_type, head.labels, settings.get("symmetric_pairs", False), span)
         if task_names := [name.partition("@")[2] for name in model.config.heads if "@" in name]:
-            raise UserError(f"the model answers several tasks, {', '.join(task_names)}: say which")
+            raise ConfigError(f"the model answers several tasks, {', '.join(task_names)}: say which")
         head_names = ", ".join(model.config.heads) or "none"
-        raise UserError(f"the model has no task head (its heads: {head_names}): fine-tune it first")
+        raise UnsupportedError(f"the model has no task head (its heads: {head_names}): fine-tune it first")
 
     @property
     def head_name(self) -> str:
@@ -147,7 +150,7 @@ class Task:
             return "next"  # of all tasks that a model writes: the source says which one it is
         return HEAD_BY_TASK[self.task_type] + (f"@{self.name}" if self.name else "")
 
-    def head(self, family: Family, trunk: AnyTrunkConfig) -> AnyHeadConfig:
+    def head(self, family: Family, trunk: TrunkConfig) -> HeadConfig:
         """The spec of its head over a trunk of the family."""
         if self.task_type == "coreference":
             return self.coreference
@@ -175,7 +178,7 @@ class Task:
         label_ids = {label: i for i, label in enumerate(self.labels)}
         targets = [self._encode_target(e, label_ids) if use_labels else None for e in examples]
         if max_len - tokenizer.num_special_tokens_to_add(pair=True) < 2:
-            raise UserError(f"max_len {max_len} leaves no room for text beside the special tokens")
+            raise ConfigError(f"max_len {max_len} leaves no room for text beside the special tokens")
         if self.text_template:
             for example in examples:
                 self._sequences(example)  # says what is missing
@@ -187,7 +190,7 @@ class Task:
         too_long = [(e, size) for e, (_, size) in zip(examples, encoded_with_sizes) if size > max_len]
         if too_long and not truncate:
             first, size = too_long[0]
-            raise UserError(
+            raise DataError(
                 f"{len(too_long)} of {len(examples)} examples are longer than {max_len} tokens, the first at "
                 f"{first.location} with {size}: truncate them, or use a model that reads more"
             )
@@ -248,7 +251,7 @@ class Task:
             return torch.from_numpy(np.concatenate([sequences[i] for i in by_length]))
 
         tokens, segments = laid([e.ids for e in items]), laid([e.segments for e in items])
-        return Batch(tokens, layout, segments, {self.head_name: targets}, layout.num_tokens), order
+        return Batch(Inputs(tokens, layout, segments), {self.head_name: targets}, layout.num_tokens), order
 
     def num_rows(self, encoded: EncodedExample) -> int:
         """How many rows of scores an example takes."""
@@ -299,7 +302,7 @@ class Task:
         for label in gold_labels if isinstance(gold_labels, tuple) else (gold_labels,):
             if label not in label_ids:
                 suggestion = suggest(label, label_ids)
-                raise UserError(f"{example.location}: the label {label!r} was never seen in training; {suggestion}")
+                raise DataError(f"{example.location}: the label {label!r} was never seen in training; {suggestion}")
         return (
             label_ids[gold_labels]
             if isinstance(gold_labels, str)
@@ -390,5 +393,5 @@ def _truncate_longer(first: list[int], second: list[int] | None, excess: int) ->
 
 def _require_field(example: Example, value: Any, field_name: str) -> Any:
     if value is None:
-        raise UserError(f"{example.location}: there is no {field_name}, which this task reads")
+        raise DataError(f"{example.location}: there is no {field_name}, which this task reads")
     return value

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.families.family import Family
-from polyseme.nn.model import AnyTrunkConfig
+from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.tasks.examples import Example, TaskType, parse_float
 
 NUM_VALUE_STEPS = 25  # steps that the range of a number is cut into: 0.2 for numbers from 0 to 5
@@ -40,7 +40,7 @@ class TextToTextTemplate(Config):
 
     def __post_init__(self) -> None:
         if not re.search(r"\{(text|pair|choices)\}$", self.template):
-            raise UserError(f"the template {self.template!r} has to end in {{text}}, {{pair}} or {{choices}}")
+            raise ConfigError(f"the template {self.template!r} has to end in {{text}}, {{pair}} or {{choices}}")
 
     def render_parts(self, example: Example) -> list[tuple[str, str]]:
         """The example's texts, each with the words before it; one that it has not is left out with its words."""
@@ -77,7 +77,7 @@ class TextToTextTemplate(Config):
 
 
 def template_for(
-    family: Family, trunk: AnyTrunkConfig, task_type: TaskType, examples: Sequence[Example], name: str = ""
+    family: Family, trunk: TrunkConfig, task_type: TaskType, examples: Sequence[Example], name: str = ""
 ) -> TextToTextTemplate | None:
     """How a family writes a task of that name; None if it has a head for it. Numbers are fitted to the examples."""
     if task_type not in family.text_to_text_tasks or "next" not in family.pretraining_heads(trunk):

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError, ModelError
 from polyseme.generation.constrained import CopiedSpan, extract_spans, score_answers
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, PackedLayout, token_budget_batches
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
@@ -65,7 +66,7 @@ def encode_sources(
             template.choice_answers(example.choices or ()), marks, tokenizer, distinct=template.answer_with == "name"
         )
         if max(map(len, text_targets.answer_ids)) > max_len:
-            raise UserError(f"{example.location}: an answer is longer than the {max_len} tokens that are written")
+            raise DataError(f"{example.location}: an answer is longer than the {max_len} tokens that are written")
         encoded.append((_make_source([*ids, marks.end_id], target, text_targets), size))
     return encoded
 
@@ -100,7 +101,7 @@ def _special_targets(template: TextToTextTemplate, tokenizer: Tokenizer) -> Text
     specials = tokenizer.special_token_ids
     end = specials.sep if specials.eos is None else specials.eos
     if end is None:
-        raise UserError("the tokenizer has no mark that ends a text, and answers in text need one")
+        raise ModelError("the tokenizer has no mark that ends a text, and answers in text need one")
     start = getattr(specials, template.decoder_start_token)
     return TextTargets(end if start is None else start, end)
 
@@ -113,7 +114,7 @@ def _encode_answers(
     text_by_ids: dict[bytes, str] = {}
     for text, ids in zip(texts, answer_ids) if distinct else ():
         if (other := text_by_ids.setdefault(ids.tobytes(), text)) is not text:
-            raise UserError(f"the answers {other!r} and {text!r} are the same tokens to this tokenizer")
+            raise ModelError(f"the answers {other!r} and {text!r} are the same tokens to this tokenizer")
     return TextTargets(marks.start_id, marks.end_id, answer_ids)
 
 
@@ -122,7 +123,7 @@ def _truncate_longest(texts: list[list[int]], excess: int, message: str) -> None
     for _ in range(excess):
         longest = max(reversed(texts), key=len)
         if len(longest) < 2:
-            raise UserError(message)
+            raise ModelError(message)
         longest.pop()
 
 
@@ -157,12 +158,9 @@ def collate_text(encoded: Sequence[EncodedExample]) -> tuple[Batch, list[int]]:
     source = EncoderInput(torch.from_numpy(np.concatenate(source_ids)), source_layout)
     decoder_tokens = torch.from_numpy(np.concatenate(tokens))
     return Batch(
-        decoder_tokens,
-        layout,
-        None,
+        Inputs(decoder_tokens, layout, source=source),
         {"next": head_targets},
         layout.num_tokens + source_layout.num_tokens,
-        source=source,
     ), order
 
 

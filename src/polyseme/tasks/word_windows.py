@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.finetuning.feature_extraction import WORD_PATTERN, Sentence
 from polyseme.tasks.encoded import EncodedExample
 from polyseme.tasks.examples import Example
@@ -30,7 +30,7 @@ def word_level_windows(
     """
     context, question = texts
     if use_labels and example.answers is None:
-        raise UserError(f"{example.location}: there is no label")
+        raise DataError(f"{example.location}: there is no label")
     question_ids = text_offsets[question] + np.arange(len(question))
     word_offsets = np.array([m.span() for m in WORD_PATTERN.finditer(example.text or "")], dtype=np.int64)
     gold_span = gold_char_span(example) if use_labels else None

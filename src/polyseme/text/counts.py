@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer, models, trainers
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, suggest
 from polyseme.text.pipelines import TOKENIZER_KINDS, build_untrained, replace_surrogates
 
 MAX_SAMPLE_CHARS = 200_000_000  # looked at before documents are left out
@@ -75,7 +75,7 @@ class WordCounts:
         max_words: int = MAX_WORDS,
     ):
         if kind not in TOKENIZER_KINDS:
-            raise UserError(f"no tokenizer kind {kind!r}: {suggest(kind, TOKENIZER_KINDS)}")
+            raise ConfigError(f"no tokenizer kind {kind!r}: {suggest(kind, TOKENIZER_KINDS)}")
         self.kind = kind
         self.lowercase = kind == "wordpiece" if lowercase is None else lowercase
         self.max_words = max_words

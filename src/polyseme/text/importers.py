@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, ModelError
 from polyseme.text import sentencepiece_model as sentence_pieces
 from polyseme.text.pipelines import (
     BERT_SPECIALS,
@@ -33,9 +33,9 @@ def import_vocabulary(files: Sequence[Path], lowercase: bool | None = None) -> t
     for path, content in contents.items():
         file_format = _detect_format(content)
         if file_format is None:
-            raise UserError(f"{path} is no vocabulary that is known here: {_SUPPORTED_FORMATS}")
+            raise ModelError(f"{path} is no vocabulary that is known here: {_SUPPORTED_FORMATS}")
         if file_format in path_by_format:
-            raise UserError(f"{path_by_format[file_format]} and {path} are both {file_format}: one is wanted")
+            raise ModelError(f"{path_by_format[file_format]} and {path} are both {file_format}: one is wanted")
         path_by_format[file_format] = path
     formats = set(path_by_format)
     if formats == {"a vocabulary of BPE", "merges of BPE"}:
@@ -45,16 +45,18 @@ def import_vocabulary(files: Sequence[Path], lowercase: bool | None = None) -> t
         ), {}
     if formats in ({"a vocabulary of BPE"}, {"merges of BPE"}):
         missing_file = "its merges (merges.txt)" if "a vocabulary of BPE" in formats else "its vocabulary (vocab.json)"
-        raise UserError(f"{files[0]} is {next(iter(formats))}: {missing_file} has to be given too")
+        raise ModelError(f"{files[0]} is {next(iter(formats))}: {missing_file} has to be given too")
     if len(formats) != 1:
-        raise UserError(
+        raise ModelError(
             f"{', '.join(map(str, files))} do not belong together: one file, or a vocabulary and its merges"
         )
     (path,) = files
     if formats == {"a BERT vocabulary"}:
         return read_wordpiece_vocab(path, lowercase), {}
     if lowercase is not None:
-        raise UserError(f"{path} says itself whether it lowers case: lowercase is for BERT's and GPT-2's vocabularies")
+        raise ConfigError(
+            f"{path} says itself whether it lowers case: lowercase is for BERT's and GPT-2's vocabularies"
+        )
     if formats == {"a tokenizer.json"}:
         return read_tokenizer(path), {}
     return sentence_pieces.build_tokenizer(sentence_pieces.parse_model(contents[path]), str(path))
@@ -64,7 +66,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{path} is not a tokenizer: {error}") from None
+        raise ModelError(f"{path} is not a tokenizer: {error}") from None
 
 
 def read_wordpiece_vocab(path: Path, lowercase: bool | None) -> Tokenizer:
@@ -72,12 +74,12 @@ def read_wordpiece_vocab(path: Path, lowercase: bool | None) -> Tokenizer:
     try:
         pieces = _read_bytes(path).decode().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: byte {error.start}") from None
+        raise ModelError(f"{path} is not UTF-8 text: byte {error.start}") from None
     vocab = {piece.rstrip("\r"): i for i, piece in enumerate(pieces)}
     if missing_tokens := [token for token in BERT_SPECIALS if token not in vocab]:
-        raise UserError(f"{path} is not a BERT vocabulary: it has no {' '.join(missing_tokens)}")
+        raise ModelError(f"{path} is not a BERT vocabulary: it has no {' '.join(missing_tokens)}")
     if len(vocab) < len(pieces):
-        raise UserError(f"{path} is not a BERT vocabulary: {len(pieces) - len(vocab)} of its lines occur twice")
+        raise ModelError(f"{path} is not a BERT vocabulary: {len(pieces) - len(vocab)} of its lines occur twice")
     if lowercase is None:
         lowercase = not any(piece != piece.lower() for piece in vocab if not piece.startswith("["))
     return build_wordpiece(vocab, lowercase)
@@ -91,17 +93,17 @@ def _read_bpe(vocab: dict[str, int], merges_path: Path, content: bytes, lowercas
             continue
         pair = line.rstrip("\r").split(" ")
         if len(pair) != 2:
-            raise UserError(f"{merges_path}, line {line_number}: {line!r} is not two pieces with a space between")
+            raise ModelError(f"{merges_path}, line {line_number}: {line!r} is not two pieces with a space between")
         if missing_pieces := [piece for piece in (*pair, "".join(pair)) if piece not in vocab]:
-            raise UserError(f"{merges_path}, line {line_number}: {missing_pieces[0]!r} is not in the vocabulary")
+            raise ModelError(f"{merges_path}, line {line_number}: {missing_pieces[0]!r} is not in the vocabulary")
         merges.append((pair[0], pair[1]))
     if sorted(vocab.values()) != list(range(len(vocab))):
-        raise UserError(f"the vocabulary that goes with {merges_path} does not number its pieces from 0 to the last")
+        raise ModelError(f"the vocabulary that goes with {merges_path} does not number its pieces from 0 to the last")
     if any(piece.endswith(END_OF_WORD_SUFFIX) for piece in vocab):
         return _build_gpt(vocab, merges)
     special_tokens = [token for token in (END_OF_TEXT, *ROBERTA_SPECIALS) if token in vocab]
     if not special_tokens:
-        raise UserError(f"the vocabulary that goes with {merges_path} has no {END_OF_TEXT}")
+        raise ModelError(f"the vocabulary that goes with {merges_path} has no {END_OF_TEXT}")
     return build_bpe(vocab, merges, bool(lowercase), special_tokens)
 
 
@@ -149,6 +151,6 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise UserError(f"there is no {path}") from None
+        raise ModelError(f"there is no {path}") from None
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from None

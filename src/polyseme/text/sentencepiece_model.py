@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from polyseme.errors import UserError
+from polyseme.errors import ModelError
 from polyseme.text.pipelines import (
     METASPACE,
     add_special_tokens,
@@ -98,14 +98,14 @@ def build_tokenizer(proto: SentencePieceProto, name: str) -> tuple[Tokenizer, di
     And of two cuts that are equally probable sentencepiece takes one by rounding, which depends on the whole line.
     """
     if proto.model_type not in (UNIGRAM, BPE):
-        raise UserError(f"{name} holds a sentencepiece model of words or characters: only unigram and bpe are read")
+        raise ModelError(f"{name} holds a sentencepiece model of words or characters: only unigram and bpe are read")
     if proto.treat_whitespace_as_suffix or not proto.escape_whitespaces:
-        raise UserError(f"{name} writes spaces in a way that is not read here: behind words, or not at all")
+        raise ModelError(f"{name} writes spaces in a way that is not read here: behind words, or not at all")
     unk_indices = [i for i, piece in enumerate(proto.pieces) if piece.kind == UNKNOWN]
     if len(unk_indices) != 1:
-        raise UserError(f"{name} has {len(unk_indices)} unknown pieces; a sentencepiece model has one")
+        raise ModelError(f"{name} has {len(unk_indices)} unknown pieces; a sentencepiece model has one")
     if len({piece.text for piece in proto.pieces}) < len(proto.pieces):
-        raise UserError(f"{name} has the same piece twice")
+        raise ModelError(f"{name} has the same piece twice")
     if proto.model_type == UNIGRAM:
         vocab = [(piece.text, piece.score) for piece in proto.pieces]
         tokenizer = Tokenizer(models.Unigram(vocab, unk_indices[0], proto.byte_fallback))

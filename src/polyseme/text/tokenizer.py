@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers.normalizers import BertNormalizer
 
-from polyseme.errors import UserError
+from polyseme.errors import ModelError
 from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json, write_json
 from polyseme.text import validation as contract
@@ -150,11 +150,11 @@ class Tokenizer:
             files = next((names for names in candidates if all(map(Path.is_file, names))), [])
             if not files:
                 other_formats = "vocab.json with merges.txt or a sentencepiece .model"
-                raise UserError(
+                raise ModelError(
                     f"no tokenizer in {folder}: neither tokenizer.json nor vocab.txt, {other_formats} is there"
                 )
         elif not path.is_file():
-            raise UserError(f"no tokenizer at {path}: there is no such file or folder")
+            raise ModelError(f"no tokenizer at {path}: there is no such file or folder")
         config: dict[str, Any] = {}
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             if (folder / name).is_file():
@@ -367,7 +367,7 @@ class Tokenizer:
         return [self.backend.id_to_token(int(i)) or "" for i in ids]
 
     def validate(self, sample: Sequence[str] | None = None) -> None:
-        """The contract that every model rests on; a `UserError` names what does not hold.
+        """The contract that every model rests on; a `ModelError` names what does not hold.
 
         With a sample of the text it was trained on, too much that is unknown is an error too.
         """
@@ -420,7 +420,7 @@ def _find_special_tokens(backend: Backend, config: dict[str, Any]) -> dict[str, 
             (t for t in ([configured] if configured else default_tokens) if backend.token_to_id(t) is not None), None
         )
         if configured and not token:
-            raise UserError(f"the tokenizer's {role} token {configured!r} is not in its vocabulary")
+            raise ModelError(f"the tokenizer's {role} token {configured!r} is not in its vocabulary")
         if token:
             token_by_role[role] = token
     return token_by_role

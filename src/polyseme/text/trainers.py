@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.text.pipelines import (
     BERT_SPECIALS,
     CONTINUATION_PREFIX,
@@ -50,7 +50,7 @@ def train_vocabulary(
     """
     check_vocab_size(kind, vocab_size, num_sentinels)
     if not word_counts:
-        raise UserError("no text came to train the tokenizer on")
+        raise DataError("no text came to train the tokenizer on")
     if num_sentinels:
         tokenizer = _train_kind(
             kind, word_counts, vocab_size - num_sentinels, lowercase, min_frequency, max_alphabet, T5_SPECIALS
@@ -91,15 +91,17 @@ def check_vocab_size(kind: str, vocab_size: int, num_sentinels: int = 0) -> None
     """What can be said about a size before any text is read."""
     if num_sentinels:
         if vocab_size <= num_sentinels:
-            raise UserError(f"a vocabulary of {vocab_size} is too small: the sentinels alone are {num_sentinels}")
+            raise ConfigError(f"a vocabulary of {vocab_size} is too small: the sentinels alone are {num_sentinels}")
         return check_vocab_size(kind, vocab_size - num_sentinels)
     if kind in BYTE_BPE_SPECIALS and vocab_size < (min_size := 256 + len(BYTE_BPE_SPECIALS[kind])):
         special_tokens = " ".join(BYTE_BPE_SPECIALS[kind])
-        raise UserError(
+        raise ConfigError(
             f"a vocabulary of {vocab_size} is too small for {kind}: 256 bytes and {special_tokens} need {min_size}"
         )
     if vocab_size <= len(BERT_SPECIALS):
-        raise UserError(f"a vocabulary of {vocab_size} is too small: the special tokens alone are {len(BERT_SPECIALS)}")
+        raise ConfigError(
+            f"a vocabulary of {vocab_size} is too small: the special tokens alone are {len(BERT_SPECIALS)}"
+        )
 
 
 def _train_wordpiece(
@@ -163,7 +165,7 @@ def _train_unigram(
     try:
         import sentencepiece
     except ImportError:
-        raise UserError("training a unigram vocabulary needs sentencepiece: install polyseme[unigram]") from None
+        raise UnsupportedError("training a unigram vocabulary needs sentencepiece: install polyseme[unigram]") from None
 
     stripped_counts = {
         word.removeprefix(METASPACE): count for word, count in word_counts.items() if word.removeprefix(METASPACE)
@@ -194,7 +196,7 @@ def _train_unigram(
             minloglevel=3,
         )
     except (RuntimeError, OSError) as error:
-        raise UserError(f"no unigram vocabulary of {vocab_size} can be learnt from this text: {error}") from None
+        raise DataError(f"no unigram vocabulary of {vocab_size} can be learnt from this text: {error}") from None
     pieces = [(piece.text, piece.score) for piece in parse_model(model_buffer.getvalue()).pieces[1:]]
     return build_unigram(pieces, lowercase, special_tokens)
 
@@ -219,7 +221,7 @@ def _choose_alphabet(
     num_needed = min(int(np.searchsorted(coverage, _CHARACTER_COVERAGE)) + 1, len(ranked_chars), max_alphabet)
     num_chars = min(num_needed, (vocab_size - len(special_tokens)) // entries_per_char)
     if num_chars < num_needed and (num_chars < 1 or coverage[num_chars - 1] < 0.99):
-        raise UserError(
+        raise ConfigError(
             f"a vocabulary of {vocab_size} is too small for this text of {len(ranked_chars)} different characters: "
             f"at least {len(special_tokens) + entries_per_char * num_needed} is sound"
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from polyseme.errors import UserError
+from polyseme.errors import ModelError
 from polyseme.text.pipelines import CONTINUATION_PREFIX, END_OF_WORD_SUFFIX, METASPACE
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ def validate_tokenizer(tokenizer: Tokenizer, sample: Sequence[str] | None = None
     _check_template(tokenizer, text)
     ids, offsets = tokenizer.encode_with_offsets(text)
     if not tokenizer.decode(ids).strip() == text:
-        raise UserError(f"the tokenizer does not give back the text {text!r} but {tokenizer.decode(ids)!r}")
+        raise ModelError(f"the tokenizer does not give back the text {text!r} but {tokenizer.decode(ids)!r}")
     starts = [start for start, _ in offsets]
     if starts != sorted(starts) or any(not 0 <= start <= end <= len(text) for start, end in offsets):
-        raise UserError(f"the tokenizer's offsets do not lie in the text {text!r}")
+        raise ModelError(f"the tokenizer's offsets do not lie in the text {text!r}")
     for piece, (start, end) in zip(tokenizer.convert_ids_to_tokens(ids), offsets):
         surface = strip_markers(tokenizer, piece).replace(METASPACE, " ").strip()
         if surface and not tokenizer.is_byte_level and surface != text[start:end].strip():
-            raise UserError(f"the tokenizer's offsets give {text[start:end]!r} for {piece!r} in the text {text!r}")
+            raise ModelError(f"the tokenizer's offsets give {text[start:end]!r} for {piece!r} in the text {text!r}")
     if sample:
         _check_special_tokens_in_text(tokenizer)
         _check_unknown_rate(tokenizer, sample)
@@ -62,7 +62,7 @@ def probe_text(tokenizer: Tokenizer) -> str:
     if normalizer is not None:
         words = [word for word in words if normalizer.normalize_str(word).strip(f" {METASPACE}") == word]
     if not words:
-        raise UserError("the tokenizer has no word in its vocabulary that its own cleaning leaves as it is")
+        raise ModelError("the tokenizer has no word in its vocabulary that its own cleaning leaves as it is")
     return " ".join(words[:40])
 
 
@@ -77,16 +77,16 @@ def _check_special_tokens(tokenizer: Tokenizer) -> None:
     ids = {role: token_id for role, token_id in asdict(tokenizer.special_token_ids).items() if token_id is not None}
     missing_roles = [role for role in _MODEL_ROLES if role not in ids]
     if missing_roles and tokenizer.kind in ("wordpiece", "characters", "byte-bpe-roberta"):
-        raise UserError(f"the tokenizer has no {' and no '.join(missing_roles)} token")
+        raise ModelError(f"the tokenizer has no {' and no '.join(missing_roles)} token")
     if "mask" in ids:  # GPT-2 has one token for all roles, and masks nothing
         role_by_id: dict[int, str] = {}
         for role in _MODEL_ROLES:
             if role in ids and role_by_id.setdefault(ids[role], role) != role:
                 token = tokenizer.special_tokens_map[role]
-                raise UserError(f"the tokenizer's {role_by_id[ids[role]]} and {role} tokens are both {token!r}")
+                raise ModelError(f"the tokenizer's {role_by_id[ids[role]]} and {role} tokens are both {token!r}")
     for role, token in tokenizer.special_tokens_map.items():
         if tokenizer.encode(token) != [ids[role]]:
-            raise UserError(f"the tokenizer's {role} token {token!r} is not one token")
+            raise ModelError(f"the tokenizer's {role} token {token!r} is not one token")
 
 
 def _check_template(tokenizer: Tokenizer, text: str) -> None:
@@ -96,13 +96,13 @@ def _check_template(tokenizer: Tokenizer, text: str) -> None:
         pair_encoding.ids,
         pair_encoding.type_ids,
     ):
-        raise UserError("the tokenizer's pair template does more than add special tokens")
+        raise ModelError("the tokenizer's pair template does more than add special tokens")
     cls, sep = tokenizer.special_token_ids.cls, tokenizer.special_token_ids.sep
     if tokenizer.kind in ("wordpiece", "characters") and tokenizer.build_inputs_with_special_tokens([], []) not in (
         ([cls, sep, sep], [0, 0, 1]),
         ([sep, sep, cls], [0, 1, 2]),
     ):
-        raise UserError("the tokenizer's pair template is not [CLS] A [SEP] B [SEP] with segments 0 and 1")
+        raise ModelError("the tokenizer's pair template is not [CLS] A [SEP] B [SEP] with segments 0 and 1")
 
 
 def _check_special_tokens_in_text(tokenizer: Tokenizer) -> None:
@@ -111,7 +111,7 @@ def _check_special_tokens_in_text(tokenizer: Tokenizer) -> None:
     allowed_ids = set() if tokenizer.is_byte_level else {tokenizer.special_token_ids.unk}
     if special_ids_in_text := (tokenizer.all_special_ids - allowed_ids) & set(encoded.ids.tolist()):
         token = tokenizer.convert_ids_to_tokens([min(special_ids_in_text)])[0]
-        raise UserError(f"the tokenizer takes {token!r} in the text of a corpus for its special token")
+        raise ModelError(f"the tokenizer takes {token!r} in the text of a corpus for its special token")
 
 
 def _check_unknown_rate(tokenizer: Tokenizer, sample: Sequence[str]) -> None:
@@ -124,7 +124,7 @@ def _check_unknown_rate(tokenizer: Tokenizer, sample: Sequence[str]) -> None:
         return
     top_unknown = " ".join(character for character, _ in count_unknown_characters(tokenizer, sample).most_common(8))
     reason = f"most often for the characters {top_unknown}" if top_unknown else "for words of more than 100 characters"
-    raise UserError(
+    raise ModelError(
         f"{unknown_rate:.1%} of a sample of the text would be {tokenizer.special_tokens_map['unk']} ({reason}), "
         f"more than {MAX_UNKNOWN_RATE:.0%}: take a larger vocabulary, more of the alphabet, or bpe, "
         "which knows every character"

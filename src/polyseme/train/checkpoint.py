@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyseme.errors import UserError
+from polyseme.errors import ModelError, PolysemeError
 from polyseme.io.atomic import atomic_directory, sha256, write_tensors, write_text
 from polyseme.io.json import read_json, write_json
 
@@ -44,7 +44,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep_checkpoints: int)
         manifest = {"step": checkpoint.step, "sha256": hashes, "state": checkpoint.state}
         write_json(temporary / "state.json", manifest | {"hash": _hash(manifest)})
     if not _is_valid(target):
-        raise UserError(f"{target} was written but does not read back: is the disk failing?")
+        raise ModelError(f"{target} was written but does not read back: is the disk failing?")
     write_text(folder / "LATEST", target.name + "\n")
     older_checkpoints = [path for path in _list_checkpoints(folder) if _step_number(path) < checkpoint.step]
     for old in older_checkpoints[keep_checkpoints - 1 :]:
@@ -97,5 +97,5 @@ def _is_valid(path: Path) -> bool:
         if manifest.pop("hash") != _hash(manifest):
             return False
         return all(sha256(path / name) == expected for name, expected in manifest["sha256"].items())
-    except (UserError, OSError, KeyError, AttributeError):
+    except (PolysemeError, OSError, KeyError, AttributeError):
         return False

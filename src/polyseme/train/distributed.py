@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from polyseme.errors import UserError
+from polyseme.errors import PolysemeError
 
 ResultT = TypeVar("ResultT")
 
@@ -47,12 +47,12 @@ def on_rank_zero(fn: Callable[[], ResultT]) -> ResultT:
     if dist.get_rank() == 0:
         try:
             payload = [("answer", fn())]
-        except UserError as error:
-            payload = [("error", str(error))]
+        except PolysemeError as error:
+            payload = [("error", error)]
     dist.broadcast_object_list(payload)
     kind, value = payload[0]
     if kind == "error":
-        raise UserError(value)
+        raise value
     return value
 
 

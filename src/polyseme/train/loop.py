@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError
+from polyseme.errors import ModelError
 from polyseme.nn.model import Model
-from polyseme.objectives.batch import Batch
+from polyseme.objectives.batch import Batch, SparseUpdateBatch
 from polyseme.objectives.losses import compute_losses
 from polyseme.train import distributed
 from polyseme.train.flops import count_training_flops
@@ -23,6 +23,8 @@ from polyseme.train.prefetch import prefetch
 from polyseme.train.schedule import ScheduleConfig
 from polyseme.train.sparse_step import SparseStepExecutor
 from polyseme.train.step import StepExecutor
+
+AnyBatch = Batch | SparseUpdateBatch
 
 SYNC_EVERY = 64  # steps after which the host waits for the GPU
 
@@ -48,7 +50,7 @@ class StepReport:
         *metrics, first_nonfinite_step = self.raw_metrics.tolist()
         if first_nonfinite_step:
             summary = ", ".join(f"{n} {v:.4g}" for n, v in zip([*self.terms, "grad_norm"], metrics))
-            raise UserError(
+            raise ModelError(
                 f"step {int(first_nonfinite_step)} is not finite ({summary}): what was saved is whole; try a lower rate"
             )
         return metrics
@@ -80,10 +82,10 @@ class TrainState:
     rank: int = 0
     start_step: int = 0
     schedule_start: int = 0
-    loss_fn: Callable[[Model, Batch], dict[str, Tensor]] = compute_losses
+    loss_fn: Callable[[Model, Any], dict[str, Tensor]] = compute_losses
     is_compiled: bool = False  # whether `terms` is
     use_cuda_graphs: bool = False  # on a GPU, replay a step's kernels as one; micro-batches must be of one shape
-    flops_fn: Callable[[Model, Batch], int] = count_training_flops
+    flops_fn: Callable[[Model, Any], int] = count_training_flops
 
     def autocast(self) -> AbstractContextManager:
         if self.precision == "float32":
@@ -102,7 +104,7 @@ def setup_device() -> torch.device:
     return torch.device("cpu")
 
 
-def train(state: TrainState, batches: Iterable[tuple[list[Batch], Any]]) -> Iterator[StepReport]:
+def train(state: TrainState, batches: Iterable[tuple[Sequence[AnyBatch], Any]]) -> Iterator[StepReport]:
     """Run steps `start + 1 … total` over (micro-batches of one step, the cursor after it).
 
     Whoever iterates may change `state.total` between steps.
@@ -110,13 +112,14 @@ def train(state: TrainState, batches: Iterable[tuple[list[Batch], Any]]) -> Iter
     state.model.train()
     is_cuda = state.device.type == "cuda"
     steps = zip(_step_numbers(state), prefetch(_pin_batches(batches) if is_cuda else batches))
-    with closing(SparseStepExecutor(state) if state.optimizer_config.is_sparse else StepExecutor(state)) as executor:
+    executor_class: Any = SparseStepExecutor if state.optimizer_config.is_sparse else StepExecutor
+    with closing(executor_class(state)) as executor:
         for step, (micro_batches, position) in steps:
             start_time = time.perf_counter()
             # dropout is drawn from (seed, step, rank) and nothing else, so a run goes on exactly where it stopped
             _seed((state.seed << 40) + (step << 12) + state.rank, state.device)
-            terms = tuple(micro_batches[0].targets)
-            counts = {name: sum(b.targets[name].count for b in micro_batches) for name in terms}
+            terms = tuple(micro_batches[0].counts())
+            counts = {name: sum(b.counts()[name] for b in micro_batches) for name in terms}
             counts |= {" tokens": sum(b.num_tokens for b in micro_batches)}
             counts = distributed.all_reduce_counts(counts, state.device)
             lr = (
@@ -158,6 +161,6 @@ def _seed(seed: int, device: torch.device) -> None:
         torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
 
 
-def _pin_batches(batches: Iterable[tuple[list[Batch], Any]]) -> Iterator[tuple[list[Batch], Any]]:
+def _pin_batches(batches: Iterable[tuple[Sequence[AnyBatch], Any]]) -> Iterator[tuple[Sequence[AnyBatch], Any]]:
     for micro_batches, position in batches:
         yield [batch.pin_memory() for batch in micro_batches], position

@@ -15,8 +15,11 @@ from polyseme.nn.model import Model
 
 
 class BF16WorkingCopy:
-    """The copy, and the two crossings between it and the model. With `has_static_grads`, gradients stay where they are in memory,
-    as recordings need them: what a step does not touch has gradients of zero, and none otherwise."""
+    """The copy, and the two crossings between it and the model.
+
+    With `has_static_grads`, gradients stay at their addresses, as recordings need them: what a step does not touch has
+    gradients of zero, and none otherwise.
+    """
 
     def __init__(self, model: Model, has_static_grads: bool = True):
         self.has_static_grads = has_static_grads

@@ -22,8 +22,8 @@ class OptimizerConfig(Config):
 
     Decay touches matrices only, not biases and norms (BERT, appendix A.2). `layer_decay` below 1 gives each layer that
     factor of the rate of the one above it (ULMFiT's discriminative rates: 1/2.6). What is in no layer, the heads, has
-    `head_lr_scale` times the rate: a new head over a trained encoder may learn faster (coreference: 1e-5 and 2e-4; Joshi et al.
-    2019, §3).
+    `head_lr_scale` times the rate: a new head over a trained encoder may learn faster (coreference: 1e-5 and 2e-4;
+    Joshi et al. 2019, §3).
     """
 
     lr: float = 1e-4

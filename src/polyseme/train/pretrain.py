@@ -22,19 +22,15 @@ from torch import Tensor
 
 from polyseme.corpus.sampling import WINDOW_SAMPLES, DataPosition, SampleBin, ShuffledSampler, StreamSampler
 from polyseme.corpus.store import Corpus, verify_corpus
-from polyseme.errors import Interrupted, UserError
+from polyseme.errors import ConfigError, DataError, Interrupted, PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.io.atomic import is_occupied
 from polyseme.io.json import read_json, write_json
 from polyseme.nn.compile import exclude_from_compile
 from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model, ModelConfig
-from polyseme.objectives.batch import Batch, SegmentState
-from polyseme.objectives.distillation import Distillation
-from polyseme.objectives.losses import compute_losses, evaluate_batch
+from polyseme.objectives.batch import Batch, SegmentExtra, SegmentState, SparseUpdateBatch
 from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape, StreamingBatchBuilder
-from polyseme.objectives.permutation_lm import PermutationLM
-from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.progress import progress
 from polyseme.report.html import write_report
 from polyseme.text.tokenizer import Tokenizer
@@ -43,6 +39,7 @@ from polyseme.train.asgd import NTASGD, swap_averaged_weights
 from polyseme.train.budget import Deadline, Overhead, plan_steps
 from polyseme.train.char_vocabulary import set_char_vocabulary
 from polyseme.train.checkpoint import Checkpoint, average_checkpoints, load_checkpoint, save_checkpoint
+from polyseme.train.cuda_graph import can_capture
 from polyseme.train.flops import count_parameters, count_training_flops
 from polyseme.train.loop import StepReport, TrainState, setup_device, train
 from polyseme.train.optimizer import load_optimizer_state_dict, optimizer_state_dict
@@ -65,16 +62,16 @@ class BatchStream:
     world_size: int = 1
     segment_states: dict[int, SegmentState] = field(default_factory=dict)
 
-    def steps(self, position: DataPosition, start_step: int = 0) -> Iterator[tuple[list[Batch], DataPosition]]:
+    def steps(self, position: DataPosition, start_step: int = 0) -> Iterator[tuple[list[Any], DataPosition]]:
         for sample_bins, next_position in self.sampler.steps(position, self.rank, self.world_size, start_step):
             yield [self._batch(index, sample_bin) for index, sample_bin in enumerate(sample_bins)], next_position
 
-    def _batch(self, index: int, sample_bin: SampleBin) -> Batch:
+    def _batch(self, index: int, sample_bin: SampleBin) -> Batch | SparseUpdateBatch:
         if not isinstance(self.builder, StreamingBatchBuilder):
             return self.builder.batch(sample_bin.sample_ids, sample_bin.epoch, self.shape)
         segment_state = self.segment_states.setdefault(self.rank + index * self.world_size, SegmentState())
         batch = self.builder.segment_batch(sample_bin.sample_ids, sample_bin.segment_length)
-        return dataclasses.replace(batch, segment_state=segment_state, starts_fresh=sample_bin.starts_epoch)
+        return dataclasses.replace(batch, extra=SegmentExtra(segment_state, sample_bin.starts_epoch))
 
     def state_dict(self) -> dict[str, Tensor]:
         """What is carried from step to step, on every rank: every rank has to ask."""
@@ -95,12 +92,10 @@ class BatchStream:
 
 @dataclass(frozen=True)
 class InitialModel:
-    """What a run does not begin from nothing with: the model as it starts, of distillation the teacher, and what
-    `recipe.json` says of them."""
+    """The model that a run starts from, and what `recipe.json` says about it: path and hash of its folder."""
 
     model: Model
-    teacher: Model | None
-    provenance: dict[str, str]  # the path and the hash of a folder
+    provenance: dict[str, str]
 
 
 def pretrain(
@@ -111,20 +106,18 @@ def pretrain(
     initial_model: InitialModel | None = None,
     start_time: float | None = None,
 ) -> dict[str, Any]:
-    """Run the recipe and return its results: losses, perplexity, cost. A budget in minutes counts since it `start_time`.
+    """Run the recipe and return its results: losses, perplexity, cost. Minutes count from `start_time`.
 
     The run folder holds the recipe, the log, checkpoints, the model and a report. Under `torchrun` every rank calls
     this; only the first writes.
     """
-    if isinstance(recipe.objective, Distillation) and (initial_model is None or initial_model.teacher is None):
-        raise UserError(f"the objective of {recipe.name} has a teacher: name it with `polyseme distill TEACHER`")
     start_time = time.perf_counter() if start_time is None else start_time
     rank, world_size = distributed.init_process_group()
     device = setup_device()
     recipe = recipe.check()
     distributed.on_rank_zero(lambda: verify_corpus(corpus_path))
     corpus, tokenizer = Corpus.open(corpus_path), Tokenizer.load(corpus_path / "tokenizer")
-    has_target_vocab = corpus.manifest.get("pairs", {}).get("separate")
+    has_target_vocab = corpus.manifest.get("pairs", {}).get("has_target_tokenizer")
     target_tokenizer = Tokenizer.load(corpus_path / "target") if has_target_vocab else None
     vocab_sizes = tokenizer.vocab_size, target_tokenizer.vocab_size if target_tokenizer else 0
     config = recipe.model_config(*vocab_sizes) if initial_model is None else initial_model.model.config
@@ -256,28 +249,21 @@ def build_train_state(
         precision=precision,
         seed=recipe.seed,
         rank=rank,
-        loss_fn=compute_losses,
-        use_cuda_graphs=_can_use_cuda_graphs(recipe, model),
+        use_cuda_graphs=can_capture(model, recipe.objective.has_static_shapes, recipe.compile),
     )
-    if initial_model is not None and initial_model.teacher is not None and isinstance(recipe.objective, Distillation):
-        uses_bf16 = precision == "bf16" and device.type == "cuda"  # as the loop has the student
-        teacher = initial_model.teacher.to(device, torch.bfloat16 if uses_bf16 else torch.float32)
-        state.loss_fn = recipe.objective.build_loss_fn(teacher)
+    dtype = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else torch.float32  # of the working copy
+    loss = recipe.objective.build_loss(device, dtype)
+    state.loss_fn = loss.fn
+    if loss.frozen_models:
         state.flops_fn = lambda model, batch: (
-            count_training_flops(model, batch) + count_training_flops(teacher, batch) // 3
+            count_training_flops(model, batch)
+            + sum(count_training_flops(frozen, batch) // 3 for frozen in loss.frozen_models)
         )
     eager_loss_fn = state.loss_fn
     if recipe.compile:
         state.loss_fn = try_compile(eager_loss_fn, device)
     state.is_compiled = state.loss_fn is not eager_loss_fn
     return state
-
-
-def _can_use_cuda_graphs(recipe: Recipe, model: Model) -> bool:
-    """Whether a GPU can replay steps: of one shape, as compiled ones are, by rows, or over sequences of one length."""
-    if recipe.optimizer.is_sparse or isinstance(recipe.objective, StreamingCausalLM | PermutationLM):
-        return not any(getattr(module, "needs_host_sync", False) for module in model.modules())
-    return recipe.compile and not model.config.trunk.depends_on_lengths
 
 
 def _environment(state: TrainState, world_size: int) -> dict[str, Any]:
@@ -335,7 +321,7 @@ def open_streams(
     if valid_corpus is not None:
         try:
             valid = recipe.objective.bind(valid_corpus, special_ids, recipe.max_len, recipe.seed)
-        except UserError as error:
+        except PolysemeError as error:
             print(f"note: nothing is held out for validation: {error}", file=sys.stderr)
             return open_streams(
                 recipe.replace(valid_fraction=0.0), corpus, tokenizer, rank, world_size, target_tokenizer
@@ -358,7 +344,7 @@ def evaluate(state: TrainState, builder: BatchBuilder, recipe: Recipe) -> dict[s
     with swap_averaged_weights(state.optimizer), nullcontext() if recipe.optimizer.is_sparse else state.autocast():
         for (micro_batch,), next_position in stream.steps(DataPosition()):
             batch = micro_batch.to(state.device)
-            for name, term_scores in evaluate_batch(state.model, batch).items():
+            for name, term_scores in recipe.objective.evaluate(state.model, batch).items():
                 sums[name] = [a + b for a, b in zip(sums.get(name, [0, 0, 0]), term_scores)]
             tokens += batch.num_tokens
             if tokens >= recipe.eval_tokens or next_position.epoch > 0:
@@ -396,24 +382,25 @@ def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool, provenanc
     path = out / "recipe.json"
     if not path.exists():
         if is_occupied(out):
-            raise UserError(f"{out} is already there and holds no run: choose another --out")
+            raise ConfigError(f"{out} is already there and holds no run: choose another --out")
         return saved
     if not resume:
-        raise UserError(f"{out} already holds a run: give --resume to go on with it, or another --out")
+        raise ConfigError(f"{out} already holds a run: give --resume to go on with it, or another --out")
     existing = read_json(path)
     if not isinstance(existing, dict) or not saved.keys() <= existing.keys():
-        raise UserError(f"{path} is not a run's recipe")
+        raise DataError(f"{path} is not a run's recipe")
     if existing["corpus_hash"] != saved["corpus_hash"]:
-        raise UserError(f"{out} was begun on another corpus ({existing['corpus']})")
-    saved_recipe = Recipe.from_json(existing["recipe"]).to_json()  # with the fields that it did not have yet
+        raise ConfigError(f"{out} was begun on another corpus ({existing['corpus']})")
+    saved_recipe = Recipe.from_json(
+        existing["recipe"], config_types=(type(recipe.objective),)
+    ).to_json()  # with the fields that it did not have yet
     existing = existing | {"recipe": saved_recipe}
     if saved_recipe != saved["recipe"]:
         key = next(k for k in recipe.to_json() if existing["recipe"].get(k) != recipe.to_json()[k])
         old, new = existing["recipe"].get(key), recipe.to_json()[key]
-        raise UserError(f"{out} was begun with another recipe: {key} was {old!r}, now {new!r}")
-    for key_prefix, difference in (("teacher", "with another teacher"), ("initialized_from", "from another model")):
-        if existing.get(f"{key_prefix}_hash") != saved.get(f"{key_prefix}_hash"):
-            raise UserError(f"{out} was begun {difference} ({existing.get(key_prefix)})")
+        raise ConfigError(f"{out} was begun with another recipe: {key} was {old!r}, now {new!r}")
+    if existing.get("initialized_from_hash") != saved.get("initialized_from_hash"):
+        raise ConfigError(f"{out} was started from another model ({existing.get('initialized_from')})")
     return dict(existing)
 
 

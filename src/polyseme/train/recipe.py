@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_type_hints
+from typing import Any, ClassVar, Literal, get_type_hints
 
 from polyseme.config import Config, parse_value
-from polyseme.errors import UserError, suggest
-from polyseme.families import FAMILIES
+from polyseme.errors import ConfigError, suggest
+from polyseme.families import Family, get_family
 from polyseme.nn.model import ModelConfig, build_meta
-from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
+from polyseme.objectives.base import Objective
+from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.distillation import Distillation
 from polyseme.objectives.glove import GloVe
+from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.objectives.permutation_lm import PermutationLM
+from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.objectives.span_corruption import SpanCorruption
-from polyseme.objectives.specs import MaskedLM, Objective
+from polyseme.objectives.span_masked_lm import SpanMaskedLM
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.objectives.translation import Translation
 from polyseme.objectives.word2vec import Word2Vec
@@ -52,22 +56,23 @@ class BudgetConfig(Config):
             hours, minutes, seconds = (float(part or 0) for part in (match.groups() if match else (0, 0, 0)))
             if total_minutes := 60 * hours + minutes + seconds / 60:
                 return cls(minutes=total_minutes)
-        raise UserError(f"a budget is a time such as 20m, 1h30m or 90s, or 500steps or 1e9tokens, not {text!r}")
+        raise ConfigError(f"a budget is a time such as 20m, 1h30m or 90s, or 500steps or 1e9tokens, not {text!r}")
 
 
 @dataclass(frozen=True)
 class Recipe(Config):
-    """One pre-training run. `model` holds arguments of the family's trunk; its vocabulary is the corpus's.
+    """One pre-training run. `model` holds arguments of the family's trunk; the vocabulary is that of the corpus.
 
-    A step reads `batch_tokens`, in micro-batches of `micro_batch_tokens`; over the first `batch_warmup_steps` steps it grows to that from one
-    micro-batch. A share `valid_fraction` of the documents, spread evenly over the corpus, is kept for validation.
+    A step has `batch_tokens`, in micro-batches of `micro_batch_tokens`; over the first `batch_warmup_steps` steps it
+    grows to that from one micro-batch. A fraction `valid_fraction` of the documents, spread evenly over the corpus, is
+    held out for validation.
     """
 
     name: str
     family: str
     size: str = ""
     model: dict[str, int | float | str | bool] = field(default_factory=dict)
-    objective: Objective | Distillation = field(default_factory=MaskedLM)
+    objective: Objective = field(default_factory=MaskedLM)
     max_len: int = 128
     batch_tokens: int = 16384
     micro_batch_tokens: int = 16384
@@ -78,98 +83,76 @@ class Recipe(Config):
     seed: int = 0
     precision: Literal["auto", "float32", "bf16"] = "auto"
     compile: bool = False
-    gradient_checkpointing: bool = False  # less memory, a third more work: blocks run again backwards
+    gradient_checkpointing: bool = False  # less memory, a third more work
     valid_fraction: float = 0.01
     eval_every: int = 500
     eval_tokens: int = 65536
     save_every: int = 500
     keep_checkpoints: int = 2
-    num_averaged: int = 0  # the model is the mean of so many last checkpoints; 0 is the last weights
+    num_averaged: int = 0  # checkpoints whose mean is the model; 0 for the last weights
     log_every: int = 10
 
-    def model_config(self, vocab_size: int, target_vocab_size: int = 0) -> ModelConfig:
-        """The model, its heads those that the objective trains; where the target side has a vocabulary, with that."""
-        if self.family not in FAMILIES:
-            raise UserError(f"unknown family {self.family!r}; {suggest(self.family, FAMILIES)}")
-        family = FAMILIES[self.family]
+    config_types: ClassVar[tuple[type[Config], ...]] = (
+        *(MaskedLM, MaskedLMWithSentencePairs, SpanMaskedLM, CausalLM, StreamingCausalLM, PermutationLM),
+        *(SpanCorruption, Translation, Word2Vec, GloVe, Distillation),
+    )
+
+    def model_config(self, vocab_size: int, target_vocab_size: int = 0, families: Sequence[Family] = ()) -> ModelConfig:
+        """Return the model with the heads that the objective trains; `families` are those beyond the package's."""
+        family = get_family(self.family, families)
         arguments = get_type_hints(family.trunk_config)
         del arguments["return"]
         changes: dict[str, Any] = {"vocab_size": vocab_size}
         if target_vocab_size:
             if "target_vocab_size" not in arguments:
-                raise UserError(f"{self.family} has one vocabulary, and the corpus has two")
+                raise ConfigError(f"{self.family} has one vocabulary, but the corpus has two")
             changes["target_vocab_size"] = target_vocab_size
         for key, value in self.model.items():
             if key not in arguments:
-                raise UserError(f"unknown key {key!r} in model; {suggest(key, arguments)}")
+                raise ConfigError(f"unknown key {key!r} in model; {suggest(key, arguments)}")
             changes.setdefault(key, parse_value(arguments[key], value, f"model.{key}"))
         config = family.model_config(self.size or None, **changes)
-        ModelConfig.from_json(config.to_json(), "model")  # every value is of its type
+        ModelConfig.from_json(config.to_json(), "model", family.config_types)  # checks the type of every value
         try:
             family.to_hf_config(config)
         except KeyError as error:
-            raise UserError(
-                f"{self.family} has no published name for {error}, so its folder could not be saved"
-            ) from None
+            raise ConfigError(f"{self.family} has no published name for {error}, so it could not be saved") from None
         build_meta(config)
-        if missing_heads := [name for name in self.objective.terms if name not in config.heads]:
-            raise UserError(
-                f"{type(self.objective).__name__} needs a head {missing_heads[0]!r}, which {self.family} has not"
-            )
-        self._check_objective(config)
-        if "pair" in self.objective.terms and config.trunk.num_segments == 1:
-            raise UserError("num_segments is 1, but pairs have two segments: give 2, or 0 for none")
-        max_positions, max_seqlen = config.trunk.embeddings.max_len, self.max_len
-        if isinstance(self.objective, StreamingCausalLM):
-            max_seqlen = self.objective.max_segment_len(self.max_len)
-        if max_seqlen > max_positions:
-            detail = f", of which segments have up to {max_seqlen} tokens," if max_seqlen > self.max_len else ""
-            raise UserError(f"max_len {self.max_len}{detail} is longer than the model reads ({max_positions})")
+        self._check_model(config)
         return config.replace(heads={name: config.heads[name] for name in self.objective.terms})
 
-    def _check_objective(self, config: ModelConfig) -> None:
-        """Whether the trunk can be read as the objective wants it."""
-        name = type(self.objective).__name__
-        is_seq2seq = isinstance(config.trunk, EncoderDecoderConfig)
-        if is_seq2seq != isinstance(self.objective, SpanCorruption | Translation):
-            expected_input = "a source and a target" if is_seq2seq else "one text"
-            raise UserError(f"{self.family} reads {expected_input}, which is not what {name} gives it")
-        if isinstance(self.objective, Word2Vec | GloVe) != self.optimizer.is_sparse:
-            expected_optimizers = (
-                "'sparse_sgd' or 'sparse_adagrad'" if not self.optimizer.is_sparse else "'adamw', 'muon' or 'nt_asgd'"
-            )
-            raise UserError(
-                f"optimizer.name is {self.optimizer.name!r}, but {name} is trained by {expected_optimizers}"
-            )
-        if isinstance(self.objective, PermutationLM) and not config.trunk.has_query_stream:
-            raise UserError(f"{name} needs a query stream, which {self.family} has not; {suggest('xlnet', FAMILIES)}")
-        if isinstance(self.objective, StreamingCausalLM) and not config.trunk.has_bounded_memory:
-            raise UserError(f"{name} needs a memory of a set length: {self.family} as it is given here has none")
-        if isinstance(self.objective, StreamingCausalLM) and self.batch_warmup_steps:
-            raise UserError(
-                f"{name} reads the same lanes at every step: batch_warmup_steps is {self.batch_warmup_steps}, expected 0"
+    def _check_model(self, config: ModelConfig) -> None:
+        """Raise if objective, optimizer and settings do not fit the model or each other."""
+        objective, name = self.objective, type(self.objective).__name__
+        objective.check(config, self.max_len)
+        if objective.is_sparse != self.optimizer.is_sparse:
+            expected = "'sparse_sgd' or 'sparse_adagrad'" if objective.is_sparse else "'adamw', 'muon' or 'nt_asgd'"
+            raise ConfigError(f"optimizer.name is {self.optimizer.name!r}, but {name} is trained by {expected}")
+        if objective.needs_bounded_memory and self.batch_warmup_steps:
+            raise ConfigError(
+                f"batch_warmup_steps is {self.batch_warmup_steps}, expected 0: {name} has the same streams in every step"
             )
         if self.compile and not config.trunk.supports_static_shape:
-            raise UserError(f"compile is for models of one shape, and {self.family} works by lengths: leave it false")
+            raise ConfigError(f"compile is true, but the kernels of {self.family} depend on lengths: set it to false")
 
     def check(self) -> Recipe:
-        """Itself, if its numbers fit each other."""
+        """Return the recipe, or raise if its values do not fit each other."""
         self.check_range(1, math.inf, "max_len", "batch_tokens", "micro_batch_tokens")
         self.check_range(1, math.inf, "eval_every", "save_every", "log_every", "keep_checkpoints")
         self.check_range(0, math.inf, "num_averaged", "batch_warmup_steps")
         self.check_range(0, 1, "valid_fraction")
         if self.micro_batch_tokens < self.max_len:
-            raise UserError(f"micro_batch_tokens {self.micro_batch_tokens} is smaller than max_len {self.max_len}")
+            raise ConfigError(f"micro_batch_tokens {self.micro_batch_tokens} is smaller than max_len {self.max_len}")
         if self.batch_tokens % self.micro_batch_tokens:
-            raise UserError(
+            raise ConfigError(
                 f"batch_tokens {self.batch_tokens} is not a multiple of micro_batch_tokens {self.micro_batch_tokens}"
             )
         if self.optimizer.lr <= 0:
-            raise UserError(f"optimizer.lr is {self.optimizer.lr}, which is not above 0")
+            raise ConfigError(f"optimizer.lr is {self.optimizer.lr}, which is not above 0")
         if self.optimizer.name == "nt_asgd" and not self.valid_fraction:
-            raise UserError("nt_asgd is triggered by the loss on held-out text: valid_fraction is 0")
+            raise ConfigError("nt_asgd is triggered by the loss on held-out text: valid_fraction is 0")
         if self.optimizer.name == "nt_asgd" and self.num_averaged:
-            raise UserError(f"nt_asgd has a mean of its own: num_averaged is {self.num_averaged}, expected 0")
+            raise ConfigError(f"nt_asgd has a mean of its own: num_averaged is {self.num_averaged}, expected 0")
         if not any((self.budget.steps, self.budget.tokens, self.budget.minutes)):
-            raise UserError("the budget is empty: set budget.steps, budget.tokens or budget.minutes")
+            raise ConfigError("the budget is empty: set budget.steps, budget.tokens or budget.minutes")
         return self

@@ -13,8 +13,8 @@ from polyseme.config import Config
 class ScheduleConfig(Config):
     """Warm-up, then a shape. `warmup` below 1 is a share of the run, else a number of steps.
 
-    `linear` and `cosine` fall to `min_lr_ratio`; `inverse_sqrt` falls with √step (Vaswani et al. 2017, §5.3);
-    `slanted` is ULMFiT's triangle (Howard and Ruder 2018, §3.2): its cut_frac is `warmup`, and `slanted_ratio` is how much
+    `linear` and `cosine` fall to `min_lr_ratio`; `inverse_sqrt` falls with √step (Vaswani et al. 2017, §5.3); `slanted`
+    is ULMFiT's triangle (Howard and Ruder 2018, §3.2): its cut_frac is `warmup`, and `slanted_ratio` is how much
     smaller than its peak the lowest rate is.
     """
 

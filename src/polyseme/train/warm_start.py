@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import DataError, ModelError, suggest
 from polyseme.families import FAMILIES
-from polyseme.io.atomic import sha256
 from polyseme.nn.trunks.lookup import StaticEmbeddingTrunkConfig
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import InitialModel
 from polyseme.train.recipe import Recipe
-from polyseme.weights.folder import ModelFolder, list_weight_files, load_model
+from polyseme.weights.folder import ModelFolder, hash_weights, load_model
 
 
 def init_from_model(path: Path, recipe: Recipe, corpus_path: Path) -> InitialModel:
@@ -33,24 +31,24 @@ def init_from_model(path: Path, recipe: Recipe, corpus_path: Path) -> InitialMod
     ):
         return _init_from_word_vectors(folder, recipe, corpus_path)
     if saved_config.family != recipe.family:
-        raise UserError(f"{path} is of the family {saved_config.family}, but {recipe.name} is for {recipe.family}")
+        raise ModelError(f"{path} is of the family {saved_config.family}, but {recipe.name} is for {recipe.family}")
     tokenizer = Tokenizer.load(corpus_path / "tokenizer").with_cls_position(FAMILIES[recipe.family].cls_position)
     if folder.tokenizer.hash != tokenizer.hash:
-        raise UserError(f"{corpus_path} has another vocabulary than {path}: prepare it with --tokenizer {path}")
+        raise DataError(f"{corpus_path} has another vocabulary than {path}: prepare it with --tokenizer {path}")
     model = recipe.check().model_config(tokenizer.vocab_size).build(recipe.seed)
     saved_state, state = folder.model.state_dict(), model.state_dict()
     for name, tensor in state.items():
         if name not in saved_state:
-            raise UserError(f"{path} has no {name}, which {recipe.name} trains; {suggest(name, saved_state)}")
+            raise ModelError(f"{path} has no {name}, which {recipe.name} trains; {suggest(name, saved_state)}")
         if saved_state[name].shape != tensor.shape:
             sizes = f"{tuple(tensor.shape)} in {recipe.name} and {tuple(saved_state[name].shape)} in {path}"
-            raise UserError(f"{name} is {sizes}: give the recipe the sizes of the model")
+            raise ModelError(f"{name} is {sizes}: give the recipe the sizes of the model")
     if unexpected := [n for n in saved_state if n not in state and n.startswith("trunk.")]:
-        raise UserError(
+        raise ModelError(
             f"{path} has {unexpected[0]}, which the model of {recipe.name} has not: give it the model's sizes"
         )
     model.load_state_dict({name: saved_state[name] for name in state})
-    return InitialModel(model, None, {"initialized_from": str(path), "initialized_from_hash": hash_weights(path)})
+    return InitialModel(model, {"initialized_from": str(path), "initialized_from_hash": hash_weights(path)})
 
 
 def _init_from_word_vectors(folder: ModelFolder, recipe: Recipe, corpus_path: Path) -> InitialModel:
@@ -69,7 +67,7 @@ def _init_from_word_vectors(folder: ModelFolder, recipe: Recipe, corpus_path: Pa
     trunk: Any = model.trunk
     table, vectors = getattr(trunk, "encoder", trunk).token_embeddings, folder.model.trunk.token_embeddings
     if not isinstance(table, Tensor) or not isinstance(vectors, Tensor) or table.shape[1] != vectors.shape[1]:
-        raise UserError(
+        raise ModelError(
             f"the vectors of {path} have {folder.model.config.trunk.dim} numbers, but those of {recipe.name} "
             f"{table.shape[1] if isinstance(table, Tensor) else 'are no table'}: set model.dim, or model.embedding_dim"
         )
@@ -82,7 +80,7 @@ def _init_from_word_vectors(folder: ModelFolder, recipe: Recipe, corpus_path: Pa
         word_of_token > 0
     )  # one piece is the whole word
     if not is_whole_word.any():
-        raise UserError(f"no token of {corpus_path} is a word of {path}")
+        raise DataError(f"no token of {corpus_path} is a word of {path}")
     vocab_rows, first_index = np.unique(
         token_ids[is_whole_word], return_index=True
     )  # of words that are one token, the first
@@ -90,9 +88,4 @@ def _init_from_word_vectors(folder: ModelFolder, recipe: Recipe, corpus_path: Pa
     with torch.no_grad():
         chosen_vectors = vectors.index_select(0, vector_rows)
         table.index_copy_(0, torch.from_numpy(vocab_rows), chosen_vectors * (table.std() / chosen_vectors.std()))
-    return InitialModel(model, None, {"initialized_from": str(path), "initialized_from_hash": hash_weights(path)})
-
-
-def hash_weights(folder: Path) -> str:
-    """Of the weights of a folder: a run that goes on has to have the same."""
-    return hashlib.sha256("".join(sha256(file) for file in list_weight_files(folder)).encode()).hexdigest()
+    return InitialModel(model, {"initialized_from": str(path), "initialized_from_hash": hash_weights(path)})

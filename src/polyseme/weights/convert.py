@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ModelError, suggest
 from polyseme.families.family import Family, WeightMap
 from polyseme.nn.model import ModelConfig
 
@@ -83,7 +83,7 @@ def from_published(
         if missing and weight_map.name.startswith(family.optional_weights):
             continue
         if missing:
-            raise UserError(
+            raise ModelError(
                 f"{source_name} lacks the tensor {missing[0]!r}; {suggest(missing[0], set(present) - used)}"
             )
         shape = tuple(shapes[weight_map.name])
@@ -95,7 +95,7 @@ def from_published(
         parts = [present[name] for name in weight_map.published_names]
         for name, tensor in zip(weight_map.published_names, parts):
             if tensor.shape != _export_tensor(expected, weight_map.op, config).shape:
-                raise UserError(
+                raise ModelError(
                     f"{source_name}: {name!r} has shape {tuple(tensor.shape)}, which does not fit its config"
                 )
         used.update(weight_map.published_names)
@@ -104,12 +104,12 @@ def from_published(
     for name, tied_to in family.tied_weights.items():
         if name in present and name not in used and tied_to in present:
             if not torch.equal(present[name], present[tied_to]):
-                raise UserError(
+                raise ModelError(
                     f"{source_name}: {name!r} differs from {tied_to!r}, but the two are tied in {family.name}"
                 )
             used.add(name)
     if extra := sorted(set(present) - used):
-        raise UserError(f"{source_name} has a tensor {extra[0]!r} that {family.name} with these heads does not have")
+        raise ModelError(f"{source_name} has a tensor {extra[0]!r} that {family.name} with these heads does not have")
     return state
 
 

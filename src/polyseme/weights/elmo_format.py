@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ModelError, UnsupportedError, suggest
 from polyseme.families import FAMILIES
 from polyseme.io.atomic import atomic_directory
 from polyseme.io.json import read_json, write_json
@@ -32,13 +32,13 @@ def read_elmo(folder: Path | str) -> Model:
     trunk_config = _read_trunk_config(folder / OPTIONS_FILE)
     files = sorted([*folder.glob("*weights*.hdf5"), *folder.glob("*weights*.h5")])
     if len(files) != 1:
-        raise UserError(f"{folder} holds {len(files)} files *weights*.hdf5, expected one")
+        raise ModelError(f"{folder} holds {len(files)} files *weights*.hdf5, expected one")
     tensors = _read_tensors(files[0])
     model = ModelConfig("elmo", trunk_config).build(0)
     state = model.state_dict()
     for names, published, op in _iter_weight_maps(trunk_config):
         if published not in tensors:
-            raise UserError(
+            raise ModelError(
                 f"{files[0]} lacks {published!r}, which {OPTIONS_FILE} asks for; {suggest(published, tensors)}"
             )
         tensor = torch.from_numpy(tensors.pop(published))
@@ -50,13 +50,13 @@ def read_elmo(folder: Path | str) -> Model:
         except (RuntimeError, IndexError):
             is_fitting = False
         if not is_fitting:
-            raise UserError(
+            raise ModelError(
                 f"{files[0]}: {published!r} has shape {tuple(tensor.shape)}, which does not fit {OPTIONS_FILE}"
             )
         for name, piece in zip(names, pieces):
             state[name].copy_(piece)
     if tensors:
-        raise UserError(f"{files[0]} holds {sorted(tensors)[0]!r}, which {OPTIONS_FILE} does not ask for")
+        raise ModelError(f"{files[0]} holds {sorted(tensors)[0]!r}, which {OPTIONS_FILE} does not ask for")
     return model.eval()
 
 
@@ -64,7 +64,7 @@ def write_elmo(folder: Path | str, model: Model) -> None:
     """The folder that other programs read; heads and vocabulary have no place there."""
     trunk_config = model.config.trunk
     if not isinstance(trunk_config, RecurrentTrunkConfig) or not isinstance(trunk_config.embeddings, CharCNNConfig):
-        raise UserError(f"{model.config.family} is not ELMo: it has no published form with {OPTIONS_FILE}")
+        raise ModelError(f"{model.config.family} is not ELMo: it has no published form with {OPTIONS_FILE}")
     h5py = _import_h5py()
     state = {names: t.detach().cpu().float() for names, t in model.state_dict().items()}
     with atomic_directory(Path(folder)) as temporary:
@@ -133,13 +133,13 @@ def _read_trunk_config(path: Path) -> RecurrentTrunkConfig:
         for key in keys:
             if not isinstance(value, dict) or (key not in value and default is None):
                 known_keys = value if isinstance(value, dict) else ()
-                raise UserError(f"{path} has no {'.'.join(keys)}; {suggest(key, known_keys)}")
+                raise ModelError(f"{path} has no {'.'.join(keys)}; {suggest(key, known_keys)}")
             value = value.get(key, default)
         return value
 
     num_characters = at("char_cnn", "n_characters")
     if num_characters not in (NUM_CHARACTERS, NUM_CHARACTERS - 1):
-        raise UserError(
+        raise ModelError(
             f"{path}: char_cnn.n_characters is {num_characters!r}, expected {NUM_CHARACTERS - 1} or {NUM_CHARACTERS}"
         )
     trunk_config = FAMILIES["elmo"].trunk_config(
@@ -195,7 +195,7 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
         with h5py.File(path, "r") as file:
             file.visititems(visit)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not a whole HDF5 file ({str(error).splitlines()[0][:80]})") from None
+        raise ModelError(f"{path} is not a whole HDF5 file ({str(error).splitlines()[0][:80]})") from None
     return tensors
 
 
@@ -203,5 +203,5 @@ def _import_h5py() -> Any:
     try:
         import h5py
     except ImportError:
-        raise UserError("h5py is needed for this: pip install 'polyseme[elmo]'") from None
+        raise UnsupportedError("h5py is needed for this: pip install 'polyseme[elmo]'") from None
     return h5py

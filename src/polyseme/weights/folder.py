@@ -6,6 +6,7 @@ lie in `polyseme.safetensors`. Weights are safetensors only: a pickle is refused
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,12 +18,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ModelError, suggest
 from polyseme.families import FAMILIES, Family
 from polyseme.families.family import FIXED_LABELS
 from polyseme.io.atomic import atomic_directory, sha256, write_tensors
 from polyseme.io.json import read_json, write_json
-from polyseme.nn.heads.standard import AnyHeadConfig, ClassificationHeadConfig
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.model import Model, ModelConfig, build_meta
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.convert import from_published, to_published
@@ -82,14 +84,14 @@ def save_model(
         write_json(folder / "polyseme.json", record)
 
 
-def load_model(path: str | Path, heads: dict[str, AnyHeadConfig] | None = None, seed: int = 0) -> ModelFolder:
+def load_model(path: str | Path, heads: dict[str, HeadConfig] | None = None, seed: int = 0) -> ModelFolder:
     """Open a folder written here or by `transformers`. Loading is strict; `heads` replaces the heads by new ones.
 
     One that the folder has exactly so is kept: a model goes on from one task to the next with the same answers.
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise UserError(f"there is no model folder at {folder}")
+        raise ModelError(f"there is no model folder at {folder}")
     config, metadata = read_model_config(folder)
     family = FAMILIES[config.family]
     shapes = {name: t.shape for name, t in build_meta(config).state_dict().items()}
@@ -97,7 +99,9 @@ def load_model(path: str | Path, heads: dict[str, AnyHeadConfig] | None = None, 
     state = _load_tensors(extra) if extra.exists() else {}
     for name, tensor in state.items():
         if shapes.get(name) != tensor.shape:
-            raise UserError(f"{extra} has a tensor {name!r} of shape {tuple(tensor.shape)} that the spec does not have")
+            raise ModelError(
+                f"{extra} has a tensor {name!r} of shape {tuple(tensor.shape)} that the spec does not have"
+            )
     published = {name: t for file in list_weight_files(folder) for name, t in _load_tensors(file).items()}
     state |= from_published(family, config, {n: s for n, s in shapes.items() if n not in state}, published, str(folder))
     if heads is not None:
@@ -112,12 +116,12 @@ def load_model(path: str | Path, heads: dict[str, AnyHeadConfig] | None = None, 
     if newly_initialized:
         allowed = (*family.optional_weights, *(f"heads.{name}." for name in heads or {}))
         if missing := [name for name in newly_initialized if not name.startswith(allowed)]:
-            raise UserError(f"{folder} lacks the tensor {missing[0]!r}; {suggest(missing[0], state)}")
+            raise ModelError(f"{folder} lacks the tensor {missing[0]!r}; {suggest(missing[0], state)}")
         model.initialize(torch.Generator().manual_seed(seed))
     model.load_state_dict({n: t.float() for n, t in state.items()}, strict=False)
     for name in model.state_dict().keys() - dict(model.named_parameters()).keys() & state.keys():
         if not torch.equal(model.state_dict()[name].float(), state[name].float()):
-            raise UserError(f"{folder}: {name!r} differs from the tensor that it shares")
+            raise ModelError(f"{folder}: {name!r} differs from the tensor that it shares")
     tokenizer = Tokenizer.load(folder)
     _check_tokenizer(folder, tokenizer, config.trunk.embeddings.vocab_size)
     model.set_vocabulary(tokenizer.vocabulary, tokenizer.all_special_ids)
@@ -135,11 +139,11 @@ def read_model_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
         record = _read_json_object(folder / "polyseme.json")
         config = ModelConfig.from_json(record.get("config"), "config")
         if config.family not in FAMILIES:
-            raise UserError(f"{folder}: unknown family {config.family!r}; {suggest(config.family, FAMILIES)}")
+            raise ModelError(f"{folder}: unknown family {config.family!r}; {suggest(config.family, FAMILIES)}")
         return config, record.get("metadata", {})
     families_by_type = {family.model_type or family.name: family for family in FAMILIES.values()}
     if model_type not in families_by_type:
-        raise UserError(
+        raise ModelError(
             f"{folder}/config.json: model_type {model_type!r} is no family here; "
             f"{suggest(str(model_type), families_by_type)}"
         )
@@ -147,7 +151,7 @@ def read_model_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
     architecture = (hf_config.get("architectures") or [None])[0]
     base_architecture = next(a for a, heads in family.architectures.items() if not heads)
     if (architecture or base_architecture) not in family.architectures:
-        raise UserError(
+        raise ModelError(
             f"{folder}/config.json: architecture {architecture!r}; {suggest(str(architecture), family.architectures)}"
         )
     tensor_names = {family.upgrade_name(tensor) for file in list_weight_files(folder) for tensor in _tensor_names(file)}
@@ -174,7 +178,7 @@ def verify_model(folder: Path) -> None:
     record = read_json(folder / "polyseme.json") if (folder / "polyseme.json").exists() else {}
     for name, expected in record.get("sha256", {}).items():
         if sha256(folder / name) != expected:
-            raise UserError(f"{folder / name} is not what was saved: its hash differs from the one in polyseme.json")
+            raise ModelError(f"{folder / name} is not what was saved: its hash differs from the one in polyseme.json")
 
 
 def check_tokenizer_compatible(config: ModelConfig, tokenizer: Tokenizer) -> None:
@@ -184,7 +188,7 @@ def check_tokenizer_compatible(config: ModelConfig, tokenizer: Tokenizer) -> Non
         tokenizer.special_token_ids.pad,
     )
     if expected_pad_id is not None and pad_id is not None and expected_pad_id != pad_id:
-        raise UserError(
+        raise ModelError(
             f"the tokenizer's pad token has the id {pad_id}, but {config.family} needs {expected_pad_id}: "
             f"train one with --kind {FAMILIES[config.family].tokenizer}"
         )
@@ -242,19 +246,19 @@ def _read_labels(hf_config: dict[str, Any], head: str) -> tuple[str, ...]:
     if head == "tag" or problem_type != "regression":
         return labels
     if len(labels) > 1:
-        raise UserError(f"config.json: a regression with {len(labels)} outputs is not supported, only one number")
+        raise ModelError(f"config.json: a regression with {len(labels)} outputs is not supported, only one number")
     return ()
 
 
 def _check_tokenizer(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> None:
     """The tokenizer is the model's: no piece the model lacks, and the special ids that the config names."""
     if tokenizer.vocab_size > vocab_size:
-        raise UserError(f"{folder}: the tokenizer has {tokenizer.vocab_size} pieces, but the model knows {vocab_size}")
+        raise ModelError(f"{folder}: the tokenizer has {tokenizer.vocab_size} pieces, but the model knows {vocab_size}")
     hf_config = read_json(folder / "config.json")
     for role in ("pad", "bos", "eos", "cls", "sep"):
         config_id, tokenizer_id = hf_config.get(f"{role}_token_id"), getattr(tokenizer.special_token_ids, role)
         if config_id is not None and tokenizer_id is not None and config_id != tokenizer_id:
-            raise UserError(
+            raise ModelError(
                 f"{folder}: config.json has {role}_token_id {config_id}, but the tokenizer's is {tokenizer_id}"
             )
 
@@ -262,8 +266,13 @@ def _check_tokenizer(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Non
 def _read_json_object(path: Path) -> dict[str, Any]:
     value = read_json(path)
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds no JSON object")
+        raise ModelError(f"{path} holds no JSON object")
     return value
+
+
+def hash_weights(folder: Path) -> str:
+    """Return a hash of the weights of a model folder."""
+    return hashlib.sha256("".join(sha256(file) for file in list_weight_files(folder)).encode()).hexdigest()
 
 
 def list_weight_files(folder: Path) -> list[Path]:
@@ -274,12 +283,12 @@ def list_weight_files(folder: Path) -> list[Path]:
     if index.exists():
         names = sorted(set(_read_json_object(index).get("weight_map", {}).values()))
         if escaping := [name for name in names if Path(name).name != name]:
-            raise UserError(f"{index} names a file outside its folder: {escaping[0]!r}")
+            raise ModelError(f"{index} names a file outside its folder: {escaping[0]!r}")
         return [folder / name for name in names]
     pickles = [p.name for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl")]
     if pickles:
-        raise UserError(f"{folder / pickles[0]} is a pickle, which can run code when opened: save it as safetensors")
-    raise UserError(f"{folder} holds no model.safetensors")
+        raise ModelError(f"{folder / pickles[0]} is a pickle, which can run code when opened: save it as safetensors")
+    raise ModelError(f"{folder} holds no model.safetensors")
 
 
 def _tensor_names(path: Path) -> list[str]:
@@ -297,6 +306,6 @@ def _tensor_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise UserError(f"{path} is missing") from None
+        raise ModelError(f"{path} is missing") from None
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path} is not a whole safetensors file ({error})") from None
+        raise ModelError(f"{path} is not a whole safetensors file ({error})") from None

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.families import FAMILIES
 from polyseme.io.atomic import atomic_write
 from polyseme.nn.layers.subwords import SubwordEmbeddings
@@ -33,10 +33,10 @@ _LINES_PER_CHUNK = 4096  # lines that are parsed or written together
 def write_vectors(path: Path, words: Sequence[str], vectors: np.ndarray, file_format: VectorFormat = "text") -> None:
     """A word with white space in it cannot be written: where it ends, nobody could tell."""
     if file_format not in VECTOR_FORMATS:
-        raise UserError(f"no format {file_format!r}; {suggest(file_format, VECTOR_FORMATS)}")
+        raise ConfigError(f"no format {file_format!r}; {suggest(file_format, VECTOR_FORMATS)}")
     bad_word = next((word for word in words if word.split() != [word]), None)
     if bad_word is not None:
-        raise UserError(
+        raise DataError(
             f"the word {bad_word!r} cannot stand in a file of vectors: there is white space in it, or nothing"
         )
     matrix = np.ascontiguousarray(vectors, dtype="<f4")
@@ -88,10 +88,10 @@ def open_vectors(path: Path) -> WordVectorTable:
     if path.is_file():
         return WordVectorTable(*read_vectors(path))
     if not path.exists():
-        raise UserError(f"there are no vectors at {path}: neither a file nor a model folder")
+        raise DataError(f"there are no vectors at {path}: neither a file nor a model folder")
     folder = load_model(path)
     if not isinstance(folder.model.config.trunk, StaticEmbeddingTrunkConfig):
-        raise UserError(
+        raise UnsupportedError(
             f"{path} is a {folder.model.config.family}: its vectors depend on the context; `embed` gives them"
         )
     tokenizer = folder.tokenizer
@@ -108,16 +108,16 @@ def open_vectors(path: Path) -> WordVectorTable:
 def read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
     """The words and their vectors, float32; the content says which format it is. A repeated word counts once."""
     if not path.is_file():
-        raise UserError(f"there is no file of vectors {path}")
+        raise DataError(f"there is no file of vectors {path}")
     if not path.stat().st_size:
-        raise UserError(f"{path} is empty")
+        raise DataError(f"{path} is empty")
     with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
         first_line = buffer[: max(buffer.find(b"\n"), 0) or min(len(buffer), 1 << 16)]
         header = first_line.split()
         has_header = len(header) == 2 and all(part.isdigit() for part in header)
         num_words, dim = map(int, header) if has_header else (0, len(header) - 1)
         if dim < 1:
-            raise UserError(f"{path} line 1 has no vector: {_format_excerpt(first_line)}")
+            raise DataError(f"{path} line 1 has no vector: {_format_excerpt(first_line)}")
         if has_header and _is_binary(buffer, len(first_line) + 1, dim):
             words, vectors = _read_binary(path, buffer, len(first_line) + 1, num_words, dim)
         else:
@@ -146,12 +146,12 @@ def _read_binary(path: Path, buffer: mmap.mmap, offset: int, num_words: int, dim
         end = buffer.find(b" ", offset, offset + 4096)
         if end < 0 or end + 1 + row_bytes > len(buffer):
             problem = f"is cut off at word {index + 1:,} of {num_words:,}"
-            raise UserError(f"{path} {problem}: it has {len(buffer):,} bytes, and {dim} numbers a word need more")
+            raise DataError(f"{path} {problem}: it has {len(buffer):,} bytes, and {dim} numbers a word need more")
         words.append(_decode_word(path, buffer[offset:end].lstrip(b"\n"), f"word {index + 1:,}"))
         vectors[index] = np.frombuffer(buffer[end + 1 : end + 1 + row_bytes], "<f4")
         offset = end + 1 + row_bytes
     if trailing := buffer[offset : offset + 100].strip():
-        raise UserError(f"{path} goes on behind its {num_words:,} words: {_format_excerpt(trailing)}")
+        raise DataError(f"{path} goes on behind its {num_words:,} words: {_format_excerpt(trailing)}")
     return words, vectors
 
 
@@ -166,7 +166,7 @@ def _read_text(
         pieces = line.rstrip().rsplit(b" ", dim)
         if len(pieces) != dim + 1 or len(pieces[0].split()) != 1:
             num_fields = max(len(line.split()) - 1, 0)
-            raise UserError(f"{path} line {line_number}: {num_fields} numbers behind the word where {dim} are expected")
+            raise DataError(f"{path} line {line_number}: {num_fields} numbers behind the word where {dim} are expected")
         words.append(_decode_word(path, pieces[0], f"line {line_number}"))
         fields.append(pieces[1:])
         if len(fields) == _LINES_PER_CHUNK:
@@ -175,7 +175,7 @@ def _read_text(
         line_number += 1
     chunks.append(_parse_numbers(path, fields, line_number - 1))
     if num_words is not None and num_words != len(words):
-        raise UserError(f"{path}: its first line promises {num_words:,} words, but {len(words):,} follow")
+        raise DataError(f"{path}: its first line promises {num_words:,} words, but {len(words):,} follow")
     return words, np.concatenate([chunk.reshape(-1, dim) for chunk in chunks])
 
 
@@ -188,7 +188,7 @@ def _parse_numbers(path: Path, fields: list[list[bytes]], last_line: int) -> np.
                 try:
                     float(field)
                 except ValueError:
-                    raise UserError(f"{path} line {line_number}: {_format_excerpt(field)} is no number") from None
+                    raise DataError(f"{path} line {line_number}: {_format_excerpt(field)} is no number") from None
         raise
 
 
@@ -196,7 +196,7 @@ def _decode_word(path: Path, word: bytes, where: str) -> str:
     try:
         return word.decode()
     except UnicodeDecodeError:
-        raise UserError(f"{path} {where}: the word {_format_excerpt(word)} is not UTF-8") from None
+        raise DataError(f"{path} {where}: the word {_format_excerpt(word)} is not UTF-8") from None
 
 
 def _format_excerpt(excerpt: bytes) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.io.atomic import as_user_error
 from polyseme.word_vectors.files import open_vectors
 
@@ -78,7 +78,7 @@ class WordVectors:
         return self.index.get(word.lower()) if word_index is None else word_index
 
     def vector(self, word: str) -> np.ndarray:
-        """Of length one; of a word that is not there by its n-grams, or a `UserError` that names words near it."""
+        """Of length one; of a word that is not there by its n-grams, or a `DataError` that names words near it."""
         vector = self._find_vector(word)
         if vector is not None:
             return vector
@@ -88,15 +88,15 @@ class WordVectors:
             if close_matches
             else f"; it has {len(self.words):,} words"
         )
-        raise UserError(f"{word!r} is not in the vocabulary of {self.source_name}{hint}")
+        raise DataError(f"{word!r} is not in the vocabulary of {self.source_name}{hint}")
 
-    def neighbors(self, word: str, top: int = 10) -> list[tuple[str, float]]:
+    def neighbors(self, word: str, top_k: int = 10) -> list[tuple[str, float]]:
         """The words whose vectors have the largest cosine with a word's, best first, without that word."""
         scores = self.normalized @ self.vector(word)
         word_index = self.find_index(word)
         if word_index is not None:
             scores[word_index] = -np.inf
-        top_indices = np.argsort(-scores, kind="stable")[: min(top, len(scores) - (word_index is not None))]
+        top_indices = np.argsort(-scores, kind="stable")[: min(top_k, len(scores) - (word_index is not None))]
         return [(self.words[i], float(scores[i])) for i in top_indices]
 
     def evaluate_similarity(self, pairs: Sequence[tuple[str, str, float]]) -> SimilarityResult:
@@ -104,7 +104,7 @@ class WordVectors:
         rows = [(self._find_vector(one), self._find_vector(two), value) for one, two, value in pairs]
         known_pairs = [(one, two, value) for one, two, value in rows if one is not None and two is not None]
         if len(known_pairs) < 2:
-            raise UserError(
+            raise DataError(
                 f"of {len(pairs)} pairs {len(known_pairs)} have both words in {self.source_name}: nothing can be ranked"
             )
         cosines = np.array([float(one @ two) for one, two, _ in known_pairs])
@@ -120,7 +120,7 @@ class WordVectors:
         return oov_vector / np.linalg.norm(oov_vector) if oov_vector is not None and oov_vector.any() else None
 
     def evaluate_analogies(
-        self, sections: dict[str, list[tuple[str, str, str, str]]], multiply: bool = False, max_words: int = 30_000
+        self, sections: dict[str, list[tuple[str, str, str, str]]], cosmul: bool = False, max_words: int = 30_000
     ) -> list[AnalogySection]:
         """a is to b as c is to d: how often d is the best of the first `max_words` words but a, b and c.
 
@@ -135,7 +135,7 @@ class WordVectors:
             num_correct = 0
             for batch_start in range(0, len(rows), _BATCH_SIZE):
                 a, b, c, d = rows[batch_start : batch_start + _BATCH_SIZE].T
-                if multiply:
+                if cosmul:
                     plus, plus_other, minus = ((table[x] @ table.T + 1) / 2 for x in (b, c, a))
                     scores = plus * plus_other / (minus + 0.001)
                 else:
@@ -176,11 +176,11 @@ def read_similarity_pairs(path: Path) -> list[tuple[str, str, float]]:
             pairs.append((fields[0].strip(), fields[1].strip(), float(value)))
         except (ValueError, IndexError):
             if line_number > 1:
-                raise UserError(
+                raise DataError(
                     f"{path} line {line_number}: expected two words and a number, not {line.strip()!r}"
                 ) from None
     if not pairs:
-        raise UserError(f"{path} has no pairs of words")
+        raise DataError(f"{path} has no pairs of words")
     return pairs
 
 
@@ -195,17 +195,17 @@ def read_analogy_questions(path: Path) -> dict[str, list[tuple[str, str, str, st
         elif len(words) == 4:
             questions_by_section.setdefault(section, []).append((words[0], words[1], words[2], words[3]))
         elif words:
-            raise UserError(f"{path} line {line_number}: a question is four words, not {len(words)}: {line.strip()!r}")
+            raise DataError(f"{path} line {line_number}: a question is four words, not {len(words)}: {line.strip()!r}")
     if not questions_by_section:
-        raise UserError(f"{path} has no questions")
+        raise DataError(f"{path} has no questions")
     return questions_by_section
 
 
 def _read_lines(path: Path) -> list[str]:
     if not path.is_file():
-        raise UserError(f"there is no file {path}")
+        raise DataError(f"there is no file {path}")
     try:
         with as_user_error(path):
             return path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
-        raise UserError(f"{path} is not text in UTF-8") from None
+        raise DataError(f"{path} is not text in UTF-8") from None

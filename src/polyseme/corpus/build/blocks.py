@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from polyseme.corpus.sources.sources import ReadPosition, SourceReader
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 
 BLOCK_CHARS = 2_000_000  # enough to be worth sending to a worker, few enough to fit into memory
 MAX_BLOCK_DOCUMENTS = 20_000  # limits for short documents
@@ -84,7 +84,7 @@ def _split_blocks(reader: SourceReader, start: ReadPosition, first_document: int
             if block is None:
                 block = DocumentBlock(source_file.source_index, source_file.lang, first_document)
             block.next_position = ReadPosition(file_index, item_index + 1)
-            if isinstance(document, UserError):
+            if isinstance(document, DataError):
                 if not reader.skip_bad:
                     raise document
                 block.skipped.add(SkippedInput(num_bad=1, bad_row_messages=[str(document)]))

@@ -20,7 +20,7 @@ import numpy as np
 
 from polyseme.corpus.sources.pairs import TextPair, read_pairs
 from polyseme.corpus.store import FORMAT, describe_files, manifest_hash, shard_filename, token_dtype
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.io.atomic import atomic_directory, ensure_new_directory, sha256, write_array
 from polyseme.io.json import write_json
 from polyseme.progress import progress
@@ -48,7 +48,7 @@ def prepare_parallel(
     out = Path(out)
     ensure_new_directory(out)
     if max_tokens < 1 or (max_length_ratio and max_length_ratio < 1):
-        raise UserError(
+        raise ConfigError(
             f"max_tokens is {max_tokens} and max_length_ratio is {max_length_ratio:g}: both must be at least 1, "
             "or the ratio 0 for no limit"
         )
@@ -69,7 +69,7 @@ def prepare_parallel(
         counts, examples = pair_filter.num_skipped, pair_filter.examples
         if not shards:
             skipped = f": {counts.total()} were skipped, e.g. {next(iter(examples.values()))}" if examples else ""
-            raise UserError(f"there are no pairs in {', '.join(map(str, sources))}{skipped}")
+            raise DataError(f"there are no pairs in {', '.join(map(str, sources))}{skipped}")
         tokenizers = {"tokenizer": tokenizer} | ({TARGET_TOKENIZER_DIR: target_tokenizer} if target_tokenizer else {})
         total_counts = dict(sum((Counter(shard["counts"]) for shard in shards), Counter()))
         manifest: dict[str, Any] = {

@@ -26,7 +26,7 @@ from polyseme.corpus.clean.clean import DEFAULT_STEPS, CleaningConfig, parse_cle
 from polyseme.corpus.clean.language import LanguageDetector
 from polyseme.corpus.sources.sources import CorpusSource, SourceReader, open_sources
 from polyseme.corpus.store import FORMAT, check_hashes, read_manifest
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.json import write_json
 from polyseme.text.tokenizer import Tokenizer
 
@@ -62,7 +62,7 @@ def prepare(
     cleaning = parse_cleaning_steps(clean)
     _check_dedup(dedup, dedup_threshold)
     if append and not (out / "manifest.json").is_file():
-        raise UserError(f"{out} holds no finished corpus to append to")
+        raise DataError(f"{out} holds no finished corpus to append to")
     with exclusive_workdir(out) as work_dir:
         base_manifest = read_manifest(out) if (out / "manifest.json").is_file() else None
         reader = open_sources(
@@ -89,7 +89,7 @@ def prepare(
             manifest = _run_stages(preparation, cleaning, tokenizer)
         if not manifest["shards"]:
             rollback(out, False)
-            raise UserError("no text is left: every document was removed by cleaning or has no token")
+            raise DataError("no text is left: every document was removed by cleaning or has no token")
         write_json(out / "manifest.json", manifest)
         remove_temporary(out, manifest)
     return manifest
@@ -97,9 +97,9 @@ def prepare(
 
 def _check_dedup(dedup: str, threshold: float) -> None:
     if dedup not in DEDUP_MODES:
-        raise UserError(f"dedup is {dedup!r}: {suggest(dedup, DEDUP_MODES)}")
+        raise ConfigError(f"dedup is {dedup!r}: {suggest(dedup, DEDUP_MODES)}")
     if not 0 < threshold <= 1:
-        raise UserError(f"dedup_threshold is {threshold}; it must be greater than 0 and at most 1")
+        raise ConfigError(f"dedup_threshold is {threshold}; it must be greater than 0 and at most 1")
 
 
 def _run_stages(preparation: Preparation, cleaning: CleaningConfig, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -122,9 +122,9 @@ def _check_first_document(
 ) -> None:
     first_document = next(iter(reader), None)
     if first_document is None:
-        raise UserError(f"there is no text in {', '.join(map(str, paths))}")
+        raise DataError(f"there is no text in {', '.join(map(str, paths))}")
     if tokenizer.kind == "events" and set(first_document.text[:100].split()[:-1]).isdisjoint(tokenizer.vocabulary):
-        raise UserError(f"{first_document.source} is text, but the tokenizer encodes only the events of MIDI files")
+        raise DataError(f"{first_document.source} is text, but the tokenizer encodes only the events of MIDI files")
 
 
 def _build_plan(reader: SourceReader, tokenizer: Tokenizer, settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The stages of a corpus preparation, each of which can be resumed.
+"""The resumable stages of a corpus preparation.
 
 The input is read in blocks (`blocks`), which workers process in parallel (`tasks`, `workers`) and return in order.
 There are up to three passes over the input: count repeated lines, clean and compare documents, tokenize what is left.

@@ -14,7 +14,7 @@ from typing import Any
 from polyseme.corpus.build.blocks import SkippedInput
 from polyseme.corpus.clean.clean import CleaningStats
 from polyseme.corpus.store import WORK_DIR
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.io.atomic import as_user_error
 from polyseme.io.json import read_json, write_json
 from polyseme.text.tokenizer import Tokenizer
@@ -31,12 +31,12 @@ def exclusive_workdir(out: Path) -> Iterator[Path]:
     done, everything it created is removed, including `out` if it did not exist.
     """
     if out.is_file():
-        raise UserError(f"{out} is a file, not a folder: choose another folder")
+        raise ConfigError(f"{out} is a file, not a folder: choose another folder")
     is_new, work_dir = not out.exists(), out / WORK_DIR
     with as_user_error(out):
         shutil.rmtree(out / _TRASH_DIR, ignore_errors=True)
         if out.is_dir() and not work_dir.exists() and not (out / "manifest.json").is_file() and any(out.glob("[!.]*")):
-            raise UserError(f"{out} is not empty and holds no corpus: choose another folder")
+            raise ConfigError(f"{out} is not empty and holds no corpus: choose another folder")
         work_dir.mkdir(parents=True, exist_ok=True)
         lock = open(work_dir / "lock", "w")  # noqa: SIM115  # held while the block runs
     try:
@@ -45,7 +45,7 @@ def exclusive_workdir(out: Path) -> Iterator[Path]:
             raise OSError  # another run has just finished and moved its lock away
     except OSError:
         lock.close()
-        raise UserError(f"{out} is locked: another preparation is running there") from None
+        raise DataError(f"{out} is locked: another preparation is running there") from None
     try:
         yield work_dir
     except BaseException:
@@ -81,7 +81,7 @@ def remove_temporary(out: Path, manifest: dict[str, Any]) -> None:
 def is_up_to_date(out: Path, base: dict[str, Any], plan: dict[str, Any], append: bool) -> bool:
     """Return whether a finished corpus contains the sources of `plan`.
 
-    Raises a `UserError` if it does not and they cannot be added.
+    Raises a `ConfigError` if it does not and they cannot be added.
     """
     if not append:
         num_entries = len(plan["source_files"]), len(plan["sources"])
@@ -90,10 +90,10 @@ def is_up_to_date(out: Path, base: dict[str, Any], plan: dict[str, Any], append:
             "sources": base["sources"][: num_entries[1]],
         }
         if mismatch := describe_difference(comparable, plan):
-            raise UserError(f"{out} holds a corpus with {mismatch}: choose another folder or remove it")
+            raise ConfigError(f"{out} holds a corpus with {mismatch}: choose another folder or remove it")
         return True
     if mismatch := describe_difference(base | {key: plan[key] for key in ("source_files", "sources")}, plan):
-        raise UserError(f"{out} holds a corpus with {mismatch}: append with the same settings")
+        raise ConfigError(f"{out} holds a corpus with {mismatch}: append with the same settings")
     existing_sources = {
         _source_content(base, source): base["sources"][source["source_index"]] for source in base["source_files"]
     }
@@ -104,9 +104,9 @@ def is_up_to_date(out: Path, base: dict[str, Any], plan: dict[str, Any], append:
             plan["sources"][source["source_index"]]["weight"],
         )
         if old_weight != new_weight:
-            raise UserError(f"{source['path']} is already in {out}, with weight {old_weight}, not {new_weight}")
+            raise ConfigError(f"{source['path']} is already in {out}, with weight {old_weight}, not {new_weight}")
     if already_present and len(already_present) < len(plan["source_files"]):
-        raise UserError(f"{already_present[0]['path']} is already in {out}: leave it out")
+        raise ConfigError(f"{already_present[0]['path']} is already in {out}: leave it out")
     return bool(already_present)
 
 
@@ -119,7 +119,7 @@ def _source_content(plan: dict[str, Any], source: dict[str, Any]) -> tuple[str, 
 def write_or_check_plan(out: Path, plan: dict[str, Any], base: dict[str, Any] | None, tokenizer: Tokenizer) -> None:
     """Write the plan, or check it against that of an interrupted run.
 
-    Raises a `UserError` if the interrupted run had a different plan.
+    Raises a `ConfigError` if the interrupted run had a different plan.
     """
     work_dir = out / WORK_DIR
     full_plan = plan | {"base": base["hash"] if base else ""}
@@ -137,7 +137,7 @@ def write_or_check_plan(out: Path, plan: dict[str, Any], base: dict[str, Any] | 
         )  # finished, or can never be finished
         if any(work_dir.glob("*-00000.json")) and not is_obsolete:
             advice = f"remove {work_dir} to discard it" if base else "choose another folder, or remove it"
-            raise UserError(
+            raise ConfigError(
                 f"{out} holds an unfinished preparation with {mismatch}: finish that one first, or {advice}"
             )
         for path in work_dir.iterdir():

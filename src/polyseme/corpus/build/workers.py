@@ -20,7 +20,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Protocol, TypeVar
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, PolysemeError, UnsupportedError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -114,7 +114,7 @@ class _DaskPool:
 
 
 class _ClusterFuture:
-    """Future of a cluster task that turns cluster failures into a `UserError`."""
+    """Future of a cluster task that turns cluster failures into a `PolysemeError`."""
 
     def __init__(self, future: Any):
         self.future = future
@@ -122,12 +122,12 @@ class _ClusterFuture:
     def result(self) -> Any:
         try:
             return self.future.result()
-        except UserError:
+        except PolysemeError:
             raise
         except Exception as error:
             if not type(error).__module__.startswith(("distributed", "asyncio", "concurrent", "tornado")):
                 raise
-            raise UserError(f"the dask cluster failed ({type(error).__name__}); run again to resume") from None
+            raise PolysemeError(f"the dask cluster failed ({type(error).__name__}); run again to resume") from None
 
 
 @contextmanager
@@ -135,18 +135,18 @@ def _connect_cluster(address: str) -> Iterator[Any]:
     try:
         from distributed import Client
     except ImportError:
-        raise UserError("dask.distributed is not installed: pip install distributed") from None
+        raise UnsupportedError("dask.distributed is not installed: pip install distributed") from None
     _check_reachable(address)
     try:
         client = Client(address, timeout=20, set_as_default=False)
     except (OSError, ValueError) as error:
-        raise UserError(f"{address!r} is not the address of a dask scheduler ({type(error).__name__})") from None
+        raise ConfigError(f"{address!r} is not the address of a dask scheduler ({type(error).__name__})") from None
     try:
         if not client.nthreads():
             client.wait_for_workers(1, timeout=60)
         yield client
     except TimeoutError:
-        raise UserError(f"the dask scheduler at {address!r} has no workers") from None
+        raise ConfigError(f"the dask scheduler at {address!r} has no workers") from None
     finally:
         client.close()
 
@@ -155,11 +155,11 @@ def _check_reachable(address: str) -> None:
     """Raise if nothing listens at the address: dask itself would retry for a long time and log noise."""
     host, _, port = address.removeprefix("tcp://").removeprefix("tls://").rpartition(":")
     if not host or "/" in host or not port.isdigit() or int(port) > 65535:
-        raise UserError(f"invalid dask address {address!r}: expected HOST:PORT or tcp://HOST:PORT")
+        raise ConfigError(f"invalid dask address {address!r}: expected HOST:PORT or tcp://HOST:PORT")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:
-        raise UserError(f"cannot connect to a dask scheduler at {address!r}: {error}") from None
+        raise ConfigError(f"cannot connect to a dask scheduler at {address!r}: {error}") from None
 
 
 class _ProcessPool:
@@ -195,7 +195,7 @@ class _ProcessPool:
         except (EOFError, OSError):
             status = process.wait()
             reason = "was killed, possibly out of memory" if status < 0 else f"exited with status {status}"
-            raise UserError(f"a worker process {reason}; run again to resume") from None
+            raise PolysemeError(f"a worker process {reason}; run again to resume") from None
         if not succeeded:
             raise output
         return output

@@ -27,7 +27,7 @@ import numpy as np
 
 from polyseme.corpus.clean.language import LanguageDetector
 from polyseme.corpus.dedup.external_sort import ExternalSorter
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, suggest
 
 DEFAULT_STEPS = "nfc,control"
 MAX_EXAMPLES, EXCERPT_CHARS = 5, 120
@@ -73,21 +73,23 @@ def parse_cleaning_steps(text: str) -> CleaningConfig:
     for step_text in text.split(","):
         name, equals, value = (part.strip() for part in step_text.partition("="))
         if name == "none":
-            raise UserError(f"'none' cannot be combined with other cleaning steps: {text!r}")
+            raise ConfigError(f"'none' cannot be combined with other cleaning steps: {text!r}")
         if name not in _DEFAULT_VALUES:
-            raise UserError(f"unknown cleaning step {name!r} in {text!r}: {suggest(name, [*_DEFAULT_VALUES, 'none'])}")
+            raise ConfigError(
+                f"unknown cleaning step {name!r} in {text!r}: {suggest(name, [*_DEFAULT_VALUES, 'none'])}"
+            )
         if name in settings:
-            raise UserError(f"cleaning step {name!r} occurs twice in {text!r}")
+            raise ConfigError(f"cleaning step {name!r} occurs twice in {text!r}")
         settings[name] = _parse_value(name, value) if equals else _DEFAULT_VALUES[name]
     config = CleaningConfig(**settings)
     if config.max_chars and config.min_chars > config.max_chars:
-        raise UserError(f"min_chars is {config.min_chars}, more than max_chars, {config.max_chars}, in {text!r}")
+        raise ConfigError(f"min_chars is {config.min_chars}, more than max_chars, {config.max_chars}, in {text!r}")
     return config
 
 
 def _parse_value(name: str, value: str) -> Any:
     if isinstance(_DEFAULT_VALUES[name], bool):
-        raise UserError(f"cleaning step {name!r} takes no value, but is set to {value!r}")
+        raise ConfigError(f"cleaning step {name!r} takes no value, but is set to {value!r}")
     number_type, min_value, max_value = (
         (float, 0.0, 1.0) if name == "language" else (int, 2 if name == "boilerplate" else 1, 1 << 60)
     )
@@ -97,7 +99,7 @@ def _parse_value(name: str, value: str) -> Any:
         number = -1
     if not min_value <= number <= max_value or not number:
         expected = "a probability above 0 and at most 1" if number_type is float else f"an integer, {min_value} or more"
-        raise UserError(
+        raise ConfigError(
             f"{name}={value}: the cleaning step {name!r} takes {expected}, such as {name}={_DEFAULT_VALUES[name]}"
         )
     return number

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from typing import Any
 
-from polyseme.errors import UserError
+from polyseme.errors import UnsupportedError
 
 SAMPLE_CHARS = 300  # of a long text; enough to classify all of 600 English passages correctly
 _NUM_SAMPLES = 3
@@ -74,5 +74,7 @@ def _load_model() -> Any:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:
-        raise UserError("language detection needs py3langid, which is not installed: pip install py3langid") from None
+        raise UnsupportedError(
+            "language detection needs py3langid, which is not installed: pip install py3langid"
+        ) from None
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from polyseme.errors import UserError
+from polyseme.errors import UnsupportedError
 
 # White space as in Unicode and tokenizers; `str.strip()` also strips four control characters.
 _WHITESPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a" + (
@@ -72,6 +72,8 @@ def _load_segmenter() -> Callable[[str, str], list[str]]:
     try:
         import sentencex
     except ImportError:
-        raise UserError("sentence splitting needs sentencex, which is not installed: pip install sentencex") from None
+        raise UnsupportedError(
+            "sentence splitting needs sentencex, which is not installed: pip install sentencex"
+        ) from None
     segment: Callable[[str, str], list[str]] = sentencex.segment
     return segment

@@ -18,7 +18,7 @@ import numpy as np
 
 from polyseme.corpus.dedup.external_sort import ExternalSorter
 from polyseme.corpus.dedup.minhash import SIGNATURE_SIZE
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.rng import GOLDEN_GAMMA, splitmix64
 
 NUM_BUCKET_FIRST, NUM_BUCKET_PREVIOUS = 16, 4  # documents of a bucket that each is compared with
@@ -30,7 +30,7 @@ ProgressFn = Callable[[float], None]
 def lsh_bands(threshold: float, signature_size: int = SIGNATURE_SIZE) -> tuple[int, int]:
     """Return the number of bands and of rows per band: the most rows that find 99% of the pairs at the threshold."""
     if not 0 < threshold <= 1:
-        raise UserError(f"the near-duplicate threshold is {threshold}; it must be greater than 0 and at most 1")
+        raise ConfigError(f"the near-duplicate threshold is {threshold}; it must be greater than 0 and at most 1")
     row_counts = [
         rows
         for rows in range(1, signature_size + 1)
@@ -60,7 +60,7 @@ def find_duplicates(
     if sum(map(len, exact_hashes)) != len(include) or (signatures and sum(map(len, signatures)) != len(include)):
         raise ValueError("exact_hashes, signatures and include differ in length")
     if len(include) > 1 << 32:
-        raise UserError(f"{len(include)} documents exceed the limit of 2^32: prepare several corpora")
+        raise DataError(f"{len(include)} documents exceed the limit of 2^32: prepare several corpora")
     advance = advance or (lambda amount: None)
     duplicate_of = np.full(len(include), -1, dtype=np.int64)
     _find_exact_duplicates(

@@ -144,7 +144,7 @@ def _minhash_batch(texts: Sequence[str]) -> np.ndarray:
     _densify_signatures(min_hashes)
     bins = np.arange(SIGNATURE_SIZE, dtype=np.uint64) * GOLDEN_GAMMA
     # Mix each hash with its bin, so that copies of one hash become different 16-bit numbers. Otherwise short documents
-    # would be told apart by 16 bits only.
+    # would be distinguished by 16 bits only.
     signatures = np.maximum(splitmix64(min_hashes + bins).astype(np.uint16), np.uint16(1))
     signatures[document_starts[1:] == document_starts[:-1]] = 0
     return signatures

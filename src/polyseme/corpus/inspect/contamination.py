@@ -13,7 +13,7 @@ import numpy as np
 
 from polyseme.corpus.inspect.word_hashes import Detokenizer, HashedWords, hash_words
 from polyseme.corpus.store import Corpus
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.progress import progress
 from polyseme.text.tokenizer import Tokenizer
 
@@ -69,7 +69,7 @@ def measure_contamination(
     memory.
     """
     if n < 1:
-        raise UserError(f"n is {n}; it must be at least 1")
+        raise ConfigError(f"n is {n}; it must be at least 1")
     detokenizer = Detokenizer(Tokenizer.load(corpus.path / "tokenizer"))
     loaded_sets = {name: _load_evaluation_set(texts, detokenizer, n) for name, texts in evaluation_sets.items()}
     ngram_hashes = np.unique(

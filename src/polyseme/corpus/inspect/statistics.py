@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from polyseme.corpus.store import Corpus
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.progress import progress
 from polyseme.text.tokenizer import Tokenizer
 
@@ -102,7 +102,7 @@ def compute_statistics(corpus: Corpus, seed: int = 0, num_samples: int = 5, top_
     """
     for name, value in (("num_samples", num_samples), ("top_k", top_k)):
         if value < 0:
-            raise UserError(f"{name} is {value}; it must not be negative")
+            raise ConfigError(f"{name} is {value}; it must not be negative")
     tokenizer = Tokenizer.load(corpus.path / "tokenizer")
     manifest = corpus.manifest
     counts = {"documents": corpus.num_documents, "sentences": corpus.num_sentences, "tokens": corpus.num_tokens}
@@ -207,7 +207,7 @@ def _unigram_stats(corpus: Corpus, tokenizer: Tokenizer, top_k: int) -> UnigramS
     with progress("statistics", corpus.num_tokens, "tokens") as bar:
         for end, ids, word_starts in _token_slices(corpus):
             if ids.size and int(ids.max()) >= vocab_size:
-                raise UserError(f"{corpus.path} is damaged: token {ids.max()} is not in its vocabulary of {vocab_size}")
+                raise DataError(f"{corpus.path} is damaged: token {ids.max()} is not in its vocabulary of {vocab_size}")
             slice_counts = np.bincount(ids, minlength=vocab_size)
             slice_initial = np.bincount(ids[word_starts], minlength=vocab_size)
             initial_counts += slice_initial

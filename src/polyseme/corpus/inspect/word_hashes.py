@@ -18,7 +18,7 @@ import numpy as np
 
 from polyseme.corpus.dedup.minhash import SCRIPTS_WITHOUT_SPACES
 from polyseme.corpus.store import Corpus
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.rng import hash_combine, splitmix64
 from polyseme.text.cached_encoder import hash_powers
 from polyseme.text.tokenizer import Tokenizer
@@ -136,7 +136,7 @@ class Detokenizer:
     def decode(self, ids: np.ndarray, word_starts: np.ndarray | None, lengths: np.ndarray) -> str:
         """Decode documents of the given lengths, with `DOCUMENT_BREAK` before each."""
         if ids.size and int(ids.max()) >= self.vocab_size:
-            raise UserError(
+            raise DataError(
                 f"the corpus is damaged: token {int(ids.max())} is not in its vocabulary of {self.vocab_size}"
             )
         rows = ids.astype(np.int64)

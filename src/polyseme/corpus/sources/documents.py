@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 
 MAX_DOCUMENT_CHARS = 4_000_000  # a longer document is split into parts
 
@@ -20,7 +20,7 @@ class Document:
 
 
 # Readers yield documents, and errors (not raised) for input that they cannot read.
-ReadResult = Document | UserError
+ReadResult = Document | DataError
 
 
 def find_split_point(text: str) -> int:
@@ -32,7 +32,7 @@ def find_split_point(text: str) -> int:
 
 def split_long_document(document: ReadResult) -> Iterator[ReadResult]:
     """Yield a document in parts of at most `MAX_DOCUMENT_CHARS` characters. Errors are passed through."""
-    if isinstance(document, UserError) or len(document.text) <= MAX_DOCUMENT_CHARS:
+    if isinstance(document, DataError) or len(document.text) <= MAX_DOCUMENT_CHARS:
         yield document
         return
     text, start, part_number = document.text, 0, 1

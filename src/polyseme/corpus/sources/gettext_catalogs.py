@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polyseme.corpus.sources.documents import Document, ReadResult
-from polyseme.errors import UserError, suggest
+from polyseme.errors import DataError, suggest
 from polyseme.io.compression import CorruptFileError, read_decompressed
 from polyseme.io.lines import MAX_ROW_BYTES, bad_input
 from polyseme.text.pipelines import replace_surrogates
@@ -30,7 +30,7 @@ def find_catalogs(lang: str = "") -> list[tuple[str, Path]]:
             if path.is_file() and path.stat().st_size:
                 catalog_paths.setdefault((path.parts[-3], path.name), path)
     if not catalog_paths:
-        raise UserError(f"there are no gettext catalogs in {', '.join(map(str, folders))}")
+        raise DataError(f"there are no gettext catalogs in {', '.join(map(str, folders))}")
     locale_name = lang.replace("-", "_")
     catalogs = [
         (parse_language(name[0]), path)
@@ -39,7 +39,7 @@ def find_catalogs(lang: str = "") -> list[tuple[str, Path]]:
     ]
     if not catalogs:
         available = {name for locale, _ in catalog_paths for name in _locale_names(locale)}
-        raise UserError(f"there is no gettext catalog for {lang!r}: {suggest(locale_name, available)}")
+        raise DataError(f"there is no gettext catalog for {lang!r}: {suggest(locale_name, available)}")
     return catalogs
 
 
@@ -69,7 +69,7 @@ def read_messages(path: Path) -> list[tuple[str, str]]:
     """Return messages with their translations. The first plural form translates the singular, the others the plural."""
     pairs = []
     for entry in _read_entries(path, str(path)):
-        if isinstance(entry, UserError):
+        if isinstance(entry, DataError):
             raise entry
         pairs.append(entry)
     return pairs
@@ -80,7 +80,7 @@ def read_translations(path: Path, name: str) -> Iterator[ReadResult]:
     parts: list[str] = []
     previous_is_paragraph = False
     for entry in _read_entries(path, name):
-        if isinstance(entry, UserError):
+        if isinstance(entry, DataError):
             yield entry
         elif message := entry[1].strip():
             is_paragraph = "\n" in message
@@ -92,7 +92,7 @@ def read_translations(path: Path, name: str) -> Iterator[ReadResult]:
         yield Document("".join(parts), name)
 
 
-def _read_entries(path: Path, name: str) -> Iterator[tuple[str, str] | UserError]:
+def _read_entries(path: Path, name: str) -> Iterator[tuple[str, str] | DataError]:
     """Yield messages with their translations, and an error for each that cannot be read."""
     content = bytearray()
     try:
@@ -104,7 +104,7 @@ def _read_entries(path: Path, name: str) -> Iterator[tuple[str, str] | UserError
     except CorruptFileError:
         yield bad_input(f"{name} is truncated or damaged: cannot decompress it")
         return
-    except UserError as error:
+    except DataError as error:
         yield error
         return
     pairs, error_text = _parse_mo(bytes(content))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.corpus.sources.documents import Document, ReadResult
-from polyseme.errors import UserError
+from polyseme.errors import DataError, PolysemeError, UnsupportedError
 from polyseme.io.atomic import atomic_write
 from polyseme.io.compression import read_decompressed
 from polyseme.io.lines import MAX_ROW_BYTES, bad_input
@@ -21,11 +21,11 @@ _MAX_SECONDS = 24 * 3600  # a longer piece is taken for a damaged file
 
 
 def require_mido() -> Any:
-    """Import mido, or raise a `UserError` that says how to install it."""
+    """Import mido, or raise an `UnsupportedError` that says how to install it."""
     try:
         import mido
     except ImportError:
-        raise UserError("MIDI files are read and written with mido: install polyseme[music]") from None
+        raise UnsupportedError("MIDI files are read and written with mido: install polyseme[music]") from None
     return mido
 
 
@@ -33,7 +33,7 @@ def read_midi(path: Path, name: str) -> Iterator[ReadResult]:
     """Read a MIDI file as one document of events, or yield the error."""
     try:
         events = notes_to_events(read_notes(path, name))
-    except UserError as error:
+    except DataError as error:
         yield error
         return
     yield Document(" ".join(events), name) if events else bad_input(f"{name} has no notes")
@@ -59,7 +59,7 @@ def read_notes(path: Path, name: str = "") -> list[Note]:
         if not 0 < file.ticks_per_beat < 1 << 15:
             raise bad_input(f"{name}: SMPTE time codes are not supported, only ticks per beat")
         return _messages_to_notes(library.merge_tracks(file.tracks), file.ticks_per_beat, name)
-    except UserError:
+    except PolysemeError:
         raise
     except Exception as error:  # mido raises many types for damaged files
         raise bad_input(f"{name} is a damaged MIDI file ({type(error).__name__} {str(error)[:80]})") from None

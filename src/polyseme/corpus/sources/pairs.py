@@ -9,7 +9,7 @@ from pathlib import Path
 
 from polyseme.corpus.sources.gettext_catalogs import find_catalogs, read_messages
 from polyseme.corpus.sources.po import read_po
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.json import parse_json
 from polyseme.io.lines import read_lines
 
@@ -38,16 +38,16 @@ def read_pairs(sources: Sequence[str], keys: tuple[str, str] | None = None) -> I
         if source.partition("::")[0] == "gettext":
             lang = source.partition("lang=")[2]
             if not lang:
-                raise UserError(f"{source!r} does not name a language, as in gettext::lang=de")
+                raise ConfigError(f"{source!r} does not name a language, as in gettext::lang=de")
             for _, path in find_catalogs(lang):
                 yield from (TextPair(a, b, str(path)) for a, b in read_messages(path))
             continue
         path = Path(source)
         if not path.is_file():
-            raise UserError(f"file {path} does not exist")
+            raise DataError(f"file {path} does not exist")
         format = _detect_format(path)
         if unpaired_path is not None and format != "lines":
-            raise UserError(
+            raise DataError(
                 f"{unpaired_path} is plain text, but the next source, {path}, is not: give both sides as plain text"
             )
         if format == "lines":
@@ -64,7 +64,7 @@ def read_pairs(sources: Sequence[str], keys: tuple[str, str] | None = None) -> I
             translations = read_messages(path) if format == "mo" else read_po(path)
             yield from (TextPair(a, b, str(path)) for a, b in translations)
     if unpaired_path is not None:
-        raise UserError(f"{unpaired_path} is a plain text file without a second file that holds its translations")
+        raise DataError(f"{unpaired_path} is a plain text file without a second file that holds its translations")
 
 
 def _detect_format(path: Path) -> str:
@@ -74,7 +74,7 @@ def _detect_format(path: Path) -> str:
 
 def _read_lines_strict(path: Path) -> Iterator[tuple[int, str]]:
     for numbered_line in read_lines(path, str(path)):
-        if isinstance(numbered_line, UserError):
+        if isinstance(numbered_line, DataError):
             raise numbered_line
         yield numbered_line
 
@@ -87,7 +87,7 @@ def _read_aligned_lines(source_path: Path, target_path: Path) -> Iterator[TextPa
             shorter_path, longer_path = (source_path, target_path) if a is None else (target_path, source_path)
             if (a or b or (0, ""))[1] == "":  # an empty line at the end
                 continue
-            raise UserError(
+            raise DataError(
                 f"{shorter_path} ends before line {number}, but {longer_path} does not: their lines must be aligned"
             )
         yield TextPair(a[1], b[1], f"{source_path} line {number}")
@@ -104,15 +104,15 @@ def _read_tsv_pairs(path: Path, keys: tuple[str, str] | None) -> Iterator[TextPa
             if keys is not None:
                 for key in keys:
                     if key not in cells:
-                        raise UserError(f"{path} line 1: no column {key!r}; {suggest(key, cells)}")
+                        raise DataError(f"{path} line 1: no column {key!r}; {suggest(key, cells)}")
                 columns = cells.index(keys[0]), cells.index(keys[1])
                 continue
             if width != 2:
-                raise UserError(
+                raise DataError(
                     f"{path} line {number}: {width} columns, expected 2; set keys to choose two columns by name"
                 )
         if len(cells) != width:
-            raise UserError(f"{path} line {number}: {len(cells)} columns, but the first line has {width}")
+            raise DataError(f"{path} line {number}: {len(cells)} columns, but the first line has {width}")
         yield TextPair(cells[columns[0]], cells[columns[1]], f"{path} line {number}")
 
 
@@ -124,10 +124,10 @@ def _read_json_pairs(path: Path, keys: tuple[str, str]) -> Iterator[TextPair]:
         row = parse_json(line, location)
         row = row.get("translation", row) if isinstance(row, dict) else row
         if not isinstance(row, dict):
-            raise UserError(f"{location}: expected a JSON object, not {type(row).__name__}")
+            raise DataError(f"{location}: expected a JSON object, not {type(row).__name__}")
         for key in keys:
             if key not in row:
-                raise UserError(f"{location}: no key {key!r}; {suggest(key, row)}")
+                raise DataError(f"{location}: no key {key!r}; {suggest(key, row)}")
             if not isinstance(row[key], str):
-                raise UserError(f"{location}: {key!r} is {type(row[key]).__name__}, not a string")
+                raise DataError(f"{location}: {key!r} is {type(row[key]).__name__}, not a string")
         yield TextPair(row[keys[0]], row[keys[1]], location)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.io.lines import read_lines
 
 _LINE = re.compile(r'(?:(msgctxt|msgid_plural|msgid|msgstr(?:\[(\d+)\])?)\s*)?"((?:[^"\\]|\\.)*)"\s*')
@@ -27,7 +27,7 @@ def _read_entries(path: Path) -> Iterator[tuple[str, str]]:
     entry: dict[str, str] = {}
     field, is_fuzzy = "", False
     for numbered_line in read_lines(path, str(path)):
-        if isinstance(numbered_line, UserError):
+        if isinstance(numbered_line, DataError):
             raise numbered_line
         number, line = numbered_line[0], numbered_line[1].strip()
         if not line or line.startswith("#"):
@@ -38,14 +38,14 @@ def _read_entries(path: Path) -> Iterator[tuple[str, str]]:
             continue
         match = _LINE.fullmatch(line)
         if match is None or not (match[1] or field):
-            raise UserError(f"{path} line {number}: {line[:40]!r} is not valid in a .po file")
+            raise DataError(f"{path} line {number}: {line[:40]!r} is not valid in a .po file")
         if match[1]:
             if match[1] in ("msgid", "msgctxt") and ("msgstr" in entry or "msgstr[0]" in entry):
                 yield from _entry_pairs(entry, is_fuzzy)
                 entry, is_fuzzy = {}, False
             field = match[1]
             if field in entry:
-                raise UserError(f"{path} line {number}: {field} occurs twice in one entry")
+                raise DataError(f"{path} line {number}: {field} occurs twice in one entry")
         entry[field] = entry.get(field, "") + _ESCAPE.sub(_unescape, match[3])
     yield from _entry_pairs(entry, is_fuzzy)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from polyseme.corpus.sources.docstrings import extract_prose
-from polyseme.errors import UserError, suggest
+from polyseme.errors import DataError, suggest
 
 DEFAULT_PACKAGES = (
     *("torch", "numpy", "scipy", "sklearn", "matplotlib", "networkx", "sympy", "rich", "typer", "click"),
@@ -83,7 +83,7 @@ def _installed_packages(packages: Sequence[str] | None) -> list[str]:
     for package in packages or ():
         if package not in available:
             names = (path.name for path in folder.iterdir() if (path / "__init__.py").is_file())
-            raise UserError(f"package {package!r} is not installed in {folder}: {suggest(package, names)}")
+            raise DataError(f"package {package!r} is not installed in {folder}: {suggest(package, names)}")
     return available
 
 

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from polyseme.corpus.sources import gettext_catalogs, midi, python_docs, tables
 from polyseme.corpus.sources.documents import Document, DocumentBuilder, ReadResult, split_long_document
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.io.compression import COMPRESSED_SUFFIXES, CorruptFileError, read_decompressed
 from polyseme.io.lines import (
     MAX_ROW_BYTES,
@@ -77,7 +77,7 @@ def detect_format(path: Path) -> str:
 def _read_text(source_file: SourceFile) -> Iterator[ReadResult]:
     builder = DocumentBuilder(source_file.name)
     for chunk in read_line_chunks(source_file.local_path, source_file.name, split_long_lines=True):
-        if isinstance(chunk, UserError):
+        if isinstance(chunk, DataError):
             yield from builder.finish()
             yield chunk
         elif source_file.split == "file":
@@ -105,14 +105,14 @@ def _read_json_lines(source_file: SourceFile) -> Iterator[ReadResult]:
             row = _parse_json_row(source_file, number, line)
         else:
             row = numbered_line
-        if is_first and isinstance(row, UserError) and _is_json_array(source_file, numbered_line):
+        if is_first and isinstance(row, DataError) and _is_json_array(source_file, numbered_line):
             yield bad_input(f"{source_file.name} is one JSON array: expected one object per line")
             return
         yield row
         is_first = False
 
 
-def _is_json_array(source_file: SourceFile, first_line: tuple[int, str] | UserError) -> bool:
+def _is_json_array(source_file: SourceFile, first_line: tuple[int, str] | DataError) -> bool:
     """Return whether a file is one array. A first line that is a whole list is a bad row, except in .json files."""
     if read_first_byte(source_file.local_path) != b"[":
         return False
@@ -153,7 +153,7 @@ def _read_wiki(source_file: SourceFile) -> Iterator[ReadResult]:
         return
     builder, open_line, is_broken = DocumentBuilder(source_file.name), 0, False
     for numbered_line in read_lines(source_file.local_path, source_file.name):
-        if isinstance(numbered_line, UserError):
+        if isinstance(numbered_line, DataError):
             builder.clear()
             is_broken = True
             yield numbered_line
@@ -202,7 +202,7 @@ def _read_wet(source_file: SourceFile) -> Iterator[ReadResult]:
     stream = io.BufferedReader(_DecompressedStream(source_file.local_path), 1 << 16)
     num_records, is_out_of_sync = 0, False
     pending: ReadResult | None = None  # the last record, held back until its end is verified
-    error: UserError | None = None
+    error: DataError | None = None
     try:
         while line := stream.readline(1 << 16):
             if line.startswith(b"WARC/"):
@@ -210,7 +210,7 @@ def _read_wet(source_file: SourceFile) -> Iterator[ReadResult]:
                     yield pending
                 pending = None
                 pending = _read_warc_record(stream, source_file, num_records + 1)
-                num_records, is_out_of_sync = num_records + 1, isinstance(pending, UserError)
+                num_records, is_out_of_sync = num_records + 1, isinstance(pending, DataError)
             elif not is_out_of_sync and line.strip():
                 problem = "longer than its Content-Length" if num_records else "does not begin with WARC/"
                 is_out_of_sync, pending = True, bad_input(f"{source_file.name} record {num_records or 1}: {problem}")
@@ -218,7 +218,7 @@ def _read_wet(source_file: SourceFile) -> Iterator[ReadResult]:
         error = bad_input(
             f"{source_file.name} is truncated or damaged: cannot decompress it beyond record {num_records}"
         )
-    except UserError as read_error:
+    except DataError as read_error:
         error = read_error
     if pending is None and error is None and not num_records:
         error = bad_input(f"{source_file.name} is empty")

@@ -19,7 +19,7 @@ from typing import Any
 from polyseme.corpus.sources import gettext_catalogs, midi, python_docs
 from polyseme.corpus.sources.documents import Document, ReadResult
 from polyseme.corpus.sources.readers import FORMATS, PYTHON_DOCS, SPLITS, SUFFIX_FORMATS, SourceFile, detect_format
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.atomic import atomic_write, sha256
 from polyseme.io.compression import COMPRESSED_SUFFIXES, require_pyarrow
 from polyseme.io.lines import make_printable
@@ -55,25 +55,27 @@ def parse_source(text: str, defaults: CorpusSource | None = None) -> CorpusSourc
     for option in options.split(","):
         name, equals, value = (part.strip() for part in option.partition("="))
         if name not in _OPTIONS:
-            raise UserError(f"{text}: a source has no option {name!r}; {suggest(name, _OPTIONS)}")
+            raise ConfigError(f"{text}: a source has no option {name!r}; {suggest(name, _OPTIONS)}")
         if not equals or not value or name in settings:
-            raise UserError(f"{text}: {name} is set " + ("twice" if name in settings else "without a value"))
+            raise ConfigError(f"{text}: {name} is set " + ("twice" if name in settings else "without a value"))
         settings[name] = value
     if "weight" in settings:
         try:
             settings["weight"] = float(settings["weight"])
         except ValueError:
-            raise UserError(f"{text}: weight is {settings['weight']!r}, not a number") from None
+            raise ConfigError(f"{text}: weight is {settings['weight']!r}, not a number") from None
     return _check_source(replace(defaults, path=path, **settings))
 
 
 def _check_source(source: CorpusSource) -> CorpusSource:
     if not 0 < source.weight <= MAX_WEIGHT:
-        raise UserError(f"{source.path}: weight is {source.weight}; it must be greater than 0 and at most {MAX_WEIGHT}")
+        raise ConfigError(
+            f"{source.path}: weight is {source.weight}; it must be greater than 0 and at most {MAX_WEIGHT}"
+        )
     if source.split not in SPLITS:
-        raise UserError(f"split is {source.split!r}: {suggest(source.split, SPLITS)}")
+        raise ConfigError(f"split is {source.split!r}: {suggest(source.split, SPLITS)}")
     if source.format and source.format not in FORMATS:
-        raise UserError(f"format is {source.format!r}: {suggest(source.format, FORMATS)}")
+        raise ConfigError(f"format is {source.format!r}: {suggest(source.format, FORMATS)}")
     return source
 
 
@@ -113,7 +115,7 @@ class SourceReader:
         self.num_blank = self.num_bad = 0
         self.bad_row_messages = []
         for _, document in self.read():
-            if isinstance(document, UserError):
+            if isinstance(document, DataError):
                 if not self.skip_bad:
                     raise document
                 self.num_bad += 1
@@ -124,10 +126,10 @@ class SourceReader:
                 yield document
 
     def check_unchanged(self) -> None:
-        """Raise a `UserError` if a file has changed since the first call."""
+        """Raise a `DataError` if a file has changed since the first call."""
         for source_file, stat in zip(self.files, self._stats):
             if _stat_file(source_file) != stat:
-                raise UserError(f"{source_file.path} changed while it was read: start again")
+                raise DataError(f"{source_file.path} changed while it was read: start again")
 
     @cached_property
     def _stats(self) -> list[tuple[int, int] | None]:
@@ -191,9 +193,9 @@ def open_sources(
         else:
             parsed_sources.append(parse_source(source, defaults))
     if not parsed_sources:
-        raise UserError("no source of text: give at least one")
+        raise ConfigError("no source of text: give at least one")
     if [parsed_source.path for parsed_source in parsed_sources].count(STDIN) > 1:
-        raise UserError("standard input (-) can be a source only once")
+        raise ConfigError("standard input (-) can be a source only once")
     reader = SourceReader(parsed_sources, [], skip_bad)
     for number, parsed_source in enumerate(parsed_sources):
         if parsed_source.path == STDIN and spool_dir is None:
@@ -236,9 +238,9 @@ def _list_files(
         files = [path]
     else:
         if path.exists():
-            raise UserError(f"{path} is neither a file nor a folder: pipe it into standard input and read -")
+            raise DataError(f"{path} is neither a file nor a folder: pipe it into standard input and read -")
         siblings = os.listdir(path.parent) if path.parent.is_dir() else []
-        raise UserError(f"{path} does not exist: {suggest(path.name, [*siblings, PYTHON_DOCS, GETTEXT])}")
+        raise DataError(f"{path} does not exist: {suggest(path.name, [*siblings, PYTHON_DOCS, GETTEXT])}")
     source_files = []
     for file in files:
         format = source.format or detect_format(file) or "text"
@@ -253,7 +255,7 @@ def _stat_file(source_file: SourceFile) -> tuple[int, int] | None:
     try:
         stat = source_file.local_path.stat()
     except OSError as error:
-        raise UserError(f"cannot read {source_file.path}: {error.strerror}") from None
+        raise DataError(f"cannot read {source_file.path}: {error.strerror}") from None
     return stat.st_size, stat.st_mtime_ns
 
 
@@ -275,14 +277,14 @@ def _find_files(folder: Path, format: str, exclude_dir: Path | None, skipped_fil
             skipped_files.append(str(path))
     if not paths:
         known_suffixes = f"{' '.join(SUFFIX_FORMATS)}, plain or with {' '.join(COMPRESSED_SUFFIXES)}"
-        raise UserError(f"{folder} contains no text" + ("" if format else f" in files that end in {known_suffixes}"))
+        raise DataError(f"{folder} contains no text" + ("" if format else f" in files that end in {known_suffixes}"))
     return sorted(paths, key=lambda path: path.relative_to(folder).parts)
 
 
 def _spool_stdin(folder: Path) -> Path:
     stream = getattr(sys.stdin, "buffer", None)
     if stream is None or sys.stdin.isatty():
-        raise UserError("standard input (-) is not piped from anything")
+        raise DataError("standard input (-) is not piped from anything")
     path = folder / "stdin"
 
     def write(temporary: Path) -> None:

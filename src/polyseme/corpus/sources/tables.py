@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.corpus.sources.documents import Document, ReadResult
-from polyseme.errors import UserError, suggest
+from polyseme.errors import DataError, PolysemeError, suggest
 from polyseme.io.compression import COMPRESSED_SUFFIXES, CorruptFileError, read_decompressed, require_pyarrow
 from polyseme.io.lines import bad_input, read_lines
 from polyseme.io.tables import NumberedRow, read_csv_rows, read_tsv_rows
@@ -24,7 +24,7 @@ def parse_columns(key: str, names: Collection[str]) -> list[str]:
     return [key] if key in names else key.split("+")
 
 
-def missing_column(location: str, noun: str, key: str, names: Collection[str]) -> UserError:
+def missing_column(location: str, noun: str, key: str, names: Collection[str]) -> DataError:
     """Return the error for a column or key (`noun`) that does not exist, with the names that do."""
     shown = [name[:40] for name in islice(names, 20)]
     listing = " among " + ", ".join(shown) + (", …" if len(names) > len(shown) else "") if shown else ""
@@ -41,10 +41,10 @@ def read_csv(path: Path, name: str, key: str) -> Iterator[ReadResult]:
     return _rows_to_documents(read_csv_rows(read_lines(path, name), name), name, key)
 
 
-def _rows_to_documents(rows: Iterable[NumberedRow | UserError], name: str, key: str) -> Iterator[ReadResult]:
+def _rows_to_documents(rows: Iterable[NumberedRow | DataError], name: str, key: str) -> Iterator[ReadResult]:
     width, columns = 0, list[int]()
     for row in rows:
-        if isinstance(row, UserError):
+        if isinstance(row, DataError):
             yield row
             continue
         number, fields = row
@@ -72,7 +72,7 @@ def read_parquet(path: Path, name: str, key: str) -> Iterator[ReadResult]:
                 yield _join_columns(values, name, row)
     except CorruptFileError:
         yield bad_input(f"{name} is truncated or damaged: cannot read it beyond row {row}")
-    except UserError as error:
+    except DataError as error:
         yield error
 
 
@@ -116,11 +116,11 @@ def _read_batches(path: Path, name: str, key: str) -> Iterator[list[list[bytes |
                     raise bad_input(f"{name}: column {column!r} holds {column_type}, not text")
             for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
                 yield [_to_bytes(pa, batch.column(column)) for column in columns]
-    except UserError:
+    except PolysemeError:
         raise
     except OSError as error:
         if error.errno is not None:
-            raise UserError(f"cannot read {name}: {error.strerror or error}") from None
+            raise DataError(f"cannot read {name}: {error.strerror or error}") from None
         raise CorruptFileError(str(error)) from None
     except Exception as error:  # from Arrow, or from Python for impossible sizes and names
         raise CorruptFileError(str(error)) from None

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config, check_in_range
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.attention.attend import DEFAULT_SCORE_MODIFIER, ScoreModifier, attend, attend_self, attention_weights
 from polyseme.nn.attention.relative import PositionInfo, RelativePositionContext
 from polyseme.nn.layers.positions import apply_rotary
@@ -35,9 +35,9 @@ class AttentionConfig(Config):
 
     def build(self, dim: int) -> Attention:
         if self.num_heads < 1 or (dim % self.num_heads and not self.head_dim):
-            raise UserError(f"num_heads is {self.num_heads}, which does not divide dim {dim}")
+            raise ConfigError(f"num_heads is {self.num_heads}, which does not divide dim {dim}")
         if self.rope_theta and self.inner_dim(dim) // self.num_heads % 2:
-            raise UserError(f"rotary positions turn pairs, and a head has {dim // self.num_heads} dimensions")
+            raise ConfigError(f"rotary positions turn pairs, and a head has {dim // self.num_heads} dimensions")
         return Attention(self, dim)
 
     def inner_dim(self, dim: int) -> int:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config, check_in_range
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.nn import kernels
 from polyseme.nn.attention.attend import equal_length_pairs, visibility_mask
 from polyseme.nn.memory import LayerCache
@@ -165,7 +165,7 @@ class NoPositionBias(nn.Module):
         cache: LayerCache | None,
     ) -> tuple[Tensor, None]:
         if query_stream is not None:
-            raise UserError("this model has no query stream, so it cannot predict in an order of its own")
+            raise UnsupportedError("this model has no query stream, so it cannot predict in an order of its own")
         return x, None
 
 
@@ -215,7 +215,7 @@ class RelativePositionLayer(nn.Module):
         key_ranks = None
         if query_stream is not None:
             if self.mask_emb is None:
-                raise UserError("this model has no query stream, so it cannot predict in an order of its own")
+                raise UnsupportedError("this model has no query stream, so it cannot predict in an order of its own")
             key_ranks = _append_to_past(cache, query_stream.rank, num_past, MEMORY_RANK)
             x = torch.cat(
                 [x, self.dropout(self.mask_emb.view(1, -1).expand(len(query_stream.target_positions), -1)).to(x.dtype)]
@@ -268,7 +268,7 @@ class RelativeAttentionConfig(Config):
 
     def build(self, dim: int) -> RelativeAttention:
         if self.num_heads < 1 or (not self.head_dim and dim % self.num_heads):
-            raise UserError(f"num_heads is {self.num_heads}, which does not divide dim {dim}")
+            raise ConfigError(f"num_heads is {self.num_heads}, which does not divide dim {dim}")
         return RelativeAttention(self, dim)
 
 
@@ -332,7 +332,7 @@ class RelativeAttention(nn.Module):
                 + self.num_future_distances
             )
         elif distance_inputs is None:
-            raise UserError("attention without learned distances stands in a stack that has no waves for them")
+            raise ConfigError("attention without learned distances stands in a stack that has no waves for them")
         return self.distance(distance_inputs).view(len(distance_inputs), self.config.num_heads, self.head_dim)
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:

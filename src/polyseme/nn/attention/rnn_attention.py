@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.packing import EncoderInput, PackedLayout
 
 INITIAL_COSINE_SCALE = 10.0  # of cosines at the start: a softmax of numbers within ± 1 is nearly even
@@ -43,7 +43,7 @@ class RNNAttentionConfig(Config):
 
     def build(self, dim: int, source_dim: int) -> RNNAttention:
         if not self.projects_source and dim != source_dim:
-            raise UserError(
+            raise ConfigError(
                 f"{self.score} compares states of one size, not {dim} with {source_dim}: multiplicative or additive"
             )
         return RNNAttention(self, dim, source_dim)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import UnsupportedError
 from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.memory import LayerCache
 from polyseme.nn.packing import PackedLayout
@@ -53,7 +53,7 @@ class BucketedRelativeBias(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The states as they are, and what attention adds to scores."""
         if query_stream is not None:
-            raise UserError("this model has no query stream, so it cannot predict in an order of its own")
+            raise UnsupportedError("this model has no query stream, so it cannot predict in an order of its own")
         return x, self.bias_by_distance((layout if cache is None else cache.full_layout).max_seqlen)
 
     def bias_by_distance(self, max_seqlen: int) -> Tensor:

@@ -1,7 +1,8 @@
-"""What all heads share: which states they read, and what their predictions cost."""
+"""The interface of all heads: the states they read, their predictions, their loss."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -9,30 +10,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyseme.config import Config
 from polyseme.nn.heads.crf import CRF
 from polyseme.nn.packing import PackedLayout
 
-# every state; what the trunk's pooler gives; the first token's own; what the pooler gives, the greatest and the mean
+# every state; the trunk's pooled vector; the first token's state; pooled vector, maximum and mean concatenated
 HeadPooling = Literal["tokens", "pooled", "first", "concat"]
 PoolFn = Callable[[Tensor, PackedLayout], Tensor]
 
 
+class HeadConfig(Config, ABC):
+    """Base of the configs of all heads."""
+
+    @property
+    def pooling(self) -> HeadPooling:
+        """The states that the head reads."""
+        return "tokens"
+
+    @abstractmethod
+    def matmul_params(self, dim: int) -> int:
+        """Number of matrix weights that a row is multiplied with, on a trunk of this size."""
+
+    @abstractmethod
+    def build(self, dim: int) -> Head:
+        """Create the module for a trunk of this size."""
+
+
 class Head(nn.Module):
-    """Hidden states to predictions; `forward` takes the states it reads and the trunk's table of token vectors."""
+    """Predictions from hidden states; `forward` takes the states it selects and the trunk's token embeddings."""
 
     pooling: HeadPooling = "tokens"
-    needs_host_sync: bool = (
-        False  # whether the host has to look at values on the way, so that no recording of its kernels serves
-    )
+    needs_host_sync: bool = False  # whether it reads tensors on the host, so that CUDA graphs cannot capture it
 
     def __init__(self) -> None:
         super().__init__()
-        self.crf: CRF | None = None  # what binds the predictions of a sequence together, if they do not stand alone
+        self.crf: CRF | None = None  # decodes the labels of a sequence together
 
     def select_states(self, hidden: Tensor, layout: PackedLayout, rows: Tensor | None, pool: PoolFn) -> Any:
-        """What it reads of the trunk's last states: of every token or sequence, or of the `rows` asked for.
+        """Select the states the head reads, of every token or sequence or of `rows`.
 
-        The states of several columns, [n, columns], are added.
+        Rows of several columns, [n, columns], give the sum of their states.
         """
         states = pool(hidden, layout) if self.pooling == "pooled" else hidden
         if self.pooling == "first":
@@ -47,8 +64,7 @@ class Head(nn.Module):
     def loss(
         self, states: Any, token_embeddings: Any, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
     ) -> Tensor:
-        """The summed cross entropy; `label_smoothing` moves that share of the truth evenly over all (Szegedy et al.
-        2016)."""
+        """Return the summed cross entropy, with label smoothing (Szegedy et al. 2016)."""
         logits = self(states, token_embeddings).float()
         return F.cross_entropy(
             logits, labels, ignore_index=ignore_index, reduction="sum", label_smoothing=label_smoothing

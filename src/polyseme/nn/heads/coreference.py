@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Config
-from polyseme.nn.heads.base import Head, PoolFn
+from polyseme.nn.heads.base import Head, HeadConfig, PoolFn
 from polyseme.nn.packing import PackedLayout
 
 # the columns of a word's row: its first and last token, its document, the last word of its sentence, who says it, the
@@ -29,7 +28,7 @@ DISTANCE_BUCKETS = (1, 2, 3, 4, 5, 8, 16, 32, 64)  # where the classes of distan
 
 
 @dataclass(frozen=True)
-class CoreferenceHeadConfig(Config):
+class CoreferenceHeadConfig(HeadConfig):
     """Candidates have at most `max_span_width` words; `top_span_ratio` · words of them are kept, and each is compared
     with the best `max_antecedents` of those before it. `genres` are the kinds of text that were seen; none, and they
     are not looked at. `detection_weight` is the weight of a second loss, whether each candidate is a mention (Zhang et

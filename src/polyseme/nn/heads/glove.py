@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Config
-from polyseme.nn.heads.base import Head
+from polyseme.nn.heads.base import Head, HeadConfig
 from polyseme.nn.heads.word2vec import SparseLossOutput
 from polyseme.nn.sparse import SparseRowGrad
 
@@ -43,7 +42,7 @@ class CooccurrenceBatch:
 
 
 @dataclass(frozen=True)
-class GloVeHeadConfig(Config):
+class GloVeHeadConfig(HeadConfig):
     vocab_size: int
 
     def matmul_params(self, dim: int) -> int:

@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Config
-from polyseme.nn.heads.base import Head
+from polyseme.nn.heads.base import Head, HeadConfig
 from polyseme.nn.index_cache import cached_index
 from polyseme.nn.sparse import SparseRowGrad
 
@@ -140,7 +139,7 @@ def transpose_band(band: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class NegativeSamplingHeadConfig(Config):
+class NegativeSamplingHeadConfig(HeadConfig):
     """A second table: a word and a word near it have vectors, one of each table, whose product is large.
 
     Trained by negative sampling (Mikolov et al. 2013b, §2.2); as scores, its products go through a softmax.
@@ -256,7 +255,7 @@ class NegativeSamplingHead(Head):
 
 
 @dataclass(frozen=True)
-class HierarchicalSoftmaxHeadConfig(Config):
+class HierarchicalSoftmaxHeadConfig(HeadConfig):
     """A word is a way through a binary tree, and its probability that of all turns on it (hierarchical softmax).
 
     The tree is Huffman's, so frequent words have short ways (Mikolov et al. 2013b, §2.1).

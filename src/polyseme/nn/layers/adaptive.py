@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config, check_in_range
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.nn import kernels
-from polyseme.nn.heads.base import Head
+from polyseme.nn.heads.base import Head, HeadConfig
 from polyseme.nn.layers.norms import NoNormConfig
 
 
@@ -35,9 +35,9 @@ class AdaptiveBandsConfig(Config):
         check_in_range("vocab_size", self.vocab_size, 1, math.inf)
         check_in_range("div_value", self.div_value, 1, math.inf)
         if list(self.boundaries) != sorted(set(self.boundaries)):
-            raise UserError(f"cutoffs {list(self.cutoffs)} do not rise from above 0 to below {self.vocab_size}")
+            raise ConfigError(f"cutoffs {list(self.cutoffs)} do not rise from above 0 to below {self.vocab_size}")
         if self.div_value ** len(self.cutoffs) > self.dim:
-            raise UserError(f"factor {self.div_value} leaves nothing of {self.dim} dimensions in the last band")
+            raise ConfigError(f"factor {self.div_value} leaves nothing of {self.dim} dimensions in the last band")
 
     @property
     def boundaries(self) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ class AdaptiveEmbeddings(nn.Module):
     ) -> Tensor:
         config = self.config
         if max_seqlen > config.max_len:
-            raise UserError(f"a sequence of {max_seqlen} tokens is longer than the model reads ({config.max_len})")
+            raise DataError(f"a sequence of {max_seqlen} tokens is longer than the model reads ({config.max_len})")
         return self.dropout(
             (self._lookup_masked if tokens.is_cuda else self._lookup_per_band)(tokens) * config.dim**0.5
         )
@@ -112,7 +112,7 @@ class AdaptiveEmbeddings(nn.Module):
 
 
 @dataclass(frozen=True)
-class AdaptiveSoftmaxHeadConfig(AdaptiveBandsConfig):
+class AdaptiveSoftmaxHeadConfig(AdaptiveBandsConfig, HeadConfig):
     """Scores over the vocabulary from the vectors of `AdaptiveEmbeddings`, tied, but for the first projection."""
 
     def matmul_params(self, dim: int) -> int:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.nn.layers.feedforward import ACTIVATIONS, ActivationName
 from polyseme.nn.layers.norms import NoNormConfig
 
@@ -64,12 +64,12 @@ class CharCNNConfig(Config):
         self.check_range(0, 1, "dropout")
         for conv_filter in self.filters:
             if len(conv_filter) != 2 or not 1 <= conv_filter[0] <= self.max_chars_per_word or conv_filter[1] < 1:
-                raise UserError(
+                raise ConfigError(
                     f"a filter is {list(conv_filter)}, expected its width, 1 to {self.max_chars_per_word}, "
                     "and their number"
                 )
         if not self.filters or self.max_chars_per_word < 3:
-            raise UserError(f"{len(self.filters)} filters over {self.max_chars_per_word} characters read no word")
+            raise ConfigError(f"{len(self.filters)} filters over {self.max_chars_per_word} characters read no word")
 
     @property
     def embedding_dim(self) -> int:
@@ -117,7 +117,7 @@ class CharCNN(nn.Module):
     ) -> Tensor:
         """Tokens are numbers of words, [T], or their characters, [T, width]."""
         if max_seqlen > self.config.max_len:
-            raise UserError(f"a sequence of {max_seqlen} tokens is longer than the model reads ({self.config.max_len})")
+            raise DataError(f"a sequence of {max_seqlen} tokens is longer than the model reads ({self.config.max_len})")
         if tokens.ndim == 1:
             unique_words, inverse = tokens.unique(return_inverse=True)
             unique_words = self.spellings.index_select(0, unique_words)

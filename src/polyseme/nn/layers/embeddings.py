@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.nn.layers.norms import AnyNormConfig, NoNormConfig
 from polyseme.nn.layers.positions import sinusoidal_embedding
 from polyseme.nn.sparse import SparseRowGrad
@@ -85,7 +85,7 @@ class Embeddings(nn.Module):
         token_embeddings: Tensor | None = None,
     ) -> Tensor:
         if max_seqlen > self.config.max_len:
-            raise UserError(f"a sequence of {max_seqlen} tokens is longer than the model reads ({self.config.max_len})")
+            raise DataError(f"a sequence of {max_seqlen} tokens is longer than the model reads ({self.config.max_len})")
         x = F.embedding(tokens, self.token_embeddings if token_embeddings is None else token_embeddings)
         if self.config.embedding_row_dropout and self.training:
             row_mask = F.dropout(x.new_ones(self.config.vocab_size, 1), self.config.embedding_row_dropout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.layers.char_cnn import CharCNN, CharCNNConfig
 
 JoinPosition = Literal["input", "output", "both", "between"]
@@ -21,23 +21,26 @@ MAX_GPU_FRACTION = 0.25  # of the free memory of a GPU, that vectors may take: s
 ROWS_PER_COPY = 65536  # places that are copied there together
 
 
-@dataclass(eq=False)
 class FeatureStore:
-    """What is known of every word that stands anywhere in some data; a token is the number of its place there.
+    """What is known of every word of a data set; a token is the index of its position there. Models share stores.
 
-    Copies of a model look into the same store.
+    `features` has for each source float32 arrays [positions, layers, dim], some of them memory-mapped, which follow
+    each other; `word_ids`, int64 [positions], the word at each position; `spellings`, int16 [words, width];
+    `vocab_ids`, int64 [words], the index in the model's vocabulary, 0 for none, followed by those of `pretrained`, word
+    vectors that are not trained.
     """
 
-    features: list[list[np.ndarray]]  # of each source, float32 [places, layers, dim] end to end, some mapped from files
-    word_ids: np.ndarray  # int64 [places], the number of the word that stands there
-    spellings: np.ndarray  # int16 [words, width]
-    vocab_ids: (
-        np.ndarray
-    )  # int64 [words], its number in the model's own vocabulary, 0 if it has none; then those of `given`
-    pretrained: np.ndarray = field(
-        default_factory=lambda: np.empty((0, 0), np.float32)
-    )  # word vectors that stay as they are
-    device_copies: dict[tuple[int, torch.device], Tensor | None] = field(default_factory=dict, repr=False)
+    def __init__(
+        self,
+        features: list[list[np.ndarray]],
+        word_ids: np.ndarray,
+        spellings: np.ndarray,
+        vocab_ids: np.ndarray,
+        pretrained: np.ndarray | None = None,
+    ):
+        self.features, self.word_ids, self.spellings, self.vocab_ids = features, word_ids, spellings, vocab_ids
+        self.pretrained = np.empty((0, 0), np.float32) if pretrained is None else pretrained
+        self.device_copies: dict[tuple[int, torch.device], Tensor | None] = {}
 
     def gather_vectors(self, source: int, tokens: Tensor, token_ids: np.ndarray) -> Tensor:
         """The stored vectors of these tokens, [tokens, layers, dim]: from the GPU if all of the source fit there.
@@ -138,7 +141,7 @@ class FrozenFeaturesConfig(Config):
         self.check_range(1, math.inf, "vocab_size")
         self.check_range(0, math.inf, "word_dim")
         if not self.input_dim:
-            raise UserError("a task model needs features at its input, vectors of words, or their characters")
+            raise ConfigError("a task model needs features at its input, vectors of words, or their characters")
 
     @property
     def join_positions(self) -> tuple[str, ...]:
@@ -171,7 +174,7 @@ class FrozenFeaturesConfig(Config):
 
 
 class FrozenFeatures(nn.Module):
-    """Looks up its `store`, which whoever has data puts there."""
+    """Looks up the vectors of tokens in a store: the one of the call or, without it, `store`."""
 
     def __init__(self, config: FrozenFeaturesConfig):
         super().__init__()
@@ -190,21 +193,22 @@ class FrozenFeatures(nn.Module):
         self.indicator_embeddings = nn.Embedding(2, config.indicator_dim) if config.indicator_dim else None
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, tokens: Tensor, indicators: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """What enters the network, and what joins later, between its layers or behind it, if anything does."""
-        assert self.store is not None, "a task model over features was given none"
+    def forward(
+        self, tokens: Tensor, indicators: Tensor | None = None, store: FeatureStore | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the input of the network, and the features that join between its layers or after them, if any."""
+        store = self.store if store is None else store
+        assert store is not None, "a network over features needs a feature store"
         config, reference = self.config, next(self.parameters(), torch.empty(0))
         token_ids = tokens.cpu().numpy()
-        layers = [
-            self.store.gather_vectors(i, tokens, token_ids).to(reference.dtype) for i in range(len(config.sources))
-        ]
-        unique_words, inverse = np.unique(self.store.word_ids[token_ids], return_inverse=True)
+        layers = [store.gather_vectors(i, tokens, token_ids).to(reference.dtype) for i in range(len(config.sources))]
+        unique_words, inverse = np.unique(store.word_ids[token_ids], return_inverse=True)
         inputs = [self._combine_sources(layers, "input")] if "input" in config.join_positions else []
         inverse_index = torch.from_numpy(inverse.reshape(-1)).to(tokens.device)
         if self.word_embeddings is not None:
-            inputs.append(self._word_vectors(self.store, unique_words).index_select(0, inverse_index))
+            inputs.append(self._word_vectors(store, unique_words).index_select(0, inverse_index))
         if self.char_cnn is not None:
-            char_ids = torch.from_numpy(self.store.spellings[unique_words]).to(tokens.device).long()
+            char_ids = torch.from_numpy(store.spellings[unique_words]).to(tokens.device).long()
             inputs.append(self.char_cnn.embed_char_ids(char_ids).index_select(0, inverse_index))
         if self.indicator_embeddings is not None:
             inputs.append(

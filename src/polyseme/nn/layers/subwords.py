@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError, DataError
 from polyseme.nn.layers.norms import NoNormConfig
 from polyseme.nn.sparse import SparseRowGrad
 
@@ -38,7 +38,7 @@ class SubwordEmbeddingsConfig(Config):
         self.check_range(1, math.inf, "vocab_size", "dim", "max_len", "num_buckets", "min_n", "max_n")
         self.check_range(0, 1, "dropout")
         if self.min_n > self.max_n:
-            raise UserError(f"n-grams of {self.min_n} to {self.max_n} characters are none")
+            raise ConfigError(f"n-grams of {self.min_n} to {self.max_n} characters are none")
 
     def build(self) -> SubwordEmbeddings:
         return SubwordEmbeddings(self)
@@ -139,7 +139,7 @@ class SubwordEmbeddings(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, segments: Tensor | None, max_seqlen: int) -> Tensor:
         if max_seqlen > self.config.max_len:
-            raise UserError(f"a sequence of {max_seqlen} tokens is longer than the model reads ({self.config.max_len})")
+            raise DataError(f"a sequence of {max_seqlen} tokens is longer than the model reads ({self.config.max_len})")
         return self.dropout(self.look_up(tokens))
 
     def _ngram_rows(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:

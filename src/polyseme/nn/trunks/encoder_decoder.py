@@ -1,37 +1,37 @@
-"""Two stacks: one reads a source, the other a target and, at every layer, what the first made of its source."""
+"""Encoder-decoder trunks: the decoder attends to the encoder's states of a source."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polyseme.config import Config
-from polyseme.errors import UserError
-from polyseme.nn.attention.relative import QueryStream
+from polyseme.errors import ConfigError
 from polyseme.nn.init import InitConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig
 from polyseme.nn.layers.block import TransformerBlock, TransformerBlockConfig
 from polyseme.nn.layers.char_cnn import CharCNNConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.memory import Memory
 from polyseme.nn.packing import EncoderInput, PackedLayout
-from polyseme.nn.static_memory import StaticKVCache
+from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 from polyseme.nn.trunks.recurrent_decoder import RecurrentDecoderConfig
-from polyseme.nn.trunks.transformer import PoolerConfig, TransformerConfig, TrunkOutput
+from polyseme.nn.trunks.transformer import TransformerConfig
 
 
 @dataclass(frozen=True)
-class EncoderDecoderConfig(Config):
-    """The token vectors are the encoder's; the decoder shares them unless it has its own.
+class EncoderDecoderConfig(TrunkConfig):
+    """An encoder and a decoder, which shares the encoder's token embeddings unless it has its own.
 
-    There may be no decoder: a part of such a model, for what an encoder is good for. `tie_word_embeddings` says that
-    the language head has the token vectors for its matrix, `output_scale` what it multiplies states by before.
+    Without a decoder it is the encoder of such a model. `tie_word_embeddings` is for the language-model head;
+    `output_scale` multiplies the states before it. Properties of the trunk are those of the encoder, which runs alone
+    where there is no source.
     """
 
     encoder: TransformerConfig | RecurrentTrunkConfig
@@ -45,11 +45,9 @@ class EncoderDecoderConfig(Config):
         if decoder is None:
             return
         if decoder.dim != self.encoder.dim:
-            raise UserError(f"the decoder has dim {decoder.dim}, the encoder {self.encoder.dim}: both need the same")
-        if not decoder.causal or not decoder.has_cross_attention:
-            raise UserError("the blocks of a decoder are causal and have cross attention")
-
-    # what others ask of a trunk: without a source it is its encoder
+            raise ConfigError(f"decoder.dim is {decoder.dim} and encoder.dim {self.encoder.dim}: they must be equal")
+        if not decoder.causal or not decoder.has_source:
+            raise ConfigError("the decoder must be causal and have cross attention in every block")
 
     @property
     def embeddings(self) -> EmbeddingsConfig | AdaptiveEmbeddingsConfig | CharCNNConfig:
@@ -57,7 +55,8 @@ class EncoderDecoderConfig(Config):
 
     @property
     def block(self) -> TransformerBlockConfig:
-        assert isinstance(self.encoder, TransformerConfig), "cells are no blocks"
+        """The first block of a Transformer encoder."""
+        assert isinstance(self.encoder, TransformerConfig), "a recurrent encoder has no blocks"
         return self.encoder.block
 
     @property
@@ -74,7 +73,7 @@ class EncoderDecoderConfig(Config):
 
     @property
     def num_blocks(self) -> int:
-        """Of the stack with more of them."""
+        """Number of blocks of the stack that has more."""
         return max(self.encoder.num_blocks, self.decoder.num_blocks if self.decoder else 0)
 
     @property
@@ -86,93 +85,102 @@ class EncoderDecoderConfig(Config):
         return self.encoder.num_segments
 
     @property
-    def supports_static_shape(self) -> bool:
-        return self.encoder.supports_static_shape
+    def causal(self) -> bool:
+        return self.encoder.causal
+
+    @property
+    def has_source(self) -> bool:
+        return self.decoder is not None
 
     @property
     def has_query_stream(self) -> bool:
         return self.encoder.has_query_stream
 
     @property
+    def has_memory(self) -> bool:
+        return self.decoder is not None and self.decoder.has_memory
+
+    @property
     def has_bounded_memory(self) -> bool:
         return self.encoder.has_bounded_memory
 
     @property
-    def depends_on_lengths(self) -> bool:
-        return self.encoder.depends_on_lengths or bool(self.decoder and self.decoder.depends_on_lengths)
-
-    @property
-    def causal(self) -> bool:
-        return self.encoder.causal
+    def supports_static_shape(self) -> bool:
+        return self.encoder.supports_static_shape
 
     @property
     def supports_static_cache(self) -> bool:
         return self.decoder is not None and self.decoder.supports_static_cache
 
+    @property
+    def depends_on_lengths(self) -> bool:
+        return self.encoder.depends_on_lengths or bool(self.decoder and self.decoder.depends_on_lengths)
+
+    def count_flops(self, lengths: Sequence[int], source_lengths: Sequence[int] = ()) -> int:
+        if self.decoder is None or not len(source_lengths):
+            return self.encoder.count_flops(lengths)
+        return self.encoder.count_flops(source_lengths) + self.decoder.count_flops(lengths, source_lengths)
+
     def build(self) -> EncoderDecoder:
         return EncoderDecoder(self)
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(Trunk):
+    """The decoder's states of a target whose source is in the inputs or in memory; otherwise the encoder's states."""
+
+    config: EncoderDecoderConfig
+
     def __init__(self, config: EncoderDecoderConfig):
         super().__init__()
         self.config = config
         self.encoder: Any = config.encoder.build()
         self.decoder: Any = config.decoder.build() if config.decoder else None
 
-    def forward(
-        self,
-        tokens: Tensor,
-        layout: PackedLayout,
-        segments: Tensor | None = None,
-        *,
-        layers: Iterable[int] = (),
-        memory: Memory | StaticKVCache | None = None,
-        return_memory: bool = False,
-        query_stream: QueryStream | None = None,
-        source: EncoderInput | None = None,
-    ) -> TrunkOutput:
-        """The decoder's reading of a target, whose source is given or remembered; without one, the encoder's.
+    def check(
+        self, inputs: Inputs, *, memory: Any = None, layers: Iterable[int] = (), return_memory: bool = False
+    ) -> None:
+        is_decoding = inputs.source is not None or memory is not None
+        if is_decoding and self.decoder is None:
+            raise ConfigError("the model has no decoder: it takes no source and has no memory")
+        super().check(inputs, memory=memory, return_memory=return_memory)  # layers are checked by the stack that runs
+        if is_decoding and (inputs.segments is not None or inputs.query_stream is not None):
+            raise ConfigError("a decoder takes neither segments nor a query stream")
+        if return_memory and not is_decoding:
+            raise ConfigError("an encoder has no memory: memory needs a source")
 
-        A reading with `return_memory` carries the encoder's states too, so that the next chunk needs no source.
-        """
-        if source is None and memory is None:
-            return self.encoder(tokens, layout, segments, layers=layers, query_stream=query_stream)
-        if self.decoder is None:
-            raise UserError("this model has an encoder alone: it cannot read a target")
-        encoder_states = None if source is None else self.encode(source)
-        if encoder_states is None and isinstance(memory, Memory):
-            encoder_states = memory.source
-        token_embeddings = self.encoder.token_embeddings if self.has_shared_embeddings else None
-        output = self.decoder(
-            tokens,
-            layout,
-            layers=layers,
-            memory=memory,
-            return_memory=return_memory,
-            source=encoder_states,
-            token_embeddings=token_embeddings,
-        )
-        if output.memory is None or encoder_states is None:
+    def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
+        if inputs.source is None and memory is None:
+            return self.encoder(inputs, layers=layers)
+        source = None if inputs.source is None else self.encode(inputs.source)
+        if source is None and isinstance(memory, Memory):
+            source = memory.source
+        output = self.decoder(self._target(inputs, source), memory=memory, layers=layers, return_memory=return_memory)
+        if output.memory is None or source is None:
             return output
-        return dataclasses.replace(output, memory=dataclasses.replace(output.memory, source=encoder_states))
+        # with the encoder's states in memory, the next chunk needs no source
+        return dataclasses.replace(output, memory=dataclasses.replace(output.memory, source=source))
+
+    def _target(self, inputs: Inputs, source: EncoderInput | None) -> Inputs:
+        """Return the inputs of the decoder."""
+        shared = self.encoder.token_embeddings if self.has_shared_embeddings else None
+        return Inputs(inputs.tokens, inputs.layout, source=source, token_embeddings=shared)
 
     def encode(self, source: EncoderInput) -> EncoderInput:
-        """What the decoder looks at: the states of a source, as it wants them kept."""
-        return EncoderInput(
-            self.decoder.prepare_source(self.encoder(source.values, source.layout).hidden), source.layout
-        )
+        """Return the encoder's states of a source, in the form that the decoder attends to."""
+        states = self.encoder(Inputs(source.values, source.layout)).hidden
+        return EncoderInput(self.decoder.prepare_source(states), source.layout)
 
-    def cross_weights(self, tokens: Tensor, layout: PackedLayout, source: EncoderInput) -> list[list[Tensor]]:
-        """Of each layer that looks at the source, and each sequence, where it looks: [heads, queries, keys]."""
-        token_embeddings = self.encoder.token_embeddings if self.has_shared_embeddings else None
-        return self.decoder.cross_weights(tokens, layout, self.encode(source), token_embeddings)
+    def cross_weights(self, inputs: Inputs) -> list[list[Tensor]]:
+        """Return the cross-attention weights of each layer and sequence, [heads, queries, keys]."""
+        assert inputs.source is not None, "cross attention needs a source"
+        return self.decoder.cross_weights(self._target(inputs, self.encode(inputs.source)))
 
     def source_kv(self, memory: Memory) -> list[tuple[Tensor, Tensor]]:
-        assert self.decoder is not None
+        """Return the keys and values of the source in the cross attention of each layer."""
         return self.decoder.source_kv(memory)
 
     def layers(self) -> list[TransformerBlock]:
+        """Return the blocks of the encoder."""
         return self.encoder.layers()
 
     def pool(self, hidden: Tensor, layout: PackedLayout) -> Tensor:
@@ -180,6 +188,7 @@ class EncoderDecoder(nn.Module):
 
     @property
     def position_bias(self) -> nn.Module:
+        """The position bias of the encoder."""
         return self.encoder.position_bias
 
     @property
@@ -194,21 +203,17 @@ class EncoderDecoder(nn.Module):
 
     @property
     def has_shared_embeddings(self) -> bool:
-        """Whether both sides have one table of token vectors."""
-        return self.decoder is None or getattr(self.decoder.config.embeddings, "tied_to_encoder", False)
+        """Whether encoder and decoder share their token embeddings."""
+        return self.decoder is None or self.decoder.config.shares_token_embeddings
 
     @property
     def token_embeddings(self) -> Any:
-        """The token vectors that a tied head reads: those of the target."""
-        return (
-            self.encoder.token_embeddings
-            if self.has_shared_embeddings or self.decoder is None
-            else self.decoder.token_embeddings
-        )
+        """The token embeddings of the target, which a tied head shares."""
+        return self.encoder.token_embeddings if self.has_shared_embeddings else self.decoder.token_embeddings
 
     def layer_groups(self) -> list[list[nn.Parameter]]:
-        parameter_groups = [*self.encoder.layer_groups(), *(self.decoder.layer_groups() if self.decoder else [])]
-        return [group for group in parameter_groups if group]
+        groups = [*self.encoder.layer_groups(), *(self.decoder.layer_groups() if self.decoder else [])]
+        return [group for group in groups if group]
 
     def hidden_matrices(self) -> list[tuple[Tensor, int]]:
         return [*self.encoder.hidden_matrices(), *(self.decoder.hidden_matrices() if self.decoder else [])]

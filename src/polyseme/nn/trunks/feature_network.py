@@ -1,4 +1,4 @@
-"""Task models over features, as the tables before 2018 had them: linear, BiLSTM, biattentive, ESIM, BiDAF."""
+"""Task networks over frozen features, as used before 2018: linear, BiLSTM, biattentive, ESIM, BiDAF."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.init import InitConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.frozen_features import FrozenFeatures, FrozenFeaturesConfig
+from polyseme.nn.layers.rnn import RecurrentLayer, RNNCellLayer, TimeMajor
 from polyseme.nn.packing import PackedLayout
-from polyseme.nn.trunks.recurrent import RecurrentLayer, RecurrentTrunkConfig, RNNCellLayer, TimeMajor
-from polyseme.nn.trunks.transformer import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
+from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
+from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
 FeatureNetworkType = Literal["linear", "bilstm", "biattentive", "esim", "bidaf"]
 
 
 @dataclass(frozen=True)
 class FeatureNetworkConfig(TrunkConfig):
-    """`linear` is the features themselves; `bilstm` reads them both ways (Lample et al. 2016, §4).
+    """A network over frozen features.
 
-    `biattentive` lets two texts, or a text and itself, attend to each other and integrates what they saw (McCann et al.
-    2017, §5; one maxout layer without batch norm); `esim` compares two texts (Chen et al. 2017, §3). These two say one
-    vector of a sequence, which stands at its first token. `bidaf` reads the first text by the light of the second and
-    says a vector of each of its words (Seo et al. 2017, §2, without highway layers).
+    "linear" is the features themselves; "bilstm" is a BiLSTM over them (Lample et al. 2016, §4). In "biattentive", two
+    texts, or a text and itself, attend to each other (McCann et al. 2017, §5; one maxout layer without batch norm);
+    "esim" compares two texts (Chen et al. 2017, §3). These two return one vector per sequence, at its first token.
+    "bidaf" reads the first text (a context) with the second (a question) and returns a vector for each of its words
+    (Seo et al. 2017, §2, without highway layers).
     """
 
     features: FrozenFeaturesConfig
@@ -38,7 +41,7 @@ class FeatureNetworkConfig(TrunkConfig):
     init: InitConfig = field(default_factory=lambda: InitConfig(1.0, scale_by_fan_in=True))
 
     causal: ClassVar[bool] = False
-    depends_on_lengths: ClassVar[bool] = True
+    has_features: ClassVar[bool] = True
     num_segments: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
@@ -47,7 +50,9 @@ class FeatureNetworkConfig(TrunkConfig):
         self.check_range(1, 100, "num_layers")
         if self.features.middle_join_dim and (self.network != "bilstm" or self.num_layers < 2):
             actual = f"{self.network} with num_layers {self.num_layers}"
-            raise UserError(f"features join between the layers of a bilstm with num_layers 2 or more, not of {actual}")
+            raise ConfigError(
+                f"features can join between layers only in a bilstm with num_layers of at least 2, not in {actual}"
+            )
 
     @property
     def embeddings(self) -> FrozenFeaturesConfig:
@@ -55,7 +60,7 @@ class FeatureNetworkConfig(TrunkConfig):
 
     @property
     def hidden_dim(self) -> int:
-        """How long the network's own states are."""
+        """Size of the network's states, before features are concatenated to them."""
         hidden_dims = {"linear": self.features.input_dim, "bilstm": 2 * self.lstm_dim, "bidaf": 12 * self.lstm_dim}
         return hidden_dims.get(self.network, self.lstm_dim)
 
@@ -65,7 +70,6 @@ class FeatureNetworkConfig(TrunkConfig):
 
     @property
     def matmul_params(self) -> int:
-        """How many weights of matrices a token meets."""
         input_dim, lstm_dim = self.features.input_dim, self.lstm_dim
         lstm_params = (
             4 * lstm_dim * (input_dim + lstm_dim + self.features.middle_join_dim)
@@ -205,7 +209,9 @@ class BiDAF(nn.Module):
 
 
 class FeatureNetwork(Trunk):
-    """A trunk whose tokens are places of a store."""
+    """A network over frozen features; its tokens index a feature store."""
+
+    config: FeatureNetworkConfig
 
     def __init__(self, config: FeatureNetworkConfig):
         super().__init__()
@@ -221,33 +227,29 @@ class FeatureNetwork(Trunk):
         self.dropout = nn.Dropout(config.dropout if is_recurrent else 0.0)
         self.pooler = config.pooler.build(config.dim)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        layout: PackedLayout,
-        segments: Tensor | None = None,
-        *,
-        layers: Iterable[int] = (),
-        memory: Any = None,
-        return_memory: bool = False,
-        query_stream: Any = None,
-        source: Any = None,
-    ) -> TrunkOutput:
-        x, late_features = self.features(tokens, segments)
+    def check(
+        self, inputs: Inputs, *, memory: Any = None, layers: Iterable[int] = (), return_memory: bool = False
+    ) -> None:
+        super().check(inputs, memory=memory, return_memory=return_memory)
+        if any(True for _ in layers):
+            raise ConfigError(f"{type(self).__name__} does not return layers")
+
+    def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
+        layout, segments = inputs.layout, inputs.segments
+        x, late_features = self.features(inputs.tokens, segments, inputs.features)
         if self.encoder is not None and self.pair_network is None:
             x = self.dropout(self.encoder(x, layout, late_features if self.config.features.middle_join_dim else None))
         elif self.pair_network is not None:
             x = self._compare(x, layout, segments)
-        return TrunkOutput(
-            torch.cat([x, late_features], dim=-1)
-            if late_features is not None and self.config.features.output_join_dim
-            else x,
-            {},
-        )
+        if late_features is not None and self.config.features.output_join_dim:
+            x = torch.cat([x, late_features], dim=-1)
+        return TrunkOutput(x, {})
 
     def _compare(self, x: Tensor, layout: PackedLayout, segments: Tensor | None) -> Tensor:
-        """Both texts of each sequence, or a text and itself; what is said of them stands at the first token, or at
-        every token of the first text."""
+        """Compare the two texts of each sequence, or a text with itself.
+
+        The output is at the first token of a sequence or, for BiDAF, at every token of the first text.
+        """
         assert self.encoder is not None and self.pair_network is not None
         is_second = torch.zeros(len(x), dtype=torch.bool, device=x.device) if segments is None else segments > 0
         rows_per_side = [(~is_second).nonzero()[:, 0], is_second.nonzero()[:, 0]]
@@ -264,7 +266,7 @@ class FeatureNetwork(Trunk):
 
     @property
     def token_embeddings(self) -> None:
-        """There is none that a head could share."""
+        """None: no head can share the features."""
 
     def layer_groups(self) -> list[list[nn.Parameter]]:
         parts = [part for part in (self.features, self.encoder, self.pair_network) if part is not None]

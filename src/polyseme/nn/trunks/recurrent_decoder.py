@@ -1,51 +1,48 @@
-"""A recurrent decoder: cells that begin with what a source came to, and look back at it at every step, or do not."""
+"""Recurrent decoder: cells whose initial state comes from a source, optionally with attention to it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.attention.rnn_attention import EncoderAttentionState, RNNAttention, RNNAttentionConfig
+from polyseme.nn.init import InitConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.layers.rnn import NUM_STATES
 from polyseme.nn.memory import Memory
 from polyseme.nn.packing import EncoderInput, PackedLayout
-from polyseme.nn.trunks.recurrent import NUM_STATES, RecurrentTrunkConfig
-from polyseme.nn.trunks.transformer import PoolerConfig, TrunkOutput
+from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
+from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
 
 @dataclass(frozen=True)
-class RecurrentDecoderConfig(Config):
-    """The layers of `stack` over a target; `source_dim` is the size of the states of its source.
+class RecurrentDecoderConfig(TrunkConfig):
+    """Recurrent layers (`stack`) over a target; `source_dim` is the size of the encoder states.
 
-    All cells start from the source as `init_pooler` pools it, through a dense layer and tanh. With a `attention`, the
-    context found in the source comes before the recurrence or after it. If the stack has a `context`, the first layer
-    asks with its last state and reads the answer with the next token (Bahdanau et al. 2015, §3.1); if not, the states
-    of the last layer ask, all at once. Either way a state s and its context c leave as tanh(W [c; s]) (Luong et al.
-    2015, §3).
+    All cells start from the source as `init_pooler` pools it, through a dense layer and tanh. With `attention`, if the
+    stack has a `context_dim`, the query is the previous state of the first layer, which reads the context with the
+    next token (Bahdanau et al. 2015, §3.1); otherwise the queries are the states of the last layer, all at once. In
+    both cases a state s and its context c are output as tanh(W [c; s]) (Luong et al. 2015, §3).
     """
 
     stack: RecurrentTrunkConfig
     source_dim: int
     attention: RNNAttentionConfig | None = None
     init_pooler: PoolerConfig = field(default_factory=lambda: PoolerConfig("final_states"))
-    dropout: float = 0.0  # on what leaves it
-
-    supports_static_cache: ClassVar[bool] = False
-    has_cross_attention: ClassVar[bool] = True
+    dropout: float = 0.0  # on the output
 
     def __post_init__(self) -> None:
         self.check_range(0, 1, "dropout")
         if self.stack.context_dim and (self.attention is None or self.stack.context_dim != self.source_dim):
-            raise UserError(
-                f"context_dim is {self.stack.context_dim}, which needs attention to states of that size: "
-                f"0, or {self.source_dim} with attention"
+            raise ConfigError(
+                f"stack.context_dim is {self.stack.context_dim}: expected 0, or {self.source_dim} with attention"
             )
 
     @property
@@ -66,80 +63,76 @@ class RecurrentDecoderConfig(Config):
         return self.stack.num_blocks
 
     @property
-    def depends_on_lengths(self) -> bool:
-        return self.stack.depends_on_lengths
+    def pooler(self) -> PoolerConfig:
+        return self.stack.pooler
+
+    @property
+    def init(self) -> InitConfig:
+        return self.stack.init
 
     @property
     def causal(self) -> bool:
         return self.stack.causal
 
     @property
-    def matmul_params(self) -> tuple[int, int]:
-        """How many weights of matrices a token meets, and how many a token of its source."""
-        dim, attention = self.dim, self.attention
-        if attention is None:
-            return self.stack.matmul_params, 0
-        key_dim = (attention.hidden_dim or dim) if attention.score == "additive" else dim
-        query_params = dim * key_dim if attention.score == "additive" else 0
-        return self.stack.matmul_params + query_params + dim * (
-            dim + self.source_dim
-        ), attention.projects_source * self.source_dim * key_dim
+    def has_source(self) -> bool:
+        return True
+
+    @property
+    def has_memory(self) -> bool:
+        return self.stack.has_memory
+
+    @property
+    def shares_token_embeddings(self) -> bool:
+        return self.stack.shares_token_embeddings
+
+    def count_flops(self, lengths: Sequence[int], source_lengths: Sequence[int] = ()) -> int:
+        if self.attention is None:
+            return self.stack.count_flops(lengths)
+        dim, score, is_additive = self.dim, self.attention, self.attention.score == "additive"
+        key_dim = (score.hidden_dim or dim) if is_additive else dim
+        target_params = self.stack.matmul_params + (dim * key_dim if is_additive else 0) + dim * (dim + self.source_dim)
+        source_params = score.projects_source * self.source_dim * key_dim
+        num_scores = sum(n * m for n, m in zip(lengths, source_lengths))
+        return 6 * (target_params * sum(lengths) + source_params * sum(source_lengths)) + 12 * dim * num_scores
 
     def build(self) -> RecurrentDecoder:
         return RecurrentDecoder(self)
 
 
-class RecurrentDecoder(nn.Module):
+class RecurrentDecoder(Trunk):
+    """Recurrent layers over a target; `source` are encoder states as `prepare_source` returns them."""
+
+    config: RecurrentDecoderConfig
+
     def __init__(self, config: RecurrentDecoderConfig):
         super().__init__()
         self.config = config
         self.stack = config.stack.build()
         self.init_pooler = config.init_pooler.build(config.source_dim)
         num_states = NUM_STATES[config.stack.cell]
-        self.state_dims = [
-            pair[:num_states] for pair in zip(config.stack.output_dims, config.stack.hidden_dims)
-        ]  # of each layer's states
+        self.state_dims = [pair[:num_states] for pair in zip(config.stack.output_dims, config.stack.hidden_dims)]
         self.bridge = nn.Linear(config.source_dim, sum(map(sum, self.state_dims)))
         query_dim = config.stack.output_dims[0] if config.stack.context_dim else config.dim
         self.attention = config.attention.build(query_dim, config.source_dim) if config.attention else None
         self.combine = nn.Linear(config.source_dim + config.dim, config.dim, bias=False) if config.attention else None
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        layout: PackedLayout,
-        segments: Tensor | None = None,
-        *,
-        layers: Iterable[int] = (),
-        memory: Memory | None = None,
-        return_memory: bool = False,
-        source: EncoderInput | None = None,
-        token_embeddings: Tensor | None = None,
-    ) -> TrunkOutput:
-        """Read a chunk of targets, whose sources are as `prepare_source` has them. Memory is the state of the cells."""
-        return self._forward(tokens, layout, layers, memory, return_memory, source, token_embeddings)[0]
+    def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
+        return self._attend(inputs, memory, layers, return_memory)[0]
 
-    def _forward(
-        self,
-        tokens: Tensor,
-        layout: PackedLayout,
-        layers: Iterable[int],
-        memory: Memory | None,
-        return_memory: bool,
-        source: EncoderInput | None,
-        token_embeddings: Tensor | None,
+    def _attend(
+        self, inputs: Inputs, memory: Memory | None, layers: frozenset[int], return_memory: bool
     ) -> tuple[TrunkOutput, EncoderAttentionState | None]:
+        source, layout = inputs.source, inputs.layout
         assert source is not None, "a decoder needs a source"
         attention_state = self.attention.begin(source) if self.attention is not None else None
-        output = self.stack(
-            tokens,
-            layout,
-            layers=layers,
-            memory=self._initial_memory(source, layout) if memory is None else memory,
-            return_memory=return_memory,
-            token_embeddings=token_embeddings,
-            step_context=attention_state if self.config.stack.context_dim else None,
+        output = self.stack.run(
+            dataclasses.replace(inputs, source=None),
+            self._initial_memory(source, layout) if memory is None else memory,
+            layers,
+            return_memory,
+            attention_state if self.config.stack.context_dim else None,
         )
         hidden = output.hidden
         if attention_state is not None and self.combine is not None:
@@ -149,7 +142,7 @@ class RecurrentDecoder(nn.Module):
         return dataclasses.replace(output, hidden=self.dropout(hidden)), attention_state
 
     def _initial_memory(self, source: EncoderInput, layout: PackedLayout) -> Memory:
-        """The states before a target."""
+        """Compute the initial states of the cells from the source."""
         num_sequences = len(layout.lengths)
         pooled = self.init_pooler(source.values[:, : self.config.source_dim], source.layout)[:num_sequences]
         parts = self.bridge(pooled).tanh().split([dim for layer_dims in self.state_dims for dim in layer_dims], dim=-1)
@@ -162,18 +155,17 @@ class RecurrentDecoder(nn.Module):
         )
 
     def prepare_source(self, states: Tensor) -> Tensor:
-        """What is kept of a source's states to look at."""
+        """Return encoder states with the keys that attention computes from them."""
         return states if self.attention is None else self.attention.precompute_keys(states)
 
-    def cross_weights(
-        self, tokens: Tensor, layout: PackedLayout, source: EncoderInput, token_embeddings: Tensor | None
-    ) -> list[list[Tensor]]:
-        """Which states of the source a target looks at, [1, queries, keys] for each sequence; none if it does not."""
-        attention_state = self._forward(tokens, layout, (), None, False, source, token_embeddings)[1]
+    def cross_weights(self, inputs: Inputs) -> list[list[Tensor]]:
+        """Return the attention weights of each sequence, [1, queries, keys]; empty without attention."""
+        attention_state = self._attend(inputs, None, frozenset(), False)[1]
         if attention_state is None:
             return []
-        weights = attention_state.weights.split(list(layout.lengths))
-        return [[part[None, :, :length] for part, length in zip(weights, source.layout.lengths)]]
+        assert inputs.source is not None
+        weights = attention_state.weights.split(list(inputs.layout.lengths))
+        return [[part[None, :, :length] for part, length in zip(weights, inputs.source.layout.lengths)]]
 
     @property
     def token_embeddings(self) -> Any:
@@ -188,7 +180,7 @@ class RecurrentDecoder(nn.Module):
         self.stack.gradient_checkpointing = value
 
     def layer_groups(self) -> list[list[nn.Parameter]]:
-        """The start of all cells stands with their input, what joins behind them at the end."""
+        """Parameters from input to output: the bridge with the embeddings, attention at the end."""
         first, *rest = self.stack.layer_groups()
         last = [p for part in (self.attention, self.combine) if part is not None for p in part.parameters()]
         return [[*first, *self.bridge.parameters()], *rest, *([last] if last else [])]

@@ -1,127 +1,40 @@
-"""The trunk: reads a packed batch, returns hidden states and memory."""
+"""The Transformer trunk: a stack of attention blocks, of any of the families."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from polyseme.config import Config
-from polyseme.errors import UserError
+from polyseme.errors import ConfigError
 from polyseme.nn.attention.multihead import AttentionConfig
-from polyseme.nn.attention.relative import (
-    NoPositionBiasConfig,
-    QueryStream,
-    RelativeAttentionConfig,
-    RelativePositionConfig,
-)
+from polyseme.nn.attention.relative import NoPositionBiasConfig, RelativeAttentionConfig, RelativePositionConfig
 from polyseme.nn.attention.score_bias import BucketedRelativeBiasConfig
 from polyseme.nn.init import InitConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig
 from polyseme.nn.layers.block import TransformerBlock, TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.layers.feedforward import ACTIVATIONS
 from polyseme.nn.layers.norms import AnyNormConfig, NoNormConfig
 from polyseme.nn.memory import Memory, create_layer_caches, memory_from_caches
-from polyseme.nn.packing import EncoderInput, PackedLayout
-from polyseme.nn.static_memory import StaticKVCache
+from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
 
-SUBLAYER_PREFIXES = "attention", "ffn"  # how the names of a block's parts begin
-
-
-@dataclass(frozen=True)
-class PoolerConfig(Config):
-    """One vector a sequence: its first or last token or their mean, through a dense layer and tanh if there is one.
-
-    `ends` is for two directions side by side: where each of them has read everything.
-    """
-
-    pooling: Literal["first", "last", "mean", "final_states"] = "first"
-    dense: bool = False
-
-    def build(self, dim: int) -> Pooler:
-        return Pooler(self, dim)
-
-
-class Pooler(nn.Module):
-    def __init__(self, config: PoolerConfig, dim: int):
-        super().__init__()
-        self.config = config
-        self.dense = nn.Linear(dim, dim) if config.dense else None
-
-    def forward(self, hidden: Tensor, layout: PackedLayout) -> Tensor:
-        if self.config.pooling == "mean":
-            x = layout.mean_pool(hidden)
-        elif self.config.pooling == "final_states":
-            half = hidden.shape[-1] // 2
-            ends = (
-                hidden.index_select(0, layout.last_indices)[:, :half],
-                hidden.index_select(0, layout.first_indices)[:, half:],
-            )
-            x = torch.cat(ends, dim=-1)
-        else:
-            x = hidden.index_select(0, layout.first_indices if self.config.pooling == "first" else layout.last_indices)
-        return x if self.dense is None else ACTIVATIONS["tanh"](self.dense(x))
-
-
-@dataclass(frozen=True, eq=False)
-class TrunkOutput:
-    """What a trunk makes of a batch. `layers` holds those asked for: 0 the embeddings, i the output of depth i."""
-
-    hidden: Tensor  # [T, dim]
-    layers: dict[int, Tensor]
-    memory: Any = None  # a Memory, if it was asked for
+SUBLAYER_PREFIXES = "attention", "ffn"  # of the names of a block's modules
 
 
 @dataclass(frozen=True)
-class TrunkConfig(Config):
-    """What others ask of every trunk's spec, as it is of one without attention; abstract. A spec says where it differs.
+class TransformerConfig(TrunkConfig):
+    """Embeddings, blocks, and what is shared between layers.
 
-    It also has `embeddings`, `pooler` and `init`, `dim`, `num_layers`, `num_segments` and `depends_on_lengths`, and
-    `matmul_params`,
-    how many weights of matrices a token meets. What the names mean is said in `TransformerConfig`.
-    """
-
-    causal: ClassVar[bool] = True
-    num_blocks: ClassVar[int] = 0
-    num_heads: ClassVar[int] = 0
-    supports_static_shape: ClassVar[bool] = False
-    has_query_stream: ClassVar[bool] = False
-    has_bounded_memory: ClassVar[bool] = False
-
-
-class Trunk(nn.Module):
-    """What others ask of every trunk besides `forward`, `layer_groups` and `initialize`."""
-
-    embeddings: Any
-    pooler: Pooler
-    gradient_checkpointing = False
-
-    def pool(self, hidden: Tensor, layout: PackedLayout) -> Tensor:
-        """One vector a sequence, [slots, dim]."""
-        return self.pooler(hidden, layout)
-
-    @property
-    def token_embeddings(self) -> Any:
-        """The token vectors, which tied heads share, where there are such."""
-        return self.embeddings.token_embeddings
-
-    def hidden_matrices(self) -> list[tuple[Tensor, int]]:
-        """The matrices inside, and how many are stacked in each: what Muon makes orthogonal."""
-        return []
-
-
-@dataclass(frozen=True)
-class TransformerConfig(Config):
-    """`layer_to_block` names the block that runs at each depth, so that sharing blocks is data.
-
-    With `layer_to_ffn`, the two name attention and feed-forward apart: each pair of them is a block, and blocks that
-    name the same attention, or the same feed-forward, share its weights. Where blocks are not alike,
-    `variant_per_block` says of each block which kind it is: 0 is `block`, i is `block_variants[i − 1]`.
+    `layer_to_block` is the index of the block at each layer: ALBERT is `(0,) * 12`. With `layer_to_ffn`, the first
+    indexes attention sublayers and the second feed-forward sublayers; each distinct pair is a block, and blocks with
+    the same index share that sublayer. `variant_per_block` is 0 for a block configured by `block` and i for one
+    configured by `block_variants[i − 1]`; empty means all 0.
     """
 
     embeddings: EmbeddingsConfig | AdaptiveEmbeddingsConfig
@@ -135,9 +48,9 @@ class TransformerConfig(Config):
     position_bias: RelativePositionConfig | NoPositionBiasConfig | BucketedRelativeBiasConfig = field(
         default_factory=NoPositionBiasConfig
     )
-    memory_len: int = 0  # how many tokens of each sequence are remembered; 0 is all
+    memory_len: int = 0  # tokens of each sequence kept in memory; 0 keeps all
     layer_to_ffn: tuple[int, ...] = ()
-    final_dropout: float = 0.0  # behind the final norm
+    final_dropout: float = 0.0  # after the final norm
 
     @property
     def dim(self) -> int:
@@ -148,39 +61,44 @@ class TransformerConfig(Config):
         return len(self.layer_to_block)
 
     @property
-    def depends_on_lengths(self) -> bool:
-        """Whether its attention works by lengths that the host knows: its kernels cannot be recorded for others."""
-        return not isinstance(self.position_bias, NoPositionBiasConfig)
-
-    @property
-    def supports_static_shape(self) -> bool:
-        """Whether a batch filled up to one shape is all it needs, as `torch.compile` does."""
-        return not isinstance(self.position_bias, RelativePositionConfig)
-
-    @property
-    def has_query_stream(self) -> bool:
-        """Whether it can be read by queries that do not see their own token."""
-        return isinstance(self.position_bias, RelativePositionConfig) and self.position_bias.two_stream
-
-    @property
-    def has_bounded_memory(self) -> bool:
-        """Whether it hands on a memory that does not grow."""
-        return self.memory_len > 0
-
-    @property
     def causal(self) -> bool:
         return self.block.attention.causal
 
     @property
-    def supports_static_cache(self) -> bool:
-        """Whether what it remembers is all keys and values it met, for which buffers can be made once."""
-        is_plain = all(isinstance(block.attention, AttentionConfig) for block in (self.block, *self.block_variants))
-        return is_plain and self.causal and not self.memory_len
+    def depends_on_lengths(self) -> bool:
+        return not isinstance(self.position_bias, NoPositionBiasConfig)
 
     @property
-    def has_cross_attention(self) -> bool:
-        """Whether every block looks at a source."""
+    def supports_static_shape(self) -> bool:
+        return not isinstance(self.position_bias, RelativePositionConfig)
+
+    @property
+    def has_query_stream(self) -> bool:
+        return isinstance(self.position_bias, RelativePositionConfig) and self.position_bias.two_stream
+
+    @property
+    def has_memory(self) -> bool:
+        return self.causal or isinstance(self.position_bias, RelativePositionConfig)
+
+    @property
+    def has_bounded_memory(self) -> bool:
+        return self.memory_len > 0
+
+    @property
+    def supports_static_cache(self) -> bool:
+        has_kv_memory = all(
+            isinstance(block.attention, AttentionConfig) for block in (self.block, *self.block_variants)
+        )
+        return has_kv_memory and self.causal and not self.memory_len
+
+    @property
+    def has_source(self) -> bool:
+        """Whether every block attends to a source."""
         return all(block.cross_attention is not None for block in self.block_configs)
+
+    @property
+    def shares_token_embeddings(self) -> bool:
+        return isinstance(self.embeddings, EmbeddingsConfig) and self.embeddings.tied_to_encoder
 
     @property
     def num_heads(self) -> int:
@@ -192,51 +110,75 @@ class TransformerConfig(Config):
 
     @property
     def num_segments(self) -> int:
-        """How many segments the trunk tells apart, by vectors of their own or by scores; 0 is none."""
         attention = self.block.attention
         has_relative_segments = isinstance(attention, RelativeAttentionConfig) and attention.has_segment_bias
         return self.embeddings.num_segments or 2 * has_relative_segments
 
     @property
     def sublayers_per_layer(self) -> tuple[tuple[int, int], ...]:
-        """Which attention and which feed-forward run at each depth."""
+        """Index of the attention and of the feed-forward sublayer of each layer."""
         if self.layer_to_ffn and len(self.layer_to_ffn) != len(self.layer_to_block):
-            raise UserError(
-                f"layer_to_ffn names {len(self.layer_to_ffn)} layers, "
-                f"but layer_to_block names {len(self.layer_to_block)}"
+            raise ConfigError(
+                f"layer_to_ffn has {len(self.layer_to_ffn)} layers, but layer_to_block has {len(self.layer_to_block)}"
             )
         return tuple(zip(self.layer_to_block, self.layer_to_ffn or self.layer_to_block))
 
     @property
     def block_index_per_layer(self) -> tuple[int, ...]:
-        """Which block runs at each depth."""
+        """Index of the block that runs at each layer."""
         distinct_pairs = sorted(set(self.sublayers_per_layer))
         return tuple(distinct_pairs.index(pair) for pair in self.sublayers_per_layer)
 
     @property
     def block_configs(self) -> tuple[TransformerBlockConfig, ...]:
-        """The spec of each block, in the order of their pairs."""
+        """The config of each block, in the order of its sublayer indices."""
         num_blocks = len(set(self.sublayers_per_layer))
         kinds = (self.block, *self.block_variants)
         if self.variant_per_block and (
             len(self.variant_per_block) != num_blocks
             or not 0 <= min(self.variant_per_block) <= max(self.variant_per_block) < len(kinds)
         ):
-            raise UserError(
-                f"variant_per_block {list(self.variant_per_block)} does not name a variant, 0 to {len(kinds) - 1}, "
-                f"for each of {num_blocks} blocks"
+            raise ConfigError(
+                f"variant_per_block is {list(self.variant_per_block)}, expected {num_blocks} numbers from 0 to "
+                f"{len(kinds) - 1}"
             )
         return tuple(kinds[kind] for kind in self.variant_per_block or (0,) * num_blocks)
 
+    def count_flops(self, lengths: Sequence[int], source_lengths: Sequence[int] = ()) -> int:
+        """Count 6 operations per matrix weight and token, and the products of attention.
+
+        A matrix of n weights costs 2n per row in the forward pass and 4n in the backward pass. Attention scores and
+        their weighted sum cost 4 · width · length per token and layer forward and three times that in all, half of it
+        if causal; a window w limits the length to 2w + 1.
+        """
+        dim, num_tokens, max_length = self.dim, sum(lengths), max(lengths, default=0)
+        total = 6 * self.embeddings.embedding_dim * dim * num_tokens
+        for block, times in Counter(self.block_configs[i] for i in self.block_index_per_layer).items():
+            attention, ffn = block.attention, block.ffn
+            width = attention.inner_dim(dim)
+            total += 6 * times * (4 * dim * width + (2 + ffn.gated) * dim * ffn.ffn_dim) * num_tokens
+            span = 2 * attention.window + 1 if attention.window else max_length
+            total += 12 * times * width * sum(n * min(n, span) for n in lengths) // (2 if attention.causal else 1)
+            if block.cross_attention is not None:
+                width = block.cross_attention.inner_dim(dim)
+                total += 12 * times * dim * width * (num_tokens + sum(source_lengths))
+                total += 12 * times * width * sum(n * m for n, m in zip(lengths, source_lengths))
+        return total
+
     def build(self) -> Transformer:
         if not self.layer_to_block:
-            raise UserError("a trunk needs one layer or more")
+            raise ConfigError("layer_to_block is empty: a trunk needs at least one layer")
         return Transformer(self)
 
 
 class Transformer(Trunk):
-    """With `gradient_checkpointing`, training keeps the input of each block alone and runs the block again
-    backwards."""
+    """A stack of Transformer blocks.
+
+    With `gradient_checkpointing`, training stores only the input of each block and recomputes the rest in the backward
+    pass.
+    """
+
+    config: TransformerConfig
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -255,75 +197,49 @@ class Transformer(Trunk):
         self.final_dropout = nn.Dropout(config.final_dropout)
         self.pooler = config.pooler.build(config.dim)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        layout: PackedLayout,
-        segments: Tensor | None = None,
-        *,
-        layers: Iterable[int] = (),
-        memory: Memory | StaticKVCache | None = None,
-        return_memory: bool = False,
-        query_stream: QueryStream | None = None,
-        source: EncoderInput | None = None,
-        token_embeddings: Tensor | None = None,
-    ) -> TrunkOutput:
-        """Read a chunk. With `return_memory`, the reading carries the memory with which the next chunk is read.
-
-        With `query_stream`, the states of the query stream stand behind those of the tokens. `source` is for blocks
-        with cross attention; `token_embeddings` are the token vectors where they are another trunk's.
-        """
+    def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
+        config, layout, segments, source = self.config, inputs.layout, inputs.segments, inputs.source
         caches, positions, max_seqlen = None, layout.positions, layout.max_seqlen
         if memory is not None:
-            caches = memory.create_caches(layout, self.config.num_layers)
-            if not isinstance(
-                self.config.position_bias, RelativePositionConfig
-            ):  # which knows how far apart tokens are, and no more
+            caches = memory.create_caches(layout, config.num_layers)
+            if not isinstance(config.position_bias, RelativePositionConfig):  # which needs no absolute positions
                 positions, total_len = memory.next_positions(layout)
-                max_seqlen = (
-                    max_seqlen if self.config.memory_len else total_len
-                )  # a set length is read without end, in chunks
+                max_seqlen = max_seqlen if config.memory_len else total_len  # bounded memory: no limit on the total
         elif return_memory:
-            caches = create_layer_caches(None, layout, self.config.num_layers)
-        x = self.embeddings(tokens, positions, segments, max_seqlen, token_embeddings)
-        x, position_info = self.position_bias(x, layout, segments, query_stream, caches[0] if caches else None)
-        layer_indices = set(layers)
-        layer_outputs = {0: x} if 0 in layer_indices else {}
+            caches = create_layer_caches(None, layout, config.num_layers)
+        x = self.embeddings(inputs.tokens, positions, segments, max_seqlen, inputs.token_embeddings)  # [T, dim]
+        x, position_info = self.position_bias(x, layout, segments, inputs.query_stream, caches[0] if caches else None)
+        outputs = {0: x} if 0 in layers else {}
         for depth, block in enumerate(self.layers(), start=1):
             if self.gradient_checkpointing and self.training and caches is None:
                 x = checkpoint(block, x, layout, positions, None, position_info, source, use_reentrant=False)
             else:
                 x = block(x, layout, positions, caches[depth - 1] if caches else None, position_info, source)
-            if depth == self.config.num_layers:
+            if depth == config.num_layers:
                 x = self.final_dropout(self.final_norm(x))
-            if depth in layer_indices:
-                layer_outputs[depth] = x
+            if depth in layers:
+                outputs[depth] = x
         if caches is None:
-            return TrunkOutput(x, layer_outputs)
+            return TrunkOutput(x, outputs)
         new_memory: Any = memory_from_caches(caches, layout, None) if memory is None else memory.update(caches, layout)
-        return TrunkOutput(
-            x, layer_outputs, new_memory.truncate(self.config.memory_len) if self.config.memory_len else new_memory
-        )
+        return TrunkOutput(x, outputs, new_memory.truncate(config.memory_len) if config.memory_len else new_memory)
 
     def prepare_source(self, states: Tensor) -> Tensor:
-        """What is kept of a source's states to look at: all of them, of which each block makes its keys."""
+        """Return encoder states in the form that `source` takes: as they are."""
         return states
 
-    def cross_weights(
-        self, tokens: Tensor, layout: PackedLayout, source: EncoderInput, token_embeddings: Tensor | None
-    ) -> list[list[Tensor]]:
-        """Of each depth and sequence, which states of the source a target looks at, [heads, queries, keys]."""
-        output = self(
-            tokens, layout, layers=range(self.config.num_layers), source=source, token_embeddings=token_embeddings
-        )
-        _, position_info = self.position_bias(output.layers[0], layout, None, None, None)
+    def cross_weights(self, inputs: Inputs) -> list[list[Tensor]]:
+        """Return the cross-attention weights of each layer and sequence, [heads, queries, keys]."""
+        states, source = self(inputs, layers=range(self.config.num_layers)).layers, inputs.source
+        assert source is not None, "cross attention needs a source"
+        _, position_info = self.position_bias(states[0], inputs.layout, None, None, None)
         return [
-            block.cross_weights(output.layers[i], layout, position_info, source)
+            block.cross_weights(states[i], inputs.layout, position_info, source)
             for i, block in enumerate(self.layers())
         ]
 
     def source_kv(self, memory: Memory) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values that cross attention of each depth makes of the source."""
+        """Return the keys and values of the source in the cross attention of each layer."""
         if memory.source is None:
             return []
         values = memory.source.values
@@ -332,14 +248,11 @@ class Transformer(Trunk):
         ]
 
     def layers(self) -> list[TransformerBlock]:
-        """The block that runs at each depth, from input to output."""
+        """Return the block of each layer, from input to output."""
         return [self.blocks[i] for i in self.config.block_index_per_layer]  # type: ignore[misc]
 
     def layer_groups(self) -> list[list[nn.Parameter]]:
-        """Parameters from input to output, one group a layer: for freezing and for rates by depth.
-
-        What several layers share stands with the first of them.
-        """
+        """Parameters from input to output, one group per block; what blocks share is in the group of the first."""
         bottom, top = ([self.embeddings, self.position_bias], [self.final_norm, self.pooler])
         assigned_ids: set[int] = set()
         groups = []

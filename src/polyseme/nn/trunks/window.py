@@ -1,30 +1,28 @@
-"""The window trunk: a state is made from the last few tokens alone (Bengio et al. 2003)."""
+"""Feed-forward language model: a state depends on the last few tokens only (Bengio et al. 2003)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.init import InitConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.memory import Memory, create_layer_caches, memory_from_caches
-from polyseme.nn.packing import EncoderInput, PackedLayout
-from polyseme.nn.trunks.transformer import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
+from polyseme.nn.memory import create_layer_caches, memory_from_caches
+from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
 
 
 @dataclass(frozen=True)
 class FeedForwardLMConfig(TrunkConfig):
-    """The vectors of `window` tokens, the state's own last, side by side, through one layer with tanh.
+    """The embeddings of the last `window` tokens, concatenated, through one layer with tanh.
 
-    With `direct_connections`, those vectors stand behind what the layer makes of them, so that a linear head on the
-    state has direct connections from words to words. Before the first token of a sequence there is nothing: zeros.
+    With `direct_connections`, these embeddings are concatenated to the output, so that a linear head has direct
+    connections from words to words. Positions before the first token of a sequence are zeros.
     """
 
     embeddings: EmbeddingsConfig
@@ -37,9 +35,10 @@ class FeedForwardLMConfig(TrunkConfig):
 
     num_layers: ClassVar[int] = 1
     num_blocks: ClassVar[int] = 1
-    num_segments: ClassVar[int] = 0
+    causal: ClassVar[bool] = True
     depends_on_lengths: ClassVar[bool] = False
     supports_static_shape: ClassVar[bool] = True
+    has_memory: ClassVar[bool] = True
     has_bounded_memory: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -48,7 +47,7 @@ class FeedForwardLMConfig(TrunkConfig):
 
     @property
     def input_dim(self) -> int:
-        """The size of what stands side by side."""
+        """Size of the concatenated embeddings."""
         return self.window * self.embeddings.dim
 
     @property
@@ -57,7 +56,6 @@ class FeedForwardLMConfig(TrunkConfig):
 
     @property
     def matmul_params(self) -> int:
-        """How many weights of matrices a token meets."""
         return self.input_dim * self.hidden_dim + self.embeddings.embedding_dim * self.embeddings.dim
 
     def build(self) -> FeedForwardLM:
@@ -65,6 +63,10 @@ class FeedForwardLMConfig(TrunkConfig):
 
 
 class FeedForwardLM(Trunk):
+    """One hidden layer over a window of embeddings; its memory is the embeddings that the next window reaches."""
+
+    config: FeedForwardLMConfig
+
     def __init__(self, config: FeedForwardLMConfig):
         super().__init__()
         self.config = config
@@ -72,25 +74,14 @@ class FeedForwardLM(Trunk):
         self.hidden = nn.Linear(config.input_dim, config.hidden_dim)
         self.pooler = config.pooler.build(config.dim)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        layout: PackedLayout,
-        segments: Tensor | None = None,
-        *,
-        layers: Iterable[int] = (),
-        memory: Memory | None = None,
-        return_memory: bool = False,
-        query_stream: QueryStream | None = None,
-        source: EncoderInput | None = None,
-    ) -> TrunkOutput:
-        """Read a chunk; the memory is the vectors of the tokens before it that a window can reach."""
-        x = self.embeddings(tokens, layout.positions, segments, layout.max_seqlen)
+    def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
+        layout = inputs.layout
+        x = self.embeddings(inputs.tokens, layout.positions, inputs.segments, layout.max_seqlen)  # [T, embedding_dim]
         caches = create_layer_caches(memory, layout, 1) if return_memory or memory else None
         rows, full_layout, row_index = x, layout, torch.arange(layout.num_tokens, device=x.device)
         if caches:
             rows, full_layout = caches[0].extend(x)
-            # the chunk's rows are the last of each sequence
+            # the rows of the chunk are the last ones of each sequence
             shifts = full_layout.cu_seqlens[1:].long() - layout.cu_seqlens[1:].long()
             row_index = row_index + shifts.repeat_interleave(layout.cu_seqlens.diff(), output_size=layout.num_tokens)
         positions = full_layout.positions.index_select(0, row_index)
@@ -98,20 +89,17 @@ class FeedForwardLM(Trunk):
             rows.index_select(0, (row_index - offset).clamp(min=0)).masked_fill((positions < offset)[:, None], 0.0)
             for offset in range(self.config.window - 1, -1, -1)
         ]
-        window_input = torch.cat(window_vectors, dim=-1)
+        window_input = torch.cat(window_vectors, dim=-1)  # [T, window · embedding_dim]
         state = torch.tanh(self.hidden(window_input))
         state = torch.cat([state, window_input], dim=-1) if self.config.direct_connections else state
-        layer_outputs = {depth: output for depth, output in enumerate((x, state)) if depth in set(layers)}
+        layer_outputs = {depth: output for depth, output in enumerate((x, state)) if depth in layers}
         hidden = F.dropout(state, self.config.dropout, self.training)
-        new_memory = (
-            memory_from_caches(caches, layout, memory).truncate(self.config.window - 1)
-            if caches and return_memory
-            else None
-        )
+        new_memory = None
+        if caches and return_memory:
+            new_memory = memory_from_caches(caches, layout, memory).truncate(self.config.window - 1)
         return TrunkOutput(hidden, layer_outputs, new_memory)
 
     def layer_groups(self) -> list[list[nn.Parameter]]:
-        """Parameters from input to output."""
         groups = [list(part.parameters()) for part in (self.embeddings, self.hidden, self.pooler)]
         return [group for group in groups if group]
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.tasks.baselines.feature_taggers import TaggerType, predict_chain_tags, word_features
 from polyseme.tasks.examples import Example, TaskType, parse_float
 from polyseme.tasks.metrics.standard import compute_metrics
@@ -93,9 +93,9 @@ BASELINES = {"majority": majority_baseline, "linear": linear_baseline, "memm": m
 def check_baseline(name: str, task_type: TaskType) -> None:
     """Whether there is such a row for such a task."""
     if name not in BASELINES:
-        raise UserError(f"there is no baseline {name!r}; {suggest(name, BASELINES)}")
+        raise ConfigError(f"there is no baseline {name!r}; {suggest(name, BASELINES)}")
     if name in ("memm", "crf") and task_type != "tagging":
-        raise UserError(f"the baseline {name} is for tagging, not for {task_type}")
+        raise ConfigError(f"the baseline {name} is for tagging, not for {task_type}")
     if name != "majority":
         _require_sklearn()
 
@@ -132,7 +132,7 @@ def _require_sklearn() -> None:
     try:
         import sklearn  # noqa: F401
     except ImportError:
-        raise UserError("scikit-learn is needed for this: pip install 'polyseme[tasks]'") from None
+        raise UnsupportedError("scikit-learn is needed for this: pip install 'polyseme[tasks]'") from None
 
 
 def _flat_labels(examples: Sequence[Example], task_type: TaskType) -> list[Any]:
@@ -143,7 +143,7 @@ def _flat_labels(examples: Sequence[Example], task_type: TaskType) -> list[Any]:
 def _gold_answers(examples: Sequence[Example], task_type: TaskType) -> list[Any]:
     for example in examples:
         if example.gold is None:
-            raise UserError(f"{example.location}: there is no label to compare with")
+            raise DataError(f"{example.location}: there is no label to compare with")
     return [parse_float(e.label, e.location) if task_type == "regression" else e.gold for e in examples]
 
 

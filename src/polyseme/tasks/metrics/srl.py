@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.nn.heads.tag_schemes import extract_entities
 from polyseme.tasks.examples import Example
 
@@ -22,17 +22,17 @@ def brackets_to_tags(cells: Sequence[str], locations: Sequence[str]) -> tuple[st
     for cell, location in zip(cells, locations, strict=True):
         bracket_match = BRACKET_PATTERN.fullmatch(cell)
         if bracket_match is None:
-            raise UserError(f"{location}: {cell[:40]!r} is no argument: one is written (A0* … *), or * for none")
+            raise DataError(f"{location}: {cell[:40]!r} is no argument: one is written (A0* … *), or * for none")
         opened_roles, num_closed = re.findall(r"[^(]+", bracket_match[1]), bracket_match[2].count(")")
         if len(opened_roles) + bool(inside) > 1:
-            raise UserError(f"{location}: {cell[:40]!r} opens an argument inside another")
+            raise DataError(f"{location}: {cell[:40]!r} opens an argument inside another")
         tags.append(f"B-{opened_roles[0]}" if opened_roles else f"I-{inside}" if inside else "O")
         inside = opened_roles[0] if opened_roles else inside
         if num_closed > bool(inside):
-            raise UserError(f"{location}: {cell[:40]!r} closes an argument that is not open")
+            raise DataError(f"{location}: {cell[:40]!r} closes an argument that is not open")
         inside = "" if num_closed else inside
     if inside:
-        raise UserError(f"{locations[-1]}: the argument {inside} is never closed")
+        raise DataError(f"{locations[-1]}: the argument {inside} is never closed")
     return tuple(tags)
 
 

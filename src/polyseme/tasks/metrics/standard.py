@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from polyseme.errors import UserError
+from polyseme.errors import UnsupportedError
 from polyseme.nn.heads.tag_schemes import TAG_PATTERN, extract_entities
 from polyseme.tasks.examples import TaskType
 from polyseme.tasks.metrics.coreference import coreference_metrics
@@ -50,7 +50,7 @@ def compute_metrics(
 def require_dependencies(task_type: TaskType) -> None:
     """Say at once, and not after an hour of training, that the library a metric needs is not here."""
     if task_type == "regression" and importlib.util.find_spec("scipy") is None:
-        raise UserError("scipy is needed for this: pip install 'polyseme[tasks]'")
+        raise UnsupportedError("scipy is needed for this: pip install 'polyseme[tasks]'")
 
 
 def classification_metrics(

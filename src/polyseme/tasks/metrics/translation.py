@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError, UnsupportedError
 
 LENGTH_BUCKETS = (10, 15, 20, 30, 40)  # words of a source
 
@@ -17,11 +17,11 @@ def score_translations(
     try:
         from sacrebleu.metrics import BLEU, CHRF
     except ImportError:
-        raise UserError("BLEU needs the package sacrebleu: pip install polyseme[translate]") from None
+        raise UnsupportedError("BLEU needs the package sacrebleu: pip install polyseme[translate]") from None
     if not len(translations) == len(references) == len(sources):
-        raise UserError(f"{len(translations)} translations of {len(sources)} texts and {len(references)} references")
+        raise DataError(f"{len(translations)} translations of {len(sources)} texts and {len(references)} references")
     if not translations:
-        raise UserError("there is nothing to measure: no text was translated")
+        raise DataError("there is nothing to measure: no text was translated")
     bleu, chrf = BLEU(), CHRF()
     bleu_score, chrf_score = (
         bleu.corpus_score(list(translations), [list(references)]),

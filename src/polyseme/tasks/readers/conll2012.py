@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from polyseme.errors import UserError
+from polyseme.errors import DataError
 from polyseme.tasks.examples import ConllDocument, Example, RowReader, read_lines
 from polyseme.tasks.metrics.coreference import Clusters, Mention
 
@@ -43,7 +43,7 @@ def iter_documents(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     if path.is_dir():
         files = sorted(path.rglob(FILE_PATTERN))
         if not files:
-            raise UserError(f"{path} holds no files {FILE_PATTERN}")
+            raise DataError(f"{path} holds no files {FILE_PATTERN}")
         for file in files:
             yield from iter_documents(file, needs_labels)
         return
@@ -52,13 +52,13 @@ def iter_documents(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         text = line.rstrip()
         if text.startswith("#begin document"):
             if start_line:
-                raise UserError(f"{path}:{number}: a document begins before that of line {start_line} has ended")
+                raise DataError(f"{path}:{number}: a document begins before that of line {start_line} has ended")
             if _BEGIN.fullmatch(text) is None:
-                raise UserError(f"{path}:{number}: {text[:60]!r} is not #begin document (name); part 000")
+                raise DataError(f"{path}:{number}: {text[:60]!r} is not #begin document (name); part 000")
             header, start_line, rows = text, number, []
         elif text.startswith("#end document"):
             if not start_line:
-                raise UserError(f"{path}:{number}: a document ends that has not begun")
+                raise DataError(f"{path}:{number}: a document ends that has not begun")
             yield partial(_parse_document, path, header, start_line, rows, needs_labels)
             start_line = 0
         elif start_line and not text:
@@ -66,9 +66,9 @@ def iter_documents(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         elif start_line:
             rows.append(_Row(number, text, text.split()))
         elif text and not text.startswith("#"):
-            raise UserError(f"{path}:{number}: a word outside of a document: there is no #begin document before it")
+            raise DataError(f"{path}:{number}: a word outside of a document: there is no #begin document before it")
     if start_line:
-        raise UserError(f"{path}:{start_line}: the document that begins here has no #end document")
+        raise DataError(f"{path}:{start_line}: the document that begins here has no #end document")
 
 
 def _parse_document(path: Path, header: str, start_line: int, rows: list[_Row | None], needs_labels: bool) -> Example:
@@ -78,10 +78,10 @@ def _parse_document(path: Path, header: str, start_line: int, rows: list[_Row | 
             sentence_lengths.append(size)
         size = size + 1 if row else 0
     if not words:
-        raise UserError(f"{path}:{start_line}: the document has no words")
+        raise DataError(f"{path}:{start_line}: the document has no words")
     for row in words:
         if len(row.cells) < MIN_COLUMNS:
-            raise UserError(f"{path}:{row.line}: {len(row.cells)} columns, but a row has {MIN_COLUMNS} or more")
+            raise DataError(f"{path}:{row.line}: {len(row.cells)} columns, but a row has {MIN_COLUMNS} or more")
     speakers = tuple(row.cells[SPEAKER_COLUMN] if len(row.cells) > SPEAKER_COLUMN + 1 else "-" for row in words)
     header_match = _BEGIN.fullmatch(header)
     name = header_match[1] if header_match else ""
@@ -117,19 +117,19 @@ def _parse_clusters(path: Path, rows: list[_Row]) -> tuple[tuple[Mention, ...], 
             mark_match = _MARK.fullmatch(mark)
             if mark_match is None or not (mark_match[1] or mark_match[3]):
                 problem = f"the mention {mark!r} in {row.cells[-1][:40]!r}"
-                raise UserError(f"{path}:{row.line}: {problem} is not like (12 or 12) or (12), or - for none")
+                raise DataError(f"{path}:{row.line}: {problem} is not like (12 or 12) or (12), or - for none")
             if mark_match[1]:
                 open_mentions[mark_match[2]].append(i)
             if mark_match[3]:
                 if not open_mentions[mark_match[2]]:
-                    raise UserError(
+                    raise DataError(
                         f"{path}:{row.line}: {mark!r} closes a mention of {mark_match[2]} that was never opened"
                     )
                 chains[mark_match[2]].append((open_mentions[mark_match[2]].pop(), i))
     for name, places in open_mentions.items():
         if places:
             line = rows[places[-1]].line
-            raise UserError(f"{path}:{line}: '({name}' opens a mention that is not closed before the document ends")
+            raise DataError(f"{path}:{line}: '({name}' opens a mention that is not closed before the document ends")
     merged_chains = _merge_chains([sorted(set(chain)) for chain in chains.values()])
     if num_merged := len(chains) - len(merged_chains):
         print(

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyseme.errors import UserError, suggest
+from polyseme.errors import DataError, suggest
 from polyseme.io.compression import read_decompressed
 from polyseme.tasks.examples import Example, GoldAnswer
 
@@ -19,13 +19,13 @@ def iter_questions(path: Path, needs_labels: bool) -> Iterator[Callable[[], Exam
         content = json.loads(b"".join(read_decompressed(path)).decode("utf-8-sig"))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise UserError(f"{path}{line}: malformed JSON: {error}") from None
+        raise DataError(f"{path}{line}: malformed JSON: {error}") from None
     for i, article in enumerate(_list(content, "data", str(path))):
         for j, paragraph in enumerate(_list(article, "paragraphs", f"{path}, data {i}")):
             location = f"{path}, data {i}, paragraph {j}"
             context = _get(paragraph, "context", location)
             if not isinstance(context, str) or not context.strip():
-                raise UserError(f"{location}: the context is {str(context)[:40]!r}, not a text")
+                raise DataError(f"{location}: the context is {str(context)[:40]!r}, not a text")
             for question in _list(paragraph, "qas", location):
                 yield partial(_question, location, context, question, needs_labels)
 
@@ -35,7 +35,7 @@ def _question(location: str, context: str, record: Any, needs_labels: bool) -> E
     location = f"{location}, question {id_}"
     question = _get(record, "question", location)
     if not isinstance(question, str) or not question.strip():
-        raise UserError(f"{location} is {str(question)[:40]!r}, not a text")
+        raise DataError(f"{location} is {str(question)[:40]!r}, not a text")
     answers: tuple[GoldAnswer, ...] | None = None
     if record.get("is_impossible") is True:
         answers = ()
@@ -43,7 +43,7 @@ def _question(location: str, context: str, record: Any, needs_labels: bool) -> E
         answers = tuple(_answer(answer, location) for answer in _list(record, "answers", location))
     if (answers == () and "is_impossible" not in record) or (needs_labels and answers is None):
         if needs_labels:
-            raise UserError(f"{location}: there is no answer, and nothing says that there is none (is_impossible)")
+            raise DataError(f"{location}: there is no answer, and nothing says that there is none (is_impossible)")
         answers = None
     return Example(location, context, question, answers=answers, id=id_)
 
@@ -51,7 +51,7 @@ def _question(location: str, context: str, record: Any, needs_labels: bool) -> E
 def _answer(record: Any, location: str) -> GoldAnswer:
     text, start = _get(record, "text", location), record.get("answer_start", -1)
     if not isinstance(text, str) or not isinstance(start, int):
-        raise UserError(f"{location}: the answer is {str(record)[:60]!r}, not a text and its first character")
+        raise DataError(f"{location}: the answer is {str(record)[:60]!r}, not a text and its first character")
     return text, start
 
 
@@ -78,14 +78,14 @@ def count_bad_offsets(examples: Sequence[Example]) -> tuple[int, int]:
 
 def _get(record: Any, key: str, location: str) -> Any:
     if not isinstance(record, dict):
-        raise UserError(f"{location}: expected a JSON object, found {str(record)[:40]!r}")
+        raise DataError(f"{location}: expected a JSON object, found {str(record)[:40]!r}")
     if key not in record:
-        raise UserError(f"{location}: there is no key {key!r}; {suggest(key, record)}")
+        raise DataError(f"{location}: there is no key {key!r}; {suggest(key, record)}")
     return record[key]
 
 
 def _list(record: Any, key: str, location: str) -> list[Any]:
     value = _get(record, key, location)
     if not isinstance(value, list):
-        raise UserError(f"{location}: {key} is {str(value)[:40]!r}, not a list")
+        raise DataError(f"{location}: {key} is {str(value)[:40]!r}, not a list")
     return value

@@ -1,0 +1,127 @@
+"""Language-model heads: logits over the vocabulary."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyseme.nn import kernels
+from polyseme.nn.heads.base import Head, HeadConfig
+from polyseme.nn.layers.feedforward import ACTIVATIONS, ActivationName
+from polyseme.nn.layers.norms import AnyNormConfig, NoNormConfig
+from polyseme.nn.losses.cross_entropy import chunked_cross_entropy, is_applicable
+from polyseme.nn.losses.sampled_softmax import sampled_softmax_loss
+
+
+class VocabHead(Head, ABC):
+    """Logits over the vocabulary: transformed states times an output matrix, plus a bias."""
+
+    bias: Tensor | None
+
+    @abstractmethod
+    def transform(self, states: Tensor) -> Tensor:
+        """Map states to the input of the output matrix."""
+
+    def output_weight(self, token_embeddings: Tensor) -> Tensor:
+        """Return the output matrix: the token embeddings, unless the head has its own."""
+        return token_embeddings
+
+    def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:
+        return F.linear(self.transform(states), self.output_weight(token_embeddings), self.bias)
+
+    def loss(
+        self, states: Tensor, token_embeddings: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
+    ) -> Tensor:
+        """Return the summed cross entropy; in training the logits of all rows never exist at once."""
+        output_weight = self.output_weight(token_embeddings)
+        if kernels.supports(states) and kernels.supports(output_weight) and not label_smoothing:
+            loss: Tensor = kernels.linear_cross_entropy(
+                self.transform(states), output_weight, self.bias, labels, ignore_index
+            )
+            return loss
+        if is_applicable(states) and is_applicable(output_weight):
+            return chunked_cross_entropy(
+                self.transform(states), output_weight, self.bias, labels, ignore_index, label_smoothing
+            )
+        return super().loss(states, token_embeddings, labels, ignore_index, label_smoothing)
+
+
+@dataclass(frozen=True)
+class LMHeadConfig(HeadConfig):
+    """Language-model head: logits over the vocabulary, from the token embeddings or a matrix of its own.
+
+    BERT first applies a `dense` layer, activation and norm, and adds a bias; GPT-2 does neither. If the token
+    embeddings have another size than the trunk, it is `embedding_dim`, the output size of `dense`. `scale` multiplies
+    the state before the output matrix. If states are two directions side by side, `direction` selects one. `tied_to`
+    names another head whose matrix and bias this one shares. With `num_sampled`, training uses sampled softmax.
+    """
+
+    vocab_size: int
+    dense: bool = False
+    activation: ActivationName = "gelu"
+    norm: AnyNormConfig = field(default_factory=NoNormConfig)
+    bias: bool = False
+    dense_bias: bool = True
+    embedding_dim: int = 0
+    tie_word_embeddings: bool = True
+    scale: float = 1.0
+    direction: Literal["both", "forward", "backward"] = "both"
+    tied_to: str = ""
+    num_sampled: int = 0
+
+    def input_dim(self, dim: int) -> int:
+        """Number of features of a state that the head reads."""
+        return dim if self.direction == "both" else dim // 2
+
+    def matmul_params(self, dim: int) -> int:
+        dim = self.input_dim(dim)
+        embedding_dim = self.embedding_dim or dim
+        return embedding_dim * (self.num_sampled or self.vocab_size) + (dim * embedding_dim if self.dense else 0)
+
+    def build(self, dim: int) -> LMHead:
+        return LMHead(self, dim)
+
+
+class LMHead(VocabHead):
+    """Language-model head."""
+
+    def __init__(self, config: LMHeadConfig, dim: int):
+        super().__init__()
+        self.config = config
+        dim = config.input_dim(dim)
+        embedding_dim = config.embedding_dim or dim
+        self.dense = nn.Linear(dim, embedding_dim, bias=config.dense_bias) if config.dense else None
+        self.norm = config.norm.build(embedding_dim)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.bias else None
+        self.decoder = None if config.tie_word_embeddings else nn.Linear(embedding_dim, config.vocab_size, bias=False)
+
+    def tie_weights(self, other: Head) -> None:
+        """Share the output matrix and the bias of another head."""
+        assert isinstance(other, LMHead)
+        self.decoder, self.bias = other.decoder, other.bias
+
+    def loss(
+        self, states: Tensor, token_embeddings: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
+    ) -> Tensor:
+        if self.training and 0 < self.config.num_sampled < self.config.vocab_size:
+            output_weight = self.output_weight(token_embeddings)
+            return sampled_softmax_loss(
+                self.transform(states), output_weight, self.bias, labels, ignore_index, self.config.num_sampled
+            )
+        return super().loss(states, token_embeddings, labels, ignore_index, label_smoothing)
+
+    def transform(self, states: Tensor) -> Tensor:
+        if self.config.direction != "both":
+            states = states.chunk(2, dim=-1)[self.config.direction == "backward"]
+        if self.dense is not None:
+            states = ACTIVATIONS[self.config.activation](self.dense(states))
+        states = self.norm(states)
+        return states if self.config.scale == 1 else states * self.config.scale
+
+    def output_weight(self, token_embeddings: Tensor) -> Tensor:
+        return token_embeddings if self.decoder is None else self.decoder.weight

@@ -1,0 +1,274 @@
+"""Recurrent layers over packed sequences: vanilla RNN, GRU and LSTM.
+
+Each cell has two implementations that agree: torch's fused kernels (cuDNN on a GPU) and a readable reference.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyseme.nn.packing import PackedLayout
+
+if TYPE_CHECKING:
+    from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
+
+Cell = Literal["rnn", "gru", "lstm"]
+NUM_GATES: dict[str, int] = {"rnn": 1, "gru": 3, "lstm": 4}  # in the order in which torch stacks them
+NUM_STATES: dict[str, int] = {"rnn": 1, "gru": 1, "lstm": 2}
+
+# torch copies weights that are not contiguous, and LSTMs with projections do without oneDNN: both cost little
+warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+warnings.filterwarnings("ignore", message="LSTM with projections is not supported with oneDNN")
+
+
+class TimeMajor:
+    """Conversion of a packed layout to time-major order.
+
+    If all sequences have one length, that is [length, sequences, …]; otherwise a flat list as in torch's
+    PackedSequence: sequences sorted from long to short, `batch_sizes` the number of them that reach each step.
+    """
+
+    def __init__(self, layout: PackedLayout):
+        lengths, device = np.array(layout.lengths, dtype=np.int64), layout.cu_seqlens.device
+        self.num_sequences, self.max_seqlen = len(lengths), int(lengths.max(initial=0))
+        self.is_uniform = self.num_sequences > 0 and bool((lengths == self.max_seqlen).all())
+        self.sequence_order: Tensor | None = None  # the non-empty ones, from long to short
+        if self.is_uniform:
+            self.batch_sizes = np.full(self.max_seqlen, self.num_sequences)
+            return
+        order = np.argsort(-lengths, kind="stable")[: int((lengths > 0).sum())]
+        sizes, starts = lengths[order], (np.cumsum(lengths) - lengths)[order]
+        self.batch_sizes = len(sizes) - np.searchsorted(sizes[::-1], np.arange(self.max_seqlen), side="right")
+        time_steps = np.repeat(np.arange(self.max_seqlen), self.batch_sizes)
+        ranks = np.arange(len(time_steps)) - np.repeat(np.cumsum(self.batch_sizes) - self.batch_sizes, self.batch_sizes)
+        index = starts[ranks] + time_steps
+        inverse = np.empty_like(index)
+        inverse[index] = np.arange(len(index))
+        reverse = inverse[starts[ranks] + sizes[ranks] - 1 - time_steps]
+        self.sequence_order, self.time_major_index, self.inverse_index, self.reverse_index, self.sequence_ranks = (
+            torch.from_numpy(array).to(device, non_blocking=True) for array in (order, index, inverse, reverse, ranks)
+        )
+
+    def to_time_major(self, x: Tensor) -> Tensor:
+        """Reorder packed rows [T, …] by time step."""
+        if self.is_uniform:
+            return x.view(self.num_sequences, self.max_seqlen, x.shape[-1]).transpose(0, 1)
+        return x.index_select(0, self.time_major_index)
+
+    def from_time_major(self, x: Tensor) -> Tensor:
+        """Invert `to_time_major`."""
+        return x.transpose(0, 1).flatten(0, 1) if self.is_uniform else x.index_select(0, self.inverse_index)
+
+    def reverse(self, x: Tensor) -> Tensor:
+        """Reverse each sequence."""
+        return x.flip(0) if self.is_uniform else x.index_select(0, self.reverse_index)
+
+    def variational_dropout(self, x: Tensor, p: float) -> Tensor:
+        """Apply dropout with one mask for all steps of a sequence."""
+        mask = F.dropout(x.new_ones(len(self.batch_sizes) and int(self.batch_sizes[0]), x.shape[-1]), p)
+        return x * (mask if self.is_uniform else mask.index_select(0, self.sequence_ranks))
+
+    def sort_states(self, states: Sequence[Tensor]) -> list[Tensor]:
+        """Sort the states of sequences from long to short."""
+        return [s if self.sequence_order is None else s.index_select(0, self.sequence_order) for s in states]
+
+    def unsort_states(self, states: Sequence[Tensor], previous: Sequence[Tensor]) -> list[Tensor]:
+        """Invert `sort_states`; an empty sequence keeps its previous state."""
+        if self.sequence_order is None:
+            return list(states)
+        return [old.to(new.dtype).index_copy(0, self.sequence_order, new) for old, new in zip(previous, states)]
+
+
+class StepContext(Protocol):
+    """A vector computed from the state before each step and added to the input of the layer (attention)."""
+
+    def make_step_fn(self, sequence_order: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """Return a function from the states [n, size] of the first n sequences in this order to [n, context]."""
+
+    def finalize(self, pack: Callable[[Tensor], Tensor]) -> None:
+        """Receive the end of the last step; `pack` turns rows in time-major order into packed ones."""
+
+
+class RNNCellLayer(nn.Module):
+    """One cell run over sequences in one direction; its weights have the layout of torch's modules."""
+
+    def __init__(self, config: RecurrentTrunkConfig, input_dim: int, hidden_dim: int, context_dim: int = 0):
+        super().__init__()
+        self.config, self.hidden_dim, self.output_dim = config, hidden_dim, config.projection_dim or hidden_dim
+        rows = NUM_GATES[config.cell] * hidden_dim
+        self.weight_ih = nn.Parameter(torch.empty(rows, input_dim))
+        self.weight_hh = nn.Parameter(torch.empty(rows, self.output_dim))
+        self.bias_ih = nn.Parameter(torch.empty(rows))
+        self.bias_hh = nn.Parameter(torch.empty(rows)) if config.fixed_forget_bias is None else None
+        self.weight_hr = nn.Parameter(torch.empty(self.output_dim, hidden_dim)) if config.projection_dim else None
+        self.weight_ch = nn.Parameter(torch.empty(rows, context_dim)) if context_dim else None
+
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator | None) -> None:
+        """Draw weights uniformly from ± 1 / √size, as torch's modules do."""
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -(self.hidden_dim**-0.5), self.hidden_dim**-0.5, generator=generator)
+        if self.config.cell == "lstm":
+            self.bias_ih[self.hidden_dim : 2 * self.hidden_dim] += self.config.forget_bias
+
+    def initial_states(self, num_sequences: int, like: Tensor) -> list[Tensor]:
+        """Return zero states."""
+        return [
+            like.new_zeros(num_sequences, size)
+            for size in (self.output_dim, self.hidden_dim)[: NUM_STATES[self.config.cell]]
+        ]
+
+    def forward(
+        self,
+        x: Tensor,
+        time_major: TimeMajor,
+        states: list[Tensor],
+        use_reference: bool,
+        step_context: StepContext | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the output of each step and the final states; input and output are time-major."""
+        states = [s.to(x.dtype) for s in states]  # under autocast a layer returns a narrower type than it gets
+        hidden_weight = F.dropout(self.weight_hh, self.config.weight_dropout, self.training)
+        weights = [self.weight_ih, hidden_weight, self.bias_ih, self._hidden_bias()]
+        if self.weight_hr is not None:
+            weights.append(self.weight_hr)
+        if not time_major.max_seqlen:
+            return x.new_zeros(*x.shape[:-1], self.output_dim), states
+        use_reference = use_reference or (self.config.cell == "gru" and self.config.gru_reset == "before")
+        use_reference = use_reference or self.config.cell_clip > 0 or self.config.projection_clip > 0
+        if use_reference or self.weight_ch is not None:
+            y, final_states = self._forward_reference(
+                x, time_major, weights, time_major.sort_states(states), step_context
+            )
+        else:
+            y, final_states = self._forward_fused(x, time_major, weights, time_major.sort_states(states))
+        return y, time_major.unsort_states(final_states, states)
+
+    def _hidden_bias(self) -> Tensor:
+        if self.bias_hh is not None:
+            return self.bias_hh
+        bias = torch.zeros_like(self.bias_ih)
+        if self.config.cell == "lstm" and self.config.fixed_forget_bias:
+            bias[self.hidden_dim : 2 * self.hidden_dim] = self.config.fixed_forget_bias
+        return bias
+
+    def _forward_fused(
+        self, x: Tensor, time_major: TimeMajor, weights: list[Tensor], states: list[Tensor]
+    ) -> tuple[Tensor, list]:
+        kernel: Any = {"rnn": torch.rnn_tanh, "gru": torch.gru, "lstm": torch.lstm}[self.config.cell]
+        initial_states: Any = [s[None].contiguous() for s in states]
+        initial_states = initial_states if self.config.cell == "lstm" else initial_states[0]
+        if time_major.is_uniform:  # biases, one layer, no dropout, training, one direction, time first
+            y, *final_states = kernel(
+                x.contiguous(), initial_states, weights, True, 1, 0.0, self.training, False, False
+            )
+        else:
+            batch_sizes = torch.from_numpy(time_major.batch_sizes)
+            y, *final_states = kernel(x, batch_sizes, initial_states, weights, True, 1, 0.0, self.training, False)
+        return y, [s[0] for s in final_states]
+
+    def _forward_reference(
+        self,
+        x: Tensor,
+        time_major: TimeMajor,
+        weights: list[Tensor],
+        states: list[Tensor],
+        step_context: StepContext | None,
+    ) -> tuple[Tensor, list]:
+        """Run step by step, as in the papers; the products with the input are computed for all steps at once."""
+        from_input = F.linear(x, weights[0], weights[2]).flatten(0, -2)
+        outputs = []
+        context_fn = (
+            step_context.make_step_fn(time_major.sequence_order)
+            if step_context and self.weight_ch is not None
+            else None
+        )
+        for gates in from_input.split(time_major.batch_sizes.tolist()):
+            active, finished = [s[: len(gates)] for s in states], [s[len(gates) :] for s in states]
+            if context_fn is not None and self.weight_ch is not None:
+                gates = gates + F.linear(context_fn(active[0]), self.weight_ch)
+            active = self._cell_step(gates, weights, *active)
+            outputs.append(active[0])
+            states = [torch.cat(pair) for pair in zip(active, finished)] if len(finished[0]) else active
+        if context_fn is not None and step_context is not None:
+            step_context.finalize(lambda rows: time_major.from_time_major(rows.view(*x.shape[:-1], -1)))
+        return torch.cat(outputs).view(*x.shape[:-1], self.output_dim), states
+
+    def _cell_step(self, input_gates: Tensor, weights: list[Tensor], hidden: Tensor, *cell: Tensor) -> list[Tensor]:
+        """Return the next states, from the products with the input and the current states."""
+        matrix, bias = weights[1], weights[3]
+        if self.config.cell == "rnn":
+            return [torch.tanh(input_gates + F.linear(hidden, matrix, bias))]
+        if self.config.cell == "lstm":
+            input_gate, forget_gate, candidate, output_gate = (input_gates + F.linear(hidden, matrix, bias)).chunk(
+                4, dim=-1
+            )
+            cell_state = _clip(
+                forget_gate.sigmoid() * cell[0] + input_gate.sigmoid() * candidate.tanh(), self.config.cell_clip
+            )
+            output = output_gate.sigmoid() * cell_state.tanh()
+            if self.weight_hr is not None:
+                output = _clip(F.linear(output, self.weight_hr), self.config.projection_clip)
+            return [output, cell_state]
+        size = self.hidden_dim
+        reset_gate, update_gate = (
+            input_gates[:, : 2 * size] + F.linear(hidden, matrix[: 2 * size], bias[: 2 * size])
+        ).chunk(2, dim=-1)
+        reset_gate, update_gate = reset_gate.sigmoid(), update_gate.sigmoid()
+        if self.config.gru_reset == "before":
+            candidate = F.linear(reset_gate * hidden, matrix[2 * size :], bias[2 * size :])
+        else:
+            candidate = reset_gate * F.linear(hidden, matrix[2 * size :], bias[2 * size :])
+        return [(1 - update_gate) * torch.tanh(input_gates[:, 2 * size :] + candidate) + update_gate * hidden]
+
+
+def _clip(x: Tensor, limit: float) -> Tensor:
+    return x.clamp(-limit, limit) if limit else x
+
+
+class RecurrentLayer(nn.Module):
+    """One layer of a stack: a cell for each direction, and the skip connection around them."""
+
+    def __init__(self, config: RecurrentTrunkConfig, directions: tuple[str, ...], depth: int):
+        super().__init__()
+        input_dim, hidden_dim = config.input_dims[depth - 1], config.hidden_dims[depth - 1]
+        self.skip, self.directions = config.skip if depth >= config.skip_from_layer else "none", directions
+        self.cells = nn.ModuleList(
+            RNNCellLayer(config, input_dim, hidden_dim, config.context_dim * (depth == 1)) for _ in directions
+        )
+        self.gate = nn.Linear(input_dim, input_dim) if self.skip == "highway" else None
+
+    def initial_states(self, num_sequences: int, like: Tensor) -> list[list[Tensor]]:
+        """Return zero states for each cell."""
+        return [cell.initial_states(num_sequences, like) for cell in cast(Iterable[RNNCellLayer], self.cells)]
+
+    def forward(
+        self,
+        x: Tensor,
+        time_major: TimeMajor,
+        states: list[list[Tensor]],
+        use_reference: bool,
+        step_context: StepContext | None = None,
+    ) -> tuple[Tensor, list[list[Tensor]]]:
+        outputs, final_states = [], []
+        for direction, cell, cell_states in zip(self.directions, self.cells, states):
+            is_backward = direction == "backward"
+            y, cell_final_states = cell(
+                time_major.reverse(x) if is_backward else x, time_major, cell_states, use_reference, step_context
+            )
+            outputs.append(time_major.reverse(y) if is_backward else y)
+            final_states.append(cell_final_states)
+        y = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
+        if self.skip == "residual":
+            y = x + y
+        if self.gate is not None:
+            gate = self.gate(x).sigmoid()
+            y = gate * y + (1 - gate) * x
+        return y, final_states
