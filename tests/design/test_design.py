@@ -1,11 +1,8 @@
-"""The rules of the project as tests: import arrows, sizes, what a bare import loads, a true README."""
+"""Check the rules of the code base: import order, sizes, what a bare import loads. Pages are in test_pages.py."""
 
 import ast
-import functools
 import importlib
-import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,17 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import typer
 
-from polyseme.corpus.sources.midi import write_notes
 from polyseme.families import FAMILIES
-from polyseme.families.summary import format_markdown
-from polyseme.recipes import NGRAM_RECIPES
-from polyseme.text.events import Note
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "polyseme"
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 LONGEST = 500
 
 # Every package and what it may import: whatever stands on a line above its own. There is no exception.
@@ -213,174 +204,14 @@ def test_help_loads_nothing_heavy():
     code = """
 import typer
 from polyseme.cli.main import app
-made = typer.main.get_command(app)
-for words in ([], *COMMANDS):
-    made([*words, "--help"], standalone_mode=False)
+def walk(command, words):
+    yield words
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from walk(inner, [*words, name])
+root = typer.main.get_command(app)
+lines = list(walk(root, []))
+assert len(lines) > 10
+for words in lines:
+    root([*words, "--help"], standalone_mode=False)
 """
-    verbs = [list(words) for words in commands()]
-    assert len(verbs) > 10
-    assert loaded(f"COMMANDS = {verbs!r}{code}") == set()
-
-
-# ----------------------------------------------------------------------------------------------- the README
-
-
-def section(name: str) -> str:
-    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- end -->", README, re.DOTALL)
-    assert found, f"README.md has no part <!-- {name} --> … <!-- end -->"
-    return found[1]
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-
-
-@functools.cache
-def commands() -> dict[tuple[str, ...], dict[str, bool]]:
-    """Every command of the program: its words, and for each option whether it is required."""
-    from polyseme.cli.main import app
-
-    found = {}
-
-    def walk(command, words):
-        if hasattr(command, "commands"):
-            for name, inner in command.commands.items():
-                walk(inner, (*words, name))
-            return
-        options = {}
-        for parameter in command.params:
-            if parameter.param_type_name == "option":
-                options |= dict.fromkeys([*parameter.opts, *parameter.secondary_opts], parameter.required)
-        found[words] = options
-
-    walk(typer.main.get_command(app), ())
-    return found
-
-
-def named_commands() -> list[str]:
-    """What stands behind `polyseme` in the README, in a line of a block or between backticks."""
-    lines = [line for block in blocks("bash") for line in block.splitlines()]
-    inline = re.findall(r"`(polyseme [^`]*)`", README)
-    return [text.removeprefix("polyseme ") for text in (*lines, *inline) if text.startswith("polyseme ")]
-
-
-def mistakes(text: str) -> list[str]:
-    """What is wrong with a command line or a synopsis: its name, an unknown option, a missing one."""
-    known = commands()
-    words = tuple(re.findall(r"[^\s\[\]]+", text))
-    name = next((name for name in known if words[: len(name)] == name), None)
-    if name is None:
-        return [f"no command {' '.join(words[:2])!r}"]
-    given = [word for word in words if word.startswith("--")]
-    wrong = [f"{' '.join(name)} has no {option}" for option in given if option not in known[name]]
-    return wrong + [f"{' '.join(name)} needs {o}" for o, must in known[name].items() if must and o not in given]
-
-
-def test_readme_names_every_command_as_it_is():
-    given = named_commands()
-    assert not [mistake for text in given for mistake in mistakes(text)]
-    table = re.findall(r"^\| `polyseme ([^`]*)`", README, re.MULTILINE)
-    shown = {name for name in commands() for text in table if tuple(text.split())[: len(name)] == name}
-    assert shown == set(commands())
-
-
-@pytest.mark.parametrize("text", ["fil MODEL TEXT", "fill MODEL TEXT [--topk 5]", "embed MODEL --data F", "tokenizer"])
-def test_a_wrong_command_is_seen(text):
-    assert mistakes(text)
-
-
-def test_readme_python_runs(tmp_path):
-    (code,) = blocks("python")
-    plain = [line for line in code.splitlines() if line and not line.startswith(("import ", "from "))]
-    assert len(plain) <= 10, "the example has ten lines"
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "'mat'" in done.stdout and "(2, 128)" in done.stdout
-
-
-def test_readme_commands_run(tmp_path, monkeypatch, capsys, glue):
-    """The lines of the README in turn, on a little text; pre-training is cut to two steps."""
-    from polyseme.cli.main import app
-
-    monkeypatch.chdir(tmp_path)
-    animals, places = (
-        ("cat", "dog", "bird"),
-        ("mat", "table", "tree", "roof", "wall", "chair", "grass", "bridge"),
-    )
-    texts = [f"The {a} sat on the {b}. Nobody had seen a {a} on it before." for a in animals for b in places]
-    Path("TEXT").mkdir()
-    for i in range(240):
-        Path("TEXT", f"{i:03}.txt").write_text(texts[i % len(texts)], encoding="utf-8")
-    rows = [f"{text}\t{'cat' if 'cat' in text else 'other'}\n" for text in texts]
-    for name in ("train.tsv", "dev.tsv"):
-        Path(name).write_text("text\tlabel\n" + "".join(rows), encoding="utf-8")
-    Path("lines.txt").write_text("\n".join(texts[:3]), encoding="utf-8")
-    Path("new.tsv").write_text("text\n" + "\n".join(texts[:3]) + "\n", encoding="utf-8")
-    Path("EN-WS-353-ALL.txt").write_text("cat\tdog\t8.5\nmat\ttable\t6\ncat\troof\t1\n", encoding="utf-8")
-    glue.rename("GLUE")
-    lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("polyseme ")]
-    if find_spec("mido"):
-        for seed in range(8):
-            notes = [Note(i / 4, i / 4 + 0.2, 48 + i * (seed + 3) % 24, 64) for i in range(60)]
-            write_notes(Path("MIDI", f"{seed}.mid"), notes)
-    else:
-        lines = [line for line in lines if "music/" not in line]
-    assert len(lines) >= 5
-    made = typer.main.get_command(app)
-    for line in lines:
-        words = shlex.split(line, comments=True)[1:]
-        trained = words[0] == "pretrain" and words[1] not in NGRAM_RECIPES
-        cut = ["--set", "budget.steps=2"] if trained else []
-        assert not made([*words, *cut], standalone_mode=False), line
-    assert Path("predicted.tsv").read_text(encoding="utf-8").splitlines()[0].startswith("text\tlabel")
-    assert "linear" in capsys.readouterr().out
-
-
-def test_readme_table_of_families_is_the_generated_one():
-    assert section("families").strip() == format_markdown()
-
-
-def test_readme_file_map_is_true():
-    paths = "\n".join(row.split("|")[1] for row in section("file map").splitlines())
-    named = re.findall(r"`([^`\s]+)`", paths)
-    assert len(named) > 15
-    assert not [path for path in named if not (ROOT / path).exists()]
-    packages = [f"src/polyseme/{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")]
-    assert not [path for path in packages if path not in named]
-
-
-# ---------------------------------------------------------------------------------------------- other pages
-
-
-PAGES = [
-    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
-    *(ROOT / "docs").rglob("*.md"),
-]
-
-
-def test_pages_name_files_and_tests_that_are_there():
-    defined = set()
-    for path in (ROOT / "tests").rglob("*.py"):
-        defined |= set(re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
-    lost = []
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        paths = re.findall(r"`((?:src|tests|docs|benchmarks)/[^`\s:]*)`", text)
-        names = re.findall(r"`(test_\w+)`", text)
-        lost += [f"{page.name}: {path}" for path in paths if "NAME" not in path and not (ROOT / path).exists()]
-        lost += [f"{page.name}: {name}" for name in names if name not in defined]
-    assert not lost
-
-
-def test_decisions_are_numbered():
-    names = sorted(path.name for path in (ROOT / "docs" / "decisions").iterdir())
-    assert names
-    for number, name in enumerate(names, 1):
-        assert re.fullmatch(rf"{number:03}-[a-z0-9]+(-[a-z0-9]+)*\.md", name), name
-
-
-def test_pages_say_nothing_of_one_machine():
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        assert not re.findall(r"(?<![\w.])/(?:home|root|work|tmp|usr)/", text), page
+    assert loaded(code) == set()
