@@ -345,7 +345,7 @@ def test_mistakes_are_one_line(school, tmp_path):
         pretrain(recipe.replace(objective=Distillation()), folder / "corpus", tmp_path / "run")
     with pytest.raises(PolysemeError, match="temperature is 0"):
         Distillation(temperature=0)
-    with pytest.raises(PolysemeError, match="no corpus folder"):
+    with pytest.raises(PolysemeError, match="nowhere does not exist"):
         distill(lesson(school), folder / "teacher/model", tmp_path / "nowhere", tmp_path / "run")
     assert not (tmp_path / "run").exists()
     run(school, lesson(school, steps=2), tmp_path / "run")

@@ -64,7 +64,7 @@ def test_lanes_go_on_and_any_place_is_reached():
         True,
         True,
     ]
-    with pytest.raises(PolysemeError, match="no place"):
+    with pytest.raises(PolysemeError, match="does not exist"):
         next(order.steps(DataPosition(0, 0, each)))
     with pytest.raises(PolysemeError, match="fewer than"):
         StreamSampler(bound, 64, len(bound) + 1)
