@@ -33,8 +33,8 @@ class Progress:
             self._bar.start()
 
     def format_rate(self) -> str:
-        seconds = max(time.monotonic() - self.start, 1e-9)
-        return f"{_format_number((self.completed - self.resumed) / seconds)} {self.unit}/s"
+        elapsed = max(time.monotonic() - self.start, 1e-9)
+        return f"{_format_number((self.completed - self.resumed) / elapsed)} {self.unit}/s"
 
     def advance(self, amount: float, note: str = "") -> None:
         self.completed += amount

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from polyseme.compress.distill import (
     build_student_recipe,
+    derive_recipe,
     distill,
     init_from_teacher,
     teacher_layer_map,
@@ -320,7 +321,8 @@ def test_killed_and_resumed(school, tmp_path, monkeypatch):
 def test_filler_counts_for_nothing(school):
     folder, recipe = school
     data, valid = module.open_streams(
-        with_distillation(recipe, folder / "teacher/model").replace(compile=True), module.Corpus.open(folder / "corpus"),
+        with_distillation(recipe, folder / "teacher/model").replace(compile=True),
+        module.Corpus.open(folder / "corpus"),
         Tokenizer.load(folder / "corpus/tokenizer"), 0, 1,
     )  # fmt: skip
     (first, *_), _ = next(data.steps(module.DataPosition()))
@@ -335,15 +337,15 @@ def test_mistakes_are_one_line(school, tmp_path):
     folder, recipe = school
     other = Tokenizer.train("wordpiece", iter(documents(120)), 160)
     prepare([folder / "text.txt"], other, tmp_path / "corpus", split="blank")
-    with pytest.raises(PolysemeError, match="another vocabulary .* prepare it with its tokenizer"):
+    with pytest.raises(PolysemeError, match=r"another vocabulary .* prepare it with its tokenizer"):
         distill(lesson(school), folder / "teacher/model", tmp_path / "corpus", tmp_path / "run")
     with pytest.raises(PolysemeError, match="cannot be a teacher: it has no head 'next'"):
         run(school, lesson(school).replace(objective=CausalLM()), tmp_path / "run")
-    with pytest.raises(PolysemeError, match="objective.teacher is empty"):
+    with pytest.raises(PolysemeError, match=r"objective\.teacher is empty"):
         pretrain(recipe.replace(objective=Distillation()), folder / "corpus", tmp_path / "run")
     with pytest.raises(PolysemeError, match="temperature is 0"):
         Distillation(temperature=0)
-    with pytest.raises(PolysemeError, match="no corpus folder"):
+    with pytest.raises(PolysemeError, match="nowhere does not exist"):
         distill(lesson(school), folder / "teacher/model", tmp_path / "nowhere", tmp_path / "run")
     assert not (tmp_path / "run").exists()
     run(school, lesson(school, steps=2), tmp_path / "run")
@@ -373,3 +375,18 @@ def test_the_command(project, done, cli, tmp_path):
     assert answer.status == 2 and "another vocabulary" in answer.err and not (tmp_path / "no").exists()
     answer = cli("distill", tmp_path / "none", "--corpus", project / "corpus-bert", "--out", tmp_path / "no")
     assert answer.status == 2 and "no model folder" in answer.err
+
+
+def test_a_derived_recipe_follows_the_teacher(school, tmp_path):
+    folder, _ = school
+    small = derive_recipe(folder / "teacher/model")
+    assert small.family == "distilbert" and small.model["num_layers"] == 2 and small.model["dim"] == 24
+    model = load_model(folder / "teacher/model")
+    config = FAMILIES["bert"].model_config(num_layers=4, dim=320, num_heads=5, vocab_size=120, max_len=32)
+    own = Recipe("teacher", "bert", max_len=32, batch_tokens=640, micro_batch_tokens=320).to_json()
+    for name, metadata, batch_tokens in (("own", {"recipe": own}, 640), ("none", {}, 4096 * 512)):
+        save_model(tmp_path / name, config.build(0), model.tokenizer, metadata)
+        derived = derive_recipe(tmp_path / name)
+        assert derived.batch_tokens == batch_tokens and derived.max_len == 32 and derived.model["num_layers"] == 2
+    with pytest.raises(PolysemeError, match="no model folder"):
+        derive_recipe(tmp_path / "nowhere")

@@ -247,7 +247,7 @@ def test_two_steps_match_the_reference(monkeypatch):
             (56, 14), (NUM_STREAMS, 14), (40, 10), (NUM_STREAMS, 10),
         ]  # fmt: skip
         tokens_and_labels = (
-            batch.tokens.view(NUM_STREAMS, length),
+            batch.inputs.tokens.view(NUM_STREAMS, length),
             batch.targets["next"].labels.view(NUM_STREAMS, length),
         )
         lr = 3.0 * length / SEGMENT_LEN

@@ -32,14 +32,14 @@ def embed(
 
     if out.suffix != ".npz":
         raise ConfigError(f"--out {out} does not end in .npz")
-    vectors = polyseme.load(model, precision=precision).embed(read_texts(data), layers, granularity, truncate)
+    vectors = polyseme.load(model, precision=precision).embed(read_texts(data), layers, granularity, truncate)  # type: ignore[arg-type]
     arrays = {"vectors": vectors}
     if isinstance(vectors, list):
         arrays = {"vectors": np.concatenate(vectors), "starts": np.cumsum([0, *map(len, vectors)])}
 
     def write(path: Path) -> None:
         with open(path, "wb") as f:
-            np.savez(f, **arrays)  # type: ignore[arg-type]
+            np.savez(f, **arrays)
 
     atomic_write(out, write)
     print(f"{out}: " + ", ".join(f"{name} {np.shape(value)}" for name, value in arrays.items()))

@@ -30,7 +30,7 @@ class SpanMaskedLM(MaskingConfig):
         super().__post_init__()
         if self.mask_unit not in ("ngram", "span"):
             raise ConfigError(
-                f"mask_unit is {self.mask_unit!r}, expected 'ngram' or 'span', which keep a token on both sides of a span"
+                f"mask_unit is {self.mask_unit!r}, expected 'ngram' or 'span', which keep both sides of a span"
             )
 
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:

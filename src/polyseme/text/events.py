@@ -9,7 +9,7 @@ from polyseme.text.pipelines import add_special_tokens, split_special_tokens
 
 
 def build_event_tokenizer() -> Tokenizer:
-    """The tokenizer of performances: a word is an event, and nothing is learnt."""
+    """Build the tokenizer of performances, with one token per event."""
     vocab = {word: i for i, word in enumerate((*SPECIAL_TOKENS, *EVENTS))}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -32,7 +32,7 @@ from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.batch import Batch, SegmentExtra, SegmentState, SparseUpdateBatch
 from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape, StreamingBatchBuilder
 from polyseme.progress import progress
-from polyseme.report.html import write_report
+from polyseme.report.run_page import write_report
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
 from polyseme.train.asgd import NTASGD, swap_averaged_weights

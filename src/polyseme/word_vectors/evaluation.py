@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from polyseme.errors import DataError
-from polyseme.io.atomic import as_user_error
+from polyseme.io.atomic import wrap_os_errors
 
 
 def spearman(one: np.ndarray, two: np.ndarray) -> float:
@@ -68,7 +68,7 @@ def _read_lines(path: Path) -> list[str]:
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     try:
-        with as_user_error(path):
+        with wrap_os_errors(path):
             return path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
         raise DataError(f"{path} is not text in UTF-8") from None

@@ -1,4 +1,4 @@
-"""A description of a corpus: every number against a plain count, and a page that shows any text."""
+"""Corpus statistics against naive counts, and the HTML page that shows them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stored import store
 
 from polyseme.cli.describe import SMALLEST_RECIPE, render_page, summary_rows
 from polyseme.corpus.build.prepare import prepare
-from polyseme.corpus.inspect import statistics as module
+from polyseme.corpus.inspect import statistics
 from polyseme.corpus.inspect.statistics import compute_statistics
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import PolysemeError
@@ -31,16 +31,16 @@ DOCUMENTS += ["هذا نص عربي قصير جدا.", "<b>bold</b> & 漢字\x07
 SCRIPT = "<script>alert(1)</script>"
 
 
-def origin(path: str, lang: str, weight: float, documents: list[str], tokens: int) -> dict[str, Any]:
+def source_entry(path: str, lang: str, weight: float, documents: list[str], tokens: int) -> dict[str, Any]:
     counts = {"documents": len(documents), "sentences": 1, "tokens": tokens, "characters": sum(map(len, documents))}
     return {"path": path, "lang": lang, "weight": weight, "key": "text", "split": "file", "counts": counts}
 
 
-SAID: dict[str, Any] = {
+MANIFEST_FIELDS: dict[str, Any] = {
     "sources": [
-        origin("a.jsonl", "en", 1.0, DOCUMENTS[:8], 600),
-        origin(f"b {SCRIPT}.txt", "en", 2.0, DOCUMENTS[8:18], 300),
-        origin("c.txt", "ar", 4.0, DOCUMENTS[18:], 100),
+        source_entry("a.jsonl", "en", 1.0, DOCUMENTS[:8], 600),
+        source_entry(f"b {SCRIPT}.txt", "en", 2.0, DOCUMENTS[8:18], 300),
+        source_entry("c.txt", "ar", 4.0, DOCUMENTS[18:], 100),
     ],
     "settings": {"clean": "nfc,control"},
     "removed": {
@@ -69,31 +69,33 @@ SAID: dict[str, Any] = {
 @pytest.fixture(scope="module", params=["wordpiece", "bpe"])
 def corpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     tokenizer = Tokenizer.train(request.param, iter(DOCUMENTS[:19]), 700)
-    return store(tmp_path_factory.mktemp(request.param) / "corpus", tokenizer, DOCUMENTS, said=SAID)
+    return store(
+        tmp_path_factory.mktemp(request.param) / "corpus", tokenizer, DOCUMENTS, manifest_fields=MANIFEST_FIELDS
+    )
 
 
 @pytest.fixture(scope="module")
 def tokens(corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
-    """All of them, and whether each starts a word."""
+    """All token ids, and whether each starts a word."""
     borders = corpus.sentence_offsets[corpus.document_offsets]
     starts, lengths = borders[:-1], np.diff(borders)
     return corpus.gather_tokens(starts, lengths), corpus.gather_word_starts(starts, lengths)
 
 
-def test_numbers_are_those_of_a_plain_count(corpus: Corpus, tokens: tuple[np.ndarray, np.ndarray]) -> None:
-    found = compute_statistics(corpus, top_k=12)
+def test_statistics_equal_a_naive_count(corpus: Corpus, tokens: tuple[np.ndarray, np.ndarray]) -> None:
+    stats = compute_statistics(corpus, top_k=12)
     ids, words = tokens
     counts = Counter(ids.tolist())
     shares = [count / len(ids) for count in counts.values()]
-    assert found.counts == corpus.manifest["counts"]
-    assert found.counts["characters"] == sum(map(len, DOCUMENTS))
-    assert found.num_bytes == sum(path.stat().st_size for path in corpus.path.glob("shard-*.npy"))
-    unigram = found.unigram
+    assert stats.counts == corpus.manifest["counts"]
+    assert stats.counts["characters"] == sum(map(len, DOCUMENTS))
+    assert stats.num_bytes == sum(path.stat().st_size for path in corpus.path.glob("shard-*.npy"))
+    unigram = stats.unigram
     assert unigram.entropy == pytest.approx(-sum(p * math.log2(p) for p in shares))
     assert (unigram.vocab_size, unigram.num_types, unigram.num_words) == (700, len(counts), words.sum())
     unk = Tokenizer.load(corpus.path / "tokenizer").special_token_ids.unk
-    assert unigram.num_unknown == (counts[unk] if found.tokenizer_kind == "wordpiece" else 0)
-    assert (unigram.num_unknown > 0) == (found.tokenizer_kind == "wordpiece"), "漢 is in no alphabet"
+    assert unigram.num_unknown == (counts[unk] if stats.tokenizer_kind == "wordpiece" else 0)
+    assert (unigram.num_unknown > 0) == (stats.tokenizer_kind == "wordpiece"), "漢 is unknown"
     for pieces, at in ((unigram.top_word_initial, words), (unigram.top_word_internal, ~words)):
         expected = sorted(Counter(ids[at].tolist()).items(), key=lambda item: (-item[1], item[0]))
         assert [(piece.id, piece.count) for piece in pieces] == expected[:12]
@@ -101,64 +103,70 @@ def test_numbers_are_those_of_a_plain_count(corpus: Corpus, tokens: tuple[np.nda
     assert all(seen == len(set(ids[:at].tolist())) for at, seen in unigram.vocabulary_growth)
 
 
-def test_lengths(corpus: Corpus) -> None:
-    found = compute_statistics(corpus)
-    for of, lengths in (
-        (found.document_lengths, np.diff(corpus.sentence_offsets[corpus.document_offsets])),
-        (found.sentence_lengths, np.diff(corpus.sentence_offsets)),
+def test_length_histograms(corpus: Corpus) -> None:
+    stats = compute_statistics(corpus)
+    for histogram, lengths in (
+        (stats.document_lengths, np.diff(corpus.sentence_offsets[corpus.document_offsets])),
+        (stats.sentence_lengths, np.diff(corpus.sentence_offsets)),
     ):
-        assert sum(of.counts) == len(lengths) and of.counts[0] and of.counts[-1]
-        for low, high, count in zip(of.bin_edges, of.bin_edges[1:], of.counts):
+        assert sum(histogram.counts) == len(lengths) and histogram.counts[0] and histogram.counts[-1]
+        for low, high, count in zip(histogram.bin_edges, histogram.bin_edges[1:], histogram.counts):
             assert count == ((lengths >= low) & (lengths < high)).sum()
-        assert (of.min, of.max, of.mean) == (lengths.min(), lengths.max(), pytest.approx(lengths.mean()))
-        assert of.quartiles[1] == sorted(lengths)[(len(lengths) - 1) // 2]
-    assert module._length_histogram(np.array([1])).bin_edges == (1, 2)
-    assert module._length_histogram(np.array([4, 1 << 20])).counts[-1] == 1
+        assert (histogram.min, histogram.max, histogram.mean) == (
+            lengths.min(),
+            lengths.max(),
+            pytest.approx(lengths.mean()),
+        )
+        assert histogram.quartiles[1] == sorted(lengths)[(len(lengths) - 1) // 2]
+    assert statistics._length_histogram(np.array([1])).bin_edges == (1, 2)
+    assert statistics._length_histogram(np.array([4, 1 << 20])).counts[-1] == 1
 
 
-def test_slices_do_not_show(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = compute_statistics(corpus)
-    monkeypatch.setattr(module, "SLICE_TOKENS", 37)
-    assert compute_statistics(corpus) == whole
+def test_statistics_do_not_depend_on_slices(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = compute_statistics(corpus)
+    monkeypatch.setattr(statistics, "SLICE_TOKENS", 37)
+    assert compute_statistics(corpus) == expected
 
 
 def test_sources_and_languages(corpus: Corpus) -> None:
-    found = compute_statistics(corpus)
-    assert [(each.lang, each.weight, each.token_share) for each in found.sources] == [
+    stats = compute_statistics(corpus)
+    assert [(row.lang, row.weight, row.token_share) for row in stats.sources] == [
         ("en", 1.0, 0.6),
         ("en", 2.0, 0.3),
         ("ar", 4.0, 0.1),
     ]
-    assert [each.weighted_share for each in found.sources] == pytest.approx([0.375, 0.375, 0.25])
-    assert [(each.name, each.weight) for each in found.languages] == [("en", None), ("ar", 4.0)]
-    assert found.languages[0].counts["documents"] == 18 and found.languages[0].token_share == pytest.approx(0.9)
+    assert [row.weighted_share for row in stats.sources] == pytest.approx([0.375, 0.375, 0.25])
+    assert [(row.name, row.weight) for row in stats.languages] == [("en", None), ("ar", 4.0)]
+    assert stats.languages[0].counts["documents"] == 18 and stats.languages[0].token_share == pytest.approx(0.9)
 
 
-def test_samples_are_documents_by_the_seed(corpus: Corpus) -> None:
+def test_sampled_documents_depend_on_the_seed(corpus: Corpus) -> None:
     tokenizer = Tokenizer.load(corpus.path / "tokenizer")
-    found = compute_statistics(corpus, seed=3, num_samples=6).samples
-    assert len(found) == 6 and found == compute_statistics(corpus, seed=3, num_samples=6).samples
-    assert found != compute_statistics(corpus, seed=4, num_samples=6).samples
-    every = compute_statistics(corpus, num_samples=99).samples
-    assert [each.document_number for each in every] == list(range(1, 21)) and set(found) <= set(every)
-    assert [each.source for each in every] == [
-        o["path"] for o in SAID["sources"] for _ in range(o["counts"]["documents"])
+    stats = compute_statistics(corpus, seed=3, num_samples=6).samples
+    assert len(stats) == 6 and stats == compute_statistics(corpus, seed=3, num_samples=6).samples
+    assert stats != compute_statistics(corpus, seed=4, num_samples=6).samples
+    all_samples = compute_statistics(corpus, num_samples=99).samples
+    assert [row.document_number for row in all_samples] == list(range(1, 21)) and set(stats) <= set(all_samples)
+    assert [row.source for row in all_samples] == [
+        o["path"] for o in MANIFEST_FIELDS["sources"] for _ in range(o["counts"]["documents"])
     ]
-    for each, text in zip(every, DOCUMENTS):
+    for row, text in zip(all_samples, DOCUMENTS):
         ids = tokenizer.encode_corpus([text]).ids
-        assert each.num_tokens == len(ids) and each.is_complete == (len(ids) <= module.MAX_SAMPLE_TOKENS)
+        assert row.num_tokens == len(ids) and row.is_complete == (len(ids) <= statistics.MAX_SAMPLE_TOKENS)
         assert (
-            tokenizer.decode(ids[: module.MAX_SAMPLE_TOKENS].tolist(), skip_special_tokens=False).removesuffix("\ufffd")
-            == each.text
+            tokenizer.decode(ids[: statistics.MAX_SAMPLE_TOKENS].tolist(), skip_special_tokens=False).removesuffix(
+                "\ufffd"
+            )
+            == row.text
         )
-    assert any(not each.is_complete for each in every) and "هذا نص عربي قصير جدا" in every[18].text
+    assert any(not row.is_complete for row in all_samples) and "هذا نص عربي قصير جدا" in all_samples[18].text
 
 
 # --------------------------------------------------------------------------------------------------- the page
 
 
-class Check(HTMLParser):
-    """Every tag that is opened is closed again; text by tag."""
+class PageParser(HTMLParser):
+    """Collects tags and text, and checks that every open tag is closed."""
 
     def __init__(self, page: str):
         super().__init__()
@@ -180,23 +188,23 @@ class Check(HTMLParser):
         self.text += data
 
 
-def check(page: str) -> Check:
-    read = Check(page)
-    assert not read.open
-    page.encode()  # no half of a surrogate pair is left
+def parse_page(page: str) -> PageParser:
+    parsed = PageParser(page)
+    assert not parsed.open
+    page.encode()  # no lone surrogates
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", page)
-    names = {tag for tag, _ in read.seen}
+    names = {tag for tag, _ in parsed.seen}
     assert not names & {"script", "link", "img", "iframe", "b"}
     assert not [
-        v for _, attrs in read.seen for k, v in attrs.items() if k in ("src", "href") and not str(v).startswith("#")
+        v for _, attrs in parsed.seen for k, v in attrs.items() if k in ("src", "href") and not str(v).startswith("#")
     ]
-    return read
+    return parsed
 
 
-def test_the_page_shows_everything_and_runs_nothing(corpus: Corpus) -> None:
+def test_page_shows_everything_and_escapes_text(corpus: Corpus) -> None:
     page = render_page(compute_statistics(corpus, num_samples=20))
-    read = check(page)
-    for said in (
+    parsed = parse_page(page)
+    for expected in (
         *("Size", "Sources", "Languages", "Lengths", "Tokens", "What was removed", "Random documents", "Settings"),
         *(SCRIPT, "exact duplicates", "1,234", "a.jsonl line 8 repeats a.jsonl line 2", "line 9: <script>", "Hm␀"),
         *(
@@ -209,45 +217,45 @@ def test_the_page_shows_everything_and_runs_nothing(corpus: Corpus) -> None:
         ),
         f"polyseme pretrain {SMALLEST_RECIPE[compute_statistics(corpus).tokenizer_kind]} --corpus",
     ):
-        assert said in read.text, said
+        assert expected in parsed.text, expected
     if compute_statistics(corpus).tokenizer_kind == "bpe":
-        assert "<b>bold</b> & 漢字␇ end" in read.text and "␣the" in read.text
-    quotes = [attrs for tag, attrs in read.seen if tag == "blockquote"]
+        assert "<b>bold</b> & 漢字␇ end" in parsed.text and "␣the" in parsed.text
+    quotes = [attrs for tag, attrs in parsed.seen if tag == "blockquote"]
     assert len(quotes) == 20 + 2 and all(attrs.get("dir") == "auto" for attrs in quotes)
-    assert sum(tag == "svg" for tag, _ in read.seen) == 3
+    assert sum(tag == "svg" for tag, _ in parsed.seen) == 3
     assert page == render_page(compute_statistics(corpus, num_samples=20)), "the same bytes every time"
 
 
-def test_without_matplotlib_there_are_tables(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_has_tables_without_matplotlib(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    read = check(render_page(compute_statistics(corpus)))
-    assert not any(tag == "svg" for tag, _ in read.seen)
-    assert "tokens a document" in read.text and "256 to 361" in read.text and "different tokens seen" in read.text
+    parsed = parse_page(render_page(compute_statistics(corpus)))
+    assert not any(tag == "svg" for tag, _ in parsed.seen)
+    assert "tokens a document" in parsed.text and "256 to 361" in parsed.text and "different tokens seen" in parsed.text
 
 
-def test_a_manifest_that_says_little(tmp_path: Path) -> None:
+def test_manifest_without_optional_fields(tmp_path: Path) -> None:
     tokenizer = Tokenizer.train("wordpiece", iter(DOCUMENTS[:5]), 400)
-    found = compute_statistics(store(tmp_path / "corpus", tokenizer, DOCUMENTS[:1]), top_k=0, num_samples=0)
+    stats = compute_statistics(store(tmp_path / "corpus", tokenizer, DOCUMENTS[:1]), top_k=0, num_samples=0)
     assert (
-        found.sources == found.languages == found.samples == found.unigram.top_word_initial == ()
-        and found.removed == {}
+        stats.sources == stats.languages == stats.samples == stats.unigram.top_word_initial == ()
+        and stats.removed == {}
     )
-    assert "The manifest does not say." in check(render_page(found)).text
+    assert "The manifest does not say." in parse_page(render_page(stats)).text
     one = compute_statistics(store(tmp_path / "one", tokenizer, ["the"]))
     assert one.unigram.entropy == 0 and math.copysign(1, one.unigram.entropy) == 1
     assert one.unigram.vocabulary_growth == ((1, 1),) and one.unigram.top_word_internal == ()
-    check(render_page(one))
+    parse_page(render_page(one))
 
 
-def test_any_text_can_stand_on_a_page() -> None:
+def test_escape_any_text() -> None:
     assert escape("a\ud800\x00<\x7f\n") == "a?␀&lt;␡\n"
 
 
-def test_recipes_that_are_named_exist() -> None:
+def test_suggested_recipes_exist() -> None:
     assert set(SMALLEST_RECIPE.values()) <= set(RECIPES)
 
 
-def test_what_prepare_says_is_shown(tmp_path: Path) -> None:
+def test_manifest_of_prepare_is_shown(tmp_path: Path) -> None:
     rows = [*DOCUMENTS[:6], DOCUMENTS[2], "cafe\u0301 " * 200, "Hm."]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows) + "{\n")
     tokenizer = Tokenizer.train("bpe", iter(DOCUMENTS), 400)
@@ -255,13 +263,13 @@ def test_what_prepare_says_is_shown(tmp_path: Path) -> None:
         [f"{tmp_path / 'a.jsonl'}::lang=de,weight=3"], tokenizer, tmp_path / "corpus",
         clean="nfc,min_chars=20", dedup="exact", skip_bad=True,
     )  # fmt: skip
-    found = compute_statistics(Corpus.open(tmp_path / "corpus"))
-    assert [(each.lang, each.weight, each.token_share, each.weighted_share) for each in found.sources] == [
+    stats = compute_statistics(Corpus.open(tmp_path / "corpus"))
+    assert [(row.lang, row.weight, row.token_share, row.weighted_share) for row in stats.sources] == [
         ("de", 3.0, 1.0, 1.0)
     ]
-    assert found.counts["documents"] == found.sources[0].counts["documents"] == 7
-    assert ("documents removed", "2") in summary_rows(found)
-    text = check(render_page(found)).text
+    assert stats.counts["documents"] == stats.sources[0].counts["documents"] == 7
+    assert ("documents removed", "2") in summary_rows(stats)
+    text = parse_page(render_page(stats)).text
     assert "line 10" in text and "line 7 repeats" in text and "Rows that could not be read: 1." in text
 
 
@@ -270,12 +278,12 @@ def test_what_prepare_says_is_shown(tmp_path: Path) -> None:
 
 def test_command(corpus: Corpus, tmp_path: Path, done: Any) -> None:
     before = corpus.manifest_hash
-    said = done("describe", corpus.path, "--num-return-sequences", 2, "--top-k", 3)
-    rows = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in said.splitlines()[1:-1])
+    output = done("describe", corpus.path, "--num-samples", 2, "--top-k", 3)
+    rows = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in output.splitlines()[1:-1])
     assert rows["tokens"] == f"{corpus.num_tokens:,}" and rows["documents removed"] == "15"
     assert rows["unigram entropy"].startswith(f"{compute_statistics(corpus).unigram.entropy:.4f} bits")
     page = corpus.path / "description.html"
-    assert str(page) in said.splitlines()[-1] and check(page.read_text(encoding="utf-8"))
+    assert str(page) in output.splitlines()[-1] and parse_page(page.read_text(encoding="utf-8"))
     verify_corpus(corpus.path)
     assert Corpus.open(corpus.path, verify_hashes=True).manifest_hash == before
     page.unlink()
@@ -284,24 +292,24 @@ def test_command(corpus: Corpus, tmp_path: Path, done: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "options,says",
+    "options,message",
     [
         (("--out", "page.txt"), "page.txt.*html"),
-        (("--num-return-sequences", -1), "num_samples is -1"),
+        (("--num-samples", -1), "num_samples is -1"),
         (("--top-k", -1), "top_k is -1"),
         (("--seed", -1), "seed is -1"),
     ],
 )
-def test_bad_options_are_one_line(options: Any, says: str, corpus: Corpus, refused: Any) -> None:
-    refused("describe", corpus.path, *options, says=says)
+def test_bad_options_give_one_line_errors(options: Any, message: str, corpus: Corpus, refused: Any) -> None:
+    refused("describe", corpus.path, *options, says=message)
 
 
-def test_no_corpus_is_one_line(tmp_path: Path, refused: Any) -> None:
-    refused("describe", tmp_path / "nowhere", says="no corpus folder")
+def test_missing_corpus_gives_a_one_line_error(tmp_path: Path, refused: Any) -> None:
+    refused("describe", tmp_path / "nowhere", says="nowhere does not exist")
     refused("describe", tmp_path, says="manifest.json")
 
 
-def test_a_token_outside_the_vocabulary_is_damage(tmp_path: Path) -> None:
+def test_token_outside_the_vocabulary_is_reported(tmp_path: Path) -> None:
     tokenizer = Tokenizer.train("bpe", iter(DOCUMENTS[:5]), 400)
     corpus = store(tmp_path / "corpus", tokenizer, DOCUMENTS[:2])
     path = corpus.path / "shard-00000.tokens.npy"

@@ -1,4 +1,4 @@
-"""Lines of text in many scripts, the same each time: what importers and properties are tested on."""
+"""Deterministic lines of text in many scripts, for tests of tokenizers."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ MARKS += ["\ufeff", "\u00ad", "\u200b", "\x00", "\x07", "\x7f", "\x85", "\u2581"
 SPACES = [" ", " ", " ", " ", " ", " ", "  ", "   ", "\t", "\u00a0", "\u3000", "\u2009", "\u202f", "\r", "\x0b", ""]
 
 
-def generated(count: int, seed: int = 1, marks: list[str] = MARKS, spaces: list[str] = SPACES) -> list[str]:
-    """Made of words above: mostly one script a line, some mixed, with odd marks and odd spaces."""
-    draw = random.Random(seed)
+def generate_lines(count: int, seed: int = 1, marks: list[str] = MARKS, spaces: list[str] = SPACES) -> list[str]:
+    """Generate lines of the words above, mostly of one script each, with unusual marks and spaces."""
+    rng = random.Random(seed)
     everything = [word for words in WORDS.values() for word in words]
     lines = []
     for _ in range(count):
-        words = everything if draw.random() < 0.3 else WORDS[draw.choice(sorted(WORDS))]
-        line = draw.choice(["", "", "", " ", "  "])
-        for _ in range(draw.randint(1, 14)):
-            word = draw.choice(words)
-            if draw.random() < 0.08:
-                at = draw.randint(0, len(word))
-                word = word[:at] + draw.choice(marks) + word[at:]
-            if draw.random() < 0.03:
-                word = "".join(draw.sample(word, len(word)))
-            line += word + draw.choice(spaces)
+        words = everything if rng.random() < 0.3 else WORDS[rng.choice(sorted(WORDS))]
+        line = rng.choice(["", "", "", " ", "  "])
+        for _ in range(rng.randint(1, 14)):
+            word = rng.choice(words)
+            if rng.random() < 0.08:
+                position = rng.randint(0, len(word))
+                word = word[:position] + rng.choice(marks) + word[position:]
+            if rng.random() < 0.03:
+                word = "".join(rng.sample(word, len(word)))
+            line += word + rng.choice(spaces)
         lines.append(line)
     return lines
 
 
 @functools.cache
-def english(count: int) -> list[str]:
-    """Lines of Python's documentation and, where it is there, of the pre-training text."""
+def english_lines(count: int) -> list[str]:
+    """Return lines of Python's documentation and, if available, of the pre-training text."""
     lines = [line for _, text in sorted(topics.items()) for line in text.splitlines() if line.strip()]
     novels = SHARED / "data" / "pretrain" / "heldout-wiki.jsonl.xz"
     if novels.is_file():
@@ -68,7 +68,7 @@ def english(count: int) -> list[str]:
 
 
 @functools.cache
-def mixed(count: int = 10_000) -> list[str]:
-    """Two fifths English, the rest generated."""
-    lines = english(count * 2 // 5)
-    return lines + generated(count - len(lines))
+def mixed_lines(count: int = 10_000) -> list[str]:
+    """Return lines of which two fifths are English and the rest generated."""
+    lines = english_lines(count * 2 // 5)
+    return lines + generate_lines(count - len(lines))

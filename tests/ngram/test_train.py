@@ -1,4 +1,4 @@
-"""Counting a corpus: the run folder, the commands, the model through `polyseme.load`; real text against other code."""
+"""N-gram runs: the run folder, the commands, the model from `polyseme.load`, and parity with NLTK."""
 
 from __future__ import annotations
 
@@ -28,27 +28,33 @@ from polyseme.recipes import get_recipe, get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS
 from tests.corpus.stored import store
-from tests.ngram.plain import PlainKneserNey
+from tests.ngram.reference import ReferenceKneserNey
 
 WIKITEXT = Path(__file__).parents[3] / "shared" / "data" / "wikitext-2"
 
 
-def texts(number: int) -> list[str]:
+def texts(num_documents: int) -> list[str]:
     rng = np.random.default_rng(0)
-    found = []
-    for _ in range(number):
+    documents = []
+    for _ in range(num_documents):
         parts = [rng.choice(part) for part in (ADJECTIVES, ANIMALS, VERBS, ADJECTIVES, ANIMALS, PLACES)]
         adjective, one, verb, other, two, place = parts
-        found.append(f"The {adjective} {one} {verb} the {other} {two}. It lives in the {place}.")
-    return found
+        documents.append(f"The {adjective} {one} {verb} the {other} {two}. It lives in the {place}.")
+    return documents
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("counted")
-    found = texts(400)
-    said = {"sources": [{"weight": 1, "counts": {"documents": 400}}]}
-    return store(folder / "corpus", Tokenizer.train("wordpiece", iter(found), 150), found, per_shard=90, said=said)
+    documents = texts(400)
+    manifest = {"sources": [{"weight": 1, "counts": {"documents": 400}}]}
+    return store(
+        folder / "corpus",
+        Tokenizer.train("wordpiece", iter(documents), 150),
+        documents,
+        per_shard=90,
+        manifest_fields=manifest,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,40 +63,42 @@ def run(corpus, tmp_path_factory, done):
     return out, done("pretrain", "ngram-3", "--corpus", corpus.path, "--out", out)
 
 
-def test_a_run_folder_like_any_other(run, corpus):
-    out, said = run
+def test_run_folder(run, corpus):
+    out, stdout = run
     assert {path.name for path in out.iterdir()} == {"model", "recipe.json", "report.html", "results.json"}
     results = read_json(out / "results.json")
     assert results["ngrams"][0] == 150 - 3 and len(results["ngrams"]) == 3
     assert results["valid"]["perplexity"] == pytest.approx(math.exp(results["valid"]["next"]))
     assert results["valid"]["perplexity"] < results["valid"]["perplexity_words"] < 15
-    assert f"valid perplexity: {results['valid']['perplexity']:.4f}" in said
+    assert f"valid perplexity: {results['valid']['perplexity']:.4f}" in stdout
     assert not [path for path in (out / "model").rglob("*") if path.suffix in (".pkl", ".pt", ".bin")]
     assert get_recipe(str(out / "recipe.json")) == get_recipe("ngram-3")
 
 
-def test_held_out_perplexity_is_that_of_its_sentences(run, corpus):
-    """The measure over ids is the score of the held-out texts, and the plain equations say the same."""
+def test_held_out_perplexity_equals_the_reference(run, corpus):
+    """The loss over ids equals the score of the held-out texts and the reference."""
     out, _ = run
-    kept, held = corpus.split(0.01)
+    train_corpus, valid_corpus = corpus.split(0.01)
     model = polyseme.load(out / "model")
-    words = model.ngrams.vocab
-    plain = PlainKneserNey(sentences_of(kept), 3, words.bos_id, words.eos_id, np.flatnonzero(words.is_predicted))
+    vocab = model.ngrams.vocab
+    reference = ReferenceKneserNey(
+        sentences_of(train_corpus), 3, vocab.bos_id, vocab.eos_id, np.flatnonzero(vocab.is_predicted)
+    )
     logs, events = 0.0, 0
-    for sentence in sentences_of(held):
-        text = [words.bos_id, *sentence, words.eos_id]
-        logs += sum(math.log(plain.chance(text[i], text[:i])) for i in range(1, len(text)))
+    for sentence in sentences_of(valid_corpus):
+        text = [vocab.bos_id, *sentence, vocab.eos_id]
+        logs += sum(math.log(reference.prob(text[i], text[:i])) for i in range(1, len(text)))
         events += len(text) - 1
     assert read_json(out / "results.json")["valid"]["next"] == pytest.approx(-logs / events, rel=1e-5)
-    scores = model.score([" ".join(texts(400)[i] for i in np.flatnonzero(chosen(400, 4)))])
+    scores = model.score([" ".join(texts(400)[i] for i in np.flatnonzero(valid_mask(400, 4)))])
     assert scores[0].num_tokens == events
     assert scores[0].log_prob == pytest.approx(logs, rel=1e-5)
 
 
-def chosen(number: int, held: int) -> np.ndarray:
-    found = np.zeros(number, bool)
-    found[((np.arange(held) + 0.5) * number / held).astype(int)] = True
-    return found
+def valid_mask(num_documents: int, num_valid: int) -> np.ndarray:
+    is_valid = np.zeros(num_documents, bool)
+    is_valid[((np.arange(num_valid) + 0.5) * num_documents / num_valid).astype(int)] = True
+    return is_valid
 
 
 def sentences_of(corpus) -> list[list[int]]:
@@ -99,7 +107,7 @@ def sentences_of(corpus) -> list[list[int]]:
     return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
 
 
-def test_what_can_be_asked(run, cli, done, tmp_path):
+def test_supported_and_unsupported_commands(run, cli, done, tmp_path):
     out, _ = run
     model = polyseme.load(out / "model")
     assert isinstance(model, NgramLM)
@@ -111,21 +119,21 @@ def test_what_can_be_asked(run, cli, done, tmp_path):
     assert rows[0]["perplexity"] < 5 < rows[1]["perplexity"]
     assert "whole" in done("verify", out / "model")
     for verb in (["fill", out / "model", "a [MASK]"], ["next", out / "model", "a", "b"]):
-        answer = cli(*verb)
-        assert answer.status == 2 and answer.err.startswith("error: ") and "is an n-gram model" in answer.err
-    answer = cli("finetune", out / "model", "--task", "classification", "--train", "x", "--dev", "x", "--out", "y")
-    assert answer.status == 2 and answer.err.count("\n") == 1
+        completed = cli(*verb)
+        assert completed.status == 2 and completed.err.startswith("error: ") and "is an n-gram model" in completed.err
+    completed = cli("finetune", out / "model", "--task", "classification", "--train", "x", "--dev", "x", "--out", "y")
+    assert completed.status == 2 and completed.err.count("\n") == 1
     with pytest.raises(PolysemeError, match="has no tokens"):
         model.score(["the cat", " "])
 
 
-def test_it_writes(run, cli, done, tmp_path):
-    """Through the searches of every model: drawn, the likeliest, by a beam, streamed; by the library and a command."""
+def test_generate(run, cli, done, tmp_path):
+    """Sampling, greedy search, beam search and streaming, from Python and the command line."""
     out, _ = run
     model = polyseme.load(out / "model")
     drawn = [GenerationConfig(40, do_sample=True, seed=seed, num_return_sequences=200) for seed in (1, 2)]
-    texts = [[found.text for found in model.generate("", search)] for search in drawn]
-    assert texts[0] == [found.text for found in model.generate("", drawn[0])] != texts[1]
+    texts = [[g.text for g in model.generate("", search)] for search in drawn]
+    assert texts[0] == [g.text for g in model.generate("", drawn[0])] != texts[1]
     starts = Counter(text.split()[0] for text in texts[0])
     assert starts["the"] > 70 and starts["it"] > 70, "an empty prompt is the start of a sentence"
     (likeliest,) = model.generate("It lives")
@@ -139,24 +147,24 @@ def test_it_writes(run, cli, done, tmp_path):
     end = np.array([model.ngrams.vocab.bos_id, *model.tokenizer.encode("it lives"), model.ngrams.vocab.eos_id])
     before = before.log_prob - math.log(10) * model.ngrams.log10_probs(end)[-1]
     assert likeliest.score == pytest.approx(whole.log_prob - before, abs=1e-5)
-    assert model.generate("A cat. It lives") == [likeliest], "a sentence before has no say"
+    assert model.generate("A cat. It lives") == [likeliest], "a previous sentence has no effect"
     (short,) = model.generate("It lives", GenerationConfig(1))
     assert len(short.tokens) == 1 and not short.is_finished
-    said = done("generate", out / "model", "--prompt", "It lives")
-    assert said == "It lives" + likeliest.text + "\n"
+    stdout = done("generate", out / "model", "--prompt", "It lives")
+    assert stdout == "It lives" + likeliest.text + "\n"
     (tmp_path / "x").write_text("It\n")
     rows = done(
         "generate", out / "model", "--prompt", "It", "--num-beams", 3, "--num-return-sequences", 2, "--json"
     ).splitlines()
     assert len(rows) == 2 and json.loads(rows[0])["log_prob"] <= 0
-    for wrong, says in (
+    for wrong, message in (
         (["generate", out / "model", "--prompt", "It", "--temperature", "-1"], "temperature"),
         (["generate", out / "model", "--prompt", "It", "--num-beams", 2, "--do-sample"], "does not sample"),
         (["translate", out / "model", "--data", tmp_path / "x"], "is an n-gram model"),
         (["explain", out / "model", "--text", "It", "--out", tmp_path / "p"], "a neural language model is needed"),
     ):
-        answer = cli(*wrong)
-        assert answer.status == 2 and says in answer.err and answer.err.count("\n") == 1, answer.err
+        completed = cli(*wrong)
+        assert completed.status == 2 and message in completed.err and completed.err.count("\n") == 1, completed.err
     assert not (tmp_path / "p").exists()
     with pytest.raises(
         PolysemeError, match="cannot embed texts: it is an n-gram model of order 3, which supports encode"
@@ -166,7 +174,7 @@ def test_it_writes(run, cli, done, tmp_path):
         model.generate("It", GenerationConfig(0))
 
 
-def test_arpa_there_and_back_by_commands(run, done, cli, tmp_path):
+def test_arpa_commands_round_trip(run, done, cli, tmp_path):
     out, _ = run
     done("arpa", "export", out / "model", "--out", tmp_path / "m.arpa.gz")
     done("arpa", "import", tmp_path / "m.arpa.gz", "--out", tmp_path / "m", "--tokenizer", out / "model")
@@ -178,41 +186,41 @@ def test_arpa_there_and_back_by_commands(run, done, cli, tmp_path):
         ["import", tmp_path / "m.arpa.gz", "--out", tmp_path / "m"],
         ["import", out / "results.json", "--out", tmp_path / "n"],
     ):
-        answer = cli("arpa", *wrong)
-        assert answer.status == 2 and answer.err.count("\n") == 1, answer.err
+        completed = cli("arpa", *wrong)
+        assert completed.status == 2 and completed.err.count("\n") == 1, completed.err
     assert not (tmp_path / "n").exists() and not (tmp_path / "n.arpa").exists()
 
 
 @pytest.mark.parametrize(
-    "more,says",
+    "options,message",
     [
         (["--set", "order=9"], "order is 9"),
         (["--set", "order=0"], "order is 0"),
-        (["--set", "cutoffs=[0,2,1]"], "do not fall"),
+        (["--set", "cutoffs=[0,2,1]"], "must not decrease"),
         (["--set", "ordre=2"], "did you mean 'order'?"),
         (["--set", "valid_fraction=1"], "valid_fraction is 1"),
         (["--set", "memory_mb=0"], "memory_mb is 0"),
-        (["--budget", "5m"], "--budget, --resume and --init-from"),
-        (["--resume"], "--budget, --resume and --init-from"),
+        (["--budget", "5m"], "budget, resume and init_from do not apply"),
+        (["--resume"], "budget, resume and init_from do not apply"),
     ],
 )
-def test_bad_settings(more, says, corpus, cli, tmp_path):
-    answer = cli("pretrain", "ngram-5", "--corpus", corpus.path, "--out", tmp_path / "run", *more)
-    assert answer.status == 2 and says in answer.err and answer.err.count("\n") == 1
-    assert not list(tmp_path.iterdir()), "nothing half written"
+def test_invalid_settings_raise(options, message, corpus, cli, tmp_path):
+    completed = cli("pretrain", "ngram-5", "--corpus", corpus.path, "--out", tmp_path / "run", *options)
+    assert completed.status == 2 and message in completed.err and completed.err.count("\n") == 1
+    assert not list(tmp_path.iterdir()), "no partial output"
 
 
-def test_recipes_that_are_not_trained(run, corpus, cli):
+def test_ngram_recipe_is_not_a_training_recipe(run, corpus, cli):
     out, _ = run
-    answer = cli("pretrain", "ngram-3", "--corpus", corpus.path, "--out", out)
-    assert answer.status == 2 and "already there" in answer.err
+    completed = cli("pretrain", "ngram-3", "--corpus", corpus.path, "--out", out)
+    assert completed.status == 2 and "already exists" in completed.err
     with pytest.raises(PolysemeError, match="nothing to train"):
         get_training_recipe("ngram-5")
     with pytest.raises(PolysemeError, match="did you mean 'ngram-5'"):
         get_training_recipe("ngram-6")
 
 
-def _break(name, change):
+def _damage(name, change):
     def do(folder):
         change(folder / name)
 
@@ -220,45 +228,45 @@ def _break(name, change):
 
 
 DAMAGE = {
-    "an array is cut": (_break("3.logp.npy", lambda p: p.write_bytes(p.read_bytes()[:-8])), "3.logp.npy is damaged"),
-    "an array is missing": (_break("2.child_offsets.npy", Path.unlink), "2.child_offsets.npy"),
-    "another type": (_break("3.logp.npy", lambda p: np.save(p, np.load(p).astype(int))), "3.logp.npy is damaged"),
+    "an array is cut": (_damage("3.logp.npy", lambda p: p.write_bytes(p.read_bytes()[:-8])), "3.logp.npy is damaged"),
+    "an array is missing": (_damage("2.child_offsets.npy", Path.unlink), "2.child_offsets.npy"),
+    "another type": (_damage("3.logp.npy", lambda p: np.save(p, np.load(p).astype(int))), "3.logp.npy is damaged"),
     "begins do not fit": (
-        _break("3.child_offsets.npy", lambda p: np.save(p, np.load(p) + np.uint32(1))),
-        "does not fit",
+        _damage("3.child_offsets.npy", lambda p: np.save(p, np.load(p) + np.uint32(1))),
+        "does not match the number of words",
     ),
-    "a pickle": (_break("3.words.npy", lambda p: np.save(p, np.array([{}], object))), "3.words.npy is damaged"),
+    "a pickle": (_damage("3.words.npy", lambda p: np.save(p, np.array([{}], object))), "3.words.npy is damaged"),
     "a strange order": (
-        _break("config.json", lambda p: p.write_text(p.read_text().replace('"order": 3', '"order": "3"'))),
+        _damage("config.json", lambda p: p.write_text(p.read_text().replace('"order": 3', '"order": "3"'))),
         "order is '3'",
     ),
     "another mark": (
-        _break("config.json", lambda p: p.write_text(p.read_text().replace('"bos_token_id": 2', '"bos_token_id": 7'))),
+        _damage("config.json", lambda p: p.write_text(p.read_text().replace('"bos_token_id": 2', '"bos_token_id": 7'))),
         "bos_token_id 7",
     ),
 }
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_damaged_folders(case, run, tmp_path, cli):
-    damage, says = DAMAGE[case]
+def test_damaged_folders_raise(case, run, tmp_path, cli):
+    damage, message = DAMAGE[case]
     shutil.copytree(run[0] / "model", tmp_path / "model")
     damage(tmp_path / "model")
     (tmp_path / "x").write_text("a\n")
-    answer = cli("score", tmp_path / "model", "--data", tmp_path / "x")
-    assert answer.status == 2 and says in answer.err and answer.err.count("\n") == 1
+    completed = cli("score", tmp_path / "model", "--data", tmp_path / "x")
+    assert completed.status == 2 and message in completed.err and completed.err.count("\n") == 1
 
 
-def test_verify_sees_a_changed_number(run, tmp_path, cli):
+def test_verify_detects_a_changed_number(run, tmp_path, cli):
     shutil.copytree(run[0] / "model", tmp_path / "model")
     array = np.load(tmp_path / "model" / "2.logp.npy")
     array[3] -= 1
     np.save(tmp_path / "model" / "2.logp.npy", array)
-    answer = cli("verify", tmp_path / "model")
-    assert answer.status == 2 and "2.logp.npy is not what was saved" in answer.err
+    completed = cli("verify", tmp_path / "model")
+    assert completed.status == 2 and "2.logp.npy is not what was saved" in completed.err
 
 
-def test_killed_counting_leaves_nothing_half_written(corpus, tmp_path):
+def test_killed_run_leaves_no_partial_output(corpus, tmp_path):
     code = (
         "import sys, time, polyseme.ngram.train as r; from pathlib import Path; plain = r.estimate_kneser_ney\n"
         "def slow(*args):\n    print('counted', flush=True); time.sleep(60)\n"
@@ -268,68 +276,68 @@ def test_killed_counting_leaves_nothing_half_written(corpus, tmp_path):
     out = tmp_path / "run"
     process = subprocess.Popen([sys.executable, "-c", code, corpus.path, out], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "counted\n"
-    assert list(tmp_path.iterdir()), "it was at work"
+    assert list(tmp_path.iterdir()), "the run has started"
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not out.exists()
     train_ngram(NgramRecipe("x", order=3), corpus.path, out)
-    assert [path.name for path in tmp_path.iterdir()] == ["run"], "what was left of the killed one is gone"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"], "the leftovers of the killed run are removed"
 
 
-# ------------------------------------------------------------------------------------------- against other code
+# ------------------------------------------------------------------------------------------- parity with other code
 
 
-def test_nltk_has_the_same_probabilities(tmp_path):
-    """NLTK has one discount and does not smooth words, so those are given; its counts at a sentence's first word, where
-    it has two starts, are of another kind, so what is compared begins at the second."""
+def test_nltk_gives_the_same_probabilities(tmp_path):
+    """NLTK has one discount and does not smooth unigrams, so the discounts are fixed. It pads sentences with two BOS
+    and counts differently at the first word, so the comparison begins at the second."""
     lm = pytest.importorskip("nltk.lm")
     size, start, end, discount, rng = 30, 1, 2, 0.4, np.random.default_rng(0)
     sentences = [(3 + (size - 3) * rng.random(rng.integers(2, 9)) ** 2).astype(int).tolist() for _ in range(150)]
     grams = []
     for sentence in sentences:
         text = [start, start, *sentence, end]
-        found = [tuple(text[i : i + n]) for n in (1, 2, 3) for i in range(len(text) - n + 1)]
-        grams.append([gram for gram in found if gram not in ((start,), (start, start))])
-    theirs = lm.KneserNeyInterpolated(3, discount=discount)
-    theirs.fit([[tuple(map(str, gram)) for gram in part] for part in grams], [str(i) for i in range(1, size)])
-    words = NgramVocab(size, start, end, np.arange(size) > start)
-    stream = words.add_bos_eos(np.concatenate(sentences), np.array(list(map(len, sentences))))
-    given = [(0.0,) * 3, (discount,) * 3, (discount,) * 3]
+        ngrams = [tuple(text[i : i + n]) for n in (1, 2, 3) for i in range(len(text) - n + 1)]
+        grams.append([gram for gram in ngrams if gram not in ((start,), (start, start))])
+    nltk_model = lm.KneserNeyInterpolated(3, discount=discount)
+    nltk_model.fit([[tuple(map(str, gram)) for gram in part] for part in grams], [str(i) for i in range(1, size)])
+    vocab = NgramVocab(size, start, end, np.arange(size) > start)
+    stream = vocab.add_bos_eos(np.concatenate(sentences), np.array(list(map(len, sentences))))
+    discounts = [(0.0,) * 3, (discount,) * 3, (discount,) * 3]
     with np.errstate(divide="ignore"):
-        ours, _ = estimate_kneser_ney(
-            count_ngrams([stream], words, 3, tmp_path), words, tmp_path, fixed_discounts=given
+        model, _ = estimate_kneser_ney(
+            count_ngrams([stream], vocab, 3, tmp_path), vocab, tmp_path, fixed_discounts=discounts
         )
     seen = {word for sentence in sentences for word in sentence}
     histories = [sentence[i - 2 : i] for sentence in sentences[:12] for i in range(2, len(sentence))]
     histories += [[start, sentence[0]] for sentence in sentences[:5]]
-    chances = ours.next_token_probs(np.array(histories))
-    for history, row in zip(histories, chances):
+    probs = model.next_token_probs(np.array(histories))
+    for history, row in zip(histories, probs):
         for word in [*sorted(seen)[::4], end]:
-            expected = theirs.score(str(word), [str(w) for w in history])
+            expected = nltk_model.score(str(word), [str(w) for w in history])
             assert row[word] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.skipif(not WIKITEXT.exists(), reason="WikiText-2 is not here")
-def test_trigrams_of_real_text_have_the_perplexity_of_the_equations(tmp_path):
-    """Words that occur once are unknown; a trigram of half of the validation set, measured on the other half."""
+@pytest.mark.skipif(not WIKITEXT.exists(), reason="WikiText-2 is not available")
+def test_trigram_perplexity_on_wikitext_equals_the_reference(tmp_path):
+    """Train on half of the validation set, measure on the other; words that occur once are unknown."""
     with gzip.open(WIKITEXT / "wiki.valid.raw.gz", "rt", encoding="utf-8") as file:
         lines = [line.split() for line in file if line.split()]
     counts = Counter(word for line in lines[::2] for word in line)
     known = {word: i for i, word in enumerate([w for w, n in counts.items() if n > 1], start=3)}
     train, test = ([[known.get(w, 0) for w in line] for line in lines[i::2]] for i in (0, 1))
     size = len(known) + 3
-    words = NgramVocab(size, 1, 2, np.arange(size) != 1)
+    vocab = NgramVocab(size, 1, 2, np.arange(size) != 1)
 
     def stream(part):
-        return words.add_bos_eos(np.concatenate(part), np.array(list(map(len, part))))
+        return vocab.add_bos_eos(np.concatenate(part), np.array(list(map(len, part))))
 
-    ours, _ = estimate_kneser_ney(count_ngrams([stream(train)], words, 3, tmp_path), words, tmp_path)
-    logs = ours.log10_probs(stream(test))
+    model, _ = estimate_kneser_ney(count_ngrams([stream(train)], vocab, 3, tmp_path), vocab, tmp_path)
+    logs = model.log10_probs(stream(test))
     events = int((stream(test) != 1).sum())
-    plain = PlainKneserNey(train, 3, 1, 2, np.flatnonzero(words.is_predicted))
+    reference = ReferenceKneserNey(train, 3, 1, 2, np.flatnonzero(vocab.is_predicted))
     total = 0.0
     for line in test:
         text = [1, *line, 2]
-        total += sum(math.log10(plain.chance(text[i], text[max(i - 2, 0) : i])) for i in range(1, len(text)))
+        total += sum(math.log10(reference.prob(text[i], text[max(i - 2, 0) : i])) for i in range(1, len(text)))
     assert 10 ** (-logs.sum() / events) == pytest.approx(10 ** (-total / events), rel=1e-5)
     assert 50 < 10 ** (-total / events) < 300

@@ -1,4 +1,4 @@
-"""Looking units up gives what the tokenizer gives: on every script, every odd space, and with a table too small."""
+"""The cached encoder gives the same ids as the tokenizer: all scripts, unusual spaces, small tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydoc_data.topics import topics
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from polyseme.text import cached_encoder as units
+from polyseme.text import cached_encoder
 from polyseme.text.cached_encoder import CachedEncoder, encode_uncached, pretokenization_rule
 from polyseme.text.tokenizer import Tokenizer
 
@@ -84,10 +84,10 @@ SPACES = [
 ]
 
 
-def odd(draw: random.Random) -> str:
-    kinds = [lambda: draw.choice(WORDS), lambda: chr(draw.randrange(32, 0x2100)), lambda: draw.choice(WORDS).upper()]
-    parts = [draw.choice(kinds)() + draw.choice(SPACES) for _ in range(draw.randrange(12))]
-    return draw.choice(SPACES) + "".join(parts)
+def random_text(rng: random.Random) -> str:
+    kinds = [lambda: rng.choice(WORDS), lambda: chr(rng.randrange(32, 0x2100)), lambda: rng.choice(WORDS).upper()]
+    parts = [rng.choice(kinds)() + rng.choice(SPACES) for _ in range(rng.randrange(12))]
+    return rng.choice(SPACES) + "".join(parts)
 
 
 CASES = [(kind, lower) for kind in ("wordpiece", "bpe", "words", "whitespace") for lower in (True, False)]
@@ -100,41 +100,47 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 
 @pytest.mark.parametrize("bits", [4, 9, 20])
-def test_units_give_what_the_tokenizer_gives(tokenizer: Tokenizer, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "BATCH_CHARS", 300)
+def test_cached_ids_equal_those_of_the_tokenizer(
+    tokenizer: Tokenizer, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached_encoder, "BATCH_CHARS", 300)
     rule = pretokenization_rule(tokenizer._plain_backend)
     assert rule is not None
     encoder = CachedEncoder(tokenizer._plain_backend, rule, tokenizer._is_word_start, bits)
-    draw = random.Random(bits)
+    rng = random.Random(bits)
     for _ in range(12):
-        texts = [odd(draw) for _ in range(80)] + TEXTS[:2]
+        texts = [random_text(rng) for _ in range(80)] + TEXTS[:2]
         expected = encode_uncached(tokenizer._plain_backend, texts, tokenizer._is_word_start)
-        found = encoder.encode(texts)
-        assert found.lengths.tolist() == expected.lengths.tolist()
-        assert found.ids.tolist() == expected.ids.tolist()
-        assert found.word_starts.tolist() == expected.word_starts.tolist()
+        encoded = encoder.encode(texts)
+        assert encoded.lengths.tolist() == expected.lengths.tolist()
+        assert encoded.ids.tolist() == expected.ids.tolist()
+        assert encoded.word_starts.tolist() == expected.word_starts.tolist()
     assert bits < 20 or encoder.cache.num_units > 500
 
 
-def test_nothing_is_something(tokenizer: Tokenizer) -> None:
+def test_empty_texts(tokenizer: Tokenizer) -> None:
     for texts in ([], [""], ["", "\x00", ""]):
-        run = tokenizer.encode_corpus(texts)
-        assert len(run.lengths) == len(texts) and len(run.ids) == len(run.word_starts) == run.lengths.sum()
+        encoded = tokenizer.encode_corpus(texts)
+        assert (
+            len(encoded.lengths) == len(texts) and len(encoded.ids) == len(encoded.word_starts) == encoded.lengths.sum()
+        )
 
 
-def test_a_tokenizer_of_another_make_is_asked_itself(tokenizer: Tokenizer) -> None:
-    other = Tokenizer.train("wordpiece", iter(TEXTS), 900)
-    other.backend.add_tokens(["the end"])
-    assert pretokenization_rule(other.backend) is None
+def test_unknown_pretokenization_falls_back_to_the_tokenizer() -> None:
+    tokenizer = Tokenizer.train("wordpiece", iter(TEXTS), 900)
+    tokenizer.backend.add_tokens(["the end"])
+    assert pretokenization_rule(tokenizer.backend) is None
     text = "this is the end of it"
-    assert Tokenizer(other.backend).encode_corpus([text]).ids.tolist() == other.encode(text)
+    assert Tokenizer(tokenizer.backend).encode_corpus([text]).ids.tolist() == tokenizer.encode(text)
 
 
-def test_another_prefix_tells_where_words_start() -> None:
-    said = json.loads(Tokenizer.train("wordpiece", iter(TEXTS), 900).backend.to_str())
-    vocab = {piece.replace("##", "@@"): number for piece, number in said["model"]["vocab"].items()}
-    said["model"] |= {"vocab": vocab, "continuing_subword_prefix": "@@"}
-    other = Tokenizer(Backend.from_str(json.dumps(said)))
-    run = other.encode_corpus(["unbelievable café words"])
-    assert run.word_starts.tolist() == [not piece.startswith("@@") for piece in other.convert_ids_to_tokens(run.ids)]
-    assert not run.word_starts.all()
+def test_word_starts_with_another_continuation_prefix() -> None:
+    config = json.loads(Tokenizer.train("wordpiece", iter(TEXTS), 900).backend.to_str())
+    vocab = {piece.replace("##", "@@"): number for piece, number in config["model"]["vocab"].items()}
+    config["model"] |= {"vocab": vocab, "continuing_subword_prefix": "@@"}
+    tokenizer = Tokenizer(Backend.from_str(json.dumps(config)))
+    encoded = tokenizer.encode_corpus(["unbelievable café words"])
+    assert encoded.word_starts.tolist() == [
+        not piece.startswith("@@") for piece in tokenizer.convert_ids_to_tokens(encoded.ids)
+    ]
+    assert not encoded.word_starts.all()
